@@ -1,0 +1,55 @@
+"""How everything outside the engine reaches it: one interface, in process or across a socket.
+
+Owns the client protocol. `schedulers.local.LocalClient` runs the engine on a thread of this
+process; `core.transport.remote.RemoteClient` talks to an engine process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from triptych.core.job import Output
+from triptych.core.transport.messages import Heartbeat, ModelStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """The engine as its client sees it. `beat_age_s` is the time since its last heartbeat."""
+
+    is_ready: bool
+    is_alive: bool
+    is_draining: bool
+    beat_age_s: float
+    num_restarts: int
+    models: tuple[ModelStatus, ...]
+    last_beat: Heartbeat | None
+    reason: str = ""
+
+
+class EngineClient(Protocol):
+    """Submit jobs and follow them. Safe to use from one asyncio loop."""
+
+    def submit(
+        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+    ) -> AsyncIterator[Output]:
+        """Run one job; iterate its outputs until the final one.
+
+        Errors arrive as exceptions of `core.errors`. Closing the iterator early (`aclose`)
+        cancels the job. A reader that falls behind by more than the stream's bound pauses its
+        job, and after `stream_timeout_s` fails it with `SlowReader`.
+        """
+        ...
+
+    def status(self) -> EngineStatus:
+        """The latest known state; never blocks."""
+        ...
+
+    async def load(self, model: str) -> None:
+        """Load a configured model and wait until it is ready; raises what loading raised."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the engine (an in-process one is stopped)."""
+        ...

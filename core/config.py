@@ -1,0 +1,201 @@
+"""Every option, declared once: its type, default, flags and help.
+
+Owns the configuration. The command line, the YAML file, the environment (`TRIPTYCH_<NAME>`) and
+`docs/options.md` are all made from these dataclasses; options of other servers that are not
+offered are refused by name from the table in `core/refused.py`. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    flags: tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    devices: str = "cpu,gpu",
+) -> Any:
+    """Declare one option: `flags` are other spellings of `--field-name` (aliases of peers)."""
+    metadata = {
+        "description": description,
+        "flags": flags,
+        "choices": choices,
+        "devices": devices,
+    }
+    if isinstance(default, list | dict):
+        raise TypeError("use a tuple or None as default")
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Which models, and how their weights are read."""
+
+    model: tuple[str, ...] = option(
+        (),
+        "A hub id, a local folder, a GGUF file or a registry package; repeat for several models."
+        " `name=reference` gives it a name of its own. With none, the embedded model is served.",
+        flags=("--model-path",),
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "The name(s) clients use for the model(s), in the order of `--model`."
+    )
+    model_impl: str = option(
+        "auto",
+        "Which implementation runs a model: our decoder, transformers' through our paged cache,"
+        " or whichever fits.",
+        choices=("auto", "native", "transformers"),
+    )
+    dtype: str = option(
+        "auto",
+        "Weights and activations. `auto` keeps the checkpoint's own type where the device runs it.",
+        flags=("--quantization-encoding",),
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    revision: str = option(
+        "", "Branch, tag or commit of a hub model.", flags=("--huggingface-model-revision",)
+    )
+    max_length: int = option(
+        0, "Context length in tokens; 0 takes the model's own.", flags=("--context-length",)
+    )
+    chat_template: str = option("", "A file with a chat template instead of the model's own.")
+    load: str = option(
+        "startup", "Load models at start, or on first use.", choices=("startup", "first-use")
+    )
+    idle_unload_s: float = option(
+        0.0, "Unload a model after so many idle seconds; 0 only when memory is short."
+    )
+    cache_dir: str = option(
+        "", "Where converted and downloaded weights are kept; empty: the user's cache folder."
+    )
+    offline: bool = option(False, "Use only what is already in the cache.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """Which device, and how much of its memory."""
+
+    device: str = option("auto", "auto, cpu, gpu or gpu:N.", flags=("--devices",))
+    device_memory_utilization: float = option(
+        0.9,
+        "Share of the memory free at start that weights and caches together may take"
+        " (the KV cache gets free x share - weights).",
+    )
+    threads: int = option(0, "CPU threads of the engine; 0: one per core.")
+    seed: int = option(0, "Seed of requests that bring none.", flags=("--random-seed",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """The paged key-value cache."""
+
+    kv_cache_page_size: int = option(32, "Tokens per page.", flags=("--page-size",))
+    kv_cache_format: str = option(
+        "auto",
+        "Type of cached keys and values; `auto` follows the weights' compute type.",
+        flags=("--kv-cache-dtype",),
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    kv_cache_memory_mb: int = option(
+        0, "Upper bound of the cache of each model in MiB; 0: what memory and batch limits allow."
+    )
+    enable_prefix_caching: bool = option(True, "Reuse the pages of equal prompt beginnings.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOptions:
+    """Continuous batching and fairness."""
+
+    max_batch_size: int = option(
+        32, "Rows that may run at once.", flags=("--max-running-requests",)
+    )
+    max_batch_input_tokens: int = option(
+        1024,
+        "Tokens that may pass through the model in one step.",
+        flags=("--chunked-prefill-size", "--prefill-chunk-size"),
+    )
+    max_batch_total_tokens: int = option(
+        0,
+        "Bound on the sum of the context lengths (rounded up to the page) of all rows in a step"
+        " with prompts; 0: none.",
+    )
+    enable_chunked_prefill: bool = option(True, "Split prompts over steps.")
+    enable_in_flight_batching: bool = option(
+        True,
+        "Decode rows and prompt chunks share steps; off: prompts drain first.",
+        flags=("--enable-mixed-chunk",),
+    )
+    kvcache_ce_watermark: float = option(
+        0.95, "A prompt starts only while cache use stays below this share, or nothing else runs."
+    )
+    max_preemptions: int = option(3, "After so many preemptions a job is protected.")
+    max_queue_size: int = option(
+        512, "Jobs that may wait; more are refused with 503.", flags=("--max-queued-requests",)
+    )
+    max_queue_tokens: int = option(
+        0, "Tokens (prompt and requested output) that may be admitted at once; 0: no bound."
+    )
+    max_jobs_per_key: int = option(
+        0, "Jobs one API key may have admitted at once; more get 429. 0: no bound."
+    )
+    schedule_policy: str = option("fcfs", "Order of waiting jobs.", choices=("fcfs", "priority"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The HTTP server and its processes."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on.")
+    api_key: tuple[str, ...] = option((), "Accepted API key; repeat for several.")
+    api_key_file: str = option("", "File with one accepted API key per line.")
+    cors_origin: tuple[str, ...] = option((), "Origin allowed to call from a browser.")
+    max_request_bytes: int = option(4 * 2**20, "Largest request body.")
+    request_timeout_s: float = option(600.0, "Longest time one request may take.")
+    stream_timeout_s: float = option(30.0, "How long a client may stop reading its stream.")
+    heartbeat_s: float = option(15.0, "A comment is sent after so many silent seconds of a stream.")
+    drain_timeout_s: float = option(30.0, "How long SIGTERM waits for requests in flight.")
+    share_prefix_across_keys: bool = option(
+        False, "Let different API keys reuse each other's cached prompts (a timing side channel)."
+    )
+    zmq_endpoint_base: str = option(
+        "", "Folder for the engine's sockets; empty: a private temporary one."
+    )
+    headless: bool = option(False, "Run the engine without an API process.")
+    external_engine: bool = option(
+        False, "Run the API without an engine of its own (see headless)."
+    )
+    log_level: str = option(
+        "info", "Least serious log lines shown.", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = option("text", "Log lines as text or JSON.", choices=("text", "json"))
+    log_prompts: bool = option(False, "Write prompts and answers to the log.")
+    min_stall_budget_s: float = option(
+        10.0,
+        "A loop without progress for longer than this (and 20 slow steps) is restarted.",
+        flags=("--watchdog-timeout",),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebugOptions:
+    """For tests and chaos drills."""
+
+    sim_failure: float = option(0.0, "Percent of steps that fail on purpose.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The resolved configuration of one process tree."""
+
+    models: ModelOptions = ModelOptions()
+    device: DeviceOptions = DeviceOptions()
+    cache: CacheOptions = CacheOptions()
+    schedule: ScheduleOptions = ScheduleOptions()
+    server: ServerOptions = ServerOptions()
+    debug: DebugOptions = DebugOptions()

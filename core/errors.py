@@ -1,0 +1,240 @@
+"""The one exception tree, and the one table that maps it to HTTP.
+
+Owns every error a caller can meet. Knows nothing about FastAPI, sockets or torch.
+
+    TriptychError
+    |-- RequestError (ValueError)          the caller's request is wrong
+    |   |-- InvalidRequest       400       a field is missing, malformed or out of range
+    |   |-- UnsupportedOption    400       understood, but not offered: names the alternative
+    |   |-- ContextLengthExceeded 400      prompt and output do not fit the model
+    |   |-- Unauthorized         401       no key, or a wrong one
+    |   |-- Forbidden            403
+    |   |-- NotFound             404       no such model, job or route
+    |   |-- RequestTimeout       408       the request did not arrive in time
+    |   |-- PayloadTooLarge      413
+    |   |-- UnsupportedMedia     415
+    |   `-- HeadersTooLarge      431
+    |-- Unavailable                        right request, wrong moment
+    |   |-- RateLimited          429       this key has too much in flight
+    |   |-- Overloaded           503       the server has too much in flight
+    |   |-- EngineDown           503       the engine crashed, hangs or is restarting
+    |   `-- Draining             503       the server is shutting down
+    |-- JobFailed                          the engine could not finish this job
+    |   |-- NonFinite            500       NaN or infinity in the job's logits
+    |   |-- OutOfMemory          503       a step did not fit, even alone
+    |   |-- SlowReader           408       the client stopped reading
+    |   `-- InternalError        500       a fault of ours; details are in the log only
+    `-- SetupError (ValueError)            cannot start; one actionable line, exit code != 0
+        |-- ConfigError                    an option or file is wrong
+        |-- WeightsError                   names the file and the tensor
+        |-- MemoryBudgetExceeded           names who holds what
+        `-- DeviceError                    no such device, or it is unusable
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TriptychError(Exception):
+    """Root of the tree. `message` says what to do; it never holds a path, address or traceback."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class RequestError(TriptychError, ValueError):
+    """The caller's request is wrong; sending it again unchanged cannot succeed."""
+
+    status, code = 400, "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    """A field is missing, malformed or out of range."""
+
+
+class UnsupportedOption(RequestError):
+    """Understood, but not offered here: the message names the alternative."""
+
+    code = "unsupported_option"
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt and requested output do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    """No API key, or a wrong one."""
+
+    status, code = 401, "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The key is known, but may not do this."""
+
+    status, code = 403, "forbidden"
+
+
+class NotFound(RequestError):
+    """No such model, job or route."""
+
+    status, code = 404, "not_found"
+
+
+class RequestTimeout(RequestError):
+    """The request did not arrive, or was not answered, in the time allowed."""
+
+    status, code = 408, "request_timeout"
+
+
+class PayloadTooLarge(RequestError):
+    """The body, or something in it, is over a limit."""
+
+    status, code = 413, "payload_too_large"
+
+
+class UnsupportedMedia(RequestError):
+    """The content type is not one this route reads."""
+
+    status, code = 415, "unsupported_media_type"
+
+
+class HeadersTooLarge(RequestError):
+    """The request's headers are over the limit."""
+
+    status, code = 431, "headers_too_large"
+
+
+class Unavailable(TriptychError):
+    """A right request at a wrong moment; `retry_after_s` says when to come back."""
+
+    status, code = 503, "unavailable"
+
+
+class RateLimited(Unavailable):
+    """This key has too much work in flight."""
+
+    status, code = 429, "rate_limit_exceeded"
+
+
+class Overloaded(Unavailable):
+    """The server as a whole has too much work in flight."""
+
+    code = "overloaded"
+
+
+class EngineDown(Unavailable):
+    """The engine crashed, hangs or is being restarted."""
+
+    code = "engine_down"
+
+
+class Draining(Unavailable):
+    """The server is shutting down and takes no new work."""
+
+    code = "draining"
+
+
+class JobFailed(TriptychError):
+    """The engine could not finish this job; other jobs are unharmed."""
+
+    status, code = 500, "job_failed"
+
+
+class NonFinite(JobFailed):
+    """The model produced NaN or infinity for this job."""
+
+    code = "non_finite"
+
+
+class OutOfMemory(JobFailed):
+    """A step for this job did not fit in device memory, even alone."""
+
+    status, code = 503, "out_of_memory"
+
+
+class SlowReader(JobFailed):
+    """The client stopped reading its stream for too long."""
+
+    status, code = 408, "slow_reader"
+
+
+class InternalError(JobFailed):
+    """A fault of ours; what went wrong is in the server's log under the request id."""
+
+    code = "internal_error"
+
+
+class SetupError(TriptychError, ValueError):
+    """The process cannot start; the message is one actionable line."""
+
+    code = "setup_error"
+
+
+class ConfigError(SetupError):
+    """An option, or the file it came from, is wrong."""
+
+    code = "config_error"
+
+
+class WeightsError(SetupError):
+    """A checkpoint is damaged, incomplete or not supported; names the file and the tensor."""
+
+    code = "weights_error"
+
+
+class MemoryBudgetExceeded(SetupError):
+    """A reservation does not fit the ledger; the message says who holds what."""
+
+    code = "memory_budget_exceeded"
+
+
+class DeviceError(SetupError):
+    """The device asked for does not exist or cannot be used."""
+
+    code = "device_error"
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as it crosses a process boundary."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+def _tree(root: type[TriptychError]) -> list[type[TriptychError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+
+
+BY_CODE: dict[str, type[TriptychError]] = {cls.code: cls for cls in reversed(_tree(TriptychError))}
+"""Error class of each code; where a parent shares its child's code, the parent answers."""
+
+
+def to_info(error: BaseException) -> ErrorInfo:
+    """Describe `error` for the wire; anything outside the tree becomes an `internal_error`."""
+    if not isinstance(error, TriptychError):
+        return ErrorInfo(code=InternalError.code, message="An internal error occurred.")
+    return ErrorInfo(
+        code=error.code,
+        message=error.message,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def from_info(info: ErrorInfo) -> TriptychError:
+    """Rebuild the exception that `to_info` described."""
+    cls = BY_CODE.get(info.code, InternalError)
+    return cls(info.message, param=info.param, retry_after_s=info.retry_after_s)

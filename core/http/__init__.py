@@ -1,0 +1,1 @@
+"""What every HTTP route shares: app factory, auth, limits, SSE, errors, health."""

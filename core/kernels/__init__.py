@@ -1,0 +1,1 @@
+"""One file per operation: contract checks, launcher, kernel and torch reference."""

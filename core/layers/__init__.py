@@ -1,0 +1,1 @@
+"""What models are made of: linear, norm, rotary, attention, decoder."""

@@ -1,0 +1,115 @@
+"""Plan and result: what runs in one step, and what came of it. Plain data, no tensors.
+
+Owns the hand-over between schedulers (which decide) and runners (which compute).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.tokens import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One step for one model. Modalities extend it with their rows."""
+
+    step_id: int
+    model: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What came of a plan. `elapsed_s` is device time, launch to result."""
+
+    step_id: int
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStart:
+    """A row taking a batch slot: everything the runner keeps for it until the slot is reused.
+
+    `history_ids` is prompt plus output so far (a resumed row has both); `num_prompt_tokens` says
+    where the output begins, for penalties that count output only.
+    """
+
+    slot: int
+    sampling: SamplingParams
+    history_ids: tuple[int, ...]
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """One row's part of a token step.
+
+    Positions `start .. start + num_tokens` are computed. `token_ids` holds their input tokens; it
+    is empty for a decode row, whose input is the token the runner sampled last for this slot.
+    `new_page_ids` extend the slot's page table. A row that `is_sampled` yields a token; a prompt
+    chunk that does not reach the end of its prompt is not.
+    """
+
+    job_id: str
+    slot: int
+    start: int
+    num_tokens: int
+    token_ids: tuple[int, ...] = ()
+    new_page_ids: tuple[int, ...] = ()
+    is_sampled: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPlan(Plan):
+    """A step of a token model: decode rows first, then prompt chunks.
+
+    `starts` bind slots before anything runs; a slot is bound anew whenever a job takes it.
+    """
+
+    rows: tuple[TokenRow, ...]
+    starts: tuple[SlotStart, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that pass through the model in this step."""
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRowResult:
+    """What one row yielded, in plan order. `is_finite` is false where its logits held NaN."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    is_finite: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStepResult(StepResult):
+    """One entry per row of the plan."""
+
+    rows: tuple[TokenRowResult, ...] = field(default_factory=tuple)
+
+
+class PendingStep(Protocol):
+    """Device work in flight."""
+
+    def result(self) -> StepResult:
+        """Wait for the device and return what came of the step; raises what the step raised."""
+        ...
+
+
+class Runner(Protocol):
+    """Turns plans into device work. Called from one device thread, in plan order."""
+
+    def launch(self, plan: Plan) -> PendingStep:
+        """Start `plan`. On a GPU this returns before the work is done."""
+        ...
+
+    def close(self) -> None:
+        """Give every buffer back."""
+        ...

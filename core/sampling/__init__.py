@@ -1,0 +1,1 @@
+"""From logits to tokens: parameters, the logits pipeline and keyed randomness."""

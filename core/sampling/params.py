@@ -1,0 +1,80 @@
+"""What a caller may ask of sampling, and the bounds of each field.
+
+Owns the parameters and their validation. Knows nothing of tensors or HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from triptych.core.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 1024
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one row's next token is drawn. Frozen; a job keeps it for life.
+
+    `seed`, the row's `sample_index` and the token's position key every random draw, so a row's
+    output never depends on its batch mates. `top_logprobs` is the number of alternatives
+    reported per token (`None`: no log-probabilities at all). `stop_token_ids` holds every id
+    that ends the row, the model's end-of-text ids included unless the caller ignores them.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    max_tokens: int = 16
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+    sample_index: int = 0
+    top_logprobs: int | None = None
+    prompt_logprobs: bool = False
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest`, naming the field, if any value is out of range."""
+        for name, low, high in _BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise InvalidRequest(f"{name} must be between {low} and {high}.", param=name)
+        if self.repetition_penalty <= 0:
+            raise InvalidRequest("repetition_penalty must be above 0.", param="repetition_penalty")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(
+                f"logit_bias takes at most {MAX_LOGIT_BIAS} entries.", param="logit_bias"
+            )
+        if any(not math.isfinite(bias) or abs(bias) > 100 for _, bias in self.logit_bias):
+            raise InvalidRequest("logit_bias values lie between -100 and 100.", param="logit_bias")
+        tokens = (*(token for token, _ in self.logit_bias), *self.stop_token_ids)
+        if any(not 0 <= token < vocab_size for token in tokens):
+            raise InvalidRequest(
+                f"Token ids lie between 0 and {vocab_size - 1}.", param="logit_bias"
+            )
+
+
+_BOUNDS: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, 2.0),
+    ("top_p", 0.0, 1.0),
+    ("top_k", 0, 2**31 - 1),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.0, 10.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("min_tokens", 0, 2**31 - 1),
+    ("max_tokens", 1, 2**31 - 1),
+    ("seed", -MAX_SEED, MAX_SEED),
+    ("sample_index", 0, MAX_SAMPLES - 1),
+    ("top_logprobs", 0, MAX_LOGPROBS),
+)

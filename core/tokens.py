@@ -1,0 +1,50 @@
+"""The words token generation speaks between API and engine: a request, and its deltas.
+
+Owns the wire types of every model that writes tokens (chat, vision chat, speech tokens). Text
+never crosses: the API process tokenizes and detokenizes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from triptych.core.sampling.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
+    """One row to generate: `n` samples of a prompt are `n` requests with their own index."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    tenant: str = ""
+    adapter: str = ""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probability of one token, and the most likely alternatives at its position."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
+    """What one committed step added to a job. The last delta carries `finish_reason`.
+
+    `stop_token_id` is the stop or EOS token that ended the job (it is not in `token_ids`).
+    `prompt_logprobs` comes with the first delta of a request that asked for it; the first prompt
+    token has no entry.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0

@@ -1,0 +1,1 @@
+"""Typed messages between the API process and the engine process. Never pickle."""

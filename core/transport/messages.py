@@ -1,0 +1,97 @@
+"""The messages between the API process and the engine process.
+
+Owns the envelope. What is inside (`Submit.request`, `Output.payload`) belongs to the modality and
+is decoded by the tagged union the composition root registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from triptych.core.errors import ErrorInfo
+from triptych.core.job import Output
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Run one job. `deadline_s` is seconds from now."""
+
+    job_id: str
+    model: str
+    request: Any
+    deadline_s: float | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """End jobs nobody waits for any more."""
+
+    job_ids: tuple[str, ...]
+
+
+class SetPaused(msgspec.Struct, frozen=True, tag=True):
+    """Hold jobs whose reader is slow, or let them go on."""
+
+    job_ids: tuple[str, ...]
+    is_paused: bool
+
+
+class LoadModel(msgspec.Struct, frozen=True, tag=True):
+    """Load a configured model now instead of on first use."""
+
+    model: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Take no new job, finish those in flight, then say goodbye."""
+
+
+ModelState = Literal["unloaded", "loading", "ready", "failed"]
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Where one model of the engine stands."""
+
+    model: str
+    state: ModelState
+    progress: float = 0.0
+    error: ErrorInfo | None = None
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """Everything one loop turn sent, in order."""
+
+    outputs: tuple[Output, ...]
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Proof that the loop turns. Sent by the loop itself, at least every half second when idle.
+
+    `turn` counts loop turns; `phase` is what the loop is about ("load", "step", "idle", ...);
+    `stall_budget_s` is how long the next beat may take before the engine counts as hung. `gauges`
+    and `counters` carry the metrics snapshot, named as Prometheus names with `{label="x"}` parts.
+    """
+
+    turn: int
+    phase: str
+    stall_budget_s: float
+    num_jobs: int
+    models: tuple[ModelStatus, ...]
+    gauges: dict[str, float]
+    counters: dict[str, float]
+    histograms: dict[str, list[float]]
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag=True):
+    """The engine is drained and about to exit."""
+
+
+class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The supervisor's word that the engine process died or was killed."""
+
+    reason: str
+    restart_in_s: float | None = None
+
+
+ToEngine = Submit | Cancel | SetPaused | LoadModel | Drain
+FromEngine = Outputs | Heartbeat | Goodbye | EngineGone

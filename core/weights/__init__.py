@@ -1,0 +1,1 @@
+"""Where weights come from: resolving a model reference, verifying it, reading its tensors."""

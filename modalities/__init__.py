@@ -1,0 +1,1 @@
+"""One folder per modality. Siblings never import each other (vlm may import llm)."""

@@ -1,0 +1,1 @@
+"""Chat and text completion. Importing this package loads neither torch nor FastAPI."""

@@ -1,0 +1,1 @@
+"""Model families: how each reads its config and names its tensors."""

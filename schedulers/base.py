@@ -1,0 +1,110 @@
+"""What the loop asks of every modality's scheduler.
+
+Owns the protocol and the proposal. Policies live in their own files.
+
+State changes in three calls only, all made by the loop on its own thread: `submit`/`cancel` (the
+outside world), `book` (a proposal was chosen: take its pages and slots) and `commit`/`fail` (its
+step is over). `propose` reads and never writes, so a proposal that loses its turn costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from triptych.core.errors import TriptychError
+from triptych.core.job import Job
+from triptych.core.plan import Plan, Runner, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The step a scheduler would run next, and how urgent it is.
+
+    `work` are the counts the cost model predicts from (tokens, context, pixels: the scheduler's
+    own units, by name). `due_s` is the moment the step must be finished to keep its promise
+    (playback, inter-token target), infinity where there is none. `intent` is the scheduler's
+    own note to itself, handed back to `book`.
+    """
+
+    model: str
+    kind: str
+    work: dict[str, float]
+    due_s: float
+    num_rows: int
+    intent: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """A snapshot for metrics and residency: counts of jobs, and the scheduler's own gauges."""
+
+    num_waiting: int
+    num_running: int
+    gauges: dict[str, float]
+    counters: dict[str, float]
+
+
+class Scheduler(Protocol):
+    """Decides what one model runs next. Deterministic: same calls, same answers."""
+
+    def submit(self, job: Job) -> None:
+        """Take a job in. Raises `RequestError` or `Unavailable` if it can never or not now run."""
+        ...
+
+    def cancel(self, job_id: str) -> None:
+        """End a job; its resources are freed as soon as no step in flight uses them."""
+        ...
+
+    def set_paused(self, job_id: str, is_paused: bool) -> None:
+        """Hold a job back (its reader is slow), or let it go on."""
+        ...
+
+    def propose(self, now_s: float) -> Proposal | None:
+        """The step to run next, or `None`. Reads state, changes nothing."""
+        ...
+
+    def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
+        """Take what the proposal needs and make it concrete. `None` if nothing is left of it."""
+        ...
+
+    def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
+        """Record what came of a step and send it to the jobs' sinks."""
+        ...
+
+    def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
+        """A step raised: end (or retry) its jobs and free what they hold."""
+        ...
+
+    def stats(self) -> SchedulerStats:
+        """Counts for metrics."""
+        ...
+
+    def check(self) -> None:
+        """Assert that every resource is accounted for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run: its policy, its device work, and how to let go of both."""
+
+    name: str
+    scheduler: Scheduler
+    runner: Runner
+    close: Callable[[], None]
+
+
+class ModelLoader(Protocol):
+    """Knows how to bring one configured model onto the device. Holds nothing until asked."""
+
+    name: str
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load (blocking; runs on a loader thread). Calls `report` with progress 0..1.
+
+        Raises `MemoryBudgetExceeded` when the ledger has no room (the engine then evicts an idle
+        model and tries again) and `WeightsError` when the checkpoint is unfit.
+        """
+        ...
