@@ -28,12 +28,20 @@ class EngineStatus:
     reason: str = ""
 
 
+class OutputStream(AsyncIterator[Output], Protocol):
+    """A job's outputs, in order. Ends after the final one; `aclose` before that cancels."""
+
+    async def aclose(self) -> None:
+        """Stop following the job, and cancel it if it still runs."""
+        ...
+
+
 class EngineClient(Protocol):
     """Submit jobs and follow them. Safe to use from one asyncio loop."""
 
     def submit(
         self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
-    ) -> AsyncIterator[Output]:
+    ) -> OutputStream:
         """Run one job; iterate its outputs until the final one.
 
         Errors arrive as exceptions of `core.errors`. Closing the iterator early (`aclose`)

@@ -1,0 +1,115 @@
+"""From token ids to text that is safe to show, one step at a time.
+
+Owns incremental decoding and stop strings: never half a character, never the beginning of a stop
+string that may yet complete. Knows nothing of engines, HTTP or tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from triptych.core.tokens import TokenLogprob
+
+_PRIMING_TOKENS = 8  # enough prompt to decide whether the first new token keeps its leading space
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a push released: text, the log-probabilities of its tokens, and the stop string met."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    stop: str | None = None
+
+
+class StopFilter:
+    """Holds back text that may be the beginning of a stop string.
+
+    Finds the stop string that begins first; the text before it is all that ever comes out.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Take new text in; return what is safe, and the stop string if one is complete."""
+        if not self._stops:
+            return text, None
+        pending = self._held + text
+        found = [(at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        if found:
+            at, stop = min(found, key=lambda hit: hit[0])
+            self._held = ""
+            return pending[:at], stop
+        keep = max(_overlap(pending, stop) for stop in self._stops)
+        self._held = pending[len(pending) - keep :]
+        return pending[: len(pending) - keep], None
+
+    def flush(self) -> str:
+        """Release what was held: the text ended before the stop string did."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((k for k in range(longest, 0, -1) if text.endswith(stop[:k])), 0)
+
+
+class Detokenizer:
+    """Decodes one row's tokens as they come.
+
+    A token's log-probability is released with the last character of its text, so that tokens of a
+    stop string, which nobody sees, are not reported either.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stops: Sequence[str]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(
+            ids=list(prompt_ids[-_PRIMING_TOKENS:]), skip_special_tokens=True
+        )
+        self._filter = StopFilter(stops)
+        self._num_decoded_chars = 0
+        self._num_released_chars = 0
+        self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()  # first char, end, entry
+
+    def push(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob]) -> Piece:
+        """Decode further tokens (with their log-probabilities, or none) into safe text."""
+        text = ""
+        begins: list[int] = []
+        for token_id in token_ids:
+            begins.append(self._num_decoded_chars)
+            chunk = self._stream.step(self._tokenizer, token_id) or ""
+            text += chunk
+            self._num_decoded_chars += len(chunk)
+        ends = [*begins[1:], self._num_decoded_chars]
+        self._waiting.extend(zip(begins, ends, logprobs, strict=False))
+        safe, stop = self._filter.push(text)
+        return self._release(safe, stop)
+
+    def flush(self) -> Piece:
+        """Release everything held back. Half a character at the very end is dropped."""
+        piece = self._release(self._filter.flush(), None)
+        rest = tuple(entry for _, _, entry in self._waiting)
+        self._waiting.clear()
+        return Piece(piece.text, piece.logprobs + rest)
+
+    def _release(self, safe: str, stop: str | None) -> Piece:
+        self._num_released_chars += len(safe)
+        released = self._num_released_chars
+        entries = []
+        # A token cut by a stop string still counts as shown if any of its text is.
+        while self._waiting and (
+            self._waiting[0][1] <= released if stop is None else self._waiting[0][0] < released
+        ):
+            entries.append(self._waiting.popleft()[2])
+        return Piece(safe, tuple(entries), stop)

@@ -1,0 +1,264 @@
+"""Text in, text out: what HTTP routes and the Python pipeline share.
+
+Owns the way of a call from messages to a stream of text: template, admission, one engine job per
+sample, detokenising, stop strings, usage. Knows nothing of HTTP or torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from triptych.core.client import EngineClient
+from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NotFound
+from triptych.core.sampling.params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
+from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.modalities.llm.detokenizer import Detokenizer, Piece
+from triptych.modalities.llm.merge import merge
+from triptych.modalities.llm.text import TextModel
+from triptych.schedulers.admission import Admission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """One call: every prompt is sampled `num_samples` times.
+
+    `sampling` is shared by all samples; the service sets its `sample_index`, and its `seed` from
+    `seed` here (`None` draws one). `tenant` salts the prefix cache, `key` pays for admission.
+    With `echo` each sample's text begins with its prompt.
+    """
+
+    model: str
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: SamplingParams
+    call_id: str
+    num_samples: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    tenant: str = ""
+    key: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenText:
+    """One token with its text, bytes and log-probability (`None` for the first of a prompt)."""
+
+    token_id: int
+    text: str
+    data: bytes
+    logprob: float | None
+    top: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one sample so far; the output counts a stop token, which costs a step too."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """What one step added to one sample (`index` = prompt index x n + sample index)."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenText, ...]
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None
+    usage: Usage
+
+
+class LlmService:
+    """Serves text generation from an engine client."""
+
+    def __init__(
+        self, client: EngineClient, models: Sequence[TextModel], admission: Admission
+    ) -> None:
+        self.client = client
+        self.models: Mapping[str, TextModel] = {model.name: model for model in models}
+        self._admission = admission
+
+    def model(self, name: str) -> TextModel:
+        """The model called `name`. Raises `NotFound`, naming those there are."""
+        if name not in self.models:
+            raise NotFound(
+                f"There is no model {name[:80]!r} here. Models: {', '.join(self.models)}.",
+                param="model",
+            )
+        return self.models[name]
+
+    async def encode_chat(
+        self, model: str, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation; off the event loop, since prompts can be long."""
+        text = self.model(model)
+        return await asyncio.to_thread(text.encode_chat, messages, **template_kwargs)
+
+    async def encode_text(
+        self, model: str, text: str, *, parse_special: bool = False
+    ) -> tuple[int, ...]:
+        """Token ids of plain text."""
+        encode = self.model(model).encode_text
+        return await asyncio.to_thread(encode, text, parse_special=parse_special)
+
+    async def decode(self, model: str, token_ids: Sequence[int]) -> str:
+        """Text of token ids."""
+        return await asyncio.to_thread(self.model(model).decode, token_ids)
+
+    def resolve_max_tokens(self, model: str, num_prompt_tokens: int, requested: int | None) -> int:
+        """How many tokens may be generated. Raises `ContextLengthExceeded` if none or too few."""
+        text = self.model(model)
+        _check_length(text, num_prompt_tokens, requested or 1)
+        return requested or text.context_length - num_prompt_tokens
+
+    def generate(self, call: GenerateCall) -> AsyncGenerator[TextDelta, None]:
+        """Run a call; deltas of all samples come merged, in the order they are made.
+
+        Closing the iterator cancels every sample. Checks the call before anything is submitted.
+        """
+        model = self.model(call.model)
+        _validate(call, model)
+        return self._admitted(call, model)
+
+    async def _admitted(
+        self, call: GenerateCall, model: TextModel
+    ) -> AsyncGenerator[TextDelta, None]:
+        num_rows = len(call.prompts) * call.num_samples
+        num_prompt_tokens = sum(map(len, call.prompts)) * call.num_samples
+        num_tokens = num_prompt_tokens + num_rows * call.sampling.max_tokens
+        with self._admission.admit(key=call.key, num_jobs=num_rows, num_tokens=num_tokens):
+            seed = secrets.randbits(62) if call.seed is None else call.seed
+            samples = [
+                self._sample(call, model, prompt_index, sample_index, seed)
+                for prompt_index in range(len(call.prompts))
+                for sample_index in range(call.num_samples)
+            ]
+            async with aclosing(merge(samples)) as merged:
+                async for delta in merged:
+                    yield delta
+
+    async def _sample(
+        self, call: GenerateCall, model: TextModel, prompt_index: int, sample_index: int, seed: int
+    ) -> AsyncGenerator[TextDelta, None]:
+        index = prompt_index * call.num_samples + sample_index
+        request = TokenRequest(
+            prompt_ids=call.prompts[prompt_index],
+            sampling=msgspec.structs.replace(call.sampling, seed=seed, sample_index=sample_index),
+            priority=call.priority,
+            tenant=call.tenant,
+        )
+        outputs = self.client.submit(
+            call.model, request, job_id=f"{call.call_id}.{index}", deadline_s=call.deadline_s
+        )
+        row = _Row(index, request, model, call)
+        async with aclosing(outputs) as stream:
+            async for output in stream:
+                if isinstance(output.payload, TokenDelta):
+                    delta = row.push(output.payload)
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
+
+
+class _Row:
+    """Turns one job's token deltas into text deltas."""
+
+    def __init__(
+        self, index: int, request: TokenRequest, model: TextModel, call: GenerateCall
+    ) -> None:
+        self._index = index
+        self._model = model
+        self._num_prompt_tokens = len(request.prompt_ids)
+        self._num_cached_tokens = 0
+        self._num_output_tokens = 0
+        self._detokenizer: Detokenizer = model.detokenizer(request.prompt_ids, call.stop)
+        self._echo_ids = request.prompt_ids if call.echo else ()
+
+    def push(self, delta: TokenDelta) -> TextDelta:
+        """The text delta of one engine delta; the first also carries an echoed prompt."""
+        self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
+        self._num_output_tokens += len(delta.token_ids) + (delta.stop_token_id is not None)
+        echo_text, echo_logprobs = self._take_echo(delta)
+        piece = self._detokenizer.push(delta.token_ids, delta.logprobs)
+        finish: Literal["stop", "length"] | None = None
+        if piece.stop is not None:
+            finish = "stop"
+        elif delta.finish_reason is not None:
+            finish = "length" if delta.finish_reason == "length" else "stop"
+            rest = self._detokenizer.flush()
+            piece = Piece(piece.text + rest.text, piece.logprobs + rest.logprobs)
+        return TextDelta(
+            index=self._index,
+            text=echo_text + piece.text,
+            token_ids=delta.token_ids,
+            logprobs=echo_logprobs + tuple(map(self._token_text, piece.logprobs)),
+            finish_reason=finish,
+            stop_reason=piece.stop if piece.stop is not None else delta.stop_token_id,
+            usage=Usage(
+                num_prompt_tokens=self._num_prompt_tokens,
+                num_cached_tokens=self._num_cached_tokens,
+                num_output_tokens=self._num_output_tokens,
+            ),
+        )
+
+    def _take_echo(self, delta: TokenDelta) -> tuple[str, tuple[TokenText, ...]]:
+        if not self._echo_ids:
+            return "", ()
+        ids, self._echo_ids = self._echo_ids, ()
+        logprobs: tuple[TokenText, ...] = ()
+        if delta.prompt_logprobs:
+            first = self._plain_token(ids[0], None)
+            logprobs = (first, *map(self._token_text, delta.prompt_logprobs))
+        return self._model.decode(ids), logprobs
+
+    def _token_text(self, entry: TokenLogprob) -> TokenText:
+        top = tuple(self._plain_token(token_id, logprob) for token_id, logprob in entry.top)
+        return self._plain_token(entry.token_id, entry.logprob, top)
+
+    def _plain_token(
+        self, token_id: int, logprob: float | None, top: tuple[TokenText, ...] = ()
+    ) -> TokenText:
+        data = self._model.token_bytes(token_id)
+        text = data.decode("utf-8", errors="replace")
+        return TokenText(token_id=token_id, text=text, data=data, logprob=logprob, top=top)
+
+
+def _validate(call: GenerateCall, model: TextModel) -> None:
+    if not 1 <= call.num_samples <= MAX_SAMPLES:
+        raise InvalidRequest(f"n must be between 1 and {MAX_SAMPLES}.", param="n")
+    if len(call.stop) > MAX_STOP_STRINGS or any(not stop for stop in call.stop):
+        raise InvalidRequest(
+            f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty.", param="stop"
+        )
+    call.sampling.validate(model.vocab_size)
+    for prompt in call.prompts:
+        if not prompt:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        if any(not 0 <= token_id < model.vocab_size for token_id in prompt):
+            raise InvalidRequest(
+                f"Token ids lie between 0 and {model.vocab_size - 1}.", param="prompt"
+            )
+        _check_length(model, len(prompt), call.sampling.max_tokens)
+
+
+def _check_length(model: TextModel, num_prompt_tokens: int, num_output_tokens: int) -> None:
+    if num_prompt_tokens + num_output_tokens > model.context_length:
+        raise ContextLengthExceeded(
+            f"{model.name} takes {model.context_length} tokens of context: {num_prompt_tokens} of"
+            f" prompt and {num_output_tokens} of output do not fit. Shorten the prompt or lower"
+            " max_tokens.",
+            param="messages",
+        )
