@@ -12,6 +12,32 @@ from dataclasses import dataclass
 from typing import Any
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """What a number may be: `low` (left out where `is_open`) to `high`, or powers of two only."""
+
+    low: float
+    high: float = float("inf")
+    is_open: bool = False
+    is_power_of_two: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        if self.is_power_of_two and (int(value) != value or int(value).bit_count() != 1):
+            return False
+        return (self.low < value if self.is_open else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        kind = "a power of two " if self.is_power_of_two else ""
+        lower = f"above {self.low:g}" if self.is_open else f"at least {self.low:g}"
+        return kind + lower + (f" and at most {self.high:g}" if self.high != float("inf") else "")
+
+
+_COUNT = Range(low=1)
+_BOUND = Range(low=0)
+_SHARE = Range(low=0, high=1, is_open=True)
+_DURATION = Range(low=0, is_open=True)
+
+
 def option(
     default: Any,
     description: str,
@@ -19,6 +45,7 @@ def option(
     flags: tuple[str, ...] = (),
     choices: tuple[str, ...] = (),
     devices: str = "cpu,gpu",
+    within: Range | None = None,
 ) -> Any:
     """Declare one option: `flags` are other spellings of `--field-name` (aliases of peers)."""
     metadata = {
@@ -26,6 +53,7 @@ def option(
         "flags": flags,
         "choices": choices,
         "devices": devices,
+        "within": within,
     }
     if isinstance(default, list | dict):
         raise TypeError("use a tuple or None as default")
@@ -61,17 +89,24 @@ class ModelOptions:
         "", "Branch, tag or commit of a hub model.", flags=("--huggingface-model-revision",)
     )
     max_length: int = option(
-        0, "Context length in tokens; 0 takes the model's own.", flags=("--context-length",)
+        0,
+        "Context length in tokens; 0 takes the model's own.",
+        flags=("--context-length",),
+        within=_BOUND,
     )
     chat_template: str = option("", "A file with a chat template instead of the model's own.")
     load: str = option(
         "startup", "Load models at start, or on first use.", choices=("startup", "first-use")
     )
     idle_unload_s: float = option(
-        0.0, "Unload a model after so many idle seconds; 0 only when memory is short."
+        0.0,
+        "Unload a model after so many idle seconds; 0 only when memory is short.",
+        within=_BOUND,
     )
     cache_dir: str = option(
-        "", "Where converted and downloaded weights are kept; empty: the user's cache folder."
+        "",
+        "Where converted and downloaded weights are kept; empty: the user's cache folder.",
+        flags=("--download-dir",),
     )
     offline: bool = option(False, "Use only what is already in the cache.")
 
@@ -85,16 +120,21 @@ class DeviceOptions:
         0.9,
         "Share of the memory free at start that weights and caches together may take"
         " (the KV cache gets free x share - weights).",
+        within=_SHARE,
     )
-    threads: int = option(0, "CPU threads of the engine; 0: one per core.")
-    seed: int = option(0, "Seed of requests that bring none.", flags=("--random-seed",))
+    threads: int = option(0, "CPU threads of the engine; 0: one per core.", within=_BOUND)
+    seed: int = option(
+        0, "Seed of requests that bring none.", flags=("--random-seed",), within=_BOUND
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
     """The paged key-value cache."""
 
-    kv_cache_page_size: int = option(32, "Tokens per page.", flags=("--page-size",))
+    kv_cache_page_size: int = option(
+        32, "Tokens per page.", flags=("--page-size",), within=Range(low=1, is_power_of_two=True)
+    )
     kv_cache_format: str = option(
         "auto",
         "Type of cached keys and values; `auto` follows the weights' compute type.",
@@ -102,7 +142,9 @@ class CacheOptions:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     kv_cache_memory_mb: int = option(
-        0, "Upper bound of the cache of each model in MiB; 0: what memory and batch limits allow."
+        0,
+        "Upper bound of the cache of each model in MiB; 0: what memory and batch limits allow.",
+        within=_BOUND,
     )
     enable_prefix_caching: bool = option(True, "Reuse the pages of equal prompt beginnings.")
 
@@ -112,17 +154,19 @@ class ScheduleOptions:
     """Continuous batching and fairness."""
 
     max_batch_size: int = option(
-        32, "Rows that may run at once.", flags=("--max-running-requests",)
+        32, "Rows that may run at once.", flags=("--max-running-requests",), within=_COUNT
     )
     max_batch_input_tokens: int = option(
         1024,
         "Tokens that may pass through the model in one step.",
         flags=("--chunked-prefill-size", "--prefill-chunk-size"),
+        within=_COUNT,
     )
     max_batch_total_tokens: int = option(
         0,
         "Bound on the sum of the context lengths (rounded up to the page) of all rows in a step"
         " with prompts; 0: none.",
+        within=_BOUND,
     )
     enable_chunked_prefill: bool = option(True, "Split prompts over steps.")
     enable_in_flight_batching: bool = option(
@@ -131,17 +175,24 @@ class ScheduleOptions:
         flags=("--enable-mixed-chunk",),
     )
     kvcache_ce_watermark: float = option(
-        0.95, "A prompt starts only while cache use stays below this share, or nothing else runs."
+        0.95,
+        "A prompt starts only while cache use stays below this share, or nothing else runs.",
+        within=_SHARE,
     )
-    max_preemptions: int = option(3, "After so many preemptions a job is protected.")
+    max_preemptions: int = option(3, "After so many preemptions a job is protected.", within=_BOUND)
     max_queue_size: int = option(
-        512, "Jobs that may wait; more are refused with 503.", flags=("--max-queued-requests",)
+        512,
+        "Jobs that may wait; more are refused with 503.",
+        flags=("--max-queued-requests",),
+        within=_COUNT,
     )
     max_queue_tokens: int = option(
-        0, "Tokens (prompt and requested output) that may be admitted at once; 0: no bound."
+        0,
+        "Tokens (prompt and requested output) that may be admitted at once; 0: no bound.",
+        within=_BOUND,
     )
     max_jobs_per_key: int = option(
-        0, "Jobs one API key may have admitted at once; more get 429. 0: no bound."
+        0, "Jobs one API key may have admitted at once; more get 429. 0: no bound.", within=_BOUND
     )
     schedule_policy: str = option("fcfs", "Order of waiting jobs.", choices=("fcfs", "priority"))
 
@@ -151,15 +202,21 @@ class ServerOptions:
     """The HTTP server and its processes."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(8000, "Port to listen on.")
+    port: int = option(8000, "Port to listen on.", within=Range(low=0, high=65535))
     api_key: tuple[str, ...] = option((), "Accepted API key; repeat for several.")
     api_key_file: str = option("", "File with one accepted API key per line.")
     cors_origin: tuple[str, ...] = option((), "Origin allowed to call from a browser.")
-    max_request_bytes: int = option(4 * 2**20, "Largest request body.")
-    request_timeout_s: float = option(600.0, "Longest time one request may take.")
-    stream_timeout_s: float = option(30.0, "How long a client may stop reading its stream.")
-    heartbeat_s: float = option(15.0, "A comment is sent after so many silent seconds of a stream.")
-    drain_timeout_s: float = option(30.0, "How long SIGTERM waits for requests in flight.")
+    max_request_bytes: int = option(4 * 2**20, "Largest request body.", within=_COUNT)
+    request_timeout_s: float = option(600.0, "Longest time one request may take.", within=_DURATION)
+    stream_timeout_s: float = option(
+        30.0, "How long a client may stop reading its stream.", within=_DURATION
+    )
+    heartbeat_s: float = option(
+        15.0, "A comment is sent after so many silent seconds of a stream.", within=_DURATION
+    )
+    drain_timeout_s: float = option(
+        30.0, "How long SIGTERM waits for requests in flight.", within=_BOUND
+    )
     share_prefix_across_keys: bool = option(
         False, "Let different API keys reuse each other's cached prompts (a timing side channel)."
     )
@@ -179,6 +236,7 @@ class ServerOptions:
         10.0,
         "A loop without progress for longer than this (and 20 slow steps) is restarted.",
         flags=("--watchdog-timeout",),
+        within=_DURATION,
     )
 
 
@@ -186,7 +244,9 @@ class ServerOptions:
 class DebugOptions:
     """For tests and chaos drills."""
 
-    sim_failure: float = option(0.0, "Percent of steps that fail on purpose.")
+    sim_failure: float = option(
+        0.0, "Percent of steps that fail on purpose.", within=Range(low=0, high=100)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
