@@ -173,6 +173,28 @@ class LlmService:
                         return
 
 
+def sampling_params(
+    model: TextModel, *, ignore_eos: bool = False, given: Mapping[str, Any]
+) -> SamplingParams:
+    """Sampling parameters from what a caller gave over what the model recommends.
+
+    Fields that are `None` count as not given. Raises `InvalidRequest` for a field that does not
+    exist or has the wrong type; ranges are checked by `generate`.
+    """
+    known = sorted(set(SamplingParams.__struct_fields__) - {"seed", "sample_index"})
+    if unknown := sorted(set(given) - set(known)):
+        raise InvalidRequest(
+            f"Unknown option {unknown[0]!r}; sampling takes {', '.join(known)}.", param=unknown[0]
+        )
+    values = {**model.default_sampling, **{k: v for k, v in given.items() if v is not None}}
+    end_ids = () if ignore_eos else model.eos_token_ids
+    values["stop_token_ids"] = (*end_ids, *values.get("stop_token_ids", ()))
+    try:
+        return msgspec.convert(values, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"Sampling options: {error}.") from error
+
+
 class _Row:
     """Turns one job's token deltas into text deltas."""
 

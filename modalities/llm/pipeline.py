@@ -1,0 +1,293 @@
+"""Chat from Python: load a model, call it, stream it.
+
+Owns the `ChatPipeline` object: the same engine and text service as the server, in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+from triptych.core.config import Config
+from triptych.core.errors import InvalidRequest, RequestError
+from triptych.core.loop_thread import LoopThread
+from triptych.core.options import from_overrides
+from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
+from triptych.core.weights.resolve import ResolvedModel, resolve_all
+from triptych.modalities.llm.service import (
+    GenerateCall,
+    LlmService,
+    TextDelta,
+    TokenText,
+    Usage,
+    sampling_params,
+)
+from triptych.modalities.llm.text import TextModel
+from triptych.schedulers.admission import Admission
+
+Message = Mapping[str, Any]
+Conversation = str | Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One finished answer."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+    usage: Usage
+    logprobs: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReply:
+    """The answer to one conversation: `n` samples, the first of which is `text`."""
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def text(self) -> str:
+        """The first sample's text."""
+        return self.samples[0].text
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first sample ended: "stop" or "length"."""
+        return self.samples[0].finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts of the first sample."""
+        return self.samples[0].usage
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ChatPipeline:
+    """A chat model in this process.
+
+    >>> with ChatPipeline.from_pretrained() as chat:        # doctest: +SKIP
+    ...     print(chat("What is the capital of France?"))
+    ...     for piece in chat.stream("Tell me a story."):
+    ...         print(piece, end="", flush=True)
+
+    A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
+    arguments of a call are those of `SamplingParams`, and `stop`, `n`, `seed`, `ignore_eos`.
+    Every call has an async twin that may be awaited on any loop.
+    """
+
+    def __init__(self, service: LlmService, model: str, loop: LoopThread) -> None:
+        self._service = service
+        self._model = model
+        self._loop = loop
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str = "embedded", *, progress: bool = True, **options: Any
+    ) -> Self:
+        """Load `model` (as `--model` takes it); `options` are those of `triptych serve`.
+
+        Raises errors of `core.errors.SetupError`: an unknown option, unfit weights, no memory.
+        """
+        config = from_overrides(model=(model,), **options)
+        bar = RichProgress() if progress else SilentProgress()
+        with bar:
+            (resolved,) = resolve_all(config.models, bar)
+            loop = LoopThread("triptych-pipeline")
+            try:
+                service = loop.run(_start(resolved, config, bar))
+            except BaseException:
+                loop.close()
+                raise
+        return cls(service, resolved.name, loop)
+
+    @overload
+    def __call__(self, conversation: Conversation, **options: Any) -> ChatReply: ...
+    @overload
+    def __call__(self, conversation: Sequence[Conversation], **options: Any) -> list[ChatReply]: ...
+    def __call__(self, conversation: Any, **options: Any) -> ChatReply | list[ChatReply]:
+        """Answer one conversation, or a batch of them (a list of strings or of message lists)."""
+        return self._loop.run(self._reply(conversation, options))
+
+    async def acall(self, conversation: Any, **options: Any) -> ChatReply | list[ChatReply]:
+        """Async twin of calling the pipeline."""
+        return await self._loop.run_async(self._reply(conversation, options))
+
+    def stream(self, conversation: Conversation, **options: Any) -> Iterator[str]:
+        """Answer one conversation piece by piece. Leaving the loop early cancels the rest."""
+        return self._loop.iterate(lambda: self._texts(conversation, options))
+
+    def astream(self, conversation: Conversation, **options: Any) -> AsyncGenerator[str, None]:
+        """Async twin of `stream`."""
+        return self._loop.iterate_async(lambda: self._texts(conversation, options))
+
+    def map(
+        self, entries: Sequence[Mapping[str, Any]], *, num_in_flight: int = 64, **options: Any
+    ) -> Iterator[ChatReply | RequestError]:
+        """Answer many entries, results in order, `num_in_flight` at a time.
+
+        An entry holds `prompt` or `messages`; its other fields are call options that override
+        `options`. An entry that cannot be answered yields its error and harms no other.
+        """
+        return self._loop.iterate(lambda: self._map(entries, num_in_flight, options))
+
+    def close(self) -> None:
+        """Stop the engine and give its memory back."""
+        self._loop.run(self._service.client.close())
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _reply(
+        self, conversation: Any, options: Mapping[str, Any]
+    ) -> ChatReply | list[ChatReply]:
+        conversations = _as_batch(conversation)
+        call = await self._call([conversation] if conversations is None else conversations, options)
+        rows = [_Assembly() for _ in range(len(call.prompts) * call.num_samples)]
+        async for delta in self._service.generate(call):
+            rows[delta.index].add(delta)
+        samples = [row.finish() for row in rows]
+        n = call.num_samples
+        replies = [
+            ChatReply(samples=tuple(samples[at : at + n])) for at in range(0, len(samples), n)
+        ]
+        return replies[0] if conversations is None else replies
+
+    async def _map(
+        self, entries: Sequence[Mapping[str, Any]], num_in_flight: int, options: Mapping[str, Any]
+    ) -> AsyncGenerator[ChatReply | RequestError, None]:
+        async def answer(entry: Mapping[str, Any]) -> ChatReply | RequestError:
+            own = {k: v for k, v in entry.items() if k not in ("prompt", "messages")}
+            conversation = entry["messages"] if "messages" in entry else entry["prompt"]
+            try:
+                reply = await self._reply(conversation, {**options, **own})
+            except RequestError as error:
+                return error
+            if not isinstance(reply, ChatReply):
+                return InvalidRequest("An entry holds one conversation.", param="messages")
+            return reply
+
+        running: deque[asyncio.Task[ChatReply | RequestError]] = deque()
+        try:
+            for entry in entries:
+                running.append(asyncio.create_task(answer(entry)))
+                if len(running) == num_in_flight:
+                    yield await running.popleft()
+            while running:
+                yield await running.popleft()
+        finally:
+            for task in running:
+                task.cancel()
+
+    async def _texts(
+        self, conversation: Conversation, options: Mapping[str, Any]
+    ) -> AsyncGenerator[str, None]:
+        if options.get("n", 1) != 1:
+            raise InvalidRequest("stream gives one sample: call it with n=1.", param="n")
+        async for delta in self._service.generate(await self._call([conversation], options)):
+            if delta.text:
+                yield delta.text
+
+    async def _call(
+        self, conversations: Sequence[Conversation], options: Mapping[str, Any]
+    ) -> GenerateCall:
+        prompts = tuple(
+            [
+                await self._service.encode_chat(self._model, _as_messages(conversation))
+                for conversation in conversations
+            ]
+        )
+        given = dict(options)
+        stop = given.pop("stop", ())
+        longest = max(map(len, prompts))
+        given["max_tokens"] = self._service.resolve_max_tokens(
+            self._model, longest, given.get("max_tokens")
+        )
+        return GenerateCall(
+            model=self._model,
+            prompts=prompts,
+            call_id=uuid.uuid4().hex,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            num_samples=given.pop("n", 1),
+            seed=given.pop("seed", None),
+            sampling=sampling_params(
+                self._service.model(self._model),
+                ignore_eos=given.pop("ignore_eos", False),
+                given=given,
+            ),
+        )
+
+
+def _as_batch(conversation: Any) -> list[Conversation] | None:
+    """The conversations of a batch, or `None` if this is a single one."""
+    if isinstance(conversation, str) or not conversation:
+        return None
+    return None if isinstance(conversation[0], Mapping) else list(conversation)
+
+
+def _as_messages(conversation: Conversation) -> Sequence[Message]:
+    if isinstance(conversation, str):
+        return [{"role": "user", "content": conversation}]
+    if not conversation:
+        raise InvalidRequest("The conversation is empty.", param="messages")
+    return conversation
+
+
+class _Assembly:
+    """Collects one sample's deltas."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._logprobs: list[TokenText] = []
+        self._last: TextDelta | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        self._text.append(delta.text)
+        self._logprobs.extend(delta.logprobs)
+        self._last = delta
+
+    def finish(self) -> Sample:
+        assert self._last is not None
+        assert self._last.finish_reason is not None
+        return Sample(
+            text="".join(self._text),
+            finish_reason=self._last.finish_reason,
+            stop_reason=self._last.stop_reason,
+            usage=self._last.usage,
+            logprobs=tuple(self._logprobs),
+        )
+
+
+async def _start(resolved: ResolvedModel, config: Config, progress: Progress) -> LlmService:
+    """Bring up an engine in this process and wait until the model is ready."""
+    from triptych.core.device import Device
+    from triptych.core.ledger import Ledger
+    from triptych.modalities.llm.loader import LlmLoader
+    from triptych.schedulers.engine import Engine
+    from triptych.schedulers.local import LocalClient
+
+    device = Device.open(config.device.device)
+    budget = int(device.free_bytes() * config.device.device_memory_utilization)
+    ledger = Ledger(budget)
+    loader = LlmLoader(resolved, config, device, ledger)
+    client = LocalClient(Engine([loader], config=config, ledger=ledger))
+    text = TextModel.open(resolved, config.models)
+    with progress.task(f"Loading {resolved.name}"):
+        await client.load(resolved.name)
+    return LlmService(client, [text], Admission(options=config.schedule))
