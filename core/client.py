@@ -28,8 +28,16 @@ class EngineStatus:
     reason: str = ""
 
 
-class OutputStream(AsyncIterator[Output], Protocol):
+class OutputStream(Protocol):
     """A job's outputs, in order. Ends after the final one; `aclose` before that cancels."""
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        """Return the stream itself."""
+        ...
+
+    async def __anext__(self) -> Output:
+        """Wait for the next output; raises what ended the job, if not its final output."""
+        ...
 
     async def aclose(self) -> None:
         """Stop following the job, and cancel it if it still runs."""
