@@ -10,6 +10,7 @@ Owns every error a caller can meet. Knows nothing about FastAPI, sockets or torc
     |   |-- Unauthorized         401       no key, or a wrong one
     |   |-- Forbidden            403
     |   |-- NotFound             404       no such model, job or route
+    |   |-- MethodNotAllowed     405
     |   |-- RequestTimeout       408       the request did not arrive in time
     |   |-- PayloadTooLarge      413
     |   |-- UnsupportedMedia     415
@@ -89,6 +90,12 @@ class NotFound(RequestError):
     """No such model, job or route."""
 
     status, code = 404, "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The route exists, but not for this method."""
+
+    status, code = 405, "method_not_allowed"
 
 
 class RequestTimeout(RequestError):

@@ -10,12 +10,16 @@ import math
 import msgspec
 
 from triptych.core.errors import InvalidRequest
+from triptych.core.limits import (
+    MAX_ABS_LOGIT_BIAS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_STOP_STRINGS,
+    SAMPLING_RANGES,
+)
 
-MAX_LOGPROBS = 20
-MAX_SAMPLES = 128
-MAX_STOP_STRINGS = 16
-MAX_LOGIT_BIAS = 1024
-MAX_SEED = 2**63 - 1
+__all__ = ["MAX_LOGIT_BIAS", "MAX_LOGPROBS", "MAX_SAMPLES", "MAX_STOP_STRINGS", "SamplingParams"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,7 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, if any value is out of range."""
-        for name, low, high in _BOUNDS:
+        for name, (low, high) in SAMPLING_RANGES.items():
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
                 raise InvalidRequest(f"{name} must be between {low} and {high}.", param=name)
@@ -55,26 +59,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest(
                 f"logit_bias takes at most {MAX_LOGIT_BIAS} entries.", param="logit_bias"
             )
-        if any(not math.isfinite(bias) or abs(bias) > 100 for _, bias in self.logit_bias):
-            raise InvalidRequest("logit_bias values lie between -100 and 100.", param="logit_bias")
+        if any(not abs(bias) <= MAX_ABS_LOGIT_BIAS for _, bias in self.logit_bias):
+            raise InvalidRequest(
+                f"logit_bias values lie between {-MAX_ABS_LOGIT_BIAS} and {MAX_ABS_LOGIT_BIAS}.",
+                param="logit_bias",
+            )
         tokens = (*(token for token, _ in self.logit_bias), *self.stop_token_ids)
         if any(not 0 <= token < vocab_size for token in tokens):
             raise InvalidRequest(
                 f"Token ids lie between 0 and {vocab_size - 1}.", param="logit_bias"
             )
-
-
-_BOUNDS: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0.0, 2.0),
-    ("top_p", 0.0, 1.0),
-    ("top_k", 0, 2**31 - 1),
-    ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.0, 10.0),
-    ("frequency_penalty", -2.0, 2.0),
-    ("presence_penalty", -2.0, 2.0),
-    ("min_tokens", 0, 2**31 - 1),
-    ("max_tokens", 1, 2**31 - 1),
-    ("seed", -MAX_SEED, MAX_SEED),
-    ("sample_index", 0, MAX_SAMPLES - 1),
-    ("top_logprobs", 0, MAX_LOGPROBS),
-)

@@ -1,0 +1,72 @@
+"""Every bound on what a request may hold, in one place.
+
+Owns the numbers. They cap what one request can cost before admission looks at it; what a model
+can really take (its context, its vocabulary) is checked later and is always less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# The wire
+MAX_HEAD_BYTES = 32 * 1024
+MAX_HEADERS = 100
+MAX_BODY_CHUNKS = 8192
+MAX_DISCARDED_BYTES = 2**20
+"""Body bytes still read, and thrown away, after a request was answered early."""
+MAX_REQUESTS_PER_CONNECTION = 10_000
+MAX_CONNECTIONS = 4096
+HEAD_TIMEOUT_S = 10.0
+BODY_TIMEOUT_S = 60.0
+KEEP_ALIVE_S = 15.0
+MAX_REQUEST_ID_CHARS = 128
+
+# JSON
+MAX_JSON_DEPTH = 64
+MAX_JSON_FIELDS = 2048
+"""Fields of one JSON object."""
+
+# Text and arrays
+MAX_NAME_CHARS = 256
+MAX_TEXT_CHARS = 4 * 2**20
+MAX_METADATA_ENTRIES = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 1024
+MAX_TEMPLATE_OPTIONS = 16
+MAX_PROMPTS = 512
+MAX_ROWS = 512
+"""Prompts times samples of one request."""
+MAX_PROMPT_TOKENS = 2**20
+MAX_TOKEN_ID = 2**31 - 1
+MAX_PRIORITY = 2**31 - 1
+
+# Sampling
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_ABS_LOGIT_BIAS = 100
+MAX_SEED = 2**63 - 1
+
+SAMPLING_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "temperature": (0.0, 2.0),
+        "top_p": (0.0, 1.0),
+        "top_k": (0, 2**31 - 1),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (0.0, 10.0),
+        "frequency_penalty": (-2.0, 2.0),
+        "presence_penalty": (-2.0, 2.0),
+        "min_tokens": (0, 2**31 - 1),
+        "max_tokens": (1, 2**31 - 1),
+        "seed": (-MAX_SEED, MAX_SEED),
+        "sample_index": (0, MAX_SAMPLES - 1),
+        "top_logprobs": (0, MAX_LOGPROBS),
+    }
+)
+"""Lowest and highest value of each sampling number, both allowed."""
