@@ -1,0 +1,450 @@
+"""From the declared options to a `Config`: command line, environment, YAML file, JSON.
+
+Owns precedence (command line > environment > file > default), validation and the word each error
+uses. What options there are is `core/config.py`'s; what is refused by name, `core/refused.py`'s.
+
+    add_options(parser, sections=("models", "device"))   # declares the flags
+    config = resolve(parser.parse_args())                # or `resolve_with_sources`
+    config = make_config({"device": "cpu"})              # from Python
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import functools
+import os
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from triptych.core import refused
+from triptych.core.config import Config, Range
+from triptych.core.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "TRIPTYCH_"
+SECRETS = frozenset({"api_key"})
+SECTIONS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Config))
+EVERYWHERE = frozenset({"log_level"})
+"""Options each command has, whichever sections it asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One declared option. `type` is str, int, float, bool or tuple[str, ...]."""
+
+    name: str
+    section: str
+    type: Any
+    default: Any
+    description: str
+    aliases: tuple[str, ...]
+    choices: tuple[str, ...]
+    devices: str
+    within: Range | None
+
+    @property
+    def flag(self) -> str:
+        """The flag's own spelling, `--kv-cache-page-size`."""
+        return _flag(self.name)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every spelling, its own first."""
+        return (self.flag, *self.aliases)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable, `TRIPTYCH_KV_CACHE_PAGE_SIZE`."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, as `--x` and `--no-x`."""
+        return self.type is bool
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the flag may be given several times."""
+        return bool(self.type == tuple[str, ...])
+
+
+@functools.cache
+def declared() -> Mapping[str, Option]:
+    """Every option by its field name, in order of declaration."""
+    sections = typing.get_type_hints(Config)
+    return {
+        field.name: _read_field(section, field, typing.get_type_hints(cls)[field.name])
+        for section, cls in sections.items()
+        for field in dataclasses.fields(cls)
+    }
+
+
+def _read_field(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
+    metadata = field.metadata
+    return Option(
+        name=field.name,
+        section=section,
+        type=hint,
+        default=field.default,
+        description=metadata["description"],
+        aliases=metadata["flags"],
+        choices=metadata["choices"],
+        devices=metadata["devices"],
+        within=metadata["within"],
+    )
+
+
+@functools.cache
+def _by_spelling() -> Mapping[str, Option]:
+    return {_field_name(flag): option for option in declared().values() for flag in option.flags}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _field_name(spelling: str) -> str:
+    return spelling.lstrip("-").replace("-", "_")
+
+
+# -- the command line --------------------------------------------------------------------------
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    *,
+    sections: Collection[str] = SECTIONS,
+    exclude: Collection[str] = (),
+) -> None:
+    """Declare the flags of `sections` (and `--config-file`) on `parser`, one group each.
+
+    `exclude` names fields a command has a flag of its own for. Only what the user typed ends up
+    in the namespace, so that other sources can fill the rest.
+    """
+    parser.add_argument("--config-file", "--config", metavar="FILE", help="YAML file with options.")
+    groups = {name: parser.add_argument_group(f"{name} options") for name in sections}
+    for option in declared().values():
+        if option.name in exclude:
+            continue
+        if option.section in groups:
+            _add_option(groups[option.section], option)
+        elif option.name in EVERYWHERE:
+            _add_option(parser, option)
+    _add_standing_flags(parser)
+
+
+def _add_option(group: argparse._ArgumentGroup | argparse.ArgumentParser, option: Option) -> None:
+    common: dict[str, Any] = {
+        "dest": option.name,
+        "default": argparse.SUPPRESS,
+        "help": _help(option),
+    }
+    if option.is_switch:
+        group.add_argument(*option.flags, action=argparse.BooleanOptionalAction, **common)
+        return
+    metavar = "|".join(option.choices) or {int: "N", float: "X"}.get(option.type, "TEXT")
+    action = "append" if option.is_repeatable else "store"
+    group.add_argument(*option.flags, action=action, metavar=metavar, **common)
+
+
+class _StandingAction(argparse.Action):
+    """Accepts a standing option where it says what happens anyway. Stores nothing."""
+
+    def __init__(self, *, entry: refused.Standing, **kwargs: Any) -> None:
+        nargs = 0 if entry.is_switch else None
+        super().__init__(nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **kwargs)
+        self.entry = entry
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        flag = option_string or self.option_strings[0]
+        self.entry.check(flag, not flag.startswith("--no-") if self.entry.is_switch else values)
+
+
+def _add_standing_flags(parser: argparse.ArgumentParser) -> None:
+    for entry in refused.STANDING:
+        flags = entry.flags
+        if entry.is_switch:
+            flags += tuple(flag.replace("--", "--no-", 1) for flag in flags)
+        parser.add_argument(*flags, action=_StandingAction, dest=argparse.SUPPRESS, entry=entry)
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse `argv`; an unknown flag is a ConfigError naming its alternative or nearest spelling."""
+    words = [refused.TRANSLATED.get(word, word) for word in argv]
+    args, unknown = parser.parse_known_args(words)
+    for word in unknown:
+        if word.startswith("--") and word != "--":
+            raise ConfigError(_explain_flag(parser, word.partition("=")[0]))
+    if unknown:
+        raise ConfigError(f"unexpected argument {unknown[0]!r}; see `{parser.prog} --help`.")
+    return args
+
+
+def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
+    reason = refused.reason(flag)
+    if reason is not None:
+        return f"{flag} is not offered: {reason}"
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    known = [spelling for action in shown for spelling in action.option_strings]
+    near = nearest(flag, known)
+    hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`."
+    return f"there is no option {flag}; {hint}"
+
+
+def _help(option: Option) -> str:
+    devices = "" if option.devices == "cpu,gpu" else f"; {option.devices} only"
+    default = "" if option.default in ("", ()) else f"default {format_value(option.default)}"
+    notes = (default + devices).removeprefix("; ")
+    return (option.description + (f" [{notes}]" if notes else "")).replace("%", "%%")
+
+
+def format_value(value: Any) -> str:
+    """A value as the command line and YAML spell it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- resolving ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration and where each value came from: a flag, a variable, a file or `default`."""
+
+    config: Config
+    sources: Mapping[str, str]
+
+
+def resolve(
+    args: argparse.Namespace | None = None, *, environ: Mapping[str, str] | None = None
+) -> Config:
+    """The configuration of `args`, `environ` (this process's by default) and the YAML file.
+
+    Raises ConfigError where an option is unknown, malformed, out of range or refused.
+    """
+    return resolve_with_sources(args, environ=environ).config
+
+
+def resolve_with_sources(
+    args: argparse.Namespace | None = None, *, environ: Mapping[str, str] | None = None
+) -> Resolved:
+    """Like `resolve`, and says where each value came from."""
+    typed = vars(args) if args is not None else {}
+    environ = dict(os.environ if environ is None else environ)
+    path = environ.pop(f"{ENVIRONMENT_PREFIX}CONFIG_FILE", None)
+    path = typed.get("config_file") or path
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(declared(), "default")
+    for found in (_from_file(path), _from_environment(environ), _from_flags(typed)):
+        for name, (value, source) in found.items():
+            values[name], sources[name] = value, source
+    return Resolved(_assemble(values), sources)
+
+
+def make_config(options: Mapping[str, Any]) -> Config:
+    """The configuration of options given by name from Python, `make_config({"threads": 2})`."""
+    return _assemble(
+        {
+            option.name: _convert(option, value, _field_name(name), is_text=False)
+            for name, value in options.items()
+            for option in [_find(name, name, value)]
+            if option is not None
+        }
+    )
+
+
+_Found = dict[str, tuple[Any, str]]
+"""Values by field name, each with its source."""
+
+
+def _from_flags(typed: Mapping[str, Any]) -> _Found:
+    return {
+        name: (_convert(option, typed[name], option.flag, is_text=True), option.flag)
+        for name, option in declared().items()
+        if name in typed
+    }
+
+
+def _from_environment(environ: Mapping[str, str]) -> _Found:
+    found: _Found = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        option = _find(name, variable, text, spell=lambda option: option.variable)
+        if option is not None:
+            value = [part.strip() for part in text.split(",")] if option.is_repeatable else text
+            found[option.name] = (_convert(option, value, variable, is_text=True), variable)
+    return found
+
+
+def _from_file(path: str | None) -> _Found:
+    if path is None:
+        return {}
+    source = f"file {Path(path).name}"
+    found: _Found = {}
+    for key, value in _flatten(_read_yaml(path), source):
+        where = f"{source}: {key}"
+        option = _find(key, where, value, spell=lambda option: option.name)
+        if option is not None:
+            found[option.name] = (_convert(option, value, where, is_text=False), source)
+    return found
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"--config-file {path}: cannot be read ({reason}).") from error
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"--config-file {path}: is not valid YAML ({reason}).") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config-file {path}: expected `option: value` lines.")
+    return {str(key): value for key, value in content.items()}
+
+
+def _flatten(content: Mapping[str, Any], source: str) -> Iterable[tuple[str, Any]]:
+    """Options of a file that may group them under section names."""
+    for key, value in content.items():
+        if not isinstance(value, dict):
+            yield key, value
+        elif key not in SECTIONS:
+            raise ConfigError(f"{source}: no section {key!r}; sections are {', '.join(SECTIONS)}.")
+        else:
+            yield from ((str(name), inner) for name, inner in value.items())
+
+
+def _find(
+    spelling: str, where: str, value: Any, *, spell: Callable[[Option], str] | None = None
+) -> Option | None:
+    """The option of `spelling`; None where a standing behaviour was named. Raises ConfigError."""
+    name = _field_name(spelling)
+    option = _by_spelling().get(name)
+    if option is not None:
+        return option
+    if refused.is_standing(_flag(name), value):
+        return None
+    reason = refused.reason(_flag(name))
+    if reason is not None:
+        raise ConfigError(f"{where} is not offered: {reason}")
+    near = nearest(name, _by_spelling())
+    hint = spell(_by_spelling()[near]) if near and spell else near
+    raise ConfigError(f"{where} is no option" + (f"; did you mean {hint}?" if hint else "."))
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The one of `words` that `word` is most likely a slip of."""
+    return next(iter(difflib.get_close_matches(word, list(words), n=1)), None)
+
+
+def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
+    """`value` in the option's type, checked against its choices and range."""
+    if option.is_repeatable and isinstance(value, str):
+        value = [value]
+    if is_text and option.is_switch and isinstance(value, str):
+        value = {"on": "true", "yes": "true", "off": "false", "no": "false"}.get(
+            value.lower(), value
+        )
+    try:
+        converted = msgspec.convert(value, option.type, strict=not is_text)
+    except msgspec.ValidationError as error:
+        kind = _kind(option)
+        raise ConfigError(f"{where}: expected {kind}, got {_show(option, value)}.") from error
+    if option.choices and converted not in option.choices:
+        raise ConfigError(f"{where}: {_bad_choice(option, converted)}")
+    if option.within is not None and converted not in option.within:
+        raise ConfigError(f"{where}: must be {option.within}, got {format_value(converted)}.")
+    return converted
+
+
+def _kind(option: Option) -> str:
+    if option.is_repeatable:
+        return "text or a list of texts"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names[option.type]
+
+
+def _show(option: Option, value: Any) -> str:
+    return "something else" if option.name in SECRETS else repr(value)
+
+
+def _bad_choice(option: Option, value: str) -> str:
+    reason = refused.value_reason(option.name, value)
+    return f"{value!r} is not offered: " + (reason or f"use one of {', '.join(option.choices)}.")
+
+
+def _assemble(values: Mapping[str, Any]) -> Config:
+    parts: dict[str, Any] = {}
+    for section, cls in typing.get_type_hints(Config).items():
+        names = {field.name for field in dataclasses.fields(cls)}
+        parts[section] = cls(**{name: values[name] for name in names & values.keys()})
+    config = Config(**parts)
+    _check_together(config)
+    return config
+
+
+def _check_together(config: Config) -> None:
+    """What no single option can say."""
+    server, models = config.server, config.models
+    if server.headless and server.external_engine:
+        raise ConfigError(
+            "--headless (engine only) and --external-engine (API only) exclude each other;"
+            " give one to each of two processes."
+        )
+    if (server.headless or server.external_engine) and not server.zmq_endpoint_base:
+        flag = "--headless" if server.headless else "--external-engine"
+        raise ConfigError(
+            f"{flag} needs --zmq-endpoint-base, the folder where engine and API meet."
+        )
+    if len(models.served_model_name) > max(len(models.model), 1):
+        raise ConfigError("there are more --served-model-name than --model; give one for each.")
+
+
+# -- showing and handing over ------------------------------------------------------------------
+
+
+def describe(resolved: Resolved) -> Sequence[tuple[Option, Any, str]]:
+    """Each option with its value (secrets masked) and source, in order of declaration."""
+    return [
+        (option, _masked(option, value_of(resolved.config, option)), resolved.sources[name])
+        for name, option in declared().items()
+    ]
+
+
+def value_of(config: Config, option: Option) -> Any:
+    """The value `config` holds for `option`."""
+    return getattr(getattr(config, option.section), option.name)
+
+
+def _masked(option: Option, value: Any) -> Any:
+    return tuple("***" for _ in value) if option.name in SECRETS else value
+
+
+def to_json(config: Config) -> bytes:
+    """A configuration for a child process. Holds secrets: hand it over privately."""
+    return msgspec.json.encode(config)
+
+
+def from_json(data: bytes | str) -> Config:
+    """What `to_json` wrote."""
+    return msgspec.json.decode(data, type=Config)

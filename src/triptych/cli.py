@@ -1,0 +1,196 @@
+"""The `triptych` command: which subcommands there are, and how they fail.
+
+Owns the registry, the top-level help and the exit codes. Knows nothing of what a command does: its
+module is imported only when it runs, so `triptych --help` answers at once and loads no torch.
+
+A command's module exposes two functions, by default `add_arguments(parser)`, which declares its
+flags (those of the configuration with `core.options.add_options`), and `run(args) -> int`, which
+does the work and returns the exit code. A module with several commands puts the name in between:
+`add_chat_arguments`, `run_chat`.
+
+Exit codes: 0 done, 1 failed while running, 2 wrong use or set-up (one line says what to do),
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from triptych.core.errors import ConfigError, RequestError, SetupError, TriptychError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand: where its code is and how it is used."""
+
+    name: str
+    summary: str
+    module: str
+    examples: tuple[str, ...]
+    operands: str = ""
+    is_named: bool = False
+
+    def _function(self, pattern: str) -> Any:
+        name = pattern.format(f"_{self.name}" if self.is_named else "")
+        return getattr(importlib.import_module(self.module), name)
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The command's parser, with every flag it takes."""
+        parser = _Parser(
+            prog=f"triptych {self.name}",
+            usage=f"triptych {self.name} [OPTIONS] {self.operands}".rstrip(),
+            description=self.summary,
+            epilog="examples:\n" + "".join(f"  {line}\n" for line in self.examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self._function("add{}_arguments")(parser)
+        return parser
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Parse `argv` and do the work; raises ConfigError where `argv` is wrong."""
+        from triptych.core.options import parse
+
+        args = parse(self.parser(), argv)
+        return int(self._function("run{}")(args))
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with its complaints in the one exception tree."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see `{self.prog} --help`.")
+
+
+_LLM = "triptych.modalities.llm"
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "serve",
+        "Serve models over HTTP, as OpenAI does.",
+        "triptych.serve",
+        (
+            "triptych serve",
+            "triptych serve --model HuggingFaceTB/SmolLM2-360M-Instruct --port 8080",
+            "triptych serve --model chat=./model.gguf --api-key-file keys.txt",
+            "triptych serve --config-file triptych.yaml",
+        ),
+    ),
+    Command(
+        "chat",
+        "Talk to a model in the terminal.",
+        f"{_LLM}.cli",
+        (
+            "triptych chat",
+            'triptych chat "Why is the sky blue?" --max-tokens 100',
+            "git diff | triptych chat --system 'Write a commit message for this diff.'",
+        ),
+        operands="[PROMPT]",
+        is_named=True,
+    ),
+    Command(
+        "generate",
+        "Answer a batch of prompts, from arguments or JSONL to JSONL.",
+        f"{_LLM}.cli",
+        (
+            'triptych generate "One." "Two." --temperature 0',
+            "triptych generate --input prompts.jsonl --output answers.jsonl",
+        ),
+        operands="[PROMPT ...]",
+        is_named=True,
+    ),
+    Command(
+        "bench",
+        "Measure any OpenAI-compatible server, or two side by side.",
+        f"{_LLM}.bench.cli",
+        (
+            "triptych bench --concurrency 8 --prompt-tokens 256 --output-tokens 64",
+            "triptych bench --rate 4 --num-requests 200 --shared-prefix-tokens 1500",
+            "triptych bench --url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --repeats 5",
+        ),
+    ),
+    Command(
+        "models",
+        "List, fetch, verify and remove models.",
+        "triptych.models_cli",
+        ("triptych models list", "triptych models fetch HuggingFaceTB/SmolLM2-360M-Instruct"),
+        operands="list|fetch|verify|remove [MODEL ...]",
+    ),
+    Command(
+        "config",
+        "Print the resolved configuration and where each value came from.",
+        "triptych.config_cli",
+        ("triptych config --config-file triptych.yaml", "triptych config --changed --format yaml"),
+    ),
+    Command("version", "Print versions.", "triptych.version_cli", ("triptych version",)),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Only `--help` exits by itself."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(argv)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has left. Keep the interpreter from flushing into the void.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except TriptychError as error:
+        if _wants_debug(argv):
+            traceback.print_exception(error)
+        _print_error(error)
+        return 2 if isinstance(error, SetupError | RequestError) else 1
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_overview())
+        return 0
+    name = "version" if argv[0] in ("-V", "--version") else argv[0]
+    command = next((command for command in COMMANDS if command.name == name), None)
+    if command is None:
+        raise ConfigError(_explain_command(name))
+    return command.run(argv[1:])
+
+
+def _overview() -> str:
+    width = max(len(command.name) for command in COMMANDS)
+    commands = "".join(f"  {command.name:{width}}  {command.summary}\n" for command in COMMANDS)
+    examples = "".join(f"  {command.examples[0]}\n" for command in COMMANDS[:4])
+    return (
+        "usage: triptych COMMAND [OPTIONS]\n\n"
+        "One server for text, vision, speech and images.\n\n"
+        f"commands:\n{commands}\nexamples:\n{examples}\n"
+        "`triptych COMMAND --help` lists a command's options.\n"
+    )
+
+
+def _explain_command(name: str) -> str:
+    from triptych.core.options import nearest
+
+    kind = "option" if name.startswith("-") else "command"
+    near = nearest(name, [command.name for command in COMMANDS])
+    hint = f"did you mean `triptych {near}`?" if near else "`triptych --help` lists the commands."
+    return f"there is no {kind} {name!r}; {hint}"
+
+
+def _wants_debug(argv: Sequence[str]) -> bool:
+    """Whether `--log-level debug` was asked for, even where the arguments do not parse."""
+    wanted = "--log-level debug" in " ".join(argv).replace("=", " ")
+    return wanted or os.environ.get("TRIPTYCH_LOG_LEVEL") == "debug"
+
+
+def _print_error(error: TriptychError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text.assemble(("error: ", "bold red"), " ".join(error.message.split()))
+    Console(stderr=True, soft_wrap=True).print(line)
