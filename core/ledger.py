@@ -1,0 +1,124 @@
+"""The memory budget: bytes by owner.
+
+Owns the count, not the memory. Weights, caches and activations of every model draw on one ledger
+per device; a reservation is promised first, then backed by an allocation (`commit`), then
+released once. Knows nothing of torch or of what the bytes hold.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from triptych.core.errors import MemoryBudgetExceeded
+
+
+class Reservation:
+    """Bytes promised to one owner. A context manager that releases on the way out."""
+
+    def __init__(self, ledger: Ledger, owner: str, num_bytes: int) -> None:
+        self.owner = owner
+        self._ledger = ledger
+        self._num_bytes = num_bytes
+        self._is_committed = False
+        self._is_released = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held now; 0 after release."""
+        return self._num_bytes
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether memory really stands behind the promise."""
+        return self._is_committed
+
+    def commit(self) -> None:
+        """Note that the bytes are now allocated on the device."""
+        assert not self._is_released, f"{self.owner}: commit after release"
+        self._is_committed = True
+
+    def resize(self, num_bytes: int) -> None:
+        """Hold `num_bytes` instead. Raises `MemoryBudgetExceeded`, and then changes nothing."""
+        assert not self._is_released, f"{self.owner}: resize after release"
+        self._ledger._change(self, num_bytes)
+
+    def release(self) -> None:
+        """Give the bytes back; a second call is a mistake of ours."""
+        assert not self._is_released, f"{self.owner}: released twice"
+        self._ledger._change(self, 0)
+        self._is_released, self._is_committed = True, False
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_released:
+            self.release()
+
+
+class Ledger:
+    """Who holds how much of `capacity_bytes`. Thread-safe: loader threads reserve."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        if capacity_bytes < 0:
+            raise ValueError("capacity_bytes must not be negative")
+        self.capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._held: set[Reservation] = set()
+        self._used_bytes = 0
+
+    @property
+    def available_bytes(self) -> int:
+        """Bytes nobody holds."""
+        return self.capacity_bytes - self._used_bytes
+
+    def reserve(self, owner: str, num_bytes: int) -> Reservation:
+        """Promise `num_bytes` to `owner` (`model/weights`, `model/kv`, ...).
+
+        Raises `MemoryBudgetExceeded`, naming who holds what, if they are not there.
+        """
+        reservation = Reservation(self, owner, 0)
+        self._change(reservation, num_bytes)
+        return reservation
+
+    def by_owner(self) -> dict[str, int]:
+        """Bytes held by each owner, the largest first."""
+        with self._lock:
+            return self._by_owner()
+
+    def check(self) -> None:
+        """Assert that the books balance."""
+        with self._lock:
+            total = sum(reservation.num_bytes for reservation in self._held)
+            assert total == self._used_bytes, f"ledger off: {total} held, {self._used_bytes} booked"
+            assert 0 <= self._used_bytes <= self.capacity_bytes, "ledger overdrawn"
+            assert all(reservation.num_bytes > 0 for reservation in self._held)
+
+    def _change(self, reservation: Reservation, num_bytes: int) -> None:
+        if num_bytes < 0:
+            raise ValueError("num_bytes must not be negative")
+        with self._lock:
+            growth = num_bytes - reservation._num_bytes
+            if growth > self.available_bytes:
+                raise MemoryBudgetExceeded(self._refusal(reservation.owner, growth))
+            self._used_bytes += growth
+            reservation._num_bytes = num_bytes
+            (self._held.add if num_bytes else self._held.discard)(reservation)
+
+    def _by_owner(self) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for reservation in self._held:
+            totals[reservation.owner] = totals.get(reservation.owner, 0) + reservation.num_bytes
+        return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+
+    def _refusal(self, owner: str, growth: int) -> str:
+        held = ", ".join(f"{name} {_mib(size)}" for name, size in self._by_owner().items())
+        return (
+            f"{owner} needs {_mib(growth)}, but {_mib(self.available_bytes)} of"
+            f" {_mib(self.capacity_bytes)} are left (held: {held or 'nothing'})."
+            " Raise device_memory_utilization, or serve fewer or smaller models."
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
