@@ -1,0 +1,29 @@
+"""A small tensor on its way to the host, copied behind the work that makes it.
+
+Owns the pinned buffer and the event. On a CPU the tensor itself is the copy.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class HostCopy:
+    """Starts the copy at once; `get` waits for it alone, not for work queued since."""
+
+    __slots__ = ("_event", "_host")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = tensor
+        self._event: torch.Event | None = None
+        if tensor.is_cuda:
+            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.Event(tensor.device)
+            self._event.record()
+
+    def get(self) -> torch.Tensor:
+        """The tensor on the host."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host

@@ -1,0 +1,93 @@
+"""What changes logits before they become probabilities: bias, forbidden stops, penalties.
+
+Owns the per-slot state of these edits on the device. Knows nothing of temperature or filters.
+The edits are applied in the order of this file, each only to the rows that asked for it.
+
+Shapes: B rows of the step, S slots, V vocabulary, E sparse entries of a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_IS_IN_PROMPT = 2**30
+"""Bit of a penalty count that marks a prompt token; the bits below count output tokens."""
+
+
+class SparseEdits:
+    """A few values added to each slot's logits: `logit_bias`, or minus infinity on stop tokens.
+
+    Slots are padded with zeros for token 0, up to the longest list seen.
+    """
+
+    def __init__(self, max_batch_size: int, device: torch.device) -> None:
+        self._ids_SE = torch.zeros(max_batch_size, 0, dtype=torch.int64, device=device)
+        self._values_SE = torch.zeros(max_batch_size, 0, device=device)
+
+    def bind(self, slot: int, entries: Sequence[tuple[int, float]]) -> None:
+        """Replace the slot's entries; of several for one token the last counts."""
+        unique = dict(entries)
+        missing = len(unique) - self._ids_SE.shape[1]
+        if missing > 0:
+            self._ids_SE = torch.nn.functional.pad(self._ids_SE, (0, missing))
+            self._values_SE = torch.nn.functional.pad(self._values_SE, (0, missing))
+        self._ids_SE[slot] = 0
+        self._values_SE[slot] = 0
+        self._ids_SE[slot, : len(unique)] = self._ids_SE.new_tensor(list(unique))
+        self._values_SE[slot, : len(unique)] = self._values_SE.new_tensor(list(unique.values()))
+
+    def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:
+        """Logits with each row's entries added."""
+        return logits_BV.scatter_add(-1, self._ids_SE[slots_B], self._values_SE[slots_B])
+
+
+class Penalties:
+    """Repetition, frequency and presence penalties, and the token counts they need.
+
+    Repetition counts prompt and output, as transformers does (Keskar et al., "CTRL", 2019).
+    Frequency and presence count the output only, as OpenAI and vLLM do. Counts live on the device
+    and grow with each draw there, so that the next step can start before the host has read a
+    token; they are allocated when the first row asks for a penalty.
+    """
+
+    def __init__(self, vocab_size: int, max_batch_size: int, device: torch.device) -> None:
+        self._shape = (max_batch_size, vocab_size)
+        self._counts_SV: torch.Tensor | None = None
+        self._scales_S3 = torch.zeros(max_batch_size, 3, device=device)
+
+    def bind(
+        self,
+        slot: int,
+        scales: tuple[float, float, float],
+        prompt: Sequence[int],
+        output: Sequence[int],
+    ) -> None:
+        """Start a slot: `scales` are repetition, frequency and presence; the ids its history."""
+        device = self._scales_S3.device
+        if self._counts_SV is None:
+            self._counts_SV = torch.zeros(self._shape, dtype=torch.int32, device=device)
+        self._scales_S3[slot] = torch.tensor(scales)
+        counts_V = self._counts_SV[slot].zero_()
+        counts_V[torch.tensor(prompt, dtype=torch.int64, device=device)] = _IS_IN_PROMPT
+        output_ids = torch.tensor(output, dtype=torch.int64, device=device)
+        counts_V.index_add_(0, output_ids, torch.ones_like(output_ids, dtype=torch.int32))
+
+    def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:
+        """Penalised logits of rows whose slots are all bound here."""
+        assert self._counts_SV is not None
+        counts_BV = self._counts_SV[slots_B]
+        repetition_B1, frequency_B1, presence_B1 = self._scales_S3[slots_B, :, None].unbind(1)
+        num_output_BV = counts_BV & (_IS_IN_PROMPT - 1)
+        scaled_BV = torch.where(logits_BV > 0, logits_BV / repetition_B1, logits_BV * repetition_B1)
+        return (
+            torch.where(counts_BV > 0, scaled_BV, logits_BV)
+            - frequency_B1 * num_output_BV
+            - presence_B1 * (num_output_BV > 0)
+        )
+
+    def count(self, slots_B: torch.Tensor, token_ids_B: torch.Tensor) -> None:
+        """Record one drawn token per slot; no slot may appear twice."""
+        assert self._counts_SV is not None
+        self._counts_SV[slots_B, token_ids_B] += 1

@@ -1,0 +1,261 @@
+"""Draws one token per row of a step, vectorised over the batch.
+
+Owns the per-slot sampling state and the order of things. Knows nothing of models, pages or jobs.
+
+A step's logits pass through, each only for the rows that need it:
+
+1. `logit_bias`, 2. `min_tokens` (stop tokens forbidden until enough output), 3. repetition, then
+frequency and presence penalties, 4. temperature, 5. top-k, 6. top-p, 7. min-p, 8. the draw.
+
+Below a temperature of 1e-5 the row is greedy: the likeliest token after step 3 (the lowest id
+among equals). So it is with `top_k=1` or `top_p=0`. Which rows need what is decided on the host
+from flags set when a slot is bound, so a step never waits for the device. Every operation works
+on one row alone: no row's token depends on its batch mates.
+
+Shapes: B rows of the step, S slots, V vocabulary, R rows of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from triptych.core.plan import SlotStart, TokenRowResult
+from triptych.core.sampling.filters import draw, nucleus_thresholds
+from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.sampling.logprobs import Logprobs
+from triptych.core.sampling.params import MAX_LOGPROBS, SamplingParams
+from triptych.core.sampling.processors import Penalties, SparseEdits
+from triptych.core.sampling.randomness import stream_key, uniforms
+from triptych.core.tokens import TokenLogprob
+
+_MIN_TEMPERATURE = 1e-5
+
+_SLOT = np.dtype(
+    [
+        ("key", np.uint64),
+        ("is_greedy", np.bool_),
+        ("is_filtered", np.bool_),
+        ("has_min_p", np.bool_),
+        ("has_bias", np.bool_),
+        ("has_penalty", np.bool_),
+        ("first_free_position", np.int64),
+        ("num_top", np.int64),
+    ]
+)
+"""What the host knows of a slot. Before `first_free_position` stop tokens are forbidden; `num_top`
+is -1 where no log-probabilities are wanted."""
+
+Rows = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What a step drew. The device tensors feed the next step; the host copy is under way."""
+
+    token_ids_B: torch.Tensor
+    is_finite_B: torch.Tensor
+    _vocab_size: int
+    _ids: HostCopy
+    _num_top: tuple[int, ...]
+    _logprobs: Logprobs | None
+
+    def to_results(self) -> tuple[TokenRowResult, ...]:
+        """Wait for the copies. A row whose id is out of range counts as not finite."""
+        return tuple(
+            TokenRowResult(token_ids=(token_id,), logprobs=entries)
+            if 0 <= token_id < self._vocab_size
+            else TokenRowResult(is_finite=False)
+            for token_id, entries in zip(self._ids.get().tolist(), self._entries(), strict=True)
+        )
+
+    def _entries(self) -> list[tuple[TokenLogprob, ...]]:
+        if self._logprobs is None:
+            return [()] * len(self._num_top)
+        wanted = [count for count in self._num_top if count >= 0]
+        entries = iter(self._logprobs.to_entries(wanted))
+        return [(next(entries),) if count >= 0 else () for count in self._num_top]
+
+
+class Sampler:
+    """Sampling state of one model's batch slots. Used from one thread."""
+
+    def __init__(self, *, vocab_size: int, max_batch_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._slots = np.zeros(max_batch_size, _SLOT)
+        self._shape_S4 = torch.zeros(max_batch_size, 4, device=device)
+        self._bias = SparseEdits(max_batch_size, device)
+        self._stops = SparseEdits(max_batch_size, device)
+        self._penalties = Penalties(vocab_size, max_batch_size, device)
+
+    def bind(self, start: SlotStart) -> None:
+        """Take a slot for a row: its parameters, and its history where penalties need one."""
+        sampling = start.sampling
+        self._slots[start.slot] = _flags(start)
+        self._shape_S4[start.slot] = torch.tensor(
+            (
+                max(sampling.temperature, _MIN_TEMPERATURE),
+                min(sampling.top_k, self._vocab_size),
+                sampling.top_p,
+                sampling.min_p,
+            )
+        )
+        if sampling.logit_bias:
+            self._bias.bind(start.slot, sampling.logit_bias)
+        if sampling.min_tokens:
+            self._stops.bind(start.slot, [(t, -torch.inf) for t in sampling.stop_token_ids])
+        if _has_penalty(sampling):
+            self._penalties.bind(
+                start.slot,
+                (
+                    sampling.repetition_penalty,
+                    sampling.frequency_penalty,
+                    sampling.presence_penalty,
+                ),
+                start.history_ids[: start.num_prompt_tokens],
+                start.history_ids[start.num_prompt_tokens :],
+            )
+
+    def sample(
+        self, logits_BV: torch.Tensor, slots: Sequence[int], positions: Sequence[int]
+    ) -> SampledTokens:
+        """Draw one token per row.
+
+        `slots` are the rows' bound slots, each at most once; `positions` the absolute positions
+        of the tokens being drawn. Logits of any float type; they are not changed.
+        """
+        rows = self._slots[np.asarray(slots)]
+        position_B = np.asarray(positions, np.int64)
+        slots_B = self._to_device(np.asarray(slots, np.int64))
+        logits_BV = logits_BV.float()
+        is_finite_B = torch.isfinite(logits_BV.sum(-1))
+        edited_BV = self._edit(logits_BV, rows, slots_B, position_B)
+        token_ids_B = self._draw(edited_BV, rows, slots_B, position_B)
+        if rows["has_penalty"].any():
+            index = self._index(rows["has_penalty"])
+            self._penalties.count(slots_B[index], token_ids_B[index])
+        return SampledTokens(
+            token_ids_B,
+            is_finite_B,
+            self._vocab_size,
+            HostCopy(torch.where(is_finite_B, token_ids_B, -1)),
+            tuple(rows["num_top"].tolist()),
+            self._logprobs(logits_BV, token_ids_B, rows["num_top"]),
+        )
+
+    def prompt_logprobs(
+        self, logits_TV: torch.Tensor, next_ids_T: torch.Tensor, num_top: int
+    ) -> Logprobs:
+        """Log-probabilities of each position's actual next token, with `num_top` alternatives.
+
+        Call `.to_entries([num_top] * T)` when the step is over.
+        """
+        return Logprobs.of(logits_TV, next_ids_T, num_top)
+
+    def _edit(
+        self,
+        logits_BV: torch.Tensor,
+        rows: Rows,
+        slots_B: torch.Tensor,
+        position_B: NDArray[np.int64],
+    ) -> torch.Tensor:
+        is_barred = position_B < rows["first_free_position"]
+        is_edited = rows["has_bias"] | is_barred | rows["has_penalty"]
+        if not is_edited.any():
+            return logits_BV
+        edited_BV = logits_BV.clone()
+        for apply, is_wanted in (
+            (self._bias.apply, rows["has_bias"]),
+            (self._stops.apply, is_barred),
+            (self._penalties.apply, rows["has_penalty"]),
+        ):
+            if is_wanted.any():
+                index = self._index(is_wanted)
+                edited_BV[index] = apply(edited_BV[index], slots_B[index])
+        return edited_BV
+
+    def _draw(
+        self,
+        logits_BV: torch.Tensor,
+        rows: Rows,
+        slots_B: torch.Tensor,
+        position_B: NDArray[np.int64],
+    ) -> torch.Tensor:
+        is_greedy = rows["is_greedy"]
+        if is_greedy.all():
+            return logits_BV.argmax(-1)
+        is_random = ~is_greedy
+        uniform_B = self._to_device(uniforms(rows["key"], position_B))
+        if is_random.all():
+            return self._draw_random(logits_BV, rows, slots_B, uniform_B)
+        greedy, random = self._index(is_greedy), self._index(is_random)
+        token_ids_B = torch.empty_like(slots_B)
+        token_ids_B[greedy] = logits_BV[greedy].argmax(-1)
+        token_ids_B[random] = self._draw_random(
+            logits_BV[random], rows[is_random], slots_B[random], uniform_B[random]
+        )
+        return token_ids_B
+
+    def _draw_random(
+        self, logits_RV: torch.Tensor, rows: Rows, slots_R: torch.Tensor, uniform_R: torch.Tensor
+    ) -> torch.Tensor:
+        temperature_R1, top_k_R1, top_p_R1, min_p_R1 = self._shape_S4[slots_R, :, None].unbind(1)
+        probs_RV = torch.softmax(logits_RV / temperature_R1, -1)
+        if (rows["is_filtered"] | rows["has_min_p"]).any():
+            floor_R1 = min_p_R1 * probs_RV.amax(-1, keepdim=True)
+            if rows["is_filtered"].any():
+                index = self._index(rows["is_filtered"])
+                nucleus_R = nucleus_thresholds(
+                    probs_RV[index], top_k_R1[index, 0], top_p_R1[index, 0]
+                )
+                floor_R1[index, 0] = torch.maximum(floor_R1[index, 0], nucleus_R)
+            probs_RV = torch.where(probs_RV >= floor_R1, probs_RV, 0.0)
+        return draw(probs_RV, uniform_R)
+
+    def _logprobs(
+        self, logits_BV: torch.Tensor, token_ids_B: torch.Tensor, num_top: NDArray[np.int64]
+    ) -> Logprobs | None:
+        is_wanted = num_top >= 0
+        if not is_wanted.any():
+            return None
+        index = self._index(is_wanted)
+        # The same number for every row, so that ties at the end fall alike in any batch.
+        count = MAX_LOGPROBS if num_top.max() > 0 else 0
+        return Logprobs.of(logits_BV[index], token_ids_B[index], count)
+
+    def _index(self, mask: NDArray[np.bool_]) -> torch.Tensor:
+        return self._to_device(np.flatnonzero(mask))
+
+    def _to_device(self, array: NDArray[np.int64] | NDArray[np.float64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _flags(start: SlotStart) -> tuple[int | bool, ...]:
+    """The `_SLOT` record of a row."""
+    sampling = start.sampling
+    is_greedy = (
+        sampling.temperature < _MIN_TEMPERATURE or sampling.top_k == 1 or sampling.top_p == 0
+    )
+    return (
+        stream_key(sampling.seed, sampling.sample_index),
+        is_greedy,
+        sampling.top_k > 0 or sampling.top_p < 1,
+        sampling.min_p > 0,
+        bool(sampling.logit_bias),
+        _has_penalty(sampling),
+        start.num_prompt_tokens + sampling.min_tokens if sampling.stop_token_ids else 0,
+        -1 if sampling.top_logprobs is None else sampling.top_logprobs,
+    )
+
+
+def _has_penalty(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+    )
