@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from triptych.core.errors import ConfigError, RequestError
-from triptych.core.options import add_options, overrides_from_args
+from triptych.core.options import add_options, resolve
+from triptych.core.weights.progress import RichProgress
 from triptych.modalities.llm.pipeline import ChatPipeline, Message
 
 _HELP = """[dim]/reset[/] forgets the conversation, [dim]/exit[/] or Ctrl-D leaves."""
@@ -45,11 +46,7 @@ def _call_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _open_pipeline(args: argparse.Namespace) -> ChatPipeline:
-    options = overrides_from_args(args)
-    models = options.pop("model", ())
-    if len(models) > 1:
-        raise ConfigError("Give one --model here; `triptych serve` takes several.")
-    return ChatPipeline.from_pretrained(*models, **options)
+    return ChatPipeline.from_config(resolve(args), RichProgress())
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest, RequestError
+from triptych.core.errors import ConfigError, InvalidRequest, RequestError
 from triptych.core.loop_thread import LoopThread
-from triptych.core.options import from_overrides
+from triptych.core.options import make_config
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve_all
 from triptych.modalities.llm.service import (
@@ -96,16 +96,21 @@ class ChatPipeline:
 
         Raises errors of `core.errors.SetupError`: an unknown option, unfit weights, no memory.
         """
-        config = from_overrides(model=(model,), **options)
-        bar = RichProgress() if progress else SilentProgress()
-        with bar:
-            (resolved,) = resolve_all(config.models, bar)
-            loop = LoopThread("triptych-pipeline")
-            try:
-                service = loop.run(_start(resolved, config, bar))
-            except BaseException:
-                loop.close()
-                raise
+        config = make_config({"model": (model,), **options})
+        return cls.from_config(config, RichProgress() if progress else SilentProgress())
+
+    @classmethod
+    def from_config(cls, config: Config, progress: Progress) -> Self:
+        """Load the one model of a resolved configuration."""
+        if len(config.models.model) > 1:
+            raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
+        (resolved,) = resolve_all(config.models, progress)
+        loop = LoopThread("triptych-pipeline")
+        try:
+            service = loop.run(_start(resolved, config))
+        except BaseException:
+            loop.close()
+            raise
         return cls(service, resolved.name, loop)
 
     @overload
@@ -274,7 +279,7 @@ class _Assembly:
         )
 
 
-async def _start(resolved: ResolvedModel, config: Config, progress: Progress) -> LlmService:
+async def _start(resolved: ResolvedModel, config: Config) -> LlmService:
     """Bring up an engine in this process and wait until the model is ready."""
     from triptych.core.device import Device
     from triptych.core.ledger import Ledger
@@ -288,6 +293,5 @@ async def _start(resolved: ResolvedModel, config: Config, progress: Progress) ->
     loader = LlmLoader(resolved, config, device, ledger)
     client = LocalClient(Engine([loader], config=config, ledger=ledger))
     text = TextModel.open(resolved, config.models)
-    with progress.task(f"Loading {resolved.name}"):
-        await client.load(resolved.name)
+    await client.load(resolved.name)
     return LlmService(client, [text], Admission(options=config.schedule))

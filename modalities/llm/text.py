@@ -16,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template
 from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
+from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.detokenizer import Detokenizer
 from triptych.modalities.llm.template import compile_template
@@ -54,9 +55,9 @@ class TextModel:
         `--chat-template`.
         """
         folder = Path(resolved.folder)
-        config = _read_json(folder / "config.json")
-        tokenizer_config = _read_json(folder / "tokenizer_config.json", required=False)
-        generation = _read_json(folder / "generation_config.json", required=False)
+        config = read_json(folder / "config.json")
+        tokenizer_config = _read_if_there(folder / "tokenizer_config.json")
+        generation = _read_if_there(folder / "generation_config.json")
         tokens = _named_tokens(tokenizer_config)
         own_length = int(config.get("max_position_embeddings", 2048))
         if options.max_length > own_length:
@@ -131,7 +132,7 @@ class TextModel:
                 **{"add_generation_prompt": True, **template_kwargs},
                 **self.template_tokens,
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a foreign program: it may raise anything
             raise InvalidRequest(
                 f"The chat template of {self.name} rejects these messages: {error}",
                 param="messages",
@@ -208,18 +209,8 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content if content is not None else ""}
 
 
-def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    if not path.is_file():
-        if required:
-            raise WeightsError(f"{path.name} is missing from the model's folder.")
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WeightsError(f"{path.name} is not valid JSON.") from error
-    if not isinstance(value, dict):
-        raise WeightsError(f"{path.name} does not hold a JSON object.")
-    return value
+def _read_if_there(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.is_file() else {}
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
