@@ -1,0 +1,103 @@
+"""A verified, lazily mapped set of named tensors and the configs beside them.
+
+Owns reading tensors of a safetensors folder. What the folder may hold is proven by `layout`;
+where tensors go is decided by `loading`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.layout import TensorInfo, read_json, read_layout
+from triptych.core.weights.manifest import verify_if_sealed
+
+_TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+class Checkpoint:
+    """Tensors and configs of one model folder. Use as a context manager; reads after it fail."""
+
+    def __init__(
+        self, folder: Path, tensors: Mapping[str, TensorInfo], config: dict[str, Any]
+    ) -> None:
+        self.folder = folder
+        self.tensors = tensors
+        self.config = config
+        generation = folder / "generation_config.json"
+        self.generation_config = read_json(generation) if generation.is_file() else {}
+        self._files = ExitStack()
+        self._handles: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Checkpoint:
+        """Open `folder` after checking its headers, and its checksums where it has a manifest.
+
+        Raises `WeightsError` naming file and tensor when anything is missing or damaged.
+        """
+        path = Path(folder)
+        verify_if_sealed(path)
+        return cls(path, read_layout(path), read_json(path / "config.json"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type that most of the checkpoint's bytes have."""
+        sizes: Counter[str] = Counter()
+        for info in self.tensors.values():
+            if info.dtype in _TORCH_DTYPES:
+                sizes[info.dtype] += info.num_bytes
+        return _TORCH_DTYPES[max(sizes, key=lambda dtype: sizes[dtype])] if sizes else torch.float32
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(info.num_bytes for info in self.tensors.values())
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor on the CPU, mapped from its file: pages are read when touched."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise WeightsError(f"The checkpoint has no tensor {name!r}.")
+        if info.file not in self._handles:
+            self._handles[info.file] = self._open(info.file)
+        try:
+            return self._handles[info.file].get_tensor(name)  # type: ignore[no-any-return]
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"Tensor {name!r} cannot be read from {info.file}.") from error
+
+    def close(self) -> None:
+        """Unmap the files; tensors already read stay valid."""
+        self._handles.clear()
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, file: str) -> Any:
+        try:
+            return self._files.enter_context(safe_open(self.folder / file, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{file} cannot be opened as safetensors.") from error

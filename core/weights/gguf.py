@@ -1,0 +1,116 @@
+"""Converting a GGUF file into a folder of safetensors, configs and tokenizer files.
+
+Owns the data path: dequantise a few rows, undo llama.cpp's row order, round, append. What the
+tensors and configs are called is `gguf_config`'s, the tokenizer `gguf_tokenizer`'s business.
+Dequantisation is the `gguf` library's; nothing of the file reaches it before `gguf_header` has
+proven the bounds. Unquantised files keep their type, all others become bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.gguf_config import GgufModel, describe
+from triptych.core.weights.gguf_header import GgufFile, GgufTensor, open_gguf
+from triptych.core.weights.gguf_tokenizer import tokenizer_files
+from triptych.core.weights.layout import SINGLE_NAME
+from triptych.core.weights.progress import Progress
+from triptych.core.weights.safetensors_writer import write_safetensors
+
+SUPPORTED_KINDS = frozenset({
+    Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K,
+})  # fmt: skip
+CHUNK_VALUES = 1 << 21
+_UNQUANTISED = {Kind.F32: "F32", Kind.F16: "F16"}
+_EXPONENT_BITS = {
+    "F32": (np.uint32, 0x7F800000),
+    "F16": (np.uint16, 0x7C00),
+    "BF16": (np.uint16, 0x7F80),
+}
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
+    """Write config, tokenizer and safetensors of the GGUF file `source` into `folder`.
+
+    Holds a few rows at a time. Raises `WeightsError` naming file and tensor, and `OSError` as the
+    disk does.
+    """
+    with open_gguf(source) as file:
+        for tensor in file.tensors.values():
+            if tensor.kind not in SUPPORTED_KINDS:
+                raise WeightsError(
+                    f"Tensor {tensor.name!r} in {file.name} has the type {tensor.kind.name};"
+                    f" supported are {', '.join(sorted(kind.name for kind in SUPPORTED_KINDS))}."
+                )
+        dtype = _output_dtype(file)
+        model = describe(file, dtype)
+        files = {"config.json": model.config, **tokenizer_files(file, model.config)}
+        for name, content in files.items():
+            text = content if isinstance(content, str) else json.dumps(content, indent=2)
+            (folder / name).write_text(text, encoding="utf-8")
+        _write_tensors(file, model, folder / SINGLE_NAME, dtype, progress)
+
+
+def _write_tensors(
+    file: GgufFile, model: GgufModel, target: Path, dtype: str, progress: Progress
+) -> None:
+    sources = {name: file.tensors[source] for name, source in model.tensors.items()}
+    progress.start("Converting", sum(tensor.num_bytes for tensor in sources.values()))
+
+    def chunks_of(name: str) -> Iterator[Array]:
+        for chunk, num_bytes in _convert(file, sources[name], dtype, model.row_order(name)):
+            yield chunk
+            progress.advance(num_bytes)
+
+    shapes = {name: tensor.shape for name, tensor in sources.items()}
+    write_safetensors(target, shapes, dtype, chunks_of)
+
+
+def _convert(
+    file: GgufFile, tensor: GgufTensor, dtype: str, row_order: Array | None
+) -> Iterator[tuple[Array, int]]:
+    """The tensor's values in their output type, a few rows at a time, and the bytes they took."""
+    rows = file.rows(tensor)
+    num_rows = max(1, CHUNK_VALUES * len(rows) // math.prod(tensor.shape))
+    for begin in range(0, len(rows), num_rows):
+        chosen = slice(begin, begin + num_rows)
+        raw = rows[chosen] if row_order is None else rows[row_order[chosen]]
+        with np.errstate(all="ignore"):  # damaged scales overflow here and are refused below
+            values = _cast(dequantize(raw, tensor.kind), dtype)
+        if not _is_finite(values, dtype):
+            raise WeightsError(f"Tensor {tensor.name!r} in {file.name} holds NaN or infinity.")
+        yield values, raw.nbytes
+
+
+def _output_dtype(file: GgufFile) -> str:
+    """The type of an unquantised file's matrices, or BF16."""
+    kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    return _UNQUANTISED.get(kinds.pop(), "BF16") if len(kinds) == 1 else "BF16"
+
+
+def _cast(values: Array, dtype: str) -> Array:
+    """float32 values as an array of the output type's bits (bfloat16 as uint16)."""
+    if dtype != "BF16":
+        return values.astype({"F32": np.float32, "F16": np.float16}[dtype], copy=False)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounding = (bits >> 16) & 1  # to nearest, ties to even
+    rounding += 0x7FFF
+    rounding += bits
+    rounding >>= 16
+    return rounding.astype(np.uint16)
+
+
+def _is_finite(values: Array, dtype: str) -> bool:
+    unsigned, exponent = _EXPONENT_BITS[dtype]
+    return not bool(((values.view(unsigned) & exponent) == exponent).any())

@@ -1,0 +1,290 @@
+"""A Hugging Face tokenizer from a GGUF file's metadata.
+
+Owns which normaliser, splits, merges and decoder each `tokenizer.ggml.model` and `.pre` stands
+for, and the special tokens. A vocabulary whose splits are unknown is refused: guessing them gives
+a model that answers, but worse, and nobody knows why.
+
+Splits: `llama_vocab::impl::load` and `llm_tokenizer_bpe` in llama.cpp's src/llama-vocab.cpp, and
+the `tokenizer.json` files of the model families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.gguf_header import GgufFile
+
+_CONTROL, _USER_DEFINED = 3, 4
+_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """How one family cuts text before merging."""
+
+    regex: str
+    single_digits: bool = False
+    composes: bool = False
+    whole_words_first: bool = False
+    adds_bos: bool = False
+
+
+_SPLITS: Mapping[str, _Split] = {
+    **dict.fromkeys(("default", "gpt-2"), _Split(_GPT2)),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _Split(_GPT2, single_digits=True)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3"), _Split(_LLAMA3, whole_words_first=True, adds_bos=True)
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _Split(_QWEN2, composes=True)),
+    "tekken": _Split(_TEKKEN, whole_words_first=True, adds_bos=True),
+}
+# Control tokens that end a turn under any name, as llama.cpp treats them.
+_END_TOKENS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+)
+
+
+class _Vocabulary:
+    """The tokenizer metadata, checked once."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.tokens: Sequence[str] = self._list("tokens", required=True)
+        self.merges: Sequence[str] = self._list("merges")
+        self.kinds = self._numbers("token_type", 1)
+        self.scores = self._numbers("scores", 0.0)
+        self.ids = {token: token_id for token_id, token in enumerate(self.tokens)}
+        if len(self.ids) != len(self.tokens):
+            raise WeightsError(f"{file.name} has a vocabulary with a token twice.")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.file.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def special_id(self, name: str) -> int | None:
+        """The id that metadata gives the special token `name`, such as `bos`."""
+        value = self.get(f"{name}_token_id")
+        if value is None or (isinstance(value, int) and 0 <= value < len(self.tokens)):
+            return value
+        raise WeightsError(f"{self.file.name} has an unfit {name}_token_id.")
+
+    def _list(self, key: str, *, required: bool = False) -> Sequence[str]:
+        value = self.get(key, None if required else [])
+        if not isinstance(value, list):
+            raise WeightsError(f"{self.file.name} has no tokenizer: tokenizer.ggml.{key}.")
+        return value
+
+    def _numbers(self, key: str, default: float) -> np.ndarray[Any, np.dtype[Any]]:
+        value = self.get(key)
+        if value is None:
+            return np.full(len(self.tokens), default)
+        if not isinstance(value, np.ndarray) or len(value) != len(self.tokens):
+            raise WeightsError(f"{self.file.name} has an unfit tokenizer.ggml.{key}.")
+        return value
+
+
+def tokenizer_files(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`tokenizer.json`, `tokenizer_config.json` and `generation_config.json` by name.
+
+    Raises `WeightsError` for a tokenizer we cannot rebuild faithfully.
+    """
+    vocabulary = _Vocabulary(file)
+    if len(vocabulary.tokens) > config["vocab_size"]:
+        raise WeightsError(
+            f"{file.name} has {len(vocabulary.tokens)} tokens, but embeddings"
+            f" for {config['vocab_size']}."
+        )
+    kind = vocabulary.get("model")
+    if kind == "gpt2":
+        tokenizer, adds_bos = _byte_level(vocabulary)
+    elif kind == "llama":
+        tokenizer, adds_bos = _sentencepiece(vocabulary), True
+    else:
+        raise WeightsError(f"{file.name} has the unsupported tokenizer {kind!r:.40}.")
+    _add_special_tokens(tokenizer, vocabulary)
+    adds_bos = bool(vocabulary.get("add_bos_token", adds_bos))
+    _add_template(tokenizer, vocabulary, adds_bos)
+    return {
+        "tokenizer.json": tokenizer.to_str(),
+        "tokenizer_config.json": _tokenizer_config(vocabulary, config, adds_bos),
+        "generation_config.json": _generation_config(vocabulary),
+    }
+
+
+def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
+    """GPT-2 style BPE over bytes, and whether the family begins texts with BOS."""
+    name = vocabulary.get("pre", "default")
+    split = _SPLITS.get(name)
+    if split is None:
+        raise WeightsError(
+            f"{vocabulary.file.name} has the unknown pre-tokenizer {name!r:.40};"
+            " serve the model's safetensors folder instead."
+        )
+    tokenizer = Tokenizer(
+        _bpe(vocabulary, _given_merges(vocabulary), ignore_merges=split.whole_words_first)
+    )
+    if split.composes:
+        tokenizer.normalizer = normalizers.NFC()
+    steps: list[Any] = (
+        [pre_tokenizers.Digits(individual_digits=True)] if split.single_digits else []
+    )
+    steps.append(pre_tokenizers.Split(Regex(split.regex), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, split.adds_bos
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+    """SentencePiece BPE as Hugging Face writes it: merges by score, bytes where nothing fits."""
+    unknown = vocabulary.special_id("unknown")
+    merges = _given_merges(vocabulary) if vocabulary.merges else _merges_by_score(vocabulary)
+    tokenizer = Tokenizer(
+        _bpe(
+            vocabulary,
+            merges,
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefixed = bool(vocabulary.get("add_space_prefix", True))
+    prefix = [normalizers.Prepend("▁")] if prefixed else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] * prefixed)])
+    return tokenizer
+
+
+def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
+    """The model; merges of pieces that are not tokens would make the library panic."""
+    ids = vocabulary.ids
+    for left, right in merges:
+        if left not in ids or right not in ids or left + right not in ids:
+            raise WeightsError(
+                f"{vocabulary.file.name} merges {left!r:.40} and {right!r:.40},"
+                " which its vocabulary does not have."
+            )
+    return models.BPE(vocab=ids, merges=merges, **options)
+
+
+def _given_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    pairs = []
+    for merge in vocabulary.merges:
+        left, space, right = merge.partition(" ")
+        if not (left and space and right) or " " in right:
+            raise WeightsError(f"{vocabulary.file.name} has the unfit merge {merge!r:.40}.")
+        pairs.append((left, right))
+    return pairs
+
+
+def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """Every way to make a token out of two others, best scores first.
+
+    The order among equals follows transformers' `generate_merges`.
+    """
+    ids, merges = vocabulary.ids, []
+    for token, token_id in ids.items():
+        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = [(left, right) for left, right in splits if left in ids and right in ids]
+        pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        merges += [(float(vocabulary.scores[token_id]), *pair) for pair in pairs]
+    merges.sort(key=lambda merge: (-merge[0], -len(merge[1]), -len(merge[2])))
+    return [(left, right) for _, left, right in merges]
+
+
+def _add_special_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
+    """Control tokens are special; user-defined ones are matched whole but stay text."""
+    control = np.flatnonzero(vocabulary.kinds == _CONTROL)
+    special = {int(token_id) for token_id in control}
+    for name in ("bos", "eos", "eot", "eom", "padding"):
+        token_id = vocabulary.special_id(name)
+        if token_id is not None:
+            special.add(token_id)
+    plain = np.flatnonzero(vocabulary.kinds == _USER_DEFINED)
+    added = dict.fromkeys(special, True) | {
+        int(token_id): False for token_id in plain if int(token_id) not in special
+    }
+    for token_id, is_special in sorted(added.items()):
+        token = AddedToken(vocabulary.tokens[token_id], normalized=False, special=is_special)
+        (tokenizer.add_special_tokens if is_special else tokenizer.add_tokens)([token])
+
+
+def _add_template(tokenizer: Tokenizer, vocabulary: _Vocabulary, adds_bos: bool) -> None:
+    """Wrap texts in BOS and EOS where the file asks for it."""
+    before = [vocabulary.special_id("bos")] if adds_bos else []
+    after = [vocabulary.special_id("eos")] if vocabulary.get("add_eos_token", False) else []
+    wrapped = [token_id for token_id in (*before, *after) if token_id is not None]
+    if not wrapped:
+        return
+    names = {token_id: vocabulary.tokens[token_id] for token_id in wrapped}
+    start = [names[token_id] for token_id in before if token_id is not None]
+    stop = [names[token_id] for token_id in after if token_id is not None]
+    pair = [*(f"{name}:1" for name in start), "$B:1", *(f"{name}:1" for name in stop)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*start, "$A", *stop],
+        pair=[*start, "$A", *stop, *pair],
+        special_tokens=[(name, token_id) for token_id, name in names.items()],
+    )
+
+
+def _tokenizer_config(
+    vocabulary: _Vocabulary, config: Mapping[str, Any], adds_bos: bool
+) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": adds_bos,
+    }
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    for ours, theirs in names.items():
+        token_id = vocabulary.special_id(theirs)
+        if token_id is not None:
+            values[f"{ours}_token"] = vocabulary.tokens[token_id]
+    template = vocabulary.file.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        values["chat_template"] = template
+    return values
+
+
+def _generation_config(vocabulary: _Vocabulary) -> dict[str, Any]:
+    """BOS, and every token that ends an answer."""
+    named = (vocabulary.special_id(name) for name in ("eos", "eot", "eom"))
+    ends = [token_id for token_id in named if token_id is not None]
+    for token in _END_TOKENS:
+        token_id = vocabulary.ids.get(token)
+        if token_id is not None and vocabulary.kinds[token_id] == _CONTROL:
+            ends.append(token_id)
+    values: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends))}
+    bos = vocabulary.special_id("bos")
+    return values if bos is None else {"bos_token_id": bos, **values}

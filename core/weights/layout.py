@@ -1,0 +1,235 @@
+"""What a safetensors folder holds, proven from its headers before anything is mapped.
+
+Owns finding the weight files of a folder and validating their headers: sizes, types, shapes, full
+coverage without holes or overlaps, and agreement with the shard index. Never reads tensor data and
+knows no torch. Messages name files by their last component only.
+
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from triptych.core.errors import WeightsError
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_JSON_BYTES = 100_000_000
+MAX_DIMS = 8
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "F64": 8, "I64": 8, "U64": 8,
+    "F32": 4, "I32": 4, "U32": 4,
+    "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    """One tensor as its header describes it. `dtype` is the safetensors name, `file` its file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor's data."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """One header entry, as the format defines it."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct):
+    """The shard index: which file holds which tensor."""
+
+    weight_map: dict[str, str]
+
+
+def read_layout(folder: Path) -> dict[str, TensorInfo]:
+    """Tensor infos by name of the (single or sharded) checkpoint in `folder`.
+
+    Raises `WeightsError` naming file and tensor when the files do not hold what they claim.
+    """
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        return read_header(single_file(folder))
+    weight_map = _read_index(index)
+    tensors: dict[str, TensorInfo] = {}
+    for shard in sorted(set(weight_map.values())):
+        for name, info in read_header(folder / shard).items():
+            if name in tensors:
+                raise WeightsError(
+                    f"Tensor {name!r} is in two shards, {tensors[name].file} and {shard}."
+                )
+            tensors[name] = info
+    _compare_with_index(tensors, weight_map)
+    return tensors
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The checkpoint's safetensors files, in order of name."""
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        return (single_file(folder),)
+    return tuple(folder / shard for shard in sorted(set(_read_index(index).values())))
+
+
+def single_file(folder: Path) -> Path:
+    """The one safetensors file of a folder without shard index."""
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        if file.name == SINGLE_NAME or len(files) == 1:
+            return file
+    if files:
+        raise WeightsError(
+            f"Found {len(files)} safetensors files such as {files[0].name}, but no {INDEX_NAME}"
+            " that says which tensors they hold."
+        )
+    unsafe = sorted(file for file in folder.glob("*") if file.suffix in UNSAFE_SUFFIXES)
+    if unsafe:
+        raise WeightsError(
+            f"{unsafe[0].name} is an unsafe format: such files can run code when loaded."
+            " Convert the model to safetensors."
+        )
+    raise WeightsError(f"No {SINGLE_NAME} or {INDEX_NAME} in the model's folder.")
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """Tensor infos of one safetensors file, after proving that they cover its data exactly."""
+    raw, data_bytes = _read_raw_header(file)
+    try:
+        fields = json.loads(raw, object_pairs_hook=_unique)
+        if not isinstance(fields, dict):
+            raise ValueError("not an object")
+        fields.pop("__metadata__", None)
+        entries = msgspec.convert(fields, dict[str, _Entry])
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise WeightsError(f"{file.name} has a damaged header: {_brief(error)}.") from error
+    for name, entry in entries.items():
+        _check_entry(file.name, name, entry)
+    _check_coverage(file.name, entries, data_bytes)
+    return {
+        name: TensorInfo(name, tuple(entry.shape), entry.dtype, file.name)
+        for name, entry in entries.items()
+    }
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a model's folder. Raises `WeightsError` naming the file."""
+    try:
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise WeightsError(f"{file.name} is too large to be a JSON file of a model.")
+        value = json.loads(file.read_bytes(), object_pairs_hook=_unique)
+    except OSError as error:
+        raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{file.name} is damaged: {_brief(error)}.") from error
+    if not isinstance(value, dict):
+        raise WeightsError(f"{file.name} is damaged: it holds no JSON object.")
+    return value
+
+
+def _read_raw_header(file: Path) -> tuple[bytes, int]:
+    """The header's JSON bytes and the number of data bytes behind it."""
+    try:
+        with file.open("rb") as stream:
+            size = file.stat().st_size
+            prefix = stream.read(8)
+            if len(prefix) < 8:
+                raise WeightsError(f"{file.name} is truncated: {size} bytes hold no header.")
+            length = int.from_bytes(prefix, "little")
+            if length > min(MAX_HEADER_BYTES, size - 8):
+                raise WeightsError(
+                    f"{file.name} is damaged or truncated: its header claims {length} bytes"
+                    f" of {size}."
+                )
+            return stream.read(length), size - 8 - length
+    except FileNotFoundError as error:
+        raise WeightsError(f"{file.name} is missing.") from error
+    except OSError as error:
+        raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
+
+
+def _check_entry(file: str, name: str, entry: _Entry) -> None:
+    item_bytes = DTYPE_BYTES.get(entry.dtype)
+    if item_bytes is None:
+        raise WeightsError(f"Tensor {name!r} in {file} has the unsupported type {entry.dtype!r}.")
+    if len(entry.shape) > MAX_DIMS or any(not 0 <= dim < 2**63 for dim in entry.shape):
+        raise WeightsError(f"Tensor {name!r} in {file} has an impossible shape.")
+    begin, end = entry.data_offsets
+    if end - begin != math.prod(entry.shape) * item_bytes:
+        raise WeightsError(
+            f"Tensor {name!r} in {file} has {end - begin} bytes, but shape {entry.shape}"
+            f" of {entry.dtype} needs {math.prod(entry.shape) * item_bytes}."
+        )
+
+
+def _check_coverage(file: str, entries: dict[str, _Entry], data_bytes: int) -> None:
+    """Offsets must tile the data: no hole, no overlap, nothing past the end, nothing left."""
+    position = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        begin, end = entry.data_offsets
+        if begin != position:
+            kind = "overlaps another" if begin < position else "leaves a hole before it"
+            raise WeightsError(f"Tensor {name!r} in {file} {kind} at byte {begin}.")
+        if end > data_bytes:
+            raise WeightsError(
+                f"{file} is truncated: tensor {name!r} ends at byte {end} of {data_bytes}."
+            )
+        position = end
+    if position != data_bytes:
+        raise WeightsError(f"{file} has {data_bytes - position} bytes that belong to no tensor.")
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        weight_map = msgspec.convert(read_json(index), _Index).weight_map
+    except msgspec.ValidationError as error:
+        raise WeightsError(f"{index.name} is damaged: {_brief(error)}.") from error
+    if not weight_map:
+        raise WeightsError(f"{index.name} lists no tensors.")
+    for name, shard in weight_map.items():
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise WeightsError(f"{index.name} places tensor {name!r} in an unfit file.")
+        if not (index.parent / shard).is_file():
+            raise WeightsError(f"Shard {shard} is missing; it should hold tensor {name!r}.")
+    return weight_map
+
+
+def _compare_with_index(tensors: Mapping[str, TensorInfo], weight_map: Mapping[str, str]) -> None:
+    for name, shard in weight_map.items():
+        if name not in tensors or tensors[name].file != shard:
+            raise WeightsError(f"Tensor {name!r} is listed in {INDEX_NAME}, but not in {shard}.")
+    for name, info in tensors.items():
+        if name not in weight_map:
+            raise WeightsError(f"Tensor {name!r} in {info.file} is not listed in {INDEX_NAME}.")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys must differ."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key appears twice")
+    return fields
+
+
+def _brief(error: BaseException) -> str:
+    """The error in one short line, safe to show."""
+    return str(error).splitlines()[0][:120].rstrip(".") if str(error) else type(error).__name__

