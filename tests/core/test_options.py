@@ -1,0 +1,263 @@
+"""Options: precedence, validation, and the words an error uses."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.core.config import Config, Range
+from triptych.core.errors import ConfigError
+from triptych.core.options import (
+    SECTIONS,
+    Option,
+    add_options,
+    declared,
+    describe,
+    from_json,
+    make_config,
+    nearest,
+    parse,
+    resolve,
+    resolve_with_sources,
+    to_json,
+    value_of,
+)
+
+
+def _parser(*, sections: tuple[str, ...] = SECTIONS) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="triptych serve", allow_abbrev=False)
+    add_options(parser, sections=sections)
+    return parser
+
+
+def _config(*argv: str, environ: dict[str, str] | None = None) -> Config:
+    return resolve(parse(_parser(), argv), environ=environ or {})
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "triptych.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_nothing_given_is_the_default() -> None:
+    assert _config() == Config() == make_config({})
+
+
+def test_field_names_are_unique_over_sections() -> None:
+    count = sum(len(getattr(Config(), section).__slots__) for section in SECTIONS)
+    assert len(declared()) == count
+
+
+def test_defaults_are_valid() -> None:
+    values = {name: option.default for name, option in declared().items()}
+    assert make_config(values) == Config()
+
+
+def test_command_line_beats_environment_beats_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, "port: 1\nhost: file\nseed: 1\n")
+    environ = {"TRIPTYCH_PORT": "2", "TRIPTYCH_HOST": "environment"}
+    args = parse(_parser(), ["--config-file", path, "--port", "3"])
+    resolved = resolve_with_sources(args, environ=environ)
+    server = resolved.config.server
+    assert (server.port, server.host, resolved.config.device.seed) == (3, "environment", 1)
+    assert resolved.sources["port"] == "--port"
+    assert resolved.sources["host"] == "TRIPTYCH_HOST"
+    assert resolved.sources["seed"] == "file triptych.yaml"
+    assert resolved.sources["threads"] == "default"
+
+
+def test_environment_may_name_the_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, "port: 1\n")
+    assert resolve(environ={"TRIPTYCH_CONFIG_FILE": path}).server.port == 1
+
+
+def test_file_takes_sections_flat_names_and_aliases(tmp_path: Path) -> None:
+    text = "server: {port: 1}\ndevice: cpu\nmodel-path: [a, b]\nmax_running_requests: 4\n"
+    config = _config("--config-file", _file(tmp_path, text))
+    assert (config.server.port, config.device.device) == (1, "cpu")
+    assert config.models.model == ("a", "b")
+    assert config.schedule.max_batch_size == 4
+
+
+def test_file_may_hold_a_section_and_an_option_of_one_name(tmp_path: Path) -> None:
+    config = _config("--config-file", _file(tmp_path, "device: {device: cpu, threads: 2}\n"))
+    assert (config.device.device, config.device.threads) == ("cpu", 2)
+
+
+def test_empty_file_is_the_default(tmp_path: Path) -> None:
+    assert _config("--config-file", _file(tmp_path, "# nothing\n")) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 1\n", "file triptych.yaml: prot is no option; did you mean port?"),
+        ("server: {prot: 1}\n", "did you mean port?"),
+        ("sever: {port: 1}\n", "no section 'sever'"),
+        ("port: abc\n", "port: expected a whole number, got 'abc'"),
+        ("port: true\n", "expected a whole number, got True"),
+        ("port: 1.5\n", "expected a whole number"),
+        ("offline: 1\n", "expected true or false"),
+        ("host: 12\n", "expected text"),
+        ("model: [1]\n", "expected text or a list of texts"),
+        ("device_memory_utilization: .nan\n", "must be above 0 and at most 1"),
+        ("- port\n", "expected `option: value` lines"),
+        ("port: [\n", "is not valid YAML"),
+        ("mem-fraction-static: 0.8\n", "use --device-memory-utilization"),
+        ("pipeline-role: prefill_only\n", "share one engine"),
+        ("disable-radix-cache: true\n", "write --no-enable-prefix-caching"),
+    ],
+)
+def test_wrong_file_is_explained(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _config("--config-file", _file(tmp_path, text))
+    assert message in caught.value.message
+
+
+def test_standing_options_may_stand_in_a_file(tmp_path: Path) -> None:
+    text = "pipeline-role: prefill_and_decode\ntp-size: 1\nenable-penalties: true\nnnodes: 1\n"
+    assert _config("--config-file", _file(tmp_path, text)) == Config()
+
+
+def test_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--config-file nowhere\.yaml: cannot be read"):
+        _config("--config-file", "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"TRIPTYCH_PROT": "1"}, "did you mean TRIPTYCH_PORT?"),
+        ({"TRIPTYCH_QQQQ": "1"}, "TRIPTYCH_QQQQ is no option."),
+        ({"TRIPTYCH_PORT": "tcp://10.0.0.1:80"}, "expected a whole number"),
+        ({"TRIPTYCH_HEADLESS": "maybe"}, "expected true or false"),
+        ({"TRIPTYCH_KV_CACHE_PAGE_SIZE": "48"}, "must be a power of two"),
+    ],
+)
+def test_wrong_environment_is_explained(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(environ=environ)
+    assert message in caught.value.message
+
+
+def test_environment_reads_lists_and_switches() -> None:
+    environ = {"TRIPTYCH_API_KEY": "a, b", "TRIPTYCH_OFFLINE": "on", "PATH": "/bin"}
+    config = resolve(environ=environ)
+    assert config.server.api_key == ("a", "b")
+    assert config.models.offline
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--kv-cache-page-size", "0"), "must be a power of two"),
+        (("--device-memory-utilization", "1.01"), "above 0 and at most 1, got 1.01"),
+        (("--kvcache-ce-watermark", "0"), "above 0"),
+        (("--sim-failure", "101"), "at most 100"),
+        (("--port", "65536"), "at most 65535"),
+        (("--max-batch-size", "0"), "at least 1"),
+        (("--max-batch-size", "many"), "expected a whole number, got 'many'"),
+        (("--prot", "1"), "there is no option --prot; did you mean --port?"),
+        (("--zzzz",), "see `triptych serve --help`"),
+        (("stray",), "unexpected argument 'stray'"),
+        (("--headless", "--external-engine"), "exclude each other"),
+        (("--headless",), "--headless needs --zmq-endpoint-base"),
+        (("--served-model-name", "a", "--served-model-name", "b"), "more --served-model-name"),
+    ],
+)
+def test_wrong_flags_are_explained(argv: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _config(*argv)
+    assert message in caught.value.message
+
+
+def test_switches_lists_and_aliases_on_the_command_line() -> None:
+    config = _config(
+        "--model-path", "a", "--model", "b", "--no-enable-prefix-caching", "--page-size", "64"
+    )
+    assert config.models.model == ("a", "b")
+    assert not config.cache.enable_prefix_caching
+    assert config.cache.kv_cache_page_size == 64
+
+
+def test_a_command_may_take_some_sections_only() -> None:
+    parser = _parser(sections=("models",))
+    config = resolve(parse(parser, ["--model", "a", "--log-level", "debug"]), environ={})
+    assert (config.models.model, config.server.log_level) == (("a",), "debug")
+    with pytest.raises(ConfigError, match="no option --port"):
+        parse(parser, ["--port", "1"])
+
+
+def test_a_command_may_leave_out_an_option_it_has_itself() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, exclude=("seed",))
+    parser.add_argument("--seed", type=int, default=7)
+    assert parse(parser, []).seed == 7
+
+
+def test_python_options_are_checked_alike() -> None:
+    assert make_config({"max-batch-size": 4}).schedule.max_batch_size == 4
+    assert make_config({"model": "a"}).models.model == ("a",)
+    with pytest.raises(ConfigError, match="max_batch_sice is no option"):
+        make_config({"max_batch_sice": 4})
+    with pytest.raises(ConfigError, match="expected a whole number"):
+        make_config({"max_batch_size": "4"})
+
+
+def test_secrets_are_neither_shown_nor_quoted() -> None:
+    resolved = resolve_with_sources(parse(_parser(), ["--api-key", "hush"]), environ={})
+    shown = {option.name: value for option, value, _ in describe(resolved)}
+    assert shown["api_key"] == ("***",)
+    with pytest.raises(ConfigError) as caught:
+        make_config({"api_key": {"hush": 1}})
+    assert "hush" not in caught.value.message
+
+
+def test_help_names_default_and_escapes_percent() -> None:
+    text = _parser().format_help()
+    assert "[default 32]" in text
+    assert "--no-enable-prefix-caching" in text
+    assert "enable-penalties" not in text
+
+
+def _values(option: Option) -> st.SearchStrategy[object]:
+    if option.choices:
+        return st.sampled_from(option.choices)
+    if option.within is not None:
+        low, high = option.within.low, min(option.within.high, 2**40)
+        if option.within.is_power_of_two:
+            return st.integers(0, 20).map(lambda exponent: 2**exponent)
+        if option.type is int:
+            return st.integers(int(low), int(high))
+        return st.floats(low, high, exclude_min=option.within.is_open)
+    return {bool: st.booleans(), str: st.text()}.get(option.type, st.tuples(st.text(), st.text()))
+
+
+@given(st.data())
+def test_json_round_trip(data: st.DataObject) -> None:
+    skipped = {"headless", "external_engine", "served_model_name"}
+    options = [option for name, option in declared().items() if name not in skipped]
+    config = make_config({option.name: data.draw(_values(option)) for option in options})
+    assert from_json(to_json(config)) == config
+    again = make_config({option.name: value_of(config, option) for option in options})
+    assert again == config
+
+
+@given(st.floats() | st.integers())
+def test_range_says_what_it_means(value: float) -> None:
+    assert (value in Range(low=0, high=1, is_open=True)) == (0 < value <= 1)
+    assert (value in Range(low=1)) == (value >= 1)
+
+
+def test_range_of_powers() -> None:
+    powers = Range(low=1, is_power_of_two=True)
+    assert [value for value in range(-4, 20) if value in powers] == [1, 2, 4, 8, 16]
+    assert str(powers) == "a power of two at least 1"
+
+
+def test_nearest_is_silent_where_nothing_is_near() -> None:
+    assert nearest("prot", ["port", "host"]) == "port"
+    assert nearest("zzz", ["port", "host"]) is None
