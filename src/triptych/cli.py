@@ -8,7 +8,7 @@ flags (those of the configuration with `core.options.add_options`), and `run(arg
 does the work and returns the exit code. A module with several commands puts the name in between:
 `add_chat_arguments`, `run_chat`.
 
-Exit codes: 0 done, 1 failed while running, 2 wrong use or set-up (one line says what to do),
+Exit codes: 0 done, 1 failed while running (or nobody reads on), 2 wrong use or set-up (one line says what to do),
 130 interrupted.
 """
 
@@ -136,13 +136,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Only `--help` exits by itself."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(argv)
+        code = _dispatch(argv)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # Whoever read our output has left. Keep the interpreter from flushing into the void.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1
     except TriptychError as error:
         if _wants_debug(argv):
             traceback.print_exception(error)

@@ -1,0 +1,20 @@
+"""docs/options.md is what the declarations say."""
+
+from pathlib import Path
+
+from triptych.core.options import declared
+from triptych.core.options_doc import render
+from triptych.core.refused import refused, standing
+
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+
+
+def test_page_is_current() -> None:
+    hint = "run `python -m triptych.core.options_doc > docs/options.md`"
+    assert PAGE.read_text(encoding="utf-8") == render(), hint
+
+
+def test_page_names_every_flag() -> None:
+    text = render()
+    flags = [flag for option in declared().values() for flag in option.flags]
+    assert all(f"`{flag}`" in text for flag in [*flags, *refused(), *standing()])

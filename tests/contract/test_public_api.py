@@ -1,0 +1,60 @@
+"""What `import triptych` offers is frozen, and costs nothing until it is used."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import triptych
+
+HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "matplotlib", "rich")
+
+
+def _loaded_by(code: str) -> set[str]:
+    """Which heavy packages are loaded after `code` ran in a fresh interpreter."""
+    program = f"{code}\nimport json, sys\njson.dump([n for n in {HEAVY!r} if n in sys.modules], sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stderr))
+
+
+def test_exports_are_as_recorded() -> None:
+    assert triptych.__all__ == ["ChatPipeline", "__version__"]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="NoSuchPipeline"):
+        _ = triptych.NoSuchPipeline  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import triptych",
+        "import triptych.cli",
+        "from triptych.cli import main; main(['--help'])",
+        "from triptych.cli import main; main(['config', '--format', 'json'])",
+    ],
+)
+def test_importing_the_face_loads_nothing_heavy(code: str) -> None:
+    assert _loaded_by(code) == set()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "triptych.api_process",
+        "triptych.core.http.app",
+        "triptych.modalities.llm.bench.cli",
+        "triptych.modalities.llm.cli",
+        "triptych.modalities.llm.routes",
+        "triptych.models_cli",
+        "triptych.schedulers.engine",
+        "triptych.schedulers.token",
+        "triptych.serve",
+    ],
+)
+def test_whatever_the_api_and_the_supervisor_load_knows_no_torch(module: str) -> None:
+    assert not _loaded_by(f"import {module}") & {"torch", "transformers"}
