@@ -1,0 +1,93 @@
+"""One accelerator or the CPU: what it is, what it holds, which types it computes in.
+
+Owns the choice of device and the dtype policy. Knows nothing of models, pages or the ledger.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import psutil
+import torch
+
+from triptych.core.errors import DeviceError
+
+# Aliases, because the field below takes torch's own name within its class.
+TorchDevice: TypeAlias = torch.device
+Dtype: TypeAlias = torch.dtype
+
+_SPEC = re.compile(r"(?:gpu|cuda)(?::(\d+))?")
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An opened device. `torch.device` and nothing global: several may live in one process."""
+
+    torch: TorchDevice
+
+    @classmethod
+    def open(cls, spec: str) -> Device:
+        """Open `auto`, `cpu`, `gpu` or `gpu:N`. Raises `DeviceError` in one actionable line."""
+        if spec == "cpu" or (spec == "auto" and not torch.cuda.is_available()):
+            return cls(torch.device("cpu"))
+        match = _SPEC.fullmatch("gpu" if spec == "auto" else spec)
+        if match is None:
+            raise DeviceError(f"Unknown device {spec!r}: use auto, cpu, gpu or gpu:N.")
+        index, count = int(match[1] or 0), torch.cuda.device_count()
+        if not torch.cuda.is_available() or index >= count:
+            raise DeviceError(
+                f"No GPU {index}: {count or 'no'} GPU(s) usable by this PyTorch. Use --device cpu,"
+                " or install a PyTorch build and a driver that match."
+            )
+        return cls(torch.device("cuda", index))
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is the host's own processor."""
+        return self.torch.type == "cpu"
+
+    def free_bytes(self) -> int:
+        """Memory that can be taken now without swapping, container limits respected."""
+        if not self.is_cpu:
+            free, _ = torch.cuda.mem_get_info(self.torch)
+            return int(free)
+        return min(int(psutil.virtual_memory().available), _container_bytes())
+
+    def compute_dtype(self, checkpoint_dtype: Dtype) -> Dtype:
+        """The type to hold and run weights in: the checkpoint's own where the device is good at it.
+
+        float16 checkpoints run in bfloat16 on a CPU; what has no fast bfloat16 takes float32 (a
+        CPU) or float16 (a GPU).
+        """
+        if checkpoint_dtype not in (torch.bfloat16, torch.float16):
+            return torch.float32
+        if self.is_cpu:
+            return torch.bfloat16 if has_fast_cpu_bfloat16() else torch.float32
+        if checkpoint_dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
+            return torch.float16
+        return checkpoint_dtype
+
+    def synchronize(self) -> None:
+        """Wait until everything launched so far is done."""
+        if not self.is_cpu:
+            torch.cuda.synchronize(self.torch)
+
+
+def has_fast_cpu_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 natively on this processor."""
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def _container_bytes() -> int:
+    """What the enclosing cgroup (version 2) still allows; without a limit, a huge number."""
+    try:
+        return int(_CGROUP_LIMIT.read_text()) - int(_CGROUP_USAGE.read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return 2**62

@@ -1,0 +1,206 @@
+"""Attention of a mixed batch over paged keys and values.
+
+Owns the operation, its batch description and its torch reference. Knows nothing of models, slots
+or who leased which page.
+
+Shapes: T tokens of this step, B rows, M pages per row, N pages of storage, P tokens per page,
+H query heads, K key-value heads, D head dim, S keys seen, Q queries per row, G rows of a group.
+
+The last page of the storage is the *null page*: it is never leased, never written and stays zero.
+Reading past the end of a row lands there, so a neighbour's stale NaN can never enter a row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+Int64s = npt.NDArray[np.int64]
+
+_MIN_GROUP_KEYS = 256
+
+
+@dataclass(slots=True, kw_only=True)
+class AttentionBatch:
+    """Which tokens of a step belong to which row, and where the rows' keys live.
+
+    Rows lie one after the other in the token axis: `num_decode_rows` rows of one token first, then
+    prompt chunks. All tensors are int64 on the device; the two host arrays repeat what shapes and
+    launch decisions need, so that nothing is ever read back.
+
+    `context_lengths_B` counts the keys a row's last token sees, this step's tokens included.
+    `query_starts_B` is the first token of each row. `write_slots_T` is `page * P + offset` of each
+    token's key. Entries of `page_table_BM` past a row's pages are ignored.
+    """
+
+    page_table_BM: torch.Tensor
+    context_lengths_B: torch.Tensor
+    query_starts_B: torch.Tensor
+    write_slots_T: torch.Tensor
+    num_decode_rows: int
+    host_query_lengths_B: Int64s
+    host_context_lengths_B: Int64s
+    groups: dict[int | None, list[_Group]] = field(default_factory=dict)
+    """The reference's own plan of a step, by window; made by the first layer that asks."""
+
+
+def write_pages(
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    batch: AttentionBatch,
+) -> None:
+    """Store this step's keys and values at `batch.write_slots_T`, casting to the cache's type."""
+    assert k_TKD.shape == v_TKD.shape
+    assert k_TKD.shape[1:] == k_pages_NPKD.shape[2:]
+    slots, dtype = batch.write_slots_T, k_pages_NPKD.dtype
+    k_pages_NPKD.flatten(0, 1).index_copy_(0, slots, k_TKD.to(dtype))
+    v_pages_NPKD.flatten(0, 1).index_copy_(0, slots, v_TKD.to(dtype))
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Causal attention of every token over its row's pages; keys of this step must be written.
+
+    With a `window`, a token sees itself and the `window - 1` tokens before it. Returns
+    `out_THD` in the type of `q_THD`.
+    """
+    (_, num_heads, head_dim), (*_, num_kv_heads, page_dim) = q_THD.shape, k_pages_NPKD.shape
+    assert k_pages_NPKD.shape == v_pages_NPKD.shape
+    assert head_dim == page_dim
+    assert num_heads % num_kv_heads == 0
+    assert q_THD.stride(2) == 1
+    assert k_pages_NPKD.is_contiguous()
+    assert v_pages_NPKD.is_contiguous()
+    assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
+    return _reference(q_THD, k_pages_NPKD, v_pages_NPKD, batch, scale=scale, window=window)
+
+
+def _reference(
+    q_THD: torch.Tensor,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Gather the keys of rows of similar length into one padded block; SDPA per block."""
+    if window not in batch.groups:
+        batch.groups[window] = _plan_groups(batch, k_pages_NPKD.shape[:2], window)
+    groups = batch.groups[window]
+    k_slots, v_slots = k_pages_NPKD.flatten(0, 1), v_pages_NPKD.flatten(0, 1)
+    outs = [_attend_group(q_THD, k_slots, v_slots, group, scale) for group in groups]
+    if len(groups) == 1 and groups[0].query_index_L is None:
+        return outs[0]
+    out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+    for group, out_LHD in zip(groups, outs, strict=True):
+        assert group.query_index_L is not None
+        # A clamped index repeats a row's last query: equal values to the same place.
+        out_THD.index_copy_(0, group.query_index_L, out_LHD)
+    return out_THD
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows of similar size, padded to one block. `query_index_L` is `None` for "all, in order"."""
+
+    num_rows: int
+    query_index_L: torch.Tensor | None
+    key_slots_L: torch.Tensor
+    mask_G1QS: torch.Tensor
+
+
+def _attend_group(
+    q_THD: torch.Tensor,
+    k_slots: torch.Tensor,
+    v_slots: torch.Tensor,
+    group: _Group,
+    scale: float,
+) -> torch.Tensor:
+    (num_heads, head_dim), num_kv_heads = q_THD.shape[1:], k_slots.shape[1]
+    index = group.query_index_L
+    q_LHD = q_THD if index is None else q_THD.index_select(0, index)
+    kv_shape = (group.num_rows, -1, num_kv_heads, head_dim)
+    k_GKSD = k_slots.index_select(0, group.key_slots_L).view(kv_shape).transpose(1, 2)
+    v_GKSD = v_slots.index_select(0, group.key_slots_L).view(kv_shape).transpose(1, 2)
+    k_GKSD, v_GKSD = k_GKSD.to(q_THD.dtype), v_GKSD.to(q_THD.dtype)
+    mask = group.mask_G1QS
+    if mask.shape[2] == 1:  # one query per row: its heads of one key-value head become queries
+        q = q_LHD.reshape(group.num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        out = scaled_dot_product_attention(q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale)
+        return out.reshape(-1, num_heads, head_dim)
+    q = q_LHD.view(group.num_rows, -1, num_heads, head_dim).transpose(1, 2)
+    out = scaled_dot_product_attention(
+        q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale, enable_gqa=num_heads != num_kv_heads
+    )
+    return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
+
+
+def _plan_groups(batch: AttentionBatch, storage_NP: torch.Size, window: int | None) -> list[_Group]:
+    """Put rows whose query and key counts agree within a factor of two into one group."""
+    query_lengths, context_lengths = batch.host_query_lengths_B, batch.host_context_lengths_B
+    num_keys_B = context_lengths
+    if window is not None:
+        num_keys_B = np.minimum(context_lengths, query_lengths + window - 1)
+    rows_by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
+    sizes = zip(query_lengths.tolist(), num_keys_B.tolist(), strict=True)
+    for row, (num_queries, num_keys) in enumerate(sizes):
+        key = (num_queries - 1).bit_length(), max(num_keys - 1, _MIN_GROUP_KEYS).bit_length()
+        rows_by_size[key].append(row)
+    return [
+        _make_group(batch, np.array(rows), num_keys_B, storage_NP, window)
+        for rows in rows_by_size.values()
+    ]
+
+
+def _make_group(
+    batch: AttentionBatch,
+    rows: Int64s,
+    num_keys_B: Int64s,
+    storage_NP: torch.Size,
+    window: int | None,
+) -> _Group:
+    device = batch.page_table_BM.device
+    num_pages, page_size = storage_NP
+    max_queries = int(batch.host_query_lengths_B[rows].max())
+    max_keys = int(num_keys_B[rows].max())
+    host = np.stack([rows, batch.host_query_lengths_B[rows], num_keys_B[rows]])
+    rows_G, num_queries_G1, num_keys_G1 = torch.from_numpy(host).to(device).unsqueeze(2).unbind()
+    rows_G = rows_G.squeeze(1)
+    context_G1 = batch.context_lengths_B[rows_G].unsqueeze(1)
+
+    # Queries past a row's end repeat its last one, so no line of the mask is ever empty.
+    query_GQ = torch.minimum(torch.arange(max_queries, device=device), num_queries_G1 - 1)
+    query_position_GQ = context_G1 - num_queries_G1 + query_GQ
+    key_position_GS = context_G1 - num_keys_G1 + torch.arange(max_keys, device=device)
+
+    page_GS = (key_position_GS // page_size).clamp_(max=batch.page_table_BM.shape[1] - 1)
+    slots_GS = batch.page_table_BM[rows_G].gather(1, page_GS) * page_size
+    slots_GS += key_position_GS % page_size
+    null_slot = (num_pages - 1) * page_size
+    slots_GS.masked_fill_(key_position_GS >= context_G1, null_slot)
+
+    distance_GQS = query_position_GQ.unsqueeze(2) - key_position_GS.unsqueeze(1)
+    mask_GQS = distance_GQS >= 0
+    if window is not None:
+        mask_GQS &= distance_GQS < window
+    is_whole_batch = len(rows) == len(batch.host_query_lengths_B)
+    is_padded = (batch.host_query_lengths_B[rows] != max_queries).any()
+    index = None
+    if not is_whole_batch or is_padded:
+        index = (batch.query_starts_B[rows_G].unsqueeze(1) + query_GQ).flatten()
+    return _Group(len(rows), index, slots_GS.flatten(), mask_GQS.unsqueeze(1))

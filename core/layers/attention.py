@@ -1,0 +1,133 @@
+"""Self-attention over the paged cache, and the cache's storage.
+
+Owns the projections of one layer and the memory of all layers' keys and values. Knows nothing of
+leases: a page is a number.
+
+Shapes: T tokens, C hidden, H query heads, K key-value heads, D head dim, N pages, P page size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
+from triptych.core.kernels.rms_norm import rms_norm
+from triptych.core.kernels.rotary import rotary
+from triptych.core.layers.linear import Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """The shape of one model's cache."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page: keys and values of all layers."""
+        num_values = self.num_layers * self.page_size * self.num_kv_heads * self.head_dim
+        return 2 * num_values * self.dtype.itemsize
+
+
+class KvCache:
+    """Keys and values of all layers, `[N, P, K, D]` each, allocated once.
+
+    Holds one page more than asked for: the null page (see `core.kernels.paged_attention`).
+    """
+
+    __slots__ = ("k_pages", "layout", "v_pages")
+
+    def __init__(self, layout: KvLayout, num_pages: int, device: torch.device) -> None:
+        shape = (num_pages + 1, layout.page_size, layout.num_kv_heads, layout.head_dim)
+        self.layout = layout
+        # Zeroed pages cost nothing until they are touched, where the system hands them out lazily.
+        self.k_pages = [
+            torch.zeros(shape, dtype=layout.dtype, device=device) for _ in range(layout.num_layers)
+        ]
+        self.v_pages = [torch.zeros_like(pages) for pages in self.k_pages]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """One layer's attention. `window` counts the tokens seen, itself included; `None`: all."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    has_qkv_bias: bool = False
+    has_out_bias: bool = False
+    qk_norm_eps: float | None = None
+    window: int | None = None
+    uses_rope: bool = True
+
+
+class Attention:
+    """Fused query-key-value projection, per-head norm, rotation, paged attention, output."""
+
+    def __init__(
+        self, config: AttentionConfig, *, layer: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config = config
+        self.layer = layer
+        num_heads, head_dim = config.num_heads, config.head_dim
+        self._num_qk_heads = num_heads + config.num_kv_heads
+        num_outputs = (self._num_qk_heads + config.num_kv_heads) * head_dim
+        self.qkv = Linear(
+            config.hidden_size,
+            num_outputs,
+            has_bias=config.has_qkv_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.out = Linear(
+            num_heads * head_dim,
+            config.hidden_size,
+            has_bias=config.has_out_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.qk_norm_2D: torch.Tensor | None = None
+        self._qk_norm_HD: torch.Tensor | None = None
+        if config.qk_norm_eps is not None:
+            self.qk_norm_2D = torch.empty(2, head_dim, dtype=dtype, device=device)
+
+    def prepare(self) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        self.qkv.prepare()
+        self.out.prepare()
+        if self.qk_norm_2D is not None:
+            repeats = (self.config.num_heads, self.config.num_kv_heads)
+            counts = torch.tensor(repeats, device=self.qk_norm_2D.device)
+            self._qk_norm_HD = self.qk_norm_2D.repeat_interleave(counts, dim=0)
+
+    def __call__(
+        self,
+        x_TC: torch.Tensor,
+        residual_TC: torch.Tensor,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        kv: KvCache,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """Attend, writing this step's keys and values first. Returns the new residual."""
+        config = self.config
+        qkv_THD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
+        qk_THD, v_TKD = qkv_THD.split((self._num_qk_heads, config.num_kv_heads), dim=1)
+        if config.qk_norm_eps is not None:
+            assert self._qk_norm_HD is not None, "prepare() comes before the first step"
+            qk_THD = rms_norm(qk_THD, self._qk_norm_HD, config.qk_norm_eps)
+        if config.uses_rope:
+            qk_THD = rotary(qk_THD, *cos_sin)
+        q_THD, k_TKD = qk_THD.split((config.num_heads, config.num_kv_heads), dim=1)
+        k_pages, v_pages = kv.k_pages[self.layer], kv.v_pages[self.layer]
+        write_pages(k_TKD, v_TKD, k_pages, v_pages, batch)
+        out_THD = paged_attention(
+            q_THD, k_pages, v_pages, batch, scale=config.head_dim**-0.5, window=config.window
+        )
+        return self.out(out_THD.flatten(1), residual_TC)

@@ -1,0 +1,151 @@
+"""The decoder: one config-driven stack for every family of decoder-only language models.
+
+Owns the layers and their order. Reads no configuration file and no checkpoint: families translate
+theirs into `DecoderConfig` and fill the parameters through views.
+
+Shapes: T tokens, R rows of logits, C hidden, V vocabulary, F MLP features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from triptych.core.kernels.paged_attention import AttentionBatch
+from triptych.core.kernels.silu_and_mul import silu_and_mul
+from triptych.core.layers.attention import Attention, AttentionConfig, KvCache, KvLayout
+from triptych.core.layers.linear import Linear
+from triptych.core.layers.norm import RMSNorm
+from triptych.core.layers.rotary import RopeConfig, Rotary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Everything that tells one decoder from another. `attention` has one entry per layer."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    norm_eps: float
+    attention: tuple[AttentionConfig, ...]
+    rope: RopeConfig
+    has_mlp_bias: bool = False
+    has_tied_embeddings: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        """Values held; what a checkpoint of this model stores."""
+        hidden, first = self.hidden_size, self.attention[0]
+        heads = 2 * first.num_heads + 2 * first.num_kv_heads
+        layer = (heads * first.head_dim + 3 * self.intermediate_size + 4) * hidden
+        tables = 1 if self.has_tied_embeddings else 2
+        return len(self.attention) * layer + tables * self.vocab_size * hidden
+
+    def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The cache this model needs."""
+        first = self.attention[0]
+        return KvLayout(
+            num_layers=len(self.attention),
+            num_kv_heads=first.num_kv_heads,
+            head_dim=first.head_dim,
+            page_size=page_size,
+            dtype=dtype,
+        )
+
+
+class Mlp:
+    """`down(silu(gate(x)) * up(x))`, gate and up as one projection."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        hidden, features, bias = config.hidden_size, config.intermediate_size, config.has_mlp_bias
+        self.gate_up = Linear(hidden, 2 * features, has_bias=bias, dtype=dtype, device=device)
+        self.down = Linear(features, hidden, has_bias=bias, dtype=dtype, device=device)
+
+    def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor) -> torch.Tensor:
+        """Returns the new residual."""
+        return self.down(silu_and_mul(self.gate_up(x_TC)), residual_TC)
+
+
+class DecoderLayer:
+    """Attention and MLP, each behind its norm."""
+
+    def __init__(
+        self, config: DecoderConfig, *, layer: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.input_norm = RMSNorm(hidden, eps=eps, dtype=dtype, device=device)
+        self.attention = Attention(config.attention[layer], layer=layer, dtype=dtype, device=device)
+        self.mlp_norm = RMSNorm(hidden, eps=eps, dtype=dtype, device=device)
+        self.mlp = Mlp(config, dtype, device)
+
+    def prepare(self) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        self.attention.prepare()
+        self.mlp.gate_up.prepare()
+        self.mlp.down.prepare()
+
+    def __call__(
+        self,
+        x_TC: torch.Tensor,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        kv: KvCache,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """One layer of the residual stream."""
+        x_TC = self.attention(self.input_norm(x_TC), x_TC, cos_sin, kv, batch)
+        return self.mlp(self.mlp_norm(x_TC), x_TC)
+
+
+class Decoder:
+    """Embedding, layers, final norm, and the projection onto the vocabulary.
+
+    Parameters are allocated uninitialised: fill them, then call `prepare` once.
+    """
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.head = Linear(
+            config.hidden_size, config.vocab_size, has_bias=False, dtype=dtype, device=device
+        )
+        self.embedding_VC = (
+            self.head.weight_OI
+            if config.has_tied_embeddings
+            else torch.empty_like(self.head.weight_OI)
+        )
+        self.layers = [
+            DecoderLayer(config, layer=layer, dtype=dtype, device=device)
+            for layer in range(len(config.attention))
+        ]
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype, device=device)
+        self._rotary = Rotary(config.rope, device)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.config.vocab_size
+
+    def prepare(self) -> None:
+        """Bring the loaded weights into the layout the step uses, one at a time."""
+        for layer in self.layers:
+            layer.prepare()
+        self.head.prepare()
+
+    def forward(
+        self,
+        token_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv: KvCache,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """The last hidden state of every token, normalised: `hidden_TC`."""
+        x_TC = self.embedding_VC.index_select(0, token_ids_T)
+        cos_sin = self._rotary.rows(positions_T, self.dtype)
+        for layer in self.layers:
+            x_TC = layer(x_TC, cos_sin, kv, batch)
+        return self.norm(x_TC)
+
+    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        """Scores of the whole vocabulary for each row: `logits_RV`."""
+        return self.head(hidden_RC)

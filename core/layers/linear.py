@@ -1,0 +1,64 @@
+"""Linear projection, prepacked for oneDNN where that is faster.
+
+Owns one weight and its bias. Several projections of one input are one `Linear` whose rows lie one
+after the other; loaders fill them through views (`rows`). Knows nothing of what it projects.
+
+Shapes: T tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear
+
+from triptych.core.device import has_fast_cpu_bfloat16
+
+
+class Linear:
+    """`y_TO = x_TI @ weight_OI.T + bias_O (+ residual_TO)`.
+
+    In bfloat16 on a CPU, `prepare` reorders the weight into oneDNN's own layout: 1.5 times as fast
+    as `torch.nn.functional.linear` up to 32 rows, and the residual is added in float32.
+    """
+
+    __slots__ = ("_packed", "bias_O", "weight_OI")
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        has_bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.weight_OI = torch.empty(num_outputs, num_inputs, dtype=dtype, device=device)
+        self.bias_O = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
+        self._packed: torch.Tensor | None = None
+
+    def prepare(self, *, keep_weight: bool = False) -> None:
+        """Pack the loaded weight. Unless `keep_weight`, the plain copy is dropped."""
+        weight = self.weight_OI
+        if not (weight.is_cpu and weight.dtype is torch.bfloat16 and has_fast_cpu_bfloat16()):
+            return
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        if not keep_weight:
+            self.weight_OI = weight.new_empty(0)
+
+    def __call__(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None = None) -> torch.Tensor:
+        """Project, adding `residual_TO` where given. `x_TI` is contiguous."""
+        if self._packed is not None:
+            return self._call_packed(x_TI, residual_TO)
+        if residual_TO is None:
+            return linear(x_TI, self.weight_OI, self.bias_O)
+        y_TO = torch.addmm(residual_TO, x_TI, self.weight_OI.t())
+        return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
+
+    def _call_packed(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None) -> torch.Tensor:
+        pointwise = torch.ops.mkldnn._linear_pointwise
+        if residual_TO is None:
+            y_TO = pointwise.default(x_TI, self._packed, self.bias_O, "none", [], "")
+        else:
+            y_TO = pointwise.binary(x_TI, residual_TO, self._packed, self.bias_O, "add")
+        assert isinstance(y_TO, torch.Tensor)
+        return y_TO

@@ -1,0 +1,138 @@
+"""The families our decoder runs: what each one's configuration means.
+
+Owns the table from architecture name to reader. A family is a set of defaults and one function
+that says how its layers differ; everything else is shared (`hf_config`, `tensor_names`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from triptych.core.errors import WeightsError
+from triptych.core.layers.decoder import DecoderConfig
+from triptych.modalities.llm.models.hf_config import (
+    CausalLmConfig,
+    Count,
+    attention_of,
+    decoder_of,
+    layer_windows,
+    parse,
+)
+
+Reader = Callable[[Mapping[str, Any], int], DecoderConfig]
+
+
+def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> DecoderConfig:
+    """Translate a `config.json`. `max_length` is the context served; 0 takes the model's own.
+
+    Raises `WeightsError` for an architecture we do not run (naming those we do) and for fields
+    that are missing, out of range or not supported.
+    """
+    reader = FAMILIES.get(architecture_of(config))
+    if reader is None:
+        raise WeightsError(
+            f"Architecture {architecture_of(config)!r} has no decoder of ours; those that do are"
+            f" {', '.join(FAMILIES)}. Others may run with --model-impl transformers."
+        )
+    return reader(config, max_length)
+
+
+def is_native(config: Mapping[str, Any]) -> bool:
+    """Whether our decoder knows this architecture."""
+    return architecture_of(config) in FAMILIES
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The first architecture a `config.json` names; empty when it names none."""
+    names = config.get("architectures")
+    is_named = isinstance(names, list) and names and isinstance(names[0], str)
+    return names[0] if is_named and names else ""
+
+
+class _SmolLm3Config(CausalLmConfig, frozen=True, kw_only=True):
+    rope_theta: float = 2_000_000.0
+    tie_word_embeddings: bool = True
+    num_key_value_heads: Count | None = 4
+    max_position_embeddings: Count = 32768
+
+
+class _MistralConfig(CausalLmConfig, frozen=True, kw_only=True):
+    sliding_window: Count | None = 4096
+    num_key_value_heads: Count | None = 8
+    max_position_embeddings: Count = 131072
+
+
+class _Qwen2Config(CausalLmConfig, frozen=True, kw_only=True):
+    sliding_window: Count | None = 4096
+    max_position_embeddings: Count = 32768
+
+
+class _Qwen3Config(_Qwen2Config, frozen=True, kw_only=True):
+    head_dim: Count | None = 128
+
+
+def _llama(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    fields = parse(config, CausalLmConfig)
+    return decoder_of(fields, (attention_of(fields),) * fields.num_hidden_layers, max_length)
+
+
+def _smollm3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Llama, but every fourth layer has no positions (and may be the one with a window)."""
+    fields = parse(config, _SmolLm3Config)
+    num_layers, every = fields.num_hidden_layers, fields.no_rope_layer_interval
+    default = tuple(int((layer + 1) % every != 0) for layer in range(num_layers))
+    uses_rope = fields.no_rope_layers or default
+    windows: tuple[int | None, ...] = (None,) * num_layers
+    if fields.use_sliding_window:
+        windows = layer_windows(fields, tuple(not rope for rope in uses_rope))
+    base = attention_of(fields)
+    layers = zip(uses_rope, windows, strict=False)
+    attention = tuple(replace(base, uses_rope=bool(r), window=w) for r, w in layers)
+    return decoder_of(fields, attention, max_length)
+
+
+def _mistral(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Llama without biases; one window for all layers unless `layer_types` says otherwise."""
+    fields = parse(config, _MistralConfig)
+    base = replace(attention_of(fields), has_qkv_bias=False, has_out_bias=False)
+    windows = layer_windows(fields, (True,) * fields.num_hidden_layers)
+    attention = tuple(replace(base, window=window) for window in windows)
+    return decoder_of(fields, attention, max_length)
+
+
+def _qwen2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Biases on query, key and value; a window from `max_window_layers` on, where it is in use."""
+    fields = parse(config, _Qwen2Config)
+    base = replace(attention_of(fields), has_qkv_bias=True, has_out_bias=False)
+    attention = tuple(replace(base, window=window) for window in _qwen_windows(fields))
+    return decoder_of(fields, attention, max_length)
+
+
+def _qwen3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """A norm on every query and key head instead of biases."""
+    fields = parse(config, _Qwen3Config)
+    base = replace(attention_of(fields), qk_norm_eps=fields.rms_norm_eps)
+    attention = tuple(replace(base, window=window) for window in _qwen_windows(fields))
+    return decoder_of(fields, attention, max_length)
+
+
+def _qwen_windows(fields: CausalLmConfig) -> tuple[int | None, ...]:
+    if not fields.use_sliding_window:
+        return (None,) * fields.num_hidden_layers
+    layers = range(fields.num_hidden_layers)
+    return layer_windows(fields, tuple(layer >= fields.max_window_layers for layer in layers))
+
+
+FAMILIES: Mapping[str, Reader] = MappingProxyType(
+    {
+        "LlamaForCausalLM": _llama,
+        "SmolLM3ForCausalLM": _smollm3,
+        "MistralForCausalLM": _mistral,
+        "Qwen2ForCausalLM": _qwen2,
+        "Qwen3ForCausalLM": _qwen3,
+    }
+)
+"""Reader of each architecture. SmolLM2 and most of its relatives call themselves Llama."""

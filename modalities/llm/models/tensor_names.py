@@ -1,0 +1,65 @@
+"""Where the tensors of a checkpoint go in our decoder.
+
+Owns the naming scheme that all our families share. The fused projections are filled slice by
+slice, straight from the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triptych.core.layers.attention import Attention
+from triptych.core.layers.decoder import Decoder, Mlp
+from triptych.core.layers.linear import Linear
+from triptych.core.weights.loading import Target
+
+
+def decoder_targets(decoder: Decoder) -> Iterator[Target]:
+    """Every tensor the decoder needs, and the view it goes to."""
+    yield Target("model.embed_tokens.weight", decoder.embedding_VC)
+    yield Target("model.norm.weight", decoder.norm.weight_C)
+    if not decoder.config.has_tied_embeddings:
+        yield Target("lm_head.weight", decoder.head.weight_OI)
+    for index, layer in enumerate(decoder.layers):
+        prefix = f"model.layers.{index}"
+        yield Target(f"{prefix}.input_layernorm.weight", layer.input_norm.weight_C)
+        yield Target(f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm.weight_C)
+        yield from _attention_targets(f"{prefix}.self_attn", layer.attention)
+        yield from _mlp_targets(f"{prefix}.mlp", layer.mlp)
+
+
+def is_unused(name: str) -> bool:
+    """Whether checkpoints hold `name` without any decoder of ours needing it.
+
+    Old files store the rotary frequencies, and some repeat a tied embedding as the head: `lm_head`
+    is a target of every decoder that has a head of its own, so it is only unused when tied.
+    """
+    return name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"
+
+
+def _attention_targets(prefix: str, attention: Attention) -> Iterator[Target]:
+    config = attention.config
+    num_q, num_kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    sizes = {"q_proj": num_q, "k_proj": num_kv, "v_proj": num_kv}
+    yield from _fused_targets(prefix, attention.qkv, sizes)
+    yield from _fused_targets(prefix, attention.out, {"o_proj": config.hidden_size})
+    if attention.qk_norm_2D is not None:
+        yield Target(f"{prefix}.q_norm.weight", attention.qk_norm_2D[0])
+        yield Target(f"{prefix}.k_norm.weight", attention.qk_norm_2D[1])
+
+
+def _mlp_targets(prefix: str, mlp: Mlp) -> Iterator[Target]:
+    num_outputs, num_features = mlp.down.weight_OI.shape
+    sizes = {"gate_proj": num_features, "up_proj": num_features}
+    yield from _fused_targets(prefix, mlp.gate_up, sizes)
+    yield from _fused_targets(prefix, mlp.down, {"down_proj": num_outputs})
+
+
+def _fused_targets(prefix: str, linear: Linear, sizes: dict[str, int]) -> Iterator[Target]:
+    """Targets of projections whose rows lie one after the other in `linear`."""
+    names, rows = tuple(sizes), tuple(sizes.values())
+    for name, weight in zip(names, linear.weight_OI.split(rows), strict=True):
+        yield Target(f"{prefix}.{name}.weight", weight)
+    if linear.bias_O is not None:
+        for name, bias in zip(names, linear.bias_O.split(rows), strict=True):
+            yield Target(f"{prefix}.{name}.bias", bias)
