@@ -24,11 +24,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from triptych.core.limits import MAX_LOGPROBS
 from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.filters import draw, nucleus_thresholds
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
-from triptych.core.sampling.params import MAX_LOGPROBS, SamplingParams
+from triptych.core.sampling.params import SamplingParams
 from triptych.core.sampling.processors import Penalties, SparseEdits
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.tokens import TokenLogprob
