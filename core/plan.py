@@ -96,7 +96,11 @@ class TokenStepResult(StepResult):
 
 
 class PendingStep(Protocol):
-    """Device work in flight."""
+    """Device work in flight.
+
+    `result` is called once per step, in plan order, on a thread of its own: it may overlap the
+    launch of the next plan.
+    """
 
     def result(self) -> StepResult:
         """Wait for the device and return what came of the step; raises what the step raised."""

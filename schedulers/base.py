@@ -25,7 +25,8 @@ class Proposal:
     `work` are the counts the cost model predicts from (tokens, context, pixels: the scheduler's
     own units, by name). `due_s` is the moment the step must be finished to keep its promise
     (playback, inter-token target), infinity where there is none. `intent` is the scheduler's
-    own note to itself, handed back to `book`.
+    own note to itself, handed back to `book`. A step whose time has not come (a frame far ahead
+    of playback) has `not_before_s` in the future: the loop asks again then.
     """
 
     model: str
@@ -34,6 +35,7 @@ class Proposal:
     due_s: float
     num_rows: int
     intent: object
+    not_before_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
