@@ -169,6 +169,21 @@ class ScheduleOptions:
         within=_BOUND,
     )
     enable_chunked_prefill: bool = option(True, "Split prompts over steps.")
+    max_prompt_share: float = option(
+        0.5,
+        "Share of a step's input tokens that prompts may take while others are being answered.",
+        within=_SHARE,
+    )
+    target_first_token_s: float = option(
+        1.0,
+        "A prompt is due this long after it arrived, when several models compete.",
+        within=_DURATION,
+    )
+    target_inter_token_s: float = option(
+        0.1,
+        "A token is due this long after the one before it, when several models compete.",
+        within=_DURATION,
+    )
     enable_in_flight_batching: bool = option(
         True,
         "Decode rows and prompt chunks share steps; off: prompts drain first.",
@@ -194,7 +209,14 @@ class ScheduleOptions:
     max_jobs_per_key: int = option(
         0, "Jobs one API key may have admitted at once; more get 429. 0: no bound.", within=_BOUND
     )
-    schedule_policy: str = option("fcfs", "Order of waiting jobs.", choices=("fcfs", "priority"))
+    max_tokens_per_key: int = option(
+        0, "Tokens one API key may have admitted at once; more get 429. 0: no bound.", within=_BOUND
+    )
+    schedule_policy: str = option(
+        "fcfs",
+        "Order of waiting jobs: as they came, or those of the highest priority first.",
+        choices=("fcfs", "priority"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
