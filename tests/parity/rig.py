@@ -1,0 +1,158 @@
+"""Drives the real decoder, cache and runner by hand, and keeps every logit they produce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from triptych.core.kernels.paged_attention import AttentionBatch
+from triptych.core.layers.attention import KvCache
+from triptych.core.layers.decoder import Decoder
+from triptych.core.plan import SlotStart, TokenPlan, TokenRow, TokenStepResult
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling.sampler import Sampler
+from triptych.core.token_runner import CausalModel, TokenRunner
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.loading import load_tensors
+from triptych.modalities.llm.models.families import read_decoder_config
+from triptych.modalities.llm.models.tensor_names import decoder_targets, is_unused
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def load_decoder(
+    folder: Path, *, max_length: int = 0, dtype: torch.dtype = torch.float32
+) -> Decoder:
+    with Checkpoint.open(folder) as checkpoint:
+        config = read_decoder_config(checkpoint.config, max_length=max_length)
+        decoder = Decoder(config, dtype=dtype, device=CPU)
+        load_tensors(checkpoint, decoder_targets(decoder), ignored=is_unused)
+    decoder.prepare()
+    return decoder
+
+
+class Recorder:
+    """A model that remembers the logits it gave."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.last_logits_RV = torch.empty(0)
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, kv: KvCache, batch: AttentionBatch
+    ) -> torch.Tensor:
+        return self.model.forward(ids, positions, kv, batch)
+
+    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        self.last_logits_RV = self.model.logits(hidden_RC)
+        return self.last_logits_RV
+
+
+@dataclass
+class Row:
+    """One row by hand: its tokens so far, how many are cached, and the logits it was given."""
+
+    slot: int
+    tokens: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams = GREEDY
+    num_cached: int = 0
+    pages: list[int] = field(default_factory=list)
+    num_bound_pages: int = 0
+    is_bound: bool = False
+    logits: dict[int, torch.Tensor] = field(default_factory=dict)  # by position of the token drawn
+
+
+class Rig:
+    """A runner with pages to give away. Nothing here is clever, so that the runner must be right."""
+
+    def __init__(self, decoder: Decoder, *, max_batch_size: int = 16, max_length: int = 96) -> None:
+        self.page_size = 4
+        num_pages = max_batch_size * -(-max_length // self.page_size)
+        self.free_pages = torch.randperm(
+            num_pages, generator=torch.Generator().manual_seed(7)
+        ).tolist()
+        self.free_slots = list(range(max_batch_size))
+        self.kv = KvCache(decoder.config.kv_layout(self.page_size, decoder.dtype), num_pages, CPU)
+        self.recorder = Recorder(decoder)
+        self.runner = TokenRunner(
+            self.recorder,
+            self.kv,
+            Sampler(vocab_size=decoder.vocab_size, max_batch_size=max_batch_size, device=CPU),
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+            device=CPU,
+        )
+        self.num_steps = 0
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams = GREEDY) -> Row:
+        return Row(self.free_slots.pop(0), list(prompt), len(prompt), sampling)
+
+    def share(self, sequence: Row, donor: Row, num_pages: int) -> None:
+        """A prefix hit: the donor's first pages, whose tokens are not computed again."""
+        assert sequence.tokens[: num_pages * 4] == donor.tokens[: num_pages * 4]
+        sequence.pages = donor.pages[:num_pages]
+        sequence.num_cached = num_pages * self.page_size
+
+    def preempt(self, sequence: Row) -> None:
+        """Take everything away; the tokens so far are computed again from the start."""
+        self.free_pages += sequence.pages
+        self.free_slots.append(sequence.slot)
+        sequence.slot = self.free_slots.pop(0)
+        sequence.pages, sequence.num_cached = [], 0
+        sequence.num_bound_pages, sequence.is_bound = 0, False
+
+    def step(self, *work: tuple[Row, int]) -> TokenStepResult:
+        """Run the next `n` tokens of each sequence; `0` decodes from the last token sampled."""
+        work = tuple(sorted(work, key=lambda item: item[1] > 0))
+        starts = tuple(self._start(s) for s, _ in work if not s.is_bound)
+        rows = tuple(self._row(sequence, count) for sequence, count in work)
+        plan = TokenPlan(step_id=self.num_steps, model="m", kind="t", rows=rows, starts=starts)
+        result = self.runner.launch(plan).result()
+        assert isinstance(result, TokenStepResult)
+        self.num_steps += 1
+        sampled = [s for (s, _), row in zip(work, rows, strict=True) if row.is_sampled]
+        for (sequence, _), row, out in zip(work, rows, result.rows, strict=True):
+            sequence.num_cached += row.num_tokens
+            sequence.tokens += out.token_ids
+        for sequence, logits_V in zip(sampled, self.recorder.last_logits_RV, strict=True):
+            sequence.logits[len(sequence.tokens) - 1] = logits_V
+        return result
+
+    def prefill(self, *sequences: Row) -> None:
+        self.step(*((s, len(s.tokens) - s.num_cached) for s in sequences))
+
+    def decode(self, *sequences: Row, num_steps: int = 1) -> None:
+        for _ in range(num_steps):
+            self.step(*((s, 0) for s in sequences))
+
+    def _start(self, sequence: Row) -> SlotStart:
+        sequence.is_bound = True
+        return SlotStart(
+            slot=sequence.slot,
+            sampling=sequence.sampling,
+            history_ids=tuple(sequence.tokens),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+        )
+
+    def _row(self, sequence: Row, count: int) -> TokenRow:
+        start, num_tokens = sequence.num_cached, count or 1
+        end = start + num_tokens
+        while len(sequence.pages) * self.page_size < end:
+            sequence.pages.append(self.free_pages.pop())
+        new_pages = tuple(sequence.pages[sequence.num_bound_pages :])
+        sequence.num_bound_pages = len(sequence.pages)
+        return TokenRow(
+            job_id=str(sequence.slot),
+            slot=sequence.slot,
+            start=start,
+            num_tokens=num_tokens,
+            token_ids=tuple(sequence.tokens[start:end]) if count else (),
+            new_page_ids=new_pages,
+            is_sampled=end == len(sequence.tokens),
+        )

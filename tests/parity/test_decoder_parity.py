@@ -1,0 +1,247 @@
+"""The decoder against transformers: same random weights, float32, through every path."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from parity.rig import Rig, Row, load_decoder
+from triptych.core.sampling.params import SamplingParams
+
+TINY = {
+    "vocab_size": 199,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-biased-tied": (
+        "Llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 4}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9},
+    ),
+    "mistral": ("Mistral", {"sliding_window": 7}),
+    "mistral-full": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 2},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-layer-types": (
+        "Qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+    "original_max_position_embeddings": 32,
+}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": LLAMA3,
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.6,
+        "truncate": False,
+    },
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+}
+Build = Callable[[str, dict[str, Any]], tuple[Path, Any]]
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
+    """Saves a tiny random checkpoint with transformers; returns its folder and the reference."""
+
+    @lru_cache
+    def make(family: str, extra: str) -> tuple[Path, Any]:
+        config_kind = getattr(transformers, f"{family}Config")
+        config = config_kind(**TINY | json.loads(extra), attn_implementation="eager")
+        torch.manual_seed(11)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight")):
+                torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
+        folder = tmp_path_factory.mktemp(family)
+        model.save_pretrained(folder)
+        return folder, model
+
+    yield lambda family, extra: make(family, json.dumps(extra))
+    make.cache_clear()
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest, build: Build) -> tuple[Path, Any]:
+    return build(*FAMILIES[request.param])
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    source = random.Random(f"{length} {seed}")
+    return [source.randrange(TINY["vocab_size"]) for _ in range(length)]
+
+
+def assert_same_logits(rows: list[Row], reference: Any) -> None:
+    """Every logit a row was given equals the reference's on the row's own tokens."""
+    for row in rows:
+        assert row.logits
+        with torch.inference_mode():
+            expected_TV = reference(torch.tensor([row.tokens[:-1]])).logits[0]
+        for position, logits_V in row.logits.items():
+            torch.testing.assert_close(logits_V, expected_TV[position - 1], atol=1e-4, rtol=1e-4)
+
+
+def test_full_prefill_and_decode(model: tuple[Path, Any]) -> None:
+    folder, reference = model
+    rig = Rig(load_decoder(folder))
+    row = rig.open(prompt(21))
+    rig.prefill(row)
+    rig.decode(row, num_steps=12)
+    assert len(row.tokens) == 21 + 13
+    assert_same_logits([row], reference)
+
+
+def test_chunks_of_odd_sizes(model: tuple[Path, Any]) -> None:
+    folder, reference = model
+    rig = Rig(load_decoder(folder))
+    row = rig.open(prompt(37))
+    for size in (1, 5, 11, 3, 17):
+        rig.step((row, size))
+    rig.decode(row, num_steps=3)
+    assert_same_logits([row], reference)
+
+
+def test_prefix_hit(model: tuple[Path, Any]) -> None:
+    folder, reference = model
+    rig = Rig(load_decoder(folder))
+    donor = rig.open(prompt(22))
+    rig.prefill(donor)
+    guests = [rig.open(donor.tokens[:20] + prompt(n, seed=5)) for n in (1, 6)]
+    for guest, num_pages in zip(guests, (5, 3), strict=True):
+        rig.share(guest, donor, num_pages)
+    rig.prefill(*guests)
+    rig.decode(donor, *guests, num_steps=4)
+    assert_same_logits([donor, *guests], reference)
+
+
+def test_preempt_and_resume(model: tuple[Path, Any]) -> None:
+    folder, reference = model
+    rig = Rig(load_decoder(folder))
+    rows = [rig.open(prompt(n)) for n in (9, 14)]
+    rig.prefill(*rows)
+    rig.decode(*rows, num_steps=5)
+    rig.preempt(rows[0])
+    rig.decode(rows[1], num_steps=3)  # may take the freed pages
+    rig.step((rows[0], 6), (rows[1], 0))
+    rig.prefill(rows[0])
+    rig.decode(*rows, num_steps=3)
+    assert_same_logits(rows, reference)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 13, 16])
+def test_mixed_batches(build: Build, num_rows: int) -> None:
+    """Rows join one another at random: decodes beside chunks of any size."""
+    for name in ("llama", "mistral", "qwen3"):
+        folder, reference = build(*FAMILIES[name])
+        rig, source = Rig(load_decoder(folder)), random.Random(num_rows)
+        rows = [rig.open(prompt(source.randint(1, 40), seed=i)) for i in range(num_rows)]
+        while any(len(row.logits) < 4 for row in rows):
+            chosen = source.sample(rows, source.randint(1, num_rows))
+            rig.step(*((row, next_count(row, source)) for row in chosen))
+        assert_same_logits(rows, reference)
+
+
+def next_count(row: Row, source: random.Random) -> int:
+    left = len(row.tokens) - row.num_cached
+    is_decoding = left == 1 and bool(row.logits)
+    return 0 if is_decoding else source.randint(1, left)
+
+
+def test_rows_are_the_same_alone_and_in_any_batch(model: tuple[Path, Any]) -> None:
+    decoder = load_decoder(model[0])
+    prompts = [prompt(n) for n in (3, 30, 17, 8, 25)]
+    sampling = [SamplingParams(temperature=float(i % 2), seed=i, top_p=0.9) for i in range(5)]
+
+    def run(indices: list[int]) -> dict[int, list[int]]:
+        rig = Rig(decoder)
+        rows = {i: rig.open(prompts[i], sampling[i]) for i in indices}
+        rig.prefill(*rows.values())
+        rig.decode(*rows.values(), num_steps=10)
+        return {i: row.tokens for i, row in rows.items()}
+
+    alone = {i: run([i])[i] for i in range(5)}
+    assert run([0, 1, 2, 3, 4]) == alone
+    assert run([4, 2, 0]) == {i: alone[i] for i in (4, 2, 0)}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_rope_scaling(build: Build, scaling: str) -> None:
+    folder, reference = build("Llama", {"rope_parameters": SCALINGS[scaling]})
+    rig = Rig(load_decoder(folder))
+    rows = [rig.open(prompt(n)) for n in (50, 7)]
+    rig.step((rows[0], 29), (rows[1], 7))
+    rig.step((rows[0], 21), (rows[1], 0))
+    rig.decode(*rows, num_steps=4)
+    assert_same_logits(rows, reference)
+
+
+def test_dynamic_rope_at_a_served_length_beyond_the_models_own(build: Build) -> None:
+    """Transformers agrees with us where its sequence is exactly as long as what we serve."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    folder, reference = build("Llama", {"rope_parameters": scaling, "max_position_embeddings": 32})
+    rig = Rig(load_decoder(folder, max_length=48))
+    row = rig.open(prompt(48))
+    rig.step((row, 19))
+    rig.prefill(row)
+    assert_same_logits([row], reference)
+
+
+@pytest.mark.parametrize(("max_length", "lengths"), [(32, (30, 5)), (96, (40, 60))])
+def test_longrope_on_either_side_of_the_trained_length(
+    build: Build, max_length: int, lengths: tuple[int, int]
+) -> None:
+    folder, reference = build("Llama", {"rope_parameters": LONGROPE})
+    rig = Rig(load_decoder(folder, max_length=max_length))
+    rows = [rig.open(prompt(n)) for n in lengths]
+    rig.prefill(*rows)
+    rig.decode(*rows, num_steps=2)
+    assert_same_logits(rows, reference)
