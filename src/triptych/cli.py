@@ -8,8 +8,8 @@ flags (those of the configuration with `core.options.add_options`), and `run(arg
 does the work and returns the exit code. A module with several commands puts the name in between:
 `add_chat_arguments`, `run_chat`.
 
-Exit codes: 0 done, 1 failed while running (or nobody reads on), 2 wrong use or set-up (one line says what to do),
-130 interrupted.
+Exit codes: 0 done; 1 failed while running, or nobody reads on; 2 wrong use or set-up (one line says
+what to do); 130 interrupted.
 """
 
 from __future__ import annotations
