@@ -1,0 +1,93 @@
+"""The Python object, on the embedded model: what a notebook user does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from triptych import ChatPipeline
+from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from triptych.modalities.llm.pipeline import ChatReply
+
+pytestmark = pytest.mark.embedded
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[ChatPipeline]:
+    with ChatPipeline.from_pretrained(progress=False, max_length=1024, max_batch_size=8) as pipe:
+        yield pipe
+
+
+def test_it_answers(chat: ChatPipeline) -> None:
+    reply = chat(QUESTION, temperature=0, max_tokens=40)
+    assert "Paris" in reply.text
+    assert reply.finish_reason == "stop"
+    assert str(reply) == reply.text
+    assert reply.usage.num_prompt_tokens > 5
+
+
+def test_stream_and_call_say_the_same(chat: ChatPipeline) -> None:
+    pieces = list(chat.stream(QUESTION, temperature=0, max_tokens=16))
+    assert len(pieces) > 3
+    assert "".join(pieces) == chat(QUESTION, temperature=0, max_tokens=16).text
+
+
+def test_a_batch_answers_in_order_as_each_alone(chat: ChatPipeline) -> None:
+    questions = [QUESTION, "What is 2 + 2?", [{"role": "user", "content": "Say hello."}]]
+    batch = chat(questions, temperature=0, max_tokens=12)
+    alone = [chat(question, temperature=0, max_tokens=12) for question in questions]
+    assert [reply.text for reply in batch] == [reply.text for reply in alone]
+
+
+def test_samples_differ_and_repeat_with_their_seed(chat: ChatPipeline) -> None:
+    def names(seed: int) -> list[str]:
+        reply = chat("Invent a name.", n=4, seed=seed, temperature=1.2, max_tokens=10)
+        return [sample.text for sample in reply.samples]
+
+    first = names(1)
+    assert len(set(first)) > 1
+    assert names(1) == first
+    assert names(2) != first
+
+
+def test_leaving_a_stream_early_leaves_the_pipeline_usable(chat: ChatPipeline) -> None:
+    for _ in range(12):  # more than there are slots: a leak would block the last ones
+        stream = chat.stream("Count to one hundred.", max_tokens=200)
+        next(stream)
+        stream.close()
+    assert chat(QUESTION, temperature=0, max_tokens=4).text
+
+
+async def test_async_twins_work_on_any_loop(chat: ChatPipeline) -> None:
+    one, two = await asyncio.gather(
+        chat.acall(QUESTION, temperature=0, max_tokens=8),
+        chat.acall(QUESTION, temperature=0, max_tokens=8),
+    )
+    assert isinstance(one, ChatReply)
+    assert one == two or one.samples[0].text == two.samples[0].text
+    pieces = [piece async for piece in chat.astream(QUESTION, temperature=0, max_tokens=8)]
+    assert "".join(pieces) == one.text
+
+
+def test_map_keeps_order_and_gives_errors_their_place(chat: ChatPipeline) -> None:
+    entries = [
+        {"prompt": QUESTION, "max_tokens": 3},
+        {"messages": []},
+        {"prompt": "Hi", "max_tokens": 2, "temperature": 9},
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    ]
+    replies = list(chat.map(entries, num_in_flight=2, temperature=0))
+    assert [isinstance(reply, InvalidRequest) for reply in replies] == [False, True, True, False]
+
+
+def test_mistakes_say_what_to_do(chat: ChatPipeline) -> None:
+    with pytest.raises(InvalidRequest, match="temprature"):
+        chat("hi", temprature=1)
+    with pytest.raises(ContextLengthExceeded, match="1024"):
+        chat("word " * 2000)
+    with pytest.raises(InvalidRequest, match="n=1"):
+        list(chat.stream("hi", n=2))
+    with pytest.raises(ConfigError, match="page"):
+        ChatPipeline.from_pretrained(kv_cache_pagesize=16)
