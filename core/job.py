@@ -9,11 +9,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
+from typing_extensions import TypeVar
 
 from triptych.core.errors import ErrorInfo
+
+Payload = TypeVar("Payload", default=Any)
+"""The modality's own output type; the codec names it, everyone else passes it on."""
 
 
 class JobState(enum.Enum):
@@ -31,11 +35,11 @@ class JobState(enum.Enum):
         return self in (JobState.FINISHED, JobState.CANCELLED, JobState.FAILED)
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Output(msgspec.Struct, Generic[Payload], frozen=True, kw_only=True, omit_defaults=True):
     """One message of a job's stream. `payload` is the modality's own type; the last is final."""
 
     job_id: str
-    payload: Any = None
+    payload: Payload | None = None
     is_final: bool = False
     error: ErrorInfo | None = None
 

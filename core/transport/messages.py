@@ -6,20 +6,30 @@ is decoded by the tagged union the composition root registers.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import msgspec
+from typing_extensions import TypeVar
 
 from triptych.core.errors import ErrorInfo
-from triptych.core.job import Output
+from triptych.core.job import Output, Payload
+
+Request = TypeVar("Request", default=Any)
+"""The modality's own request type; the codec names it, everyone else passes it on."""
 
 
-class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """An API process is new here: what the one before it asked for is orphaned."""
+
+
+class Submit(
+    msgspec.Struct, Generic[Request], frozen=True, kw_only=True, tag=True, omit_defaults=True
+):
     """Run one job. `deadline_s` is seconds from now."""
 
     job_id: str
     model: str
-    request: Any
+    request: Request
     deadline_s: float | None = None
 
 
@@ -58,10 +68,10 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     error: ErrorInfo | None = None
 
 
-class Outputs(msgspec.Struct, frozen=True, tag=True):
+class Outputs(msgspec.Struct, Generic[Payload], frozen=True, tag=True):
     """Everything one loop turn sent, in order."""
 
-    outputs: tuple[Output, ...]
+    outputs: tuple[Output[Payload], ...]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -87,11 +97,16 @@ class Goodbye(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The supervisor's word that the engine process died or was killed."""
+    """The supervisor's word that the engine process died or was killed.
+
+    `at_ns` is the system's monotonic clock: whatever an engine that started earlier still has on
+    the way comes from the dead.
+    """
 
     reason: str
+    at_ns: int
     restart_in_s: float | None = None
 
 
-ToEngine = Submit | Cancel | SetPaused | LoadModel | Drain
-FromEngine = Outputs | Heartbeat | Goodbye | EngineGone
+ToEngine = Hello | Submit[Request] | Cancel | SetPaused | LoadModel | Drain
+FromEngine = Outputs[Payload] | Heartbeat | Goodbye | EngineGone

@@ -1,0 +1,131 @@
+"""The line between a supervisor and one child: a socket pair, the child's standard input.
+
+Owns what they tell each other. Down come the configuration (one line of JSON) and the word to
+drain; up come start-up phases, beats and the reason of a failed start, one JSON object a line.
+Whoever finds the line cut knows that the other is dead. The child obeys this line alone: it
+ignores SIGINT and SIGTERM, so that a signal to the whole group or container still drains in order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Self
+
+import msgspec
+
+DRAIN = b"drain\n"
+EXIT_SETUP_FAILED = 3
+"""A child's exit code after `Failed`: starting it again cannot help."""
+
+_PR_SET_PDEATHSIG = 1
+_log = logging.getLogger(__name__)
+
+
+class Phase(msgspec.Struct, frozen=True, tag=True):
+    """A part of the start is over."""
+
+    name: str
+    elapsed_s: float
+    note: str = ""
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The child makes progress; it counts as hung when the next beat takes longer than this."""
+
+    stall_budget_s: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The child does its work from now on."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The child cannot start, for a reason a person must mend; one actionable line."""
+
+    message: str
+
+
+FromChild = Phase | Beat | Ready | Failed
+
+
+class ControlLine:
+    """The child's end. `open` it first thing in the process."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._encode = msgspec.json.Encoder().encode
+        self._is_draining = False
+        self._on_drain: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls) -> Self:
+        """Take the line from standard input, and tie this process's life to its parent's."""
+        die_with_parent()
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        line = socket.socket(fileno=os.dup(0))
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)  # whatever this process starts must not hold or read the line
+        os.close(null)
+        return cls(line)
+
+    def read_config(self) -> bytes:
+        """Wait for the configuration, then follow the line on a thread of its own.
+
+        Until `on_drain` says otherwise, the word to drain ends this process at once.
+        """
+        reader = self._line.makefile("rb")
+        config = reader.readline()
+        if not config.endswith(b"\n"):
+            os._exit(1)
+        threading.Thread(
+            target=self._follow, args=(reader,), name="triptych-lifeline", daemon=True
+        ).start()
+        return config
+
+    def on_drain(self, callback: Callable[[], None]) -> None:
+        """Call `callback` (on the line's thread) once the supervisor says to drain."""
+        with self._lock:
+            self._on_drain = callback
+            is_late = self._is_draining
+        if is_late:
+            callback()
+
+    def send(self, note: FromChild) -> None:
+        """Tell the supervisor; never blocks. A note is lost where the supervisor is stuck."""
+        try:
+            self._line.send(self._encode(note) + b"\n", socket.MSG_DONTWAIT)
+        except OSError as error:
+            _log.debug("the supervisor did not take a note: %s", error)
+
+    def _follow(self, reader: socket.SocketIO) -> None:
+        while word := reader.readline():
+            if word == DRAIN:
+                self._drain()
+        os._exit(1)  # the supervisor is dead
+
+    def _drain(self) -> None:
+        with self._lock:
+            self._is_draining, callback = True, self._on_drain
+        if callback is None:
+            os._exit(0)
+        callback()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however stuck it is by then."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

@@ -1,0 +1,106 @@
+"""Where API and engine process meet: Unix sockets in a folder nobody else can enter.
+
+Owns the folder, its permissions, and how sockets are opened on it. Knows nothing of the messages.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import zmq
+
+from triptych.core.errors import ConfigError
+from triptych.core.transport.codec import MAX_MESSAGE_BYTES
+
+SOCKET_NAME = "engine.sock"
+MAX_SOCKET_PATH_BYTES = 107
+
+
+@contextmanager
+def private_folder(base: str, *, role: str) -> Iterator[Path]:
+    """A folder of mode 0700 for the time of the context: `base`, or a temporary one if empty.
+
+    `role` is locked in a shared `base`, so that two servers never take each other's sockets.
+    Raises `ConfigError` where the folder is open to others, in use, or its path is too long.
+    """
+    if not base:
+        folder = Path(tempfile.mkdtemp(prefix="triptych-"))
+        try:
+            yield _checked(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    folder = Path(base).expanduser().absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--zmq-endpoint-base cannot be made: {error.strerror}.") from error
+    with _locked(_checked(folder) / f"{role}.lock", role):
+        yield folder
+
+
+def _checked(folder: Path) -> Path:
+    status = folder.stat()
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigError(
+            f"--zmq-endpoint-base {folder} must belong to the user of this process and nobody"
+            " else may enter it: chmod 700 it, or name a new folder."
+        )
+    if len(os.fsencode(folder / SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"The socket folder {folder} has too long a path; name a shorter one with"
+            " --zmq-endpoint-base."
+        )
+    return folder
+
+
+@contextmanager
+def _locked(path: Path, role: str) -> Iterator[None]:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"Another server's {role} uses --zmq-endpoint-base {path.parent}."
+            ) from error
+        yield
+
+
+def bind_router(folder: Path) -> zmq.Socket[bytes]:
+    """The API process's end: a ROUTER on a socket of mode 0600."""
+    router = _open(zmq.ROUTER)
+    router.router_mandatory = 1  # sending to an engine that is gone raises, instead of nothing
+    router.router_handover = 1  # a supervisor that reconnects keeps its name
+    path = folder / SOCKET_NAME
+    umask = os.umask(0o177)
+    try:
+        router.bind(f"ipc://{path}")
+    finally:
+        os.umask(umask)
+    return router
+
+
+def connect_dealer(folder: Path, identity: bytes) -> zmq.Socket[bytes]:
+    """A peer's end; connects as soon as the API process is there, again when it comes back."""
+    dealer = _open(zmq.DEALER)
+    dealer.identity = identity
+    dealer.reconnect_ivl = 20
+    dealer.reconnect_ivl_max = 500
+    dealer.connect(f"ipc://{folder / SOCKET_NAME}")
+    return dealer
+
+
+def _open(kind: int) -> zmq.Socket[bytes]:
+    """A socket that never blocks and never drops; admission bounds what can be in flight."""
+    opened: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    opened.sndhwm = opened.rcvhwm = 0
+    opened.maxmsgsize = MAX_MESSAGE_BYTES
+    opened.linger = 0
+    return opened

@@ -1,0 +1,242 @@
+"""The API process's end of the engine: submit jobs, follow them, know how the engine is.
+
+Owns the socket, the engine's epochs and the latest heartbeat. What outputs mean is the modality's;
+how a job's outputs are buffered is `core.streams`.
+
+An engine names itself by its epoch, the moment it started on the system's monotonic clock. A later
+epoch replaces an earlier one, and whatever still arrives from a replaced or buried one is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from triptych.core.client import EngineStatus
+from triptych.core.errors import Draining, EngineDown, TriptychError, from_info
+from triptych.core.streams import JobStream, StreamTable
+from triptych.core.transport.codec import Codec
+from triptych.core.transport.endpoint import bind_router
+from triptych.core.transport.messages import (
+    Cancel,
+    EngineGone,
+    FromEngine,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LoadModel,
+    ModelStatus,
+    Outputs,
+    SetPaused,
+    Submit,
+    ToEngine,
+)
+
+ENGINE = b"engine-"
+SUPERVISOR = b"supervisor"
+PULSE_S = 0.25
+START_BUDGET_S = 120.0
+"""How long an engine may take from its start to its first beat and still count as alive."""
+
+_MAX_MESSAGES_PER_TURN = 256
+_log = logging.getLogger(__name__)
+
+
+def engine_identity(epoch_ns: int) -> bytes:
+    """How the engine of this epoch names itself on the socket."""
+    return ENGINE + str(epoch_ns).encode()
+
+
+class RemoteClient:
+    """`EngineClient` over a socket. Made, used and closed on one asyncio loop."""
+
+    def __init__(self, folder: Path, codec: Codec, *, stream_timeout_s: float) -> None:
+        self._codec = codec
+        self._loop = asyncio.get_running_loop()
+        self._streams = StreamTable(
+            on_cancel=self._cancel,
+            on_pause=self._set_paused,
+            stream_timeout_s=stream_timeout_s,
+        )
+        self._epoch_ns: int | None = None
+        self._buried_ns = 0
+        self._num_engines = 0
+        self._beat: Heartbeat | None = None
+        self._beat_s = time.monotonic()
+        self._absence = "the engine is starting"
+        self._is_engine_leaving = False
+        self._changed = asyncio.Event()
+        self._socket = bind_router(folder)
+        self._loop.add_reader(self._socket.fileno(), self._receive)
+        self._pulse = self._loop.call_later(PULSE_S, self._check_pulse)
+
+    # -- what callers ask ----------------------------------------------------------------------
+
+    def submit(
+        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+    ) -> JobStream:
+        """Run one job (`EngineClient.submit`). Without an engine the stream raises `EngineDown`."""
+        stream = self._streams.open(job_id)
+        if self._is_engine_leaving:
+            self._streams.fail(job_id, Draining("The engine is shutting down."))
+            return stream
+        message = Submit(job_id=job_id, model=model, request=request, deadline_s=deadline_s)
+        if not (self._is_alive() and self._tell(message)):
+            self._streams.fail(job_id, self._engine_down())
+        return stream
+
+    def status(self) -> EngineStatus:
+        """The engine as its last beat and the time since then tell."""
+        models = self._beat.models if self._beat else ()
+        is_alive = self._is_alive()
+        reason = self._absence
+        if self._beat:
+            waiting = next((m.model for m in models if m.state in ("loading", "failed")), "")
+            reason = f"{waiting} is not loaded" if waiting else ""
+            reason = reason if is_alive else "the engine makes no progress"
+        return EngineStatus(
+            is_ready=is_alive and not reason and not self._is_engine_leaving,
+            is_alive=is_alive,
+            is_draining=self._is_engine_leaving,
+            beat_age_s=time.monotonic() - self._beat_s,
+            num_restarts=max(0, self._num_engines - 1),
+            models=models,
+            last_beat=self._beat,
+            reason=reason,
+        )
+
+    async def load(self, model: str) -> None:
+        """Load `model` and wait until it is ready; raises what loading raised, or `EngineDown`."""
+        if not self._tell(LoadModel(model)):
+            raise self._engine_down()
+        is_loading = False
+        while True:
+            self._changed.clear()
+            state = self._model_status(model)
+            if state is None:
+                raise self._engine_down()
+            if state.state == "ready":
+                return
+            if state.state == "failed" and is_loading and state.error is not None:
+                raise from_info(state.error)
+            is_loading = is_loading or state.state == "loading"
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        """End every stream and let go of the socket; the engine stays."""
+        self._pulse.cancel()
+        self._streams.fail_all(Draining("The server is shutting down."))
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _cancel(self, job_ids: tuple[str, ...]) -> None:
+        self._tell(Cancel(job_ids))
+
+    def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
+        self._tell(SetPaused(job_ids, is_paused))
+
+    # -- the socket ----------------------------------------------------------------------------
+
+    def _tell(self, message: ToEngine) -> bool:
+        """Send to the engine of the current epoch; false where there is none."""
+        if self._epoch_ns is None:
+            return False
+        frames = [engine_identity(self._epoch_ns), self._codec.encode(message)]
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            _log.warning("the engine cannot be reached: %s", error)
+            return False
+        # The descriptor signals changes only, and sending may have swallowed one.
+        self._loop.call_soon(self._receive)
+        return True
+
+    def _receive(self) -> None:
+        """Take what has arrived, at most a turn's worth."""
+        if self._socket.closed:
+            return
+        for _ in range(_MAX_MESSAGES_PER_TURN):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = self._codec.from_engine(frames[-1])
+            if message is not None:
+                self._take(frames[0], message)
+        self._loop.call_soon(self._receive)
+
+    def _take(self, sender: bytes, message: FromEngine) -> None:
+        if isinstance(message, EngineGone):
+            if sender == SUPERVISOR:
+                self._bury(message.at_ns, f"the engine {message.reason}", message.restart_in_s)
+            return
+        epoch_ns = _parse_epoch(sender)
+        if epoch_ns is None or not self._enter_epoch(epoch_ns):
+            return
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                self._streams.deliver(output)
+        elif isinstance(message, Heartbeat):
+            self._beat, self._beat_s = message, time.monotonic()
+            self._changed.set()
+        elif isinstance(message, Goodbye):
+            self._bury(epoch_ns, "the engine has shut down", None)
+
+    # -- epochs --------------------------------------------------------------------------------
+
+    def _enter_epoch(self, epoch_ns: int) -> bool:
+        """Whether the engine of `epoch_ns` is the one to listen to; a new one is greeted."""
+        if self._epoch_ns == epoch_ns:
+            return True
+        if epoch_ns <= max(self._buried_ns, self._epoch_ns or 0):
+            return False
+        if self._epoch_ns is not None:
+            self._bury(self._epoch_ns, "the engine was replaced", 0.0)
+        self._epoch_ns = epoch_ns
+        self._num_engines += 1
+        self._tell(Hello())
+        return True
+
+    def _bury(self, at_ns: int, reason: str, restart_in_s: float | None) -> None:
+        """Every engine started up to `at_ns` is dead: end its jobs, ignore what it still says."""
+        self._buried_ns = max(self._buried_ns, at_ns)
+        if self._epoch_ns is not None and self._epoch_ns > at_ns:
+            return
+        self._epoch_ns, self._beat, self._beat_s = None, None, time.monotonic()
+        self._absence = reason
+        self._streams.fail_all(self._engine_down(restart_in_s))
+        self._changed.set()
+
+    def _is_alive(self) -> bool:
+        budget_s = self._beat.stall_budget_s if self._beat else START_BUDGET_S
+        return time.monotonic() - self._beat_s <= budget_s
+
+    def _check_pulse(self) -> None:
+        """End the streams of an engine that is silent for longer than it said it would be."""
+        self._pulse = self._loop.call_later(PULSE_S, self._check_pulse)
+        self._receive()  # a stalled loop of our own must not pass for a stalled engine
+        if len(self._streams) and not self._is_alive():
+            self._streams.fail_all(EngineDown("The engine makes no progress.", retry_after_s=5))
+            self._tell(Hello())  # should it come round, nobody waits for those jobs any more
+
+    def _engine_down(self, restart_in_s: float | None = None) -> TriptychError:
+        return EngineDown(
+            f"{self._absence[:1].upper()}{self._absence[1:]}; try again shortly.",
+            retry_after_s=(restart_in_s or 0.0) + 5,
+        )
+
+    def _model_status(self, model: str) -> ModelStatus | None:
+        models = self._beat.models if self._beat else ()
+        return next((status for status in models if status.model == model), None)
+
+
+def _parse_epoch(sender: bytes) -> int | None:
+    digits = sender.removeprefix(ENGINE)
+    if digits == sender or not digits.isdigit() or len(digits) > 20:
+        return None
+    return int(digits)

@@ -1,0 +1,265 @@
+"""Keeping child processes alive: start, watch, restart, give up, drain.
+
+Owns the life of children that speak `core.transport.control`. Knows nothing of what they do, and
+imports no torch, so it outlives every fault of the device.
+
+A child that exits is noticed at once; one that sends no beat within the budget it named itself
+is asked for its stacks (SIGUSR1) and killed. Either is a crash: it starts again after a backoff,
+and the third crash within five minutes opens the circuit and ends the whole tree. The first
+SIGTERM or SIGINT drains the children in the order given; a second one kills them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from triptych.core.errors import SetupError
+from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Ready
+
+_log = logging.getLogger(__name__)
+
+DUMP_TIME_S = 0.5
+"""How long a hung child gets to write its stacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """How to start one child: `config` is one line of JSON, handed over privately."""
+
+    name: str
+    argv: tuple[str, ...]
+    config: bytes
+    pass_fds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """When to lose patience. `start_budget_s` holds until a child's first beat."""
+
+    start_budget_s: float = 120.0
+    max_crashes: int = 3
+    crash_window_s: float = 300.0
+    first_backoff_s: float = 0.25
+    max_backoff_s: float = 10.0
+    drain_timeout_s: float = 30.0
+
+
+class Observer(Protocol):
+    """Hears what happens to the children."""
+
+    def on_note(self, child: str, note: FromChild) -> None:
+        """A child said something."""
+        ...
+
+    def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
+        """A child died; it starts again after `restart_in_s`, or never."""
+        ...
+
+
+class Supervisor:
+    """Runs children until told to stop. One use."""
+
+    def __init__(self, specs: Sequence[ChildSpec], policy: Policy, observer: Observer) -> None:
+        self._specs = specs
+        self._policy = policy
+        self._observer = observer
+        self._children: dict[str, _Child] = {}
+        self._signals: asyncio.Queue[int] = asyncio.Queue()
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> int:
+        """Keep the children until a signal; the exit code is 0 after a clean drain.
+
+        Raises `SetupError` in one line when a child cannot start, or crashes again and again.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signals.put_nowait, number)
+        keepers = {asyncio.create_task(self._keep(spec)) for spec in self._specs}
+        stopper = asyncio.create_task(self._stop())
+        try:
+            done, _ = await asyncio.wait({*keepers, stopper}, return_when=asyncio.FIRST_COMPLETED)
+            if stopper not in done:
+                (keeper, *_) = done
+                await keeper
+            return await stopper
+        finally:
+            self._stopping.set()
+            for task in (*keepers, stopper):
+                task.cancel()  # a child goes with its keeper
+            await asyncio.gather(*keepers, stopper, return_exceptions=True)
+
+    async def _keep(self, spec: ChildSpec) -> None:
+        """Run `spec` again and again. Returns only while stopping."""
+        crashes: deque[float] = deque(maxlen=self._policy.max_crashes)
+        was_ready = False
+        while not self._stopping.is_set():
+            child = await _Child.start(spec, self._policy.start_budget_s, self._observer)
+            self._children[spec.name] = child
+            try:
+                reason = await child.run()
+            finally:
+                del self._children[spec.name]
+            was_ready = was_ready or child.is_ready
+            if self._stopping.is_set():
+                return
+            if child.failure is not None and not was_ready:
+                raise SetupError(child.failure)
+            crashes.append(time.monotonic())
+            delay_s = self._backoff_s(crashes)
+            self._observer.on_gone(spec.name, reason, delay_s)
+            if delay_s is None:
+                raise SetupError(
+                    f"The {spec.name} process {reason}; that makes {len(crashes)} crashes within"
+                    f" {crashes[-1] - crashes[0]:.0f} s, so it is given up. The log says why."
+                )
+            await asyncio.sleep(delay_s)
+
+    def _backoff_s(self, crashes: deque[float]) -> float | None:
+        """How long to wait after the last of `crashes`; `None` when the circuit opens."""
+        recent = [at for at in crashes if crashes[-1] - at <= self._policy.crash_window_s]
+        if len(recent) >= self._policy.max_crashes:
+            return None
+        backoff_s = self._policy.first_backoff_s * 4.0 ** (len(recent) - 1)
+        return min(backoff_s, self._policy.max_backoff_s)
+
+    async def _stop(self) -> int:
+        """Wait for the first signal, then drain; the second ends the wait."""
+        await self._signals.get()
+        self._stopping.set()
+        _log.info("draining")
+        drain = asyncio.create_task(self._drain())
+        second = asyncio.create_task(self._signals.get())
+        await asyncio.wait({drain, second}, return_when=asyncio.FIRST_COMPLETED)
+        if second.done():
+            drain.cancel()
+            return 128 + second.result()
+        second.cancel()
+        return 0 if drain.result() else 1
+
+    async def _drain(self) -> bool:
+        """Drain one child after the other; whether all went by themselves and in peace."""
+        is_clean = True
+        for spec in self._specs:
+            if child := self._children.get(spec.name):
+                is_clean &= await child.drain(self._policy.drain_timeout_s + 5)
+        return is_clean
+
+
+class _Child:
+    """One incarnation of a supervised process."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        process: asyncio.subprocess.Process,
+        line: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        observer: Observer,
+    ) -> None:
+        self.spec = spec
+        self.is_ready = False
+        self.failure: str | None = None
+        self._process = process
+        self._reader, self._writer = line
+        self._observer = observer
+        self._due_s = 0.0
+
+    @classmethod
+    async def start(cls, spec: ChildSpec, start_budget_s: float, observer: Observer) -> _Child:
+        """Start the process in a group of its own and hand it its configuration."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv, stdin=theirs.fileno(), pass_fds=spec.pass_fds, process_group=0
+            )
+        child = cls(spec, process, await asyncio.open_connection(sock=ours), observer)
+        child._due_s = time.monotonic() + start_budget_s
+        child._write(spec.config + b"\n")
+        return child
+
+    async def run(self) -> str:
+        """Follow the process to its end, ending it if it hangs; says how it ended."""
+        listener = asyncio.create_task(self._listen())
+        exited = asyncio.create_task(self._process.wait())
+        hung = asyncio.create_task(self._wait_for_hang())
+        try:
+            await asyncio.wait({exited, hung}, return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():
+                await self._dump_and_kill()
+            code = await exited
+            with suppress(TimeoutError):
+                await asyncio.wait_for(listener, 1)  # its last words
+        finally:
+            self.kill()  # and whatever the process started itself
+            await self._process.wait()
+            for task in (listener, exited, hung):
+                task.cancel()
+            self._writer.close()
+        return "hung" if hung.done() else _describe(code)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Ask the child to finish and wait; whether it did so by itself."""
+        self._write(DRAIN)
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(self._process.wait(), timeout_s) == 0
+        _log.warning("the %s process did not drain in %.0f s", self.spec.name, timeout_s)
+        self.kill()
+        return False
+
+    def kill(self) -> None:
+        """Kill the process and its group, at once. Nothing where they are gone."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _write(self, line: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(line)
+
+    async def _listen(self) -> None:
+        decoder = msgspec.json.Decoder(FromChild)
+        with suppress(ConnectionError):
+            while line := await self._reader.readline():
+                try:
+                    self._take(decoder.decode(line))
+                except msgspec.MsgspecError:
+                    _log.warning("the %s process sent a malformed note", self.spec.name)
+
+    def _take(self, note: FromChild) -> None:
+        if isinstance(note, Beat):
+            self._due_s = time.monotonic() + note.stall_budget_s
+        elif isinstance(note, Ready):
+            self.is_ready = True
+        elif isinstance(note, Failed):
+            self.failure = note.message
+        self._observer.on_note(self.spec.name, note)
+
+    async def _wait_for_hang(self) -> None:
+        """Return when the child has been silent for too long."""
+        while (left_s := self._due_s - time.monotonic()) > 0:
+            await asyncio.sleep(left_s)
+            await asyncio.sleep(0.05)  # read what came in while this process itself was stopped
+
+    async def _dump_and_kill(self) -> None:
+        _log.error("the %s process makes no progress; its stacks follow", self.spec.name)
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(DUMP_TIME_S)
+        self.kill()
+
+
+def _describe(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"
