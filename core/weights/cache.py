@@ -15,12 +15,14 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from triptych.core.errors import WeightsError
+from triptych.core.logs import fields
 from triptych.core.weights.manifest import Manifest, flush, read_manifest, seal, verify
 from triptych.core.weights.progress import Progress
 
@@ -52,18 +54,19 @@ class WeightsCache:
         `source` is the reference to remember. Raises what `build` raises, except that a full or
         read-only disk sends it to a temporary folder.
         """
+        folder = self.models / key
         try:
-            with self._locked(key):
-                folder = self.models / key
-                manifest = self._verified(key, progress) or self._build(key, source, build)
-                return folder, manifest.digest
+            manifest = _verified(folder, key, progress)
+            if manifest is None:
+                with self._locked(key):
+                    manifest = self._rebuilt(folder, source, build, progress)
         except OSError as error:
             if error.errno not in _NO_ROOM and not isinstance(error, Timeout):
                 raise
-            _log.warning(
-                "The weights cache is off for this run: %s.", error.strerror or "its lock is held"
-            )
+            reason = error.strerror or "another process holds its lock"
+            _log.warning("the weights cache is off for this run", extra=fields(reason=reason))
             return _build_temporarily(key, source, build)
+        return folder, manifest.digest
 
     def entries(self) -> list[tuple[Path, Manifest | None]]:
         """Every folder in the cache; manifest `None`: quarantined or unreadable."""
@@ -71,44 +74,42 @@ class WeightsCache:
             return []
         return [(folder, _manifest_or_none(folder)) for folder in sorted(self.models.iterdir())]
 
-    def remove(self, folder: Path) -> None:
-        """Delete an entry."""
-        assert folder.parent == self.models
-        shutil.rmtree(folder)
-
-    def _locked(self, key: str) -> FileLock:
-        """The entry's lock: the operating system's, so a dead holder's lock is free."""
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        """Hold the entry's lock. It is the operating system's, so a dead holder's lock is free."""
         assert _KEY.fullmatch(key)
         self.locks.mkdir(parents=True, exist_ok=True)
         self.models.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.locks / f"{key}.lock", timeout=LOCK_TIMEOUT_S)
-
-    def _verified(self, key: str, progress: Progress) -> Manifest | None:
-        folder = self.models / key
-        if not folder.exists():
-            return None
+        lock = FileLock(self.locks / f"{key}.lock")
         try:
-            manifest = verify(folder, progress)
-            if manifest.key != key:
-                raise WeightsError("The manifest is another entry's.")
-        except WeightsError as error:
-            _log.warning("Cached weights are damaged and will be rebuilt. %s", error.message)
-            _replace(folder, self.models / (key + _QUARANTINED))
-            return None
-        return manifest
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.info("another process is preparing these weights; waiting for it")
+            lock.acquire(timeout=LOCK_TIMEOUT_S)
+        try:
+            yield
+        finally:
+            lock.release()
 
-    def _build(self, key: str, source: str, build: Build) -> Manifest:
+    def _rebuilt(self, folder: Path, source: str, build: Build, progress: Progress) -> Manifest:
+        """Under the lock: the entry another process made meanwhile, or a new one."""
+        key = folder.name
+        if manifest := _verified(folder, key, progress):
+            return manifest
+        if folder.exists():
+            quarantine = self.models / (key + _QUARANTINED)
+            shutil.rmtree(quarantine, ignore_errors=True)
+            folder.rename(quarantine)
         partial = self.models / (key + _PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)  # a crashed builder's
         try:
             partial.mkdir()
             build(partial)
             manifest = seal(partial, key, source)
-            partial.rename(self.models / key)
+            partial.rename(folder)
             flush(self.models)
-        except BaseException:
+        finally:
             shutil.rmtree(partial, ignore_errors=True)
-            raise
         return manifest
 
 
@@ -122,6 +123,25 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "triptych"
 
 
+def _verified(folder: Path, key: str, progress: Progress) -> Manifest | None:
+    """The manifest of an entry that is whole; `None` where there is none, or a damaged one.
+
+    Needs no lock: entries appear by one rename and never change.
+    """
+    if not folder.exists():
+        return None
+    try:
+        manifest = verify(folder, progress)
+        if manifest.key != key:
+            raise WeightsError("The manifest is another entry's.")
+    except WeightsError as error:
+        _log.warning(
+            "cached weights are damaged and will be rebuilt", extra=fields(reason=error.message)
+        )
+        return None
+    return manifest
+
+
 def _manifest_or_none(folder: Path) -> Manifest | None:
     try:
         return read_manifest(folder) if _KEY.fullmatch(folder.name) else None
@@ -129,26 +149,32 @@ def _manifest_or_none(folder: Path) -> Manifest | None:
         return None
 
 
-def _replace(source: Path, target: Path) -> None:
-    shutil.rmtree(target, ignore_errors=True)
-    source.rename(target)
-
-
 def _build_temporarily(key: str, source: str, build: Build) -> tuple[Path, str]:
     """Build in the system's temporary folder, or else in memory; deleted at exit."""
-    for parent in dict.fromkeys((Path(tempfile.gettempdir()), Path("/dev/shm"))):  # noqa: S108
-        if not parent.is_dir():
-            continue
-        folder = Path(tempfile.mkdtemp(prefix="triptych-weights-", dir=parent))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for parent in _temporary_parents():
         try:
-            build(folder)
-            return folder, seal(folder, key, source).digest
+            folder = Path(tempfile.mkdtemp(prefix="triptych-weights-", dir=parent))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            try:
+                build(folder)
+                return folder, seal(folder, key, source).digest
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
         except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
             if error.errno not in _NO_ROOM:
                 raise
     raise WeightsError(
         "There is no room for the converted weights: free some disk space, or set --cache-dir to"
         " a larger disk."
     )
+
+
+def _temporary_parents() -> Iterator[Path]:
+    try:
+        yield Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        _log.info("no temporary folder can be written to")
+    memory = Path("/dev/shm")  # noqa: S108  # a private folder is made inside it
+    if memory.is_dir():
+        yield memory

@@ -133,6 +133,9 @@ def _config(metadata: _Metadata, dtype: str) -> dict[str, Any]:
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None:
         raise WeightsError(f"{file.name} has no tensor 'token_embd.weight'.")
+    head_dim = metadata.integer("attention.key_length", max(1, hidden_size // num_heads))
+    if metadata.integer("rope.dimension_count", head_dim) != head_dim:
+        raise WeightsError(f"{file.name} rotates a part of each head, which is not supported.")
     model_type = metadata.architecture
     if window and model_type == "llama":
         model_type = "mistral"  # llama.cpp has one name for both; only mistral has windows
@@ -146,7 +149,7 @@ def _config(metadata: _Metadata, dtype: str) -> dict[str, Any]:
         "num_hidden_layers": metadata.integer("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.integer("attention.head_count_kv", num_heads),
-        "head_dim": metadata.integer("attention.key_length", max(1, hidden_size // num_heads)),
+        "head_dim": head_dim,
         "max_position_embeddings": metadata.integer("context_length"),
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon", 1e-5),
         "rope_theta": metadata.number("rope.freq_base", 10_000.0),

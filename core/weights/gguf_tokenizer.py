@@ -29,6 +29,7 @@ from tokenizers import (
 from triptych.core.errors import WeightsError
 from triptych.core.weights.gguf_header import GgufFile
 
+MAX_TOKEN_CHARS = 512
 _CONTROL, _USER_DEFINED = 3, 4
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -214,6 +215,8 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """
     ids, merges = vocabulary.ids, []
     for token, token_id in ids.items():
+        if len(token) > MAX_TOKEN_CHARS:
+            raise WeightsError(f"{vocabulary.file.name} has a token of {len(token)} characters.")
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         pairs = [(left, right) for left, right in splits if left in ids and right in ids]
         pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))

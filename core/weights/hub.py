@@ -6,16 +6,14 @@ offer pickled weights are refused, and code in a repository is neither fetched n
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
-import httpx
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
+    HTTPError,  # type: ignore[attr-defined]  # the root of whichever HTTP library it uses
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -31,26 +29,8 @@ def download_snapshot(repository: str, options: ModelOptions) -> Path:
 
     Raises `WeightsError` when it cannot be had or has no safetensors.
     """
-    revision = options.revision or None
-    cache = str(Path(options.cache_dir).expanduser() / "hub") if options.cache_dir else None
-    offline = options.offline or constants.HF_HUB_OFFLINE
     try:
-        if not offline:
-            _refuse_unsafe(repository, HfApi().list_repo_files(repository, revision=revision))
-        return Path(
-            snapshot_download(
-                repository,
-                revision=revision,
-                cache_dir=cache,
-                local_files_only=offline,
-                allow_patterns=list(PATTERNS),
-            )
-        )
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise WeightsError(
-            f"{repository} is not in the cache and cannot be fetched now; run"
-            f" `triptych models fetch {repository}` once while online."
-        ) from error
+        return _download(repository, options)
     except GatedRepoError as error:
         raise WeightsError(
             f"{repository} is gated: accept its terms on the hub and log in with `hf auth login`."
@@ -59,16 +39,37 @@ def download_snapshot(repository: str, options: ModelOptions) -> Path:
         raise WeightsError(
             f"There is no folder and no hub repository (or revision) {repository!r}."
         ) from error
-    except (HfHubHTTPError, httpx.HTTPError) as error:
+    except (HTTPError, OSError) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            raise WeightsError(
+                f"There is no room for {repository}; free some disk space, or set --cache-dir to"
+                " a larger disk."
+            ) from error
         raise WeightsError(
-            f"The hub could not be reached for {repository}; with the files already here, use"
-            " --offline or give the folder."
+            f"{repository} is neither a folder nor in the cache, and the hub cannot be reached;"
+            f" run `triptych models fetch {repository}` once while online."
         ) from error
 
 
-def _refuse_unsafe(repository: str, files: list[str]) -> None:
-    if not any(file.endswith(".safetensors") for file in files):
+def hub_cache_dir(options: ModelOptions) -> Path | None:
+    """Where snapshots are kept; `None`: the hub library's own cache, shared with other tools."""
+    return Path(options.cache_dir).expanduser() / "hub" if options.cache_dir else None
+
+
+def _download(repository: str, options: ModelOptions) -> Path:
+    """The snapshot. Without a network, the hub library falls back to what it fetched earlier."""
+    folder = Path(
+        snapshot_download(
+            repository,
+            revision=options.revision or None,
+            cache_dir=hub_cache_dir(options),
+            local_files_only=options.offline or constants.HF_HUB_OFFLINE,
+            allow_patterns=list(PATTERNS),
+        )
+    )
+    if not any(folder.glob("*.safetensors")):
         raise WeightsError(
             f"{repository} has no safetensors; other weights are an unsafe format, since loading"
             " them can run code."
         )
+    return folder

@@ -92,6 +92,13 @@ def verify(folder: Path, progress: Progress | None = None) -> Manifest:
 
     Raises `WeightsError` naming the first file that is missing, truncated, changed or unexpected.
     """
+    try:
+        return _verify(folder, progress or SilentProgress())
+    except OSError as error:
+        raise WeightsError(f"A sealed file cannot be read: {error.strerror}.") from error
+
+
+def _verify(folder: Path, progress: Progress) -> Manifest:
     manifest = read_manifest(folder)
     found = {file.name for file in folder.iterdir()} - {MANIFEST_NAME}
     for name in sorted(found ^ manifest.files.keys()):
@@ -100,10 +107,9 @@ def verify(folder: Path, progress: Progress | None = None) -> Manifest:
         size = (folder / name).stat().st_size
         if size != expected.num_bytes:
             raise WeightsError(f"{name} has {size} bytes instead of {expected.num_bytes}.")
-    watch = progress or SilentProgress()
-    watch.start("Verifying", manifest.num_bytes)
+    progress.start("Verifying", manifest.num_bytes)
     for name, expected in manifest.files.items():
-        if sha256_file(folder / name, watch) != expected.sha256:
+        if sha256_file(folder / name, progress) != expected.sha256:
             raise WeightsError(f"{name} is damaged: its SHA-256 is not the one recorded.")
     return manifest
 

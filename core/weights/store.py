@@ -1,0 +1,122 @@
+"""What weights this machine keeps: our own converted ones and the hub's snapshots.
+
+Owns finding, checking and removing them by name for `triptych models`. Serving never needs it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.hub import hub_cache_dir
+from triptych.core.weights.layout import read_layout, weight_files
+from triptych.core.weights.manifest import sha256_file, verify
+from triptych.core.weights.packages import EMBEDDED
+from triptych.core.weights.progress import Progress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MIN_KEY_CHARS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """One model on disk. `key`: the cache's address, or the hub's commit."""
+
+    name: str
+    kind: Literal["converted", "hub"]
+    key: str
+    folder: Path
+    num_bytes: int
+    is_whole: bool
+
+
+def stored_models(options: ModelOptions) -> list[StoredModel]:
+    """Every model in the caches that `options` point to, damaged ones too."""
+    return [*_converted(WeightsCache.open(options.cache_dir)), *_snapshots(options)]
+
+
+def find_model(stored: Sequence[StoredModel], name: str) -> StoredModel:
+    """The one model called `name`, or whose key begins so. Raises `ConfigError`."""
+    found = [model for model in stored if model.name == name] or [
+        model for model in stored if len(name) >= _MIN_KEY_CHARS and model.key.startswith(name)
+    ]
+    if len(found) != 1:
+        count = "No" if not found else "More than one"
+        raise ConfigError(
+            f"{count} stored model is called {name!r}; `triptych models list` shows them."
+        )
+    return found[0]
+
+
+def verify_stored(model: StoredModel, progress: Progress) -> None:
+    """Hash every file again. Raises `WeightsError` naming the first that is not what it was.
+
+    The hub's cache names large files by their SHA-256; of smaller ones only the headers are
+    checked.
+    """
+    if model.kind == "converted":
+        verify(model.folder, progress)
+        return
+    read_layout(model.folder)
+    for file in weight_files(model.folder):
+        expected = file.resolve().name
+        progress.start(f"Verifying {file.name}", file.stat().st_size)
+        if _SHA256.fullmatch(expected) and sha256_file(file, progress) != expected:
+            raise WeightsError(f"{file.name} is damaged: its SHA-256 is not the hub's.")
+
+
+def remove(model: StoredModel, options: ModelOptions) -> None:
+    """Delete a model's files; what other revisions of it share stays."""
+    if model.kind == "converted":
+        shutil.rmtree(model.folder)
+    else:
+        scan_cache_dir(hub_cache_dir(options)).delete_revisions(model.key).execute()
+
+
+def _converted(cache: WeightsCache) -> list[StoredModel]:
+    models = []
+    for folder, manifest in cache.entries():
+        name = "?" if manifest is None else manifest.source
+        models.append(
+            StoredModel(
+                name=EMBEDDED_REFERENCE if name == EMBEDDED.reference else name,
+                kind="converted",
+                key=folder.name,
+                folder=folder,
+                num_bytes=sum(file.stat().st_size for file in folder.rglob("*")),
+                is_whole=manifest is not None,
+            )
+        )
+    return models
+
+
+def _snapshots(options: ModelOptions) -> list[StoredModel]:
+    try:
+        repositories = scan_cache_dir(hub_cache_dir(options)).repos
+    except CacheNotFound:
+        return []
+    return [
+        StoredModel(
+            name=repository.repo_id,
+            kind="hub",
+            key=revision.commit_hash,
+            folder=revision.snapshot_path,
+            num_bytes=revision.size_on_disk,
+            is_whole=True,
+        )
+        for repository in sorted(repositories, key=lambda repository: repository.repo_id)
+        for revision in repository.revisions
+        if repository.repo_type == "model"
+        and any(file.file_name.endswith(".safetensors") for file in revision.files)
+    ]

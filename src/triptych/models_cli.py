@@ -1,0 +1,117 @@
+"""`triptych models`: list, fetch, verify and remove the weights kept on this machine.
+
+Owns the command's words and tables. Where weights are and what makes them whole is
+`core/weights`' business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.options import add_options, resolve
+from triptych.core.weights.progress import Progress, RichProgress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE
+from triptych.core.weights.resolve import resolve as resolve_model
+from triptych.core.weights.store import (
+    StoredModel,
+    find_model,
+    remove,
+    stored_models,
+    verify_stored,
+)
+
+_OPTIONS = frozenset({"cache_dir", "offline", "revision"})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the action, its operands, and the options that say where weights are."""
+    parser.add_argument("action", choices=tuple(_ACTIONS), help="what to do")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="what --model takes (fetch), or a name, hub id or key that `list` shows",
+    )
+    names = {field.name for field in dataclasses.fields(ModelOptions)}
+    add_options(parser, sections=("models",), exclude=names - _OPTIONS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the action. 0: done; 1: something is damaged."""
+    return _ACTIONS[args.action](args.models, resolve(args).models)
+
+
+def _list(names: Sequence[str], options: ModelOptions) -> int:
+    stored = _chosen(names, options)
+    table = Table("model", "kind", "key", "size", "state", box=None, pad_edge=False)
+    for model in stored:
+        cells = (model.name, model.kind, model.key[:12], decimal(model.num_bytes))
+        style = "" if model.is_whole else "red"
+        table.add_row(*map(Text, cells), Text("ok" if model.is_whole else "damaged", style=style))
+    console = Console()
+    if stored:
+        console.print(table)
+    console.print(f"{len(stored)} models, {decimal(sum(model.num_bytes for model in stored))}")
+    return 0
+
+
+def _fetch(names: Sequence[str], options: ModelOptions) -> int:
+    for reference in names or (EMBEDDED_REFERENCE,):
+        model = resolve_model(reference, name=None, options=options, progress=RichProgress())
+        Console().print(Text(f"{model.name} is in {model.folder}"), soft_wrap=True)
+    return 0
+
+
+def _verify(names: Sequence[str], options: ModelOptions) -> int:
+    damaged = 0
+    progress = RichProgress()
+    for model in _chosen(names, options):
+        problem = _problem(model, progress)
+        damaged += problem is not None
+        Console().print(Text(f"{model.name}: {problem or 'ok'}"), soft_wrap=True)
+    return 1 if damaged else 0
+
+
+def _problem(model: StoredModel, progress: Progress) -> str | None:
+    try:
+        verify_stored(model, progress)
+    except WeightsError as error:
+        return error.message
+    finally:
+        progress.stop()
+    return None
+
+
+def _remove(names: Sequence[str], options: ModelOptions) -> int:
+    if not names:
+        raise ConfigError("Name the models to remove; `triptych models list` shows them.")
+    for model in _chosen(names, options):
+        remove(model, options)
+        Console().print(Text(f"{model.name} is removed ({decimal(model.num_bytes)})"))
+    return 0
+
+
+def _chosen(names: Sequence[str], options: ModelOptions) -> list[StoredModel]:
+    """The stored models named, or all of them."""
+    stored = stored_models(options)
+    if not names:
+        return stored
+    chosen = [find_model(stored, name) for name in names]
+    return [model for i, model in enumerate(chosen) if model not in chosen[:i]]
+
+
+_ACTIONS: dict[str, Callable[[Sequence[str], ModelOptions], int]] = {
+    "list": _list,
+    "fetch": _fetch,
+    "verify": _verify,
+    "remove": _remove,
+}
