@@ -12,7 +12,8 @@ from types import MappingProxyType
 # The wire
 MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 100
-MAX_BODY_CHUNKS = 8192
+MAX_FRAMING_BYTES = 64 * 1024
+"""Chunk sizes, extensions and trailers of one body."""
 MAX_DISCARDED_BYTES = 2**20
 """Body bytes still read, and thrown away, after a request was answered early."""
 MAX_REQUESTS_PER_CONNECTION = 10_000

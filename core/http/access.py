@@ -1,0 +1,96 @@
+"""The outermost layer: request ids, the access log, and the last word on a failure.
+
+Owns what surrounds every answer, whichever route gives it. Logs no path, header or body of a
+caller's making: the route's own template, status, duration, ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triptych.core.http.auth import Principal
+from triptych.core.http.errors import error_response
+from triptych.core.http.metrics import HttpMetrics
+from triptych.core.limits import MAX_REQUEST_ID_CHARS
+from triptych.core.logs import fields
+
+_SANE_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_REQUEST_ID_CHARS}}}")
+_CLIENT_GONE = 499  # as nginx logs it; nobody receives it
+
+_logger = logging.getLogger(__name__)
+
+
+class Access:
+    """ASGI middleware: names, logs and counts every request, and answers for what nobody caught.
+
+    A caller's `X-Request-Id` is kept if it is sane. `scope["state"]["call_id"]` is unique all
+    the same: two callers may send the same id.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; anything but HTTP is passed through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["call_id"] = uuid.uuid4().hex
+        given = Headers(scope=scope).get("x-request-id", "")
+        state["request_id"] = given if _SANE_ID.fullmatch(given) else f"req-{state['call_id']}"
+        state["principal"] = Principal()
+        answer = _Answer(send, state["request_id"])
+        started_s = time.perf_counter()
+        try:
+            await self._app(scope, receive, answer.send)
+        except Exception as error:  # the boundary of the process: the details stay in the log
+            _logger.error("request failed", exc_info=error, extra=_ids(state))
+            if answer.status:
+                raise
+            await error_response(error, state["request_id"])(scope, receive, answer.send)
+        finally:
+            status = _CLIENT_GONE if state.get("is_gone") else answer.status
+            self._record(scope, status, time.perf_counter() - started_s)
+
+    def _record(self, scope: Scope, status: int, elapsed_s: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._metrics.observe_request(route=route, status=status, elapsed_s=elapsed_s)
+        _logger.info(
+            "request",
+            extra=fields(
+                **_ids(scope["state"])["fields"],
+                method=scope["method"] if route != "unmatched" else "-",
+                route=route,
+                status=status,
+                elapsed_ms=round(elapsed_s * 1000, 1),
+                key=scope["state"]["principal"].key or "-",
+            ),
+        )
+
+
+class _Answer:
+    """Stamps the request id on an answer and remembers its status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self._request_id
+        await self._send(message)
+
+
+def _ids(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return fields(request_id=state["request_id"], call_id=state["call_id"])

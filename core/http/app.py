@@ -1,0 +1,71 @@
+"""The app factory: what every route shares, put together once.
+
+Owns the order of the layers, outermost first: access (ids, log), CORS, keys, the tie to the
+client; then routes, whose errors one table answers. Knows no modality: routes come as routers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config, ServerOptions
+from triptych.core.errors import TriptychError
+from triptych.core.http.access import Access
+from triptych.core.http.auth import Keyring, RequireKey
+from triptych.core.http.disconnect import FollowClient, InFlight
+from triptych.core.http.errors import handle_error
+from triptych.core.http.health import health_router
+from triptych.core.http.metrics import HttpMetrics, metrics_router
+
+
+def create_app(config: Config, client: EngineClient, routers: Sequence[APIRouter]) -> FastAPI:
+    """The ASGI app that serves `routers` in front of `client`.
+
+    `app.state` holds `options`, `metrics` and `in_flight` for routes and for the server. Raises
+    `ConfigError` for API keys that cannot be read.
+    """
+    metrics = HttpMetrics()
+    in_flight = InFlight()
+    app = FastAPI(
+        title="Triptych",
+        version=version("triptych"),
+        docs_url=None,  # they load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would trust the Host header
+        middleware=_layers(config.server, metrics, in_flight),
+        exception_handlers=dict.fromkeys(
+            (TriptychError, RequestValidationError, HTTPException), handle_error
+        ),
+    )
+    app.state.options = config.server
+    app.state.metrics = metrics
+    app.state.in_flight = in_flight
+    metrics.watch(client.status, lambda: len(in_flight))
+    health = health_router(client.status, lambda: in_flight.is_draining)
+    for router in (health, metrics_router(metrics), *routers):
+        app.include_router(router)
+    return app
+
+
+def _layers(options: ServerOptions, metrics: HttpMetrics, in_flight: InFlight) -> list[Middleware]:
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(options.cors_origin),
+        allow_methods=["GET", "POST"],
+        allow_headers=["authorization", "content-type", "x-request-id"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+    return [
+        Middleware(Access, metrics=metrics),
+        *([cors] if options.cors_origin else []),
+        Middleware(RequireKey, keyring=Keyring.from_options(options)),
+        Middleware(FollowClient, options=options, in_flight=in_flight),
+    ]

@@ -1,0 +1,109 @@
+"""Who is calling: API keys, and the routes that need none.
+
+Owns the frozen set of public routes; every other method and path needs a key once keys are
+configured, whether or not it exists. Keys are kept as digests and compared in constant time, all
+of them every time. Knows nothing of what a route does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from triptych.core.config import ServerOptions
+from triptych.core.errors import ConfigError, Unauthorized
+from triptych.core.http.errors import error_response
+
+PUBLIC_ROUTES = frozenset(
+    {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/health"), ("GET", "/version")}
+)
+"""What may be asked without a key. `/metrics` is not here: it tells what others do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """A caller. `key` tells callers apart in admission and logs; `tenant` salts their cache."""
+
+    key: str = ""
+    tenant: str = ""
+
+
+class Keyring:
+    """The accepted API keys. Empty: everyone is let in, as one and the same caller."""
+
+    def __init__(self, keys: Iterable[str], *, is_cache_shared: bool = False) -> None:
+        self._digests = tuple(_digest(key) for key in keys)
+        self._salt = secrets.token_bytes(32)
+        self._is_cache_shared = is_cache_shared
+
+    @classmethod
+    def from_options(cls, options: ServerOptions) -> Keyring:
+        """Read the keys of `--api-key` and `--api-key-file`. Raises `ConfigError`."""
+        keys = [*options.api_key, *_read_keys(options.api_key_file)]
+        if any(not key.strip() for key in keys):
+            raise ConfigError("An API key must not be empty.")
+        return cls(keys, is_cache_shared=options.share_prefix_across_keys)
+
+    def identify(self, authorization: str) -> Principal:
+        """The caller behind an `Authorization` header. Raises `Unauthorized`."""
+        if not self._digests:
+            return Principal()
+        scheme, _, key = authorization.partition(" ")
+        given = _digest(key.strip())
+        is_known = False
+        for digest in self._digests:
+            is_known |= hmac.compare_digest(digest, given)
+        if not is_known or scheme.lower() != "bearer":
+            raise Unauthorized(
+                "Wrong or missing API key: send it as 'Authorization: Bearer <key>'."
+            )
+        tenant = hmac.new(self._salt, given, hashlib.sha256).hexdigest()[:32]
+        return Principal(key=tenant[:12], tenant="" if self._is_cache_shared else tenant)
+
+
+class RequireKey:
+    """ASGI middleware: sets `scope["state"]["principal"]`, or answers 401.
+
+    Looks at the raw path of the request line alone: what a `Host` header makes of the URL cannot
+    turn a private route into a public one.
+    """
+
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+        self._app = app
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in, or refuse it."""
+        if scope["type"] == "http" and (scope["method"], scope["path"]) not in PUBLIC_ROUTES:
+            state = scope["state"]
+            try:
+                authorization = Headers(scope=scope).get("authorization", "")
+                state["principal"] = self._keyring.identify(authorization)
+            except Unauthorized as error:
+                await error_response(error, state["request_id"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _read_keys(file: str) -> list[str]:
+    if not file:
+        return []
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file: {file} cannot be read.") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:  # an empty file must not open the server to everyone
+        raise ConfigError(f"--api-key-file: {file} holds no key.")
+    return keys

@@ -1,0 +1,151 @@
+"""From bytes on the wire to a validated request body.
+
+Owns reading (capped by bytes received, whatever `Content-Length` claims, and by time) and strict
+JSON: no duplicate keys, no NaN or infinity, no lone surrogates, bounded depth and width. What the
+fields mean is the business of the route's pydantic model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from triptych.core.errors import (
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    UnsupportedMedia,
+)
+from triptych.core.limits import BODY_TIMEOUT_S, MAX_JSON_DEPTH, MAX_JSON_FIELDS
+
+# Every string, closed or not: always matches from its opening quote on, so the scan is linear.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class StrictRoute(APIRoute):
+    """A route whose JSON body is read and parsed here before FastAPI sees it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap FastAPI's handler; a route without a body keeps it as it is."""
+        handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler
+
+        async def strict(request: Request) -> Response:
+            _check_media_type(request)
+            raw = await read_body(request, request.app.state.options.max_request_bytes)
+            return await handler(_Parsed(request.scope, request.receive, raw))
+
+        return strict
+
+
+class _Parsed(Request):
+    """A request whose body was read and parsed already."""
+
+    def __init__(self, scope: Scope, receive: Receive, raw: bytes) -> None:
+        super().__init__(scope, receive)
+        self._raw = raw
+        self._value = parse_json(raw)
+
+    async def body(self) -> bytes:
+        return self._raw
+
+    async def json(self) -> Any:
+        return self._value
+
+
+async def read_body(
+    request: Request, max_bytes: int, *, timeout_s: float = BODY_TIMEOUT_S
+) -> bytes:
+    """The whole body. Raises `PayloadTooLarge` over `max_bytes`, `RequestTimeout` if it is late."""
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdecimal() or len(declared) > 20 or int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            more = True
+            while more:
+                message = await request.receive()
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError as error:
+        raise RequestTimeout(
+            f"The body did not arrive within {timeout_s:g} s; send it faster."
+        ) from error
+    return bytes(body)
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse strict JSON. Raises `InvalidRequest` naming what is wrong."""
+    _check_depth(raw)
+    try:
+        value = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+        if _SURROGATE_ESCAPE.search(raw):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeError as error:
+        raise InvalidRequest("The body holds a lone surrogate or is not UTF-8.") from error
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"The body is not valid JSON: {error.msg} at character {error.pos}."
+        ) from error
+    except InvalidRequest:
+        raise
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits
+        raise InvalidRequest("The body holds a number that is too long.") from error
+    return value
+
+
+def _check_media_type(request: Request) -> None:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMedia("Send the body as JSON, with 'Content-Type: application/json'.")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMedia("Compressed bodies are not read; send the JSON as it is.")
+
+
+def _check_depth(raw: bytes) -> None:
+    """Peel the brackets off, innermost pairs first; what is left after the cap is too deep."""
+    brackets = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)
+    for _ in range(MAX_JSON_DEPTH):
+        peeled = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(peeled) == len(brackets):
+            break
+        brackets = peeled
+    if brackets:
+        raise InvalidRequest(
+            f"The body is not valid JSON, or nested over {MAX_JSON_DEPTH} levels deep."
+        )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_JSON_FIELDS:
+        raise InvalidRequest(f"An object in the body has over {MAX_JSON_FIELDS} fields.")
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in fields if names.count(name) > 1)[:80]
+        raise InvalidRequest(f"Duplicate field {twice!a}.", param=ascii(twice)[1:-1])
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidRequest(f"{name} is not a JSON number.")
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The body is over {max_bytes} bytes, the largest this server reads.")

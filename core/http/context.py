@@ -1,0 +1,38 @@
+"""What a route may know of the request it answers, besides the body.
+
+Owns nothing: gathers what the layers around the routes left in the request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from triptych.core.config import ServerOptions
+from triptych.core.http.auth import Principal
+from triptych.core.http.metrics import HttpMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """`call_id` is unique; `request_id` is what the caller knows the request by."""
+
+    request_id: str
+    call_id: str
+    principal: Principal
+    arrived_s: float
+    options: ServerOptions
+    metrics: HttpMetrics
+
+    @classmethod
+    def of(cls, request: Request) -> Context:
+        """The context of `request`."""
+        return cls(
+            request_id=request.state.request_id,
+            call_id=request.state.call_id,
+            principal=request.state.principal,
+            arrived_s=request.state.arrived_s,
+            options=request.app.state.options,
+            metrics=request.app.state.metrics,
+        )

@@ -1,0 +1,185 @@
+"""The tie between a request and its client, the same for every route, streaming or not.
+
+Owns the ways a request ends early: the client goes away or stops reading, its time is up, the
+server shuts down. Each cancels the task that answers it, and through it the jobs it waits for.
+Knows nothing of what is being answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triptych.core.config import ServerOptions
+from triptych.core.errors import Draining, RequestTimeout, TriptychError
+from triptych.core.http.auth import PUBLIC_ROUTES
+from triptych.core.http.errors import error_response
+
+_GOODBYE_S = 1.0  # for a cut connection to be reported closed, and for last words on a drain
+
+
+class Lifeline:
+    """One request's tie to its client. Stands in for the server's `receive` and `send`."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, stall_s: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._stall_s = stall_s
+        self._abort: Callable[[], None] | None = scope["state"].get("abort_connection")
+        self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._gone = asyncio.Event()
+        self._is_answered = False
+        self._is_aborted = False
+        self.is_started = False
+        self.is_cut = False
+        self.reason: TriptychError | None = None
+
+    def cut(self, reason: TriptychError | None) -> None:
+        """End the request. `reason` is what the client is told; `None`: nobody listens."""
+        if not self.is_cut and self._task is not None:
+            self.is_cut, self.reason = True, reason
+            self._task.cancel()
+
+    def take_reason(self) -> TriptychError | None:
+        """Call when cancelled: the reason to tell the client, if the cancellation was a cut."""
+        if not self.is_cut or self.reason is None or self._task is None:
+            return None
+        reason, self.reason = self.reason, None
+        self._task.uncancel()
+        return reason
+
+    async def receive(self) -> Message:
+        """The next part of the body; once it is all there, the client is watched."""
+        if self._watcher is not None:
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._gone.set()
+            self.cut(None)
+            await asyncio.sleep(0)  # the cut arrives here
+        elif not message.get("more_body", False):
+            self._watcher = asyncio.create_task(self._watch())
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on. A client that does not read it within the time allowed is cut."""
+        self.is_started = True
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._is_answered = True
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._send(message)
+        except TimeoutError:
+            if self._abort is not None:
+                self._is_aborted = True
+                self._abort()
+            self.cut(None)
+            await self._gone.wait()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone.set()
+        if not self._is_answered:
+            self.cut(None)
+
+    async def close(self) -> None:
+        """Let go: from here on nothing cuts."""
+        self._task = None
+        if self._watcher is not None:
+            if self._is_aborted:  # the server must know it before this task ends
+                await asyncio.wait((self._watcher,), timeout=_GOODBYE_S)
+            self._watcher.cancel()
+
+
+class InFlight:
+    """The requests being answered, and whether new ones are taken."""
+
+    def __init__(self) -> None:
+        self._lines: set[Lifeline] = set()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self.is_draining = False
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def add(self, line: Lifeline) -> None:
+        """Count a request in."""
+        self._lines.add(line)
+        self._is_empty.clear()
+
+    def remove(self, line: Lifeline) -> None:
+        """Count a request out."""
+        self._lines.discard(line)
+        if not self._lines:
+            self._is_empty.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, wait for those in flight, and cut what is left with a reason."""
+        self.is_draining = True
+        if not await self._emptied(timeout_s):
+            for line in tuple(self._lines):
+                line.cut(Draining("The server shut down before this answer was complete."))
+            await self._emptied(_GOODBYE_S)
+
+    async def _emptied(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class FollowClient:
+    """ASGI middleware: answers every request on a lifeline."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions, in_flight: InFlight) -> None:
+        self._app = app
+        self._options = options
+        self._in_flight = in_flight
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it while draining."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif (scope["method"], scope["path"]) in PUBLIC_ROUTES:
+            await self._app(scope, receive, send)  # health is told while draining, too
+        elif self._in_flight.is_draining:
+            error = Draining("The server is shutting down.", retry_after_s=_GOODBYE_S)
+            response = error_response(error, scope["state"]["request_id"])
+            response.headers["connection"] = "close"
+            await response(scope, receive, send)
+        else:
+            await self._follow(scope, receive, send)
+
+    async def _follow(self, scope: Scope, receive: Receive, send: Send) -> None:
+        line = Lifeline(scope, receive, send, self._options.stream_timeout_s)
+        limit_s = self._options.request_timeout_s
+        late = RequestTimeout(f"The answer was not complete within {limit_s:g} s.")
+        timer = asyncio.get_running_loop().call_later(limit_s, line.cut, late)
+        scope["state"]["lifeline"] = line
+        scope["state"]["arrived_s"] = time.monotonic()
+        self._in_flight.add(line)
+        try:
+            await self._app(scope, line.receive, line.send)
+        except asyncio.CancelledError:
+            if not line.is_cut:
+                raise  # the server itself is stopping
+            reason = line.take_reason()
+            if reason is not None and not line.is_started:
+                response = error_response(reason, scope["state"]["request_id"])
+                await response(scope, line.receive, line.send)
+            else:
+                scope["state"]["is_gone"] = True
+        finally:
+            timer.cancel()
+            self._in_flight.remove(line)
+            await line.close()

@@ -1,0 +1,99 @@
+"""Whether the server lives, is ready, and what it is: `/livez /readyz /health /version`.
+
+Owns the words; the truth is the engine client's status, which never blocks. Liveness is progress
+of the engine's loop: a process that answers HTTP in front of a hung engine is not alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from triptych.core.client import EngineStatus
+
+
+class ModelHealth(BaseModel):
+    """One model: its state, how far it is loaded, and the code of what went wrong."""
+
+    model: str
+    state: str
+    progress: float
+    error: str | None
+
+
+class Health(BaseModel):
+    """The server's state. `reason` says why it is not ready."""
+
+    status: Literal["ok", "unavailable"]
+    reason: str
+    is_alive: bool
+    is_ready: bool
+    is_draining: bool
+    num_restarts: int
+    models: list[ModelHealth]
+
+
+class Version(BaseModel):
+    """What is running."""
+
+    name: str
+    version: str
+
+
+def health_router(status: Callable[[], EngineStatus], is_draining: Callable[[], bool]) -> APIRouter:
+    """The probes. `is_draining` is this process's own word; the engine has one, too."""
+    router = APIRouter(tags=["health"])
+    unready: dict[int | str, dict[str, Any]] = {
+        503: {"model": Health, "description": "Not now; the body says why."}
+    }
+
+    def answer(response: Response, *, is_live_enough: bool) -> Health:
+        now = status()
+        draining = is_draining() or now.is_draining
+        is_ok = now.is_alive if is_live_enough else now.is_alive and now.is_ready and not draining
+        response.status_code = 200 if is_ok else 503
+        response.headers["cache-control"] = "no-store"
+        return _describe(now, is_ok=is_ok, is_draining=draining)
+
+    @router.get("/livez", responses=unready)
+    async def livez(response: Response) -> Health:
+        """200 while the engine's loop makes progress."""
+        return answer(response, is_live_enough=True)
+
+    @router.get("/readyz", responses=unready)
+    @router.get("/health", responses=unready)
+    async def readyz(response: Response) -> Health:
+        """200 while requests are taken and can be served."""
+        return answer(response, is_live_enough=False)
+
+    @router.get("/version")
+    async def show_version() -> Version:
+        """Name and version of this server."""
+        return Version(name="triptych", version=version("triptych"))
+
+    return router
+
+
+def _describe(now: EngineStatus, *, is_ok: bool, is_draining: bool) -> Health:
+    reason = now.reason or ("draining" if is_draining else "not ready yet")
+    return Health(
+        status="ok" if is_ok else "unavailable",
+        reason="" if is_ok else reason,
+        is_alive=now.is_alive,
+        is_ready=now.is_ready,
+        is_draining=is_draining,
+        num_restarts=now.num_restarts,
+        models=[
+            ModelHealth(
+                model=model.model,
+                state=model.state,
+                progress=model.progress,
+                error=model.error.code if model.error else None,
+            )
+            for model in now.models
+        ],
+    )

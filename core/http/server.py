@@ -1,0 +1,127 @@
+"""Start, drain and stop: the HTTP server around an app.
+
+Owns the listening socket and the order of going down. Signals belong to the process that calls
+this; what is served belongs to the app.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from triptych.core.config import Config, ServerOptions
+from triptych.core.errors import ConfigError
+from triptych.core.http.wire import GuardedProtocol, WireLimits
+from triptych.core.limits import KEEP_ALIVE_S
+
+_BACKLOG = 2048
+_CLOSE_S = 2  # for connections to close once nothing is in flight
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """Take the port, before anything slow is started. Raises `ConfigError` if it is taken."""
+    try:
+        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot listen on {options.host}:{options.port} ({error.strerror}):"
+            " choose another --host or --port."
+        ) from error
+
+
+class HttpServer:
+    """A server that listens. Made by `serve`, given to its `on_started`."""
+
+    def __init__(self, app: FastAPI, config: Config, listener: socket.socket) -> None:
+        self._app = app
+        self._options = config.server
+        self._listener = listener
+        self._uvicorn: uvicorn.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def run(self, wire: WireLimits, on_started: Callable[[HttpServer], None]) -> None:
+        """Serve until stopped."""
+        config = uvicorn.Config(
+            self._app,
+            http=cast("type[asyncio.Protocol]", partial(GuardedProtocol, wire=wire)),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # a caller's X-Forwarded-For is the caller's word
+            server_header=False,
+            timeout_keep_alive=int(KEEP_ALIVE_S),
+            timeout_graceful_shutdown=_CLOSE_S,
+            backlog=_BACKLOG,
+        )
+        self._uvicorn = _Uvicorn(config, lambda: on_started(self))
+        await self._uvicorn.serve(sockets=[self._listener])
+
+    async def drain(self) -> None:
+        """Refuse new requests, finish those in flight within `drain_timeout_s`, then stop.
+
+        What is not finished by then ends with a typed `draining` error. Probes are answered
+        until the end: `/readyz` says 503 from the first moment.
+        """
+        await self._app.state.in_flight.drain(self._options.drain_timeout_s)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop now; what is in flight is cut off."""
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers, telling when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+
+async def serve(
+    app: FastAPI,
+    config: Config,
+    *,
+    on_started: Callable[[HttpServer], None],
+    listener: socket.socket | None = None,
+    wire: WireLimits | None = None,
+) -> None:
+    """Serve `app` until `HttpServer.drain` or `.stop` is called on what `on_started` got.
+
+    `listener` is a socket from `bind`, taken here if not given. Raises `ConfigError` if the port
+    is taken.
+    """
+    server = HttpServer(app, config, listener or bind(config.server))
+    await server.run(wire or WireLimits(linger_s=config.server.stream_timeout_s), on_started)
+
+
+def run_server(app: FastAPI, config: Config) -> None:
+    """Serve `app` on a loop of its own until the process is interrupted."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(app, config, on_started=lambda server: print(server.url)))

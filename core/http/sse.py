@@ -1,0 +1,111 @@
+"""Server-sent events as OpenAI sends them.
+
+Owns the frames: one JSON document per `data:` line, `[DONE]` at the end, an error frame when the
+stream breaks, comments while it is silent. What is in a document is the route's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from triptych.core.http.disconnect import Lifeline
+from triptych.core.http.errors import error_body, to_public
+
+DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": waiting\n\n"
+
+_logger = logging.getLogger(__name__)
+
+
+class EventStream(Response):
+    """Streams documents as they come.
+
+    The answer starts with the first document, or with the first heartbeat if that is sooner: an
+    error before either has the HTTP status it deserves, one after is the last frame. The stream
+    of documents is closed whatever happens, which cancels the jobs behind it.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, documents: AsyncGenerator[BaseModel, None], *, heartbeat_s: float) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self.headers.update({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._documents = documents
+        self._heartbeat_s = heartbeat_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        line: Lifeline = scope["state"]["lifeline"]
+        writer = _Writer(send, self.raw_headers)
+        heart = asyncio.create_task(writer.beat(self._heartbeat_s))
+        try:
+            async with aclosing(self._documents) as documents:
+                async for document in documents:
+                    await writer.write(_frame(document.model_dump_json(exclude_unset=True)))
+            await writer.write(DONE)
+        except asyncio.CancelledError:
+            reason = line.take_reason() if writer.has_started else None
+            if reason is None:
+                raise
+            await writer.write(_frame(error_body(reason, scope["state"]["request_id"])))
+        except Exception as error:  # the answer has begun: only a frame can tell the client
+            if not writer.has_started:
+                raise
+            public = to_public(error)
+            _log_failure(error, scope["state"]["request_id"], is_ours=public is not error)
+            await writer.write(_frame(error_body(public, scope["state"]["request_id"])))
+        finally:
+            heart.cancel()
+        await writer.end()
+
+
+class _Writer:
+    """Sends frames of one stream, from two tasks: the documents, and the heartbeat."""
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._headers = headers
+        self._lock = asyncio.Lock()
+        self._last_s = asyncio.get_running_loop().time()
+        self.has_started = False
+
+    async def write(self, frame: bytes) -> None:
+        async with self._lock:
+            if not self.has_started:
+                self.has_started = True
+                start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+                await self._send(start)
+            await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+            self._last_s = asyncio.get_running_loop().time()
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def beat(self, interval_s: float) -> None:
+        """Write a comment whenever `interval_s` went by in silence."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(max(0.0, self._last_s + interval_s - clock()))
+            if clock() >= self._last_s + interval_s:
+                await self.write(HEARTBEAT)
+
+
+def _frame(document: str | bytes) -> bytes:
+    data = document if isinstance(document, bytes) else document.encode()
+    return b"data: " + data + b"\n\n"
+
+
+def _log_failure(error: Exception, request_id: str, *, is_ours: bool) -> None:
+    extra = {"request_id": request_id}
+    if is_ours:
+        _logger.error("stream failed", exc_info=error, extra=extra)
+    else:
+        _logger.warning("stream ended with %s", type(error).__name__, extra=extra)

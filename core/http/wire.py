@@ -1,0 +1,175 @@
+"""One HTTP connection, with the limits uvicorn lacks.
+
+Owns how large and how slow a request may be on the wire, and how long a connection may idle or
+linger. What comes through whole is uvicorn's, and then the app's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from triptych.core import limits
+from triptych.core.errors import (
+    HeadersTooLarge,
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    TriptychError,
+)
+from triptych.core.http.errors import error_response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireLimits:
+    """What one connection, and all of them, may do."""
+
+    head_bytes: int = limits.MAX_HEAD_BYTES
+    num_headers: int = limits.MAX_HEADERS
+    framing_bytes: int = limits.MAX_FRAMING_BYTES
+    discarded_bytes: int = limits.MAX_DISCARDED_BYTES
+    num_requests: int = limits.MAX_REQUESTS_PER_CONNECTION
+    num_connections: int = limits.MAX_CONNECTIONS
+    head_timeout_s: float = limits.HEAD_TIMEOUT_S
+    body_timeout_s: float = limits.BODY_TIMEOUT_S + 5.0  # the app answers 408 before
+    linger_s: float = 30.0
+    """How long a closing connection may take to read what was sent to it."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 connection, guarded against clients that send too slowly or too much.
+
+    At any time at most one timer runs: for a head, for a body, or for the last bytes out.
+    """
+
+    def __init__(self, *, wire: WireLimits, **uvicorn_parts: Any) -> None:
+        super().__init__(**uvicorn_parts)
+        self._wire = wire
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_in_body = False
+        self._num_overhead_bytes = 0  # of this request, all that is not body
+        self._num_discarded_bytes = 0
+        self._num_requests = 0
+        self._refusal: TriptychError | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock for the first head, or refuse one connection too many."""
+        super().connection_made(transport)
+        self._arm(self._wire.head_timeout_s, self._on_late_head)
+        if len(self.connections) > self._wire.num_connections:
+            self._refuse(Overloaded("The server has too many connections open."))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and count what is not body."""
+        if self.transport.is_closing():
+            return
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if self._timer is None and is_idle:  # first bytes on a connection that was kept alive
+            self._arm(self._wire.head_timeout_s, self._on_late_head)
+        self._num_overhead_bytes += len(data)
+        super().data_received(data)
+        if self._num_overhead_bytes > self._wire.head_bytes and not self._is_in_body and is_idle:
+            self._refuse(self._head_too_large())
+        elif self._num_overhead_bytes > self._wire.head_bytes + self._wire.framing_bytes:
+            self._refuse(PayloadTooLarge("The body comes in too many small chunks."))
+
+    def on_message_begin(self) -> None:
+        """Give the app a way to drop the connection of a client that stopped reading."""
+        super().on_message_begin()
+        self.scope["state"]["abort_connection"] = self.transport.abort
+
+    def on_headers_complete(self) -> None:
+        """Pass a head of acceptable size on; start the clock for the body."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._wire.head_bytes or len(self.headers) > self._wire.num_headers:
+            self._refusal = self._head_too_large()
+            raise self._refusal  # through the parser to `send_400_response`
+        self._is_in_body = True
+        self._num_discarded_bytes = 0
+        self._num_requests += 1
+        self._arm(self._wire.body_timeout_s, self.transport.abort)
+        super().on_headers_complete()
+        if self._num_requests >= self._wire.num_requests:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Pass a piece of the body on, or throw it away if the answer is out already."""
+        self._num_overhead_bytes -= len(body)
+        if self.cycle.response_complete:
+            self._num_discarded_bytes += len(body)
+            if self._num_discarded_bytes > self._wire.discarded_bytes:
+                self.transport.abort()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Stop the clock: the next bytes begin another request."""
+        self._is_in_body = False
+        self._num_overhead_bytes = 0
+        self._disarm()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Bound the time a closing connection takes to read its answer."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._linger()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection."""
+        super().timeout_keep_alive_handler()
+        self._linger()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what cannot be parsed, in the shape of every other error."""
+        self._refuse(self._refusal or InvalidRequest(msg))
+
+    def _head_too_large(self) -> HeadersTooLarge:
+        return HeadersTooLarge(
+            f"The request's head is over {self._wire.head_bytes} bytes or"
+            f" {self._wire.num_headers} headers."
+        )
+
+    def _on_late_head(self) -> None:
+        if self._num_overhead_bytes:
+            self._refuse(RequestTimeout("The request's head did not arrive in time."))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: TriptychError) -> None:
+        """Answer before there is a request, and close."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # another answer may be half written
+            return
+        response = error_response(error, f"req-{uuid.uuid4().hex}")
+        phrase = HTTPStatus(response.status_code).phrase
+        lines = [f"HTTP/1.1 {response.status_code} {phrase}".encode(), b"connection: close"]
+        lines += [name + b": " + value for name, value in response.raw_headers]
+        self.transport.write(b"\r\n".join([*lines, b"", response.body]))
+        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        self._arm(self._wire.linger_s, self.transport.abort)
+
+    def _arm(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(delay_s, action)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

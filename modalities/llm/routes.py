@@ -1,0 +1,218 @@
+"""The OpenAI text API: chat, completions, models, tokenize, detokenize.
+
+Owns the way from a validated request to a call of the service, and from its deltas to an answer.
+What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.context import Context
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.sse import EventStream
+from triptych.core.limits import MAX_NAME_CHARS
+from triptych.core.logs import fields
+from triptych.modalities.llm.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SamplingFields,
+    TokenizeRequest,
+)
+from triptych.modalities.llm.replies import (
+    ChatReply,
+    ChatShape,
+    CompletionReply,
+    CompletionShape,
+    ModelCard,
+    ModelList,
+    Prompt,
+    Shape,
+    Tokens,
+    UsageTotals,
+)
+from triptych.modalities.llm.service import GenerateCall, LlmService, TextDelta, sampling_params
+
+_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+
+_logger = logging.getLogger(__name__)
+
+
+def llm_router(service: LlmService) -> APIRouter:
+    """Routes of the text API in front of `service`."""
+    router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
+    _add_generation(router, service)
+    _add_models(router, service)
+    _add_tokens(router, service)
+    return router
+
+
+def _add_generation(router: APIRouter, service: LlmService) -> None:
+    @router.post("/v1/chat/completions", response_model=None, responses=_streaming(ChatReply))
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        context = Context.of(request)
+        messages = [message.for_template() for message in body.messages]
+        prompt = await service.encode_chat(body.model, messages, **body.template_options())
+        call = _call(service, body, context, (prompt,), default_tokens=None)
+        shape = ChatShape(
+            service.model(body.model),
+            context.call_id,
+            has_logprobs=bool(body.logprobs),
+            has_usage=body.has_usage_chunk,
+        )
+        return await _answer(service, body, context, call, shape)
+
+    @router.post("/v1/completions", response_model=None, responses=_streaming(CompletionReply))
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue one or several prompts."""
+        context = Context.of(request)
+        prompts = tuple([await _encode(service, body.model, text) for text in body.prompts])
+        call = _call(service, body, context, prompts, default_tokens=_DEFAULT_COMPLETION_TOKENS)
+        shape = CompletionShape(
+            service.model(body.model),
+            context.call_id,
+            has_logprobs=body.logprobs is not None,
+            has_usage=body.has_usage_chunk,
+        )
+        return await _answer(service, body, context, call, shape)
+
+
+def _add_models(router: APIRouter, service: LlmService) -> None:
+    @router.get("/v1/models")
+    async def list_models() -> ModelList:
+        """The models served here."""
+        return ModelList(data=[ModelCard.of(model) for model in service.models.values()])
+
+    @router.get("/v1/models/{name:path}")
+    async def show_model(
+        name: Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)],
+    ) -> ModelCard:
+        """One model."""
+        return ModelCard.of(service.model(name))
+
+
+def _add_tokens(router: APIRouter, service: LlmService) -> None:
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Tokens:
+        """Token ids of a text, or of a conversation as the model would read it."""
+        if body.messages is None:
+            ids = await service.encode_text(body.model, body.prompt or "")
+        else:
+            messages = [message.for_template() for message in body.messages]
+            ids = await service.encode_chat(
+                body.model, messages, add_generation_prompt=body.add_generation_prompt
+            )
+        length = service.model(body.model).context_length
+        return Tokens(tokens=list(ids), count=len(ids), max_model_len=length)
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Prompt:
+        """Text of token ids."""
+        return Prompt(prompt=await service.decode(body.model, body.tokens))
+
+
+def _streaming(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    stream = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {200: {"model": reply, "content": stream, "description": "The answer."}}
+
+
+async def _encode(service: LlmService, model: str, prompt: str | list[int]) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return await service.encode_text(model, prompt)
+    return tuple(prompt)
+
+
+def _call(
+    service: LlmService,
+    body: SamplingFields,
+    context: Context,
+    prompts: tuple[tuple[int, ...], ...],
+    *,
+    default_tokens: int | None,
+) -> GenerateCall:
+    given = body.sampling()
+    longest = max(map(len, prompts))
+    room = service.resolve_max_tokens(body.model, longest, given["max_tokens"])
+    if given["max_tokens"] is None:
+        given["max_tokens"] = room if default_tokens is None else min(room, default_tokens)
+    model = service.model(body.model)
+    return GenerateCall(
+        model=body.model,
+        prompts=prompts,
+        sampling=sampling_params(model, ignore_eos=bool(body.ignore_eos), given=given),
+        call_id=context.call_id,
+        num_samples=body.n or 1,
+        seed=body.seed,
+        stop=body.stops,
+        tenant=context.principal.tenant,
+        key=context.principal.key,
+        priority=body.priority or 0,
+        deadline_s=context.options.request_timeout_s,
+        echo=isinstance(body, CompletionRequest) and bool(body.echo),
+    )
+
+
+async def _answer(
+    service: LlmService, body: SamplingFields, context: Context, call: GenerateCall, shape: Shape
+) -> Response:
+    usage = UsageTotals(call.num_samples)
+    deltas = _observed(service.generate(call), body, context, usage)
+    if body.stream:
+        documents = _documents(deltas, shape, usage if body.has_usage_chunk else None)
+        return EventStream(documents, heartbeat_s=context.options.heartbeat_s)
+    samples: list[list[TextDelta]] = [[] for _ in range(len(call.prompts) * call.num_samples)]
+    async with aclosing(deltas) as stream:
+        async for delta in stream:
+            samples[delta.index].append(delta)
+    reply = shape.reply(samples, usage.total())
+    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+async def _documents(
+    deltas: AsyncGenerator[TextDelta, None], shape: Shape, usage: UsageTotals | None
+) -> AsyncGenerator[BaseModel, None]:
+    async with aclosing(deltas) as stream:
+        async for delta in stream:
+            for chunk in shape.chunks(delta):
+                yield chunk
+    if usage is not None:
+        yield shape.usage_chunk(usage.total())
+
+
+async def _observed(
+    deltas: AsyncGenerator[TextDelta, None],
+    body: SamplingFields,
+    context: Context,
+    usage: UsageTotals,
+) -> AsyncGenerator[TextDelta, None]:
+    """Pass deltas through; count and time them, and log texts where the operator wants it."""
+    clock = context.metrics.token_clock(body.model, context.arrived_s)
+    texts: defaultdict[int, str] = defaultdict(str)
+    is_logged = context.options.log_prompts
+    if is_logged:
+        _log_text("prompt", context, body.model_dump(include={"messages", "prompt"}).values())
+    async with aclosing(deltas) as stream:
+        async for delta in stream:
+            usage.add(delta)
+            clock.tick(delta.index, len(delta.token_ids))
+            if is_logged:
+                texts[delta.index] += delta.text
+            yield delta
+    if is_logged:
+        _log_text("answer", context, texts.values())
+
+
+def _log_text(kind: str, context: Context, texts: Iterable[object]) -> None:
+    ids = {"request_id": context.request_id, "call_id": context.call_id}
+    _logger.info(kind, extra=fields(**ids, text=list(texts)))
