@@ -1,0 +1,28 @@
+"""What is installed, read from package metadata without importing anything."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+_LIBRARIES = (
+    "triptych",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "fastapi",
+    "uvicorn",
+)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, Triptych and the libraries that decide what it does."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,1 @@
+"""Measure any OpenAI-compatible server: workload, client, statistics, report."""
