@@ -1,0 +1,424 @@
+"""The loop: every model's steps on one timeline.
+
+Owns one device's worth of work: the inbox, the steps in flight, the order of things. On each turn
+it takes in what others asked for, asks every scheduler which step it would run next, lets the
+timeline pick, books and launches it, and commits results in order. Plan N+1 is made and launched
+while N runs. Knows nothing of what a step computes: tokens, frames and denoising steps are
+proposals with a cost and a deadline.
+
+State changes only in `submit`, `cancel`, `set_paused`, `book`, `commit` and `fail`, all called
+from the thread in `run`. An error that a step raises ends that step's jobs. An error that a
+scheduler raises is a fault of ours and ends the engine, since its books can no longer be trusted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from triptych.core.config import Config
+from triptych.core.errors import (
+    Draining,
+    EngineDown,
+    InvalidRequest,
+    NonFinite,
+    RequestTimeout,
+    TriptychError,
+    to_info,
+)
+from triptych.core.job import Job, Output, Sink
+from triptych.core.ledger import Ledger
+from triptych.core.metrics import STEP_SECONDS, Metrics
+from triptych.core.plan import PendingStep, Plan
+from triptych.core.transport.messages import Heartbeat
+from triptych.schedulers.base import LoadedModel, ModelLoader, Proposal
+from triptych.schedulers.cost import CostModel
+from triptych.schedulers.health import EngineCrashed, Health
+from triptych.schedulers.lanes import Clock, Lanes, StepOutcome, ThreadLanes
+from triptych.schedulers.pulse import LoopState, Pulse
+from triptych.schedulers.residency import LoadDone, Residency, ResidencyHooks
+from triptych.schedulers.timeline import Candidate, Timeline
+
+DEPTH = 2
+"""Steps in flight: one runs, one waits on the device."""
+
+LEAD_S = 0.02
+"""The next step is launched so long before the running one should end, and not sooner: what
+becomes urgent during a long step need not wait behind a second one."""
+
+STOP_TIMEOUT_S = 10.0
+CRASH_TIMEOUT_S = 0.5
+"""How long the end waits for the steps and the load in flight."""
+
+_REBOOK_S = 0.01
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """A launched step."""
+
+    loaded: LoadedModel
+    plan: Plan
+    work: dict[str, float]
+    cost_s: float
+    is_cold: bool
+    started_s: float
+
+
+class Engine:
+    """One device, every model on it, one loop.
+
+    `submit`, `cancel`, `set_paused`, `load`, `drain` and `stop` may be called from any thread;
+    they only leave word. `on_beat` gets each heartbeat and `on_turn` is called after each turn,
+    both on the loop's thread; neither may block.
+    """
+
+    def __init__(
+        self,
+        loaders: Sequence[ModelLoader],
+        *,
+        config: Config,
+        ledger: Ledger,
+        clock: Clock = time.monotonic,
+        lanes: Lanes | None = None,
+    ) -> None:
+        self.config = config
+        self.ledger = ledger
+        self.clock = clock
+        self.metrics = Metrics()
+        self.on_turn: Callable[[], None] = lambda: None
+        self._lanes = lanes if lanes is not None else ThreadLanes(clock)
+        self._residency = Residency(
+            loaders,
+            config=config,
+            clock=clock,
+            lanes=self._lanes,
+            hooks=ResidencyHooks(
+                admit=self._admit,
+                refuse=self._refuse,
+                is_idle=self._is_idle,
+                metrics=self.metrics,
+            ),
+        )
+        self._pulse = Pulse(
+            ledger=ledger,
+            metrics=self.metrics,
+            min_stall_budget_s=config.server.min_stall_budget_s,
+        )
+        self._timeline = Timeline()
+        self._costs = CostModel()
+        self._health = Health()
+        self._chaos = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
+        self._jobs: dict[str, Job] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._in_flight: deque[_Step] = deque()
+        self._turn = 0
+        self._next_step_id = 0
+        self._wake_s = 0.0
+        self._has_news = True
+        self._is_draining = False
+        self._is_stopping = False
+
+    # What other threads may call.
+
+    @property
+    def on_beat(self) -> Callable[[Heartbeat], None]:
+        """Gets each heartbeat, on the loop's thread."""
+        return self._pulse.on_beat
+
+    @on_beat.setter
+    def on_beat(self, on_beat: Callable[[Heartbeat], None]) -> None:
+        self._pulse.on_beat = on_beat
+
+    def submit(self, job: Job) -> None:
+        """Run a job. Whatever is wrong with it reaches its sink as a final output."""
+        self._lanes.post(partial(self._submit, job))
+
+    def cancel(self, job_ids: Collection[str]) -> None:
+        """End jobs nobody waits for; unknown ids are ignored."""
+        self._lanes.post(partial(self._cancel, tuple(job_ids)))
+
+    def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
+        """Hold jobs back, or let them go on; unknown ids are ignored."""
+        self._lanes.post(partial(self._set_paused, tuple(job_ids), is_paused))
+
+    def load(self, model: str, done: LoadDone = lambda error: None) -> None:
+        """Load a model now; `done` hears on the loop's thread how it went."""
+        self._lanes.post(partial(self._load, model, done))
+
+    def drain(self) -> None:
+        """Take no new job; `run` returns when those in flight are finished."""
+        self._lanes.post(self._drain)
+
+    def stop(self) -> None:
+        """End every job with `EngineDown`; `run` returns when the steps in flight are over."""
+        self._lanes.post(self._stop)
+
+    def run(self) -> None:
+        """Turn until drained or stopped.
+
+        Raises `SetupError` if a model cannot be loaded at start, and `EngineCrashed` or whatever
+        a scheduler raised if the engine must be restarted. Jobs end with `EngineDown` then.
+        """
+        reason, patience_s = "The engine failed.", CRASH_TIMEOUT_S
+        try:
+            self._residency.start()
+            while not self._is_over():
+                self.take_turn()
+            reason, patience_s = "The engine was stopped.", STOP_TIMEOUT_S
+        finally:
+            self._shut_down(EngineDown(reason, retry_after_s=5.0), patience_s)
+
+    def take_turn(self) -> None:
+        """One turn: wait for something to do, and do it."""
+        self._turn += 1
+        self._lanes.take(self._wake_s - self.clock())
+        now_s = self.clock()
+        self._wake_s = self._residency.unload_idle(now_s)
+        self._expire(now_s)
+        self._launch_ahead()
+        self._beat()
+        self.on_turn()
+        if reason := self._health.verdict(now_s):
+            raise EngineCrashed(reason)
+
+    # The turn, in order.
+
+    def _expire(self, now_s: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, job_id = heapq.heappop(self._deadlines)
+            job = self._jobs.get(job_id)
+            if job is not None and job.deadline_s is not None and job.deadline_s <= now_s:
+                self._refuse(job, RequestTimeout("The request was not finished in time."))
+                self._withdraw(job)
+        if self._deadlines:
+            self._wake_by(self._deadlines[0][0])
+
+    def _launch_ahead(self) -> None:
+        """Launch steps until enough are in flight, or nothing is to be launched yet."""
+        declined: set[str] = set()
+        while len(self._in_flight) < DEPTH:
+            now_s = self.clock()
+            if self._in_flight:
+                running = self._in_flight[-1]
+                launch_s = running.started_s + running.cost_s - LEAD_S
+                if launch_s > now_s:
+                    self._wake_by(launch_s)
+                    return
+            proposal = self._next_proposal(now_s, declined)
+            if proposal is None:
+                return
+            if not self._launch(proposal, now_s):
+                declined.add(proposal.model)
+                self._wake_by(now_s + _REBOOK_S)
+
+    def _next_proposal(self, now_s: float, declined: Collection[str]) -> Proposal | None:
+        """The proposal whose turn it is."""
+        proposals: dict[str, Proposal] = {}
+        for model, loaded in self._residency.ready.items():
+            proposal = None if model in declined else loaded.scheduler.propose(now_s)
+            if proposal is None:
+                continue
+            if proposal.not_before_s > now_s:
+                self._wake_by(proposal.not_before_s)
+            else:
+                proposals[model] = proposal
+        if not proposals:
+            return None
+        candidates = [
+            Candidate(model, p.due_s, self._costs.predict(model, p.kind, p.work))
+            for model, p in proposals.items()
+        ]
+        return proposals[self._timeline.pick(candidates, now_s).model]
+
+    def _launch(self, proposal: Proposal, now_s: float) -> bool:
+        """Book a proposal and hand its plan to the device; false if nothing was left of it."""
+        loaded = self._residency.ready[proposal.model]
+        plan = loaded.scheduler.book(proposal, self._next_step_id, now_s)
+        if plan is None:
+            return False
+        self._next_step_id += 1
+        cost_s = self._costs.predict(proposal.model, proposal.kind, proposal.work)
+        step = _Step(
+            loaded=loaded,
+            plan=plan,
+            work=proposal.work,
+            cost_s=cost_s,
+            is_cold=not self._costs.is_known(proposal.model, proposal.kind, proposal.work),
+            started_s=now_s,
+        )
+        self._timeline.charge(proposal.model, cost_s)
+        self._in_flight.append(step)
+        self._has_news = True
+        is_sabotaged = self._chaos.random() * 100 < self.config.debug.sim_failure
+        runner = _Saboteur() if is_sabotaged else loaded.runner
+        self._lanes.launch(runner, plan, partial(self._conclude, step))
+        return True
+
+    def _conclude(self, step: _Step, outcome: StepOutcome) -> None:
+        """Commit a step's result, or fail its jobs."""
+        finished = self._in_flight.popleft()
+        assert finished is step, "steps must end in the order of their launch"
+        now_s = self.clock()
+        if self._in_flight:
+            self._in_flight[0].started_s = now_s
+        self._has_news = True
+        model, kind = step.plan.model, step.plan.kind
+        self._timeline.charge(model, outcome.busy_s - step.cost_s)
+        self._residency.touch(model)
+        self.metrics.observe(STEP_SECONDS, outcome.busy_s, model=model, kind=kind)
+        scheduler = step.loaded.scheduler
+        if outcome.result is not None:
+            self._health.note_success()
+            self._costs.observe(model, kind, step.work, outcome.busy_s)
+            scheduler.commit(step.plan, outcome.result, now_s)
+        else:
+            assert outcome.error is not None
+            self.metrics.add("triptych_failed_steps_total", model=model, kind=kind)
+            told = self._health.note_failure(outcome.error, f"{model} {kind}")
+            scheduler.fail(step.plan, told, now_s)
+
+    def _beat(self) -> None:
+        """Beat if it is time, and only if the loop is not merely waiting for a step."""
+        now_s = self.clock()
+        budget_s = self._pulse.stall_budget_s(
+            self._costs,
+            sum(step.cost_s for step in self._in_flight),
+            any(step.is_cold for step in self._in_flight),
+        )
+        is_due = self._pulse.is_due(now_s, budget_s) or self._residency.take_news()
+        if is_due and (self._has_news or not self._in_flight):
+            self._has_news = False
+            state = LoopState(
+                turn=self._turn,
+                phase=self._phase(),
+                stall_budget_s=budget_s,
+                num_jobs=len(self._jobs),
+                models=self._residency.statuses(),
+            )
+            self._pulse.beat(state, self._residency.ready, now_s)
+        if not self._in_flight:
+            self._wake_by(self._pulse.idle_until_s())
+
+    def _phase(self) -> str:
+        if self._is_draining:
+            return "drain"
+        if self._in_flight:
+            return "step"
+        return "load" if self._residency.is_loading else "idle"
+
+    def _wake_by(self, moment_s: float) -> None:
+        self._wake_s = min(self._wake_s, moment_s)
+
+    # What arrives through the inbox.
+
+    def _submit(self, job: Job) -> None:
+        if job.job_id in self._jobs:
+            error = InvalidRequest("A job with this id is already running.")
+            job.sink(Output(job_id=job.job_id, is_final=True, error=to_info(error)))
+            return
+        self._jobs[job.job_id] = job
+        job.sink = partial(self._send, job, job.sink)
+        if job.deadline_s is not None:
+            heapq.heappush(self._deadlines, (job.deadline_s, job.job_id))
+        try:
+            if self._is_draining or self._is_stopping:
+                raise Draining("The server is shutting down.", retry_after_s=5.0)
+            self._residency.take(job)
+        except TriptychError as error:
+            self._refuse(job, error)
+
+    def _admit(self, loaded: LoadedModel, job: Job) -> None:
+        """Hand a job to its loaded model's scheduler."""
+        try:
+            loaded.scheduler.submit(job)
+        except TriptychError as error:
+            self._refuse(job, error)
+        else:
+            if job.is_paused:
+                loaded.scheduler.set_paused(job.job_id, True)
+
+    def _send(self, job: Job, sink: Sink, output: Output) -> None:
+        """Every output of a job passes here; nothing follows the final one."""
+        if self._jobs.get(job.job_id) is not job:
+            return
+        if output.is_final:
+            del self._jobs[job.job_id]
+            if output.error is not None and output.error.code == NonFinite.code:
+                self._health.note_non_finite(self.clock())
+        sink(output)
+
+    def _refuse(self, job: Job, error: TriptychError) -> None:
+        job.sink(Output(job_id=job.job_id, is_final=True, error=to_info(error)))
+
+    def _cancel(self, job_ids: tuple[str, ...]) -> None:
+        for job_id in job_ids:
+            job = self._jobs.get(job_id)
+            if job is not None:
+                self._withdraw(job)
+                job.sink(Output(job_id=job_id, is_final=True))
+
+    def _withdraw(self, job: Job) -> None:
+        """Take a job away from whoever holds it; its scheduler may send a last output."""
+        if not self._residency.drop(job):
+            self._residency.ready[job.model].scheduler.cancel(job.job_id)
+
+    def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
+        for job_id in job_ids:
+            job = self._jobs.get(job_id)
+            if job is None:
+                continue
+            job.is_paused = is_paused
+            if (loaded := self._residency.ready.get(job.model)) is not None:
+                loaded.scheduler.set_paused(job_id, is_paused)
+
+    def _load(self, model: str, done: LoadDone) -> None:
+        try:
+            self._residency.load(model, done)
+        except TriptychError as error:
+            done(error)
+
+    def _drain(self) -> None:
+        self._is_draining = True
+        self._has_news = True
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+
+    def _is_idle(self, model: str) -> bool:
+        """Whether no job and no step in flight needs a model."""
+        return not any(job.model == model for job in self._jobs.values()) and not any(
+            step.plan.model == model for step in self._in_flight
+        )
+
+    def _is_over(self) -> bool:
+        return self._is_stopping or (self._is_draining and not self._jobs and not self._in_flight)
+
+    def _shut_down(self, error: EngineDown, patience_s: float) -> None:
+        """End every job and beat a last time; then let go of models and threads."""
+        self._is_stopping = True
+        for job in tuple(self._jobs.values()):
+            self._refuse(job, error)
+        self._has_news = True
+        self._beat()
+        self.on_turn()
+        self._residency.close()
+        self._lanes.close(patience_s)
+
+
+class _Saboteur:
+    """A runner that fails, for `sim_failure`."""
+
+    def launch(self, plan: Plan) -> PendingStep:
+        raise RuntimeError("simulated failure")
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,167 @@
+"""The engine on a thread of this process, behind the client's interface.
+
+Owns the thread and the way of outputs from it to one asyncio loop. For the Python pipeline and
+tests; a server keeps its engine in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+from triptych.core.client import EngineStatus
+from triptych.core.errors import EngineDown, TriptychError
+from triptych.core.job import Job, Output
+from triptych.core.streams import JobStream, StreamTable
+from triptych.core.transport.messages import Heartbeat
+from triptych.schedulers.engine import Engine
+
+_log = logging.getLogger(__name__)
+
+
+class LocalClient:
+    """Runs `engine` from now until `close` (`core.client.EngineClient`).
+
+    Belongs to the asyncio loop that first submits or loads.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._streams = StreamTable(
+            on_cancel=engine.cancel,
+            on_pause=engine.set_paused,
+            stream_timeout_s=engine.config.server.stream_timeout_s,
+        )
+        self._outbox: deque[Output] = deque()
+        self._is_collecting = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loads: set[asyncio.Future[None]] = set()
+        self._last_beat: Heartbeat | None = None
+        self._last_beat_s = engine.clock()
+        self._death: TriptychError | None = None
+        engine.on_beat = self._on_beat
+        self._thread = threading.Thread(target=self._run, name="triptych-engine", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+    ) -> JobStream:
+        """Run one job; iterate its outputs. Raises `EngineDown` if the engine is gone."""
+        self._bind()
+        stream = self._streams.open(job_id)
+        if self._death is not None:
+            self._streams.fail(job_id, self._death)
+            return stream
+        now_s = self._engine.clock()
+        self._engine.submit(
+            Job(
+                job_id=job_id,
+                model=model,
+                request=request,
+                sink=self._put,
+                arrival_s=now_s,
+                deadline_s=None if deadline_s is None else now_s + deadline_s,
+            )
+        )
+        return stream
+
+    def status(self) -> EngineStatus:
+        """The engine as of its last heartbeat."""
+        beat = self._last_beat
+        is_alive = self._thread.is_alive()
+        models = beat.models if beat is not None else ()
+        states = {status.state for status in models}
+        is_draining = beat is not None and beat.phase == "drain"
+        return EngineStatus(
+            is_ready=is_alive and not is_draining and ("ready" in states or states == {"unloaded"}),
+            is_alive=is_alive,
+            is_draining=is_draining,
+            beat_age_s=self._engine.clock() - self._last_beat_s,
+            num_restarts=0,
+            models=models,
+            last_beat=beat,
+            reason=self._death.message if self._death is not None else "",
+        )
+
+    async def load(self, model: str) -> None:
+        """Load a configured model and wait until it is ready; raises what loading raised."""
+        loop = self._bind()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def conclude(error: TriptychError | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self._loads.add(done)
+        try:
+            if self._death is not None:
+                raise self._death
+            self._engine.load(model, lambda error: self._call(conclude, error))
+            await done
+        finally:
+            self._loads.discard(done)
+
+    async def close(self) -> None:
+        """Stop the engine and wait for its thread."""
+        self._engine.stop()
+        await asyncio.to_thread(self._thread.join)
+        self._bury()
+
+    def _bind(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    # On the engine's thread.
+
+    def _run(self) -> None:
+        death: TriptychError = EngineDown("The engine was stopped.")
+        try:
+            self._engine.run()
+        except TriptychError as error:
+            death = error
+        except Exception:  # the thread's end is all that is left to tell
+            _log.exception("the engine crashed")
+            death = EngineDown("The engine crashed; the log says why.")
+        self._death = death
+        self._call(self._bury)
+
+    def _on_beat(self, beat: Heartbeat) -> None:
+        self._last_beat, self._last_beat_s = beat, self._engine.clock()
+
+    def _put(self, output: Output) -> None:
+        self._outbox.append(output)
+        if not self._is_collecting:
+            self._is_collecting = True
+            self._call(self._collect)
+
+    def _call(self, function: Any, *args: Any) -> None:
+        if self._loop is None:
+            return  # nobody has asked for anything yet
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop was closed without closing the client: nobody listens
+            self._engine.stop()
+
+    # On the asyncio loop.
+
+    def _collect(self) -> None:
+        self._is_collecting = False
+        while self._outbox:
+            self._streams.deliver(self._outbox.popleft())
+
+    def _bury(self) -> None:
+        """The engine is gone: nobody may wait for it any longer."""
+        assert self._death is not None
+        self._collect()
+        self._streams.fail_all(self._death)
+        for done in tuple(self._loads):
+            if not done.done():
+                done.set_exception(self._death)
