@@ -1,0 +1,33 @@
+"""Names of cached pages: what a page holds, and everything before it, as one SHA-256 digest.
+
+Owns the canonical encoding. Knows nothing of pages or memory. A key covers the namespace (model
+weights), the adapter, the tenant's salt and every token from the first to the page's last, so two
+pages with one key hold the same keys and values; all 256 bits are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+
+def root_key(namespace: bytes, *, adapter: str = "", tenant: str = "") -> bytes:
+    """The key before the first page: who may share, and what computed it."""
+    fields = (b"triptych kv 1", namespace, adapter.encode(), tenant.encode())
+    return hashlib.sha256(
+        b"".join(struct.pack("<q", len(field)) + field for field in fields)
+    ).digest()
+
+
+def page_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The key of a full page of `token_ids` that follows the page called `parent`."""
+    return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()
+
+
+def page_keys(root: bytes, token_ids: Sequence[int], page_size: int) -> list[bytes]:
+    """The chained keys of every full page of `token_ids`; a partial last page has none."""
+    keys: list[bytes] = []
+    for start in range(0, len(token_ids) - page_size + 1, page_size):
+        keys.append(page_key(keys[-1] if keys else root, token_ids[start : start + page_size]))
+    return keys

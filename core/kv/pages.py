@@ -1,0 +1,194 @@
+"""The one owner of key-value pages: who holds which, and which may be found again.
+
+Owns page ids, leases, reference counts and the prefix index. Knows nothing of tensors, tokens or
+jobs: a page is a number, its content a key (`core.kv.keys`).
+
+Every page is in exactly one place: free (holds nothing), cached (full, findable, held by nobody;
+the least recently used goes first when room is needed) or leased (held by one lease or shared by
+several). A page becomes findable when its holder publishes it, which it does only after the step
+that wrote it is over; so a page that can be found is full and never written again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from triptych.core.kv.recency import RecencyList
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The pages one row holds, in the order of its tokens. Made, grown and ended by the pool.
+
+    The first `num_published` are full and were found or published; they are read, never written.
+    """
+
+    page_ids: list[int] = field(default_factory=list)
+    num_published: int = 0
+
+    def __len__(self) -> int:
+        return len(self.page_ids)
+
+
+@dataclass(slots=True)
+class PoolCounters:
+    """Totals since the pool was made, in pages."""
+
+    num_looked_up: int = 0
+    num_hits: int = 0
+    num_evictions: int = 0
+    num_duplicates: int = 0
+
+
+class PagePool:
+    """Pages `0 .. num_pages - 1` of `page_size` tokens each."""
+
+    def __init__(
+        self, *, num_pages: int, page_size: int, enable_prefix_caching: bool = True
+    ) -> None:
+        assert num_pages > 0, "a pool holds at least one page"
+        assert page_size > 0, "a page holds at least one token"
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.counters = PoolCounters()
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._cached = RecencyList(num_pages)
+        self._num_holders = [0] * num_pages
+        self._keys: list[bytes | None] = [None] * num_pages
+        self._index: dict[bytes, int] = {}
+        self._leases: set[Lease] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that nobody holds but that can be found, or taken when room is short."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `extend` can hand out."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_leased(self) -> int:
+        """Pages that some lease holds."""
+        return self.num_pages - self.num_available
+
+    @property
+    def num_leases(self) -> int:
+        """Leases that have not ended."""
+        return len(self._leases)
+
+    def num_pages_for(self, num_tokens: int) -> int:
+        """Pages that `num_tokens` tokens take."""
+        return -(-num_tokens // self.page_size)
+
+    def peek(self, keys: Sequence[bytes]) -> list[int]:
+        """The pages that `acquire(keys)` would find now. Pins nothing: they may go any moment."""
+        found: list[int] = []
+        for key in keys:
+            page_id = self._index.get(key)
+            if page_id is None:
+                break
+            found.append(page_id)
+        return found
+
+    def num_holders(self, page_id: int) -> int:
+        """How many leases hold the page."""
+        return self._num_holders[page_id]
+
+    def acquire(self, keys: Sequence[bytes] = ()) -> Lease:
+        """Find the longest cached beginning of `keys` and hold it, in one call."""
+        lease = Lease(self.peek(keys))
+        lease.num_published = len(lease)
+        for page_id in lease.page_ids:
+            if not self._num_holders[page_id]:
+                self._cached.remove(page_id)
+            self._num_holders[page_id] += 1
+        self._leases.add(lease)
+        self.counters.num_looked_up += len(keys)
+        self.counters.num_hits += len(lease)
+        return lease
+
+    def extend(self, lease: Lease, num_pages: int) -> None:
+        """Add `num_pages` blank pages to `lease`, evicting cached ones where none is free."""
+        assert lease in self._leases, "the lease has ended"
+        assert num_pages <= self.num_available, "the caller checks for room"
+        for _ in range(num_pages):
+            page_id = self._free.pop() if self._free else self._evict()
+            self._num_holders[page_id] = 1
+            lease.page_ids.append(page_id)
+
+    def publish(self, lease: Lease, keys: Sequence[bytes]) -> None:
+        """Make the next pages of `lease` findable as `keys`: they are full, and their step is over.
+
+        Where another page already has the key that one stays canonical; ours is freed with its
+        lease.
+        """
+        assert lease in self._leases, "the lease has ended"
+        assert lease.num_published + len(keys) <= len(lease), "more keys than pages"
+        for key in keys:
+            page_id = lease.page_ids[lease.num_published]
+            lease.num_published += 1
+            if not self.enable_prefix_caching:
+                continue
+            if self._index.setdefault(key, page_id) == page_id:
+                self._keys[page_id] = key
+            else:
+                self.counters.num_duplicates += 1
+
+    def forget(self, lease: Lease) -> None:
+        """Make no page of `lease` findable any more: its content is not to be trusted."""
+        assert lease in self._leases, "the lease has ended"
+        for page_id in lease.page_ids:
+            self._unname(page_id)
+
+    def release(self, lease: Lease) -> None:
+        """End `lease`, once: what it alone held becomes cached where findable, else free."""
+        assert lease in self._leases, "a lease is released exactly once"
+        self._leases.remove(lease)
+        # Last page first: a page is of no use without those before it, so it should go sooner.
+        for page_id in reversed(lease.page_ids):
+            self._num_holders[page_id] -= 1
+            if not self._num_holders[page_id]:
+                if self._keys[page_id] is None:
+                    self._free.append(page_id)
+                else:
+                    self._cached.append(page_id)
+
+    def check(self) -> None:
+        """Assert that every page is in one place, and every count agrees with the leases."""
+        holders = Counter(page_id for lease in self._leases for page_id in lease.page_ids)
+        assert [holders[page_id] for page_id in range(self.num_pages)] == self._num_holders
+        for lease in self._leases:
+            assert len(set(lease.page_ids)) == len(lease), "a lease holds a page twice"
+            assert lease.num_published <= len(lease)
+        self._cached.check()
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a page is free twice"
+        assert not free & cached, "a page is both free and cached"
+        assert not (free | cached) & holders.keys(), "a held page was given away"
+        assert len(free) + len(cached) + len(holders) == self.num_pages, "a page is lost"
+        named = {key: page_id for page_id, key in enumerate(self._keys) if key is not None}
+        assert named == self._index, "the index disagrees with the pages"
+        assert not free & set(named.values()), "a free page can be found"
+        assert cached <= set(named.values()), "a cached page cannot be found"
+
+    def _evict(self) -> int:
+        page_id = self._cached.pop_oldest()
+        self._unname(page_id)
+        self.counters.num_evictions += 1
+        return page_id
+
+    def _unname(self, page_id: int) -> None:
+        key = self._keys[page_id]
+        if key is not None:
+            del self._index[key]
+            self._keys[page_id] = None

@@ -1,0 +1,272 @@
+"""Which rows take part in the next token step: the policy of continuous batching.
+
+Owns the choice. Reads the scheduler's state and writes nothing: a `Draft` says what booking would
+do, and booking does just that. The rules, in the order they are applied:
+
+- Every row that is being answered takes one token, oldest first. Where the pool has no page for
+  one, the newest row gives way (is preempted: it will be computed again later). A row never
+  pushes out an older one, and stands still instead. Rows whose reader is slow give way first.
+  A row with a step in flight gives its pages back only when that step is over, so it sits this
+  step out; likewise nobody is pushed out while rows that have ended are about to free pages.
+- A row that gave way `max_preemptions` times takes all the pages it can ever need when it starts
+  again. It never lacks one, so it never gives way again, and nobody passes it in the queue.
+- Prompts fill what the token budget leaves, those begun first, then those waiting. While rows are
+  being answered prompts take `max_prompt_share` of the budget, and rows being answered are so few
+  that they take half of it at most: neither can starve the other.
+- A waiting prompt for which there is no room may be passed by later ones, but only so often.
+- A waiting prompt whose next page some row is computing right now waits for that page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+
+from triptych.schedulers.token_state import Piece, Row, TokenState
+
+_MAX_PASSED = 16  # times a waiting prompt is passed by later ones
+_MAX_BLOCKED = 8  # prompts without room that are looked behind
+_MAX_LOOKAHEAD = 256  # waiting prompts looked at in one step
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A waiting row that starts: `num_cached` pages are found, `num_pages` is what it will hold."""
+
+    row: Row
+    num_cached: int
+    num_pages: int
+
+
+@dataclass(slots=True)
+class Draft:
+    """What booking will do. Decode pieces come first."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    victims: list[Row] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    passed: list[Row] = field(default_factory=list)
+    awaited: list[tuple[Row, bytes]] = field(default_factory=list)
+    is_retry: bool = False
+
+    @property
+    def num_decode_rows(self) -> int:
+        """Rows whose input is the token drawn last."""
+        return sum(piece.row.is_decoding for piece in self.pieces)
+
+    @property
+    def kind(self) -> str:
+        """What the step is made of: decode, prefill or mixed."""
+        num_decode_rows = self.num_decode_rows
+        if num_decode_rows == len(self.pieces):
+            return "decode"
+        return "mixed" if num_decode_rows else "prefill"
+
+
+def make_draft(state: TokenState, now_s: float) -> Draft:
+    """The next step. Without pieces there is nothing to do before something else happens."""
+    if state.retries:
+        return _draft_retry(state)
+    drafter = _Drafter(state, now_s)
+    if state.options.enable_in_flight_batching:
+        drafter.add_decodes()
+        drafter.add_prompts()
+    else:
+        drafter.add_prompts()
+        if not drafter.draft.pieces:
+            drafter.add_decodes()
+    return drafter.draft
+
+
+def _draft_retry(state: TokenState) -> Draft:
+    """Half of a step that ran out of memory, once none of its rows is in flight any more."""
+    group = state.retries[0]
+    if any(piece.row.num_in_flight for piece in group):
+        return Draft(is_retry=True)
+    pieces = [Piece(p.row, p.start, p.num_tokens, p.is_sampled) for p in group]
+    return Draft(pieces=pieces, is_retry=True)
+
+
+class _Drafter:
+    """Fills one draft, keeping count of what it has promised."""
+
+    def __init__(self, state: TokenState, now_s: float) -> None:
+        self.draft = Draft()
+        self._state = state
+        self._options = state.options
+        self._pool = state.pool
+        self._now_s = now_s
+        self._num_rows_left = min(len(state.free_slots), state.max_rows - len(state.running))
+        self._num_tokens_left = state.options.max_batch_input_tokens
+        self._num_pages_left = state.pool.num_available
+        self._num_prompts = 0
+        self._total_tokens = 0
+        self._is_short = False
+        self._must_wait = bool(state.leaving)
+        self._sitting_out: set[Row] = set()
+        self._dropped: Counter[int] = Counter()
+        self._pinned: set[int] = set()
+        self._claimed: set[bytes] = set()
+
+    def add_decodes(self) -> None:
+        """One token for every row that is being answered, as far as pages go."""
+        victims = self._victims()
+        for row in self._state.running:
+            if not row.is_decoding or not row.can_step or row in self._sitting_out:
+                continue
+            if self._find_page(row, victims):
+                self.draft.pieces.append(Piece(row, row.num_booked, 1, is_sampled=True))
+                self._total_tokens += self._rounded(row)
+        self._num_tokens_left -= len(self.draft.pieces)
+
+    def add_prompts(self) -> None:
+        """Chunks of prompts: those begun, then, if no row lacks a page, those waiting."""
+        if self.draft.pieces:
+            share = int(self._options.max_prompt_share * self._options.max_batch_input_tokens)
+            self._num_tokens_left = min(self._num_tokens_left, max(1, share))
+        for row in self._state.running:
+            if not row.is_decoding and row.can_step and row not in self._sitting_out:
+                if not self._has_budget(row.num_remaining) or not self._has_context(row):
+                    return
+                self._add_chunk(row, row.num_booked)
+        if not self._is_short:
+            self._add_waiting()
+
+    def _victims(self) -> Iterator[Row]:
+        """Rows that may be pushed out, first first: slow readers, then the newest."""
+        running = self._state.running
+        yield from (row for row in reversed(running) if row.job.is_paused)
+        yield from (
+            row
+            for row in reversed(running)
+            if not row.job.is_paused and not self._state.is_protected(row)
+        )
+
+    def _find_page(self, row: Row, victims: Iterator[Row]) -> bool:
+        """Make room for the next position of `row`; false if it stands still in this step."""
+        assert row.lease is not None, "a running row holds a lease"
+        if row.num_booked < len(row.lease) * self._pool.page_size:
+            return True
+        if not self._num_pages_left:
+            self._is_short = True
+            self._push_out(row, victims)
+        if not self._num_pages_left:
+            return False
+        self._num_pages_left -= 1
+        return True
+
+    def _push_out(self, row: Row, victims: Iterator[Row]) -> None:
+        """Choose rows to give way until a page comes free."""
+        while not self._num_pages_left and not self._must_wait:
+            victim = next(victims, None)
+            if victim is None or not (victim.job.is_paused or victim.rank > row.rank):
+                return
+            self._sitting_out.add(victim)
+            if victim.num_in_flight:
+                self._must_wait = True
+            else:
+                self._drop(victim)
+
+    def _drop(self, victim: Row) -> None:
+        assert victim.lease is not None, "a running row holds a lease"
+        self.draft.victims.append(victim)
+        self._dropped.update(victim.lease.page_ids)
+        self._num_pages_left += sum(
+            self._pool.num_holders(page_id) == self._dropped[page_id]
+            for page_id in victim.lease.page_ids
+        )
+
+    def _add_waiting(self) -> None:
+        blocked: list[Row] = []
+        num_blocked = 0
+        for row in islice(self._state.waiting, _MAX_LOOKAHEAD):
+            if self._num_rows_left <= 0 or num_blocked == _MAX_BLOCKED:
+                return
+            if self._is_expired(row) or self._still_awaits(row):
+                continue
+            found = self._pool.peek(row.lookup_keys(self._pool.page_size))
+            awaited = self._find_awaited(row, len(found))
+            if awaited is not None:
+                self.draft.awaited.append((row, awaited))
+                continue
+            if not self._has_budget(row.num_tokens - len(found) * self._pool.page_size):
+                return
+            if self._has_context(row) and self._try_admit(row, found):
+                self.draft.passed += blocked
+                blocked.clear()
+            elif row.num_times_passed >= _MAX_PASSED:
+                return
+            else:
+                blocked.append(row)
+                num_blocked += 1
+
+    def _is_expired(self, row: Row) -> bool:
+        return row.job.deadline_s is not None and row.job.deadline_s <= self._now_s
+
+    def _still_awaits(self, row: Row) -> bool:
+        return row.awaited_key is not None and self._is_coming(row.awaited_key)
+
+    def _is_coming(self, key: bytes) -> bool:
+        """Whether a row that is not held up computes the page called `key`."""
+        owner = self._state.computing.get(key)
+        return key in self._claimed or (owner is not None and not owner.job.is_paused)
+
+    def _find_awaited(self, row: Row, num_found: int) -> bytes | None:
+        """The last of the pages that `row` lacks and that are coming in one go."""
+        missing = row.lookup_keys(self._pool.page_size)[num_found:]
+        coming = list(takewhile(self._is_coming, missing))
+        return coming[-1] if coming else None
+
+    def _has_budget(self, num_remaining: int) -> bool:
+        """Whether a prompt may take part: without chunks the first does, whatever its size."""
+        if self._options.enable_chunked_prefill:
+            return self._num_tokens_left > 0
+        return not self._num_prompts or num_remaining <= self._num_tokens_left
+
+    def _has_context(self, row: Row) -> bool:
+        """Whether the contexts of all rows in the step stay within their bound with `row`.
+
+        A resumed row may have outgrown the bound; it runs alone.
+        """
+        limit = self._options.max_batch_total_tokens
+        return (
+            not limit or not self.draft.pieces or self._total_tokens + self._rounded(row) <= limit
+        )
+
+    def _rounded(self, row: Row) -> int:
+        return self._pool.num_pages_for(row.num_tokens) * self._pool.page_size
+
+    def _try_admit(self, row: Row, found: list[int]) -> bool:
+        """Start `row` if the pool has room for all of its tokens, and use stays below the mark."""
+        is_protected = self._state.is_protected(row)
+        num_pages = self._pool.num_pages_for(row.max_positions if is_protected else row.num_tokens)
+        woken = [page for page in found if not self._is_pinned(page)]
+        num_needed = num_pages - len(found) + len(woken)
+        num_used = self._pool.num_pages - self._num_pages_left + num_needed
+        is_alone = not self._state.running and not self.draft.admissions
+        is_low = num_used < self._options.kvcache_ce_watermark * self._pool.num_pages
+        if num_needed > self._num_pages_left or not (is_low or is_alone):
+            return False
+        self._num_pages_left -= num_needed
+        self._num_rows_left -= 1
+        self._pinned.update(woken)
+        self._claimed.update(row.keys[len(found) :])
+        self.draft.admissions.append(Admission(row, len(found), num_pages))
+        self._add_chunk(row, len(found) * self._pool.page_size)
+        return True
+
+    def _is_pinned(self, page_id: int) -> bool:
+        return self._pool.num_holders(page_id) > 0 or page_id in self._pinned
+
+    def _add_chunk(self, row: Row, start: int) -> None:
+        num_remaining = row.num_tokens - start
+        num_tokens = num_remaining
+        if self._options.enable_chunked_prefill:
+            num_tokens = min(num_remaining, self._num_tokens_left)
+        self._num_tokens_left -= num_tokens
+        self._num_prompts += 1
+        self._total_tokens += self._rounded(row)
+        piece = Piece(row, start, num_tokens, is_sampled=num_tokens == num_remaining)
+        self.draft.pieces.append(piece)

@@ -1,0 +1,337 @@
+"""What the token scheduler knows: its rows, their queues, and the steps in flight.
+
+Owns the data and its invariants. Decides nothing: `token_draft` reads it, `token` changes it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from triptych.core.config import ScheduleOptions
+from triptych.core.job import Job
+from triptych.core.kv.keys import page_key
+from triptych.core.kv.pages import Lease, PagePool
+from triptych.core.tokens import TokenLogprob, TokenRequest
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Row:
+    """One job's way through the batch.
+
+    Its tokens are the prompt, the committed output, and `num_unknown` tokens more that steps in
+    flight will have sampled. `num_booked` positions are computed or in flight, the first
+    `num_committed` of them surely computed. While it holds a
+    `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
+    `num_bound_pages` how many of its pages the runner was told of.
+    """
+
+    job: Job
+    request: TokenRequest
+    rank: tuple[int, int]
+    max_outputs: int
+    root: bytes
+    keys: list[bytes]
+    output_ids: list[int] = field(default_factory=list)
+    lease: Lease | None = None
+    slot: int = -1
+    is_bound: bool = False
+    is_decoding: bool = False
+    num_bound_pages: int = 0
+    num_booked: int = 0
+    num_committed: int = 0
+    num_unknown: int = 0
+    num_in_flight: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_times_passed: int = 0
+    awaited_key: bytes | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    has_answered: bool = False
+    last_token_s: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended; the row may still be in flight."""
+        return self.job.state.is_final
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens whose values are known here."""
+        return self.num_prompt_tokens + len(self.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known or in flight: the context the next step sees."""
+        return self.num_known + self.num_unknown
+
+    @property
+    def num_remaining(self) -> int:
+        """Positions to compute before the next token can be drawn."""
+        return self.num_tokens - self.num_booked
+
+    @property
+    def max_positions(self) -> int:
+        """Positions that will ever be computed: the last token is drawn and never fed back."""
+        return self.num_prompt_tokens + self.max_outputs - 1
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a step may be booked now: something is left to compute, and nothing forbids it.
+
+        A row the runner has to be told of anew waits for its steps in flight, so that all its
+        tokens are known and its slot is not rebound under them.
+        """
+        return (
+            not self.job.is_paused
+            and len(self.output_ids) + self.num_unknown < self.max_outputs
+            and (self.is_bound or not self.num_in_flight)
+        )
+
+    def lookup_keys(self, page_size: int) -> list[bytes]:
+        """Names of the leading pages that may be taken from the cache.
+
+        One token at least is computed, for its logits; a prompt whose log-probabilities are
+        wanted is computed whole.
+        """
+        if self.request.sampling.prompt_logprobs and not self.has_answered:
+            return []
+        return self.keys[: (self.num_known - 1) // page_size]
+
+    def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
+        """Known tokens at positions `start .. stop - 1`."""
+        num_prompt = self.num_prompt_tokens
+        if stop <= num_prompt:
+            return self.request.prompt_ids[start:stop]
+        output = self.output_ids[max(start - num_prompt, 0) : stop - num_prompt]
+        return (*self.request.prompt_ids[start:num_prompt], *output)
+
+    def extend_keys(self, num_pages: int, page_size: int) -> None:
+        """Name full pages up to `num_pages`, output included, so that a next turn finds them."""
+        for page in range(len(self.keys), num_pages):
+            parent = self.keys[-1] if self.keys else self.root
+            token_ids = self.token_ids(page * page_size, (page + 1) * page_size)
+            self.keys.append(page_key(parent, token_ids))
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A row's part of a step in flight. A stale one follows a step that failed: it counts not."""
+
+    row: Row
+    start: int
+    num_tokens: int
+    is_sampled: bool
+    is_stale: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A booked step that is not over. `is_retry` marks the second try after an OutOfMemory."""
+
+    pieces: list[Piece]
+    is_retry: bool = False
+
+
+class RankedRows:
+    """Rows by rank, first first; adding and removing cost one binary search and a memmove."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def __reversed__(self) -> Iterator[Row]:
+        return reversed(self._rows)
+
+    def __contains__(self, row: Row) -> bool:
+        index = self._find(row)
+        return index < len(self._rows) and self._rows[index] is row
+
+    def add(self, row: Row) -> None:
+        """Put `row` in its place."""
+        insort(self._rows, row, key=_rank)
+
+    def remove(self, row: Row) -> None:
+        """Take `row` out."""
+        assert row in self, "no such row"
+        del self._rows[self._find(row)]
+
+    def _find(self, row: Row) -> int:
+        return bisect_left(self._rows, row.rank, key=_rank)
+
+
+def _rank(row: Row) -> tuple[int, int]:
+    return row.rank
+
+
+class TokenState:
+    """Rows and the resources they hold.
+
+    A row that is not done is in exactly one of `waiting` (holds nothing), `held_back` (waiting,
+    but its reader is slow) and `running` (holds a lease and a slot). `leaving` rows are done but
+    in flight; what they hold is freed when their last step is over, since until then the device
+    may still write to their pages.
+    """
+
+    def __init__(self, *, pool: PagePool, options: ScheduleOptions) -> None:
+        self.pool = pool
+        self.options = options
+        self.rows: dict[str, Row] = {}
+        self.waiting = RankedRows()
+        self.held_back: set[Row] = set()
+        self.running = RankedRows()
+        self.leaving: set[Row] = set()
+        self.steps: dict[int, Step] = {}
+        self.retries: deque[list[Piece]] = deque()
+        self.computing: dict[bytes, Row] = {}
+        self.free_slots = list(range(options.max_batch_size))
+        self.deadlines: list[tuple[float, str]] = []
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that may run at once: at most half a step's tokens, so that prompts get the rest."""
+        return min(self.options.max_batch_size, max(1, self.options.max_batch_input_tokens // 2))
+
+    def is_protected(self, row: Row) -> bool:
+        """Whether `row` gave way so often that it takes all its pages when it starts."""
+        return row.num_preemptions >= self.options.max_preemptions
+
+    def enqueue(self, row: Row) -> None:
+        """Let `row` wait for its turn, by rank."""
+        self._queue(row)
+        if row.job.deadline_s is not None:
+            heapq.heappush(self.deadlines, (row.job.deadline_s, row.job.job_id))
+
+    def dequeue(self, row: Row) -> None:
+        """Take `row` out of the queue."""
+        if row in self.held_back:
+            self.held_back.remove(row)
+        else:
+            self.waiting.remove(row)
+
+    def set_paused(self, row: Row, is_paused: bool) -> None:
+        """Hold `row` back, or let it go on."""
+        if row.lease is None:
+            self.dequeue(row)
+        row.job.is_paused = is_paused
+        if row.lease is None:
+            self._queue(row)
+        elif is_paused:
+            self.drop_retry(row)
+
+    def admit(self, row: Row, num_pages: int) -> None:
+        """Give a waiting row the cached beginning of its tokens, blank pages and a slot."""
+        self.dequeue(row)
+        lease = row.lease
+        assert lease is not None, "its cached pages were pinned before"
+        self.pool.extend(lease, num_pages - len(lease))
+        row.slot = heapq.heappop(self.free_slots)
+        row.num_booked = row.num_committed = lease.num_published * self.pool.page_size
+        row.awaited_key = None
+        self.running.add(row)
+        for key in row.keys[lease.num_published :]:
+            self.computing[key] = row
+
+    def publish(self, row: Row) -> None:
+        """Make the committed full pages of `row` findable."""
+        lease = row.lease
+        assert lease is not None, "a running row holds a lease"
+        if not self.pool.enable_prefix_caching:
+            return
+        num_full = row.num_committed // self.pool.page_size
+        row.extend_keys(num_full, self.pool.page_size)
+        keys = row.keys[lease.num_published : num_full]
+        self.pool.publish(lease, keys)
+        for key in keys:
+            self.computing.pop(key, None)
+
+    def release(self, row: Row) -> None:
+        """Take back everything `row` holds; nothing of it is in flight."""
+        assert not row.num_in_flight, "a step in flight may still write to its pages"
+        lease = row.lease
+        assert lease is not None, "a running row holds a lease"
+        self.unclaim(row)
+        self.pool.release(lease)
+        heapq.heappush(self.free_slots, row.slot)
+        row.lease, row.slot = None, -1
+        row.is_bound = row.is_decoding = False
+        row.num_booked = row.num_committed = row.num_bound_pages = 0
+
+    def leave(self, row: Row) -> None:
+        """Take a row that has ended out of every queue; it keeps what it holds until released."""
+        del self.rows[row.job.job_id]
+        if row.lease is None:
+            self.dequeue(row)
+            return
+        self.running.remove(row)
+        self.unclaim(row)
+        self.drop_retry(row)
+        self.leaving.add(row)
+
+    def pop_step(self, step_id: int) -> tuple[Step, list[Step]]:
+        """Take out a step in flight; also returns those booked after it."""
+        step_ids = list(self.steps)
+        later = [self.steps[other] for other in step_ids[step_ids.index(step_id) + 1 :]]
+        return self.steps.pop(step_id), later
+
+    def retry(self, pieces: list[Piece]) -> None:
+        """Try `pieces` once more, each half as a step of its own, before anything else."""
+        pieces = [piece for piece in pieces if not piece.row.job.is_paused]
+        half = -(-len(pieces) // 2)
+        self.retries.extend(group for group in (pieces[:half], pieces[half:]) if group)
+
+    def drop_retry(self, row: Row) -> None:
+        """Leave `row` out of what is to be tried again."""
+        for group in self.retries:
+            group[:] = [piece for piece in group if piece.row is not row]
+        self.retries = deque(group for group in self.retries if group)
+
+    def unclaim(self, row: Row) -> None:
+        """Nobody need wait any more for pages that `row` was going to compute."""
+        assert row.lease is not None, "a running row holds a lease"
+        for key in row.keys[row.lease.num_published :]:
+            if self.computing.get(key) is row:
+                del self.computing[key]
+
+    def _queue(self, row: Row) -> None:
+        if row.job.is_paused:
+            self.held_back.add(row)
+        else:
+            self.waiting.add(row)
+
+    def check(self) -> None:
+        """Assert that every row is in one place, and every slot and claim has its owner."""
+        waiting, running = set(self.waiting), set(self.running)
+        assert not waiting & self.held_back
+        assert {row.job.job_id: row for row in waiting | self.held_back | running} == self.rows
+        assert all(row.lease is None and not row.num_in_flight for row in waiting | self.held_back)
+        assert all(row.job.is_paused for row in self.held_back)
+        assert not any(row.job.is_paused for row in waiting)
+        holders = running | self.leaving
+        slots = [row.slot for row in holders] + self.free_slots
+        assert sorted(slots) == list(range(self.options.max_batch_size)), "a slot is lost"
+        leases = {row.lease for row in holders}
+        assert None not in leases
+        assert len(leases) == len(holders) == self.pool.num_leases, "a lease is lost"
+        assert all(row.num_in_flight for row in self.leaving)
+        assert set(self.computing.values()) <= running, "a page is awaited from nobody"
+        pieces = [piece for step in self.steps.values() for piece in step.pieces]
+        for row in holders:
+            mine = [piece for piece in pieces if piece.row is row]
+            assert row.num_in_flight == len(mine)
+            fresh = [piece for piece in mine if not piece.is_stale]
+            if not row.is_done:
+                assert row.num_unknown == sum(piece.is_sampled for piece in fresh)

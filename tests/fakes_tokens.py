@@ -1,0 +1,337 @@
+"""A token model that computes nothing but knows what every page should hold.
+
+`ShadowRunner` writes into each cache position a digest of all tokens up to there, and checks on
+every step that what a row reads is exactly its own past. The token it "samples" is a function of
+that past, so whatever the scheduler does (chunks, preemption, cache hits, batching), a job's
+output is known beforehand. `World` drives a scheduler and this runner like the engine does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+
+from triptych.core.config import ScheduleOptions
+from triptych.core.errors import RequestError, TriptychError, Unavailable
+from triptych.core.job import Job, Output
+from triptych.core.kv.pages import PagePool
+from triptych.core.plan import Plan, TokenPlan, TokenRow, TokenRowResult, TokenStepResult
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.schedulers.token import TokenScheduler
+
+VOCAB_SIZE = 50
+MODEL = "shadow"
+NAMESPACE = b"weights"
+
+
+def token_request(
+    prompt_ids: tuple[int, ...],
+    *,
+    priority: int = 0,
+    tenant: str = "",
+    adapter: str = "",
+    **sampling: object,
+) -> TokenRequest:
+    """A request with the sampling parameters that matter to scheduling."""
+    return TokenRequest(
+        prompt_ids=prompt_ids,
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
+        priority=priority,
+        tenant=tenant,
+        adapter=adapter,
+    )
+
+
+def digest_after(parent: bytes, token_id: int) -> bytes:
+    """What the shadow cache holds at a position: everything up to and with its token."""
+    return hashlib.blake2b(parent + token_id.to_bytes(8, "little"), digest_size=12).digest()
+
+
+def first_digest(request: TokenRequest) -> bytes:
+    """What stands before the first position: who may share."""
+    owner = f"{len(request.tenant)}:{request.tenant}{request.adapter}"
+    return hashlib.blake2b(owner.encode(), digest_size=12).digest()
+
+
+def drawn_after(digest: bytes) -> int:
+    """The token the shadow model draws after this past."""
+    return digest[0] % VOCAB_SIZE
+
+
+def expected_answer(request: TokenRequest, max_length: int) -> tuple[tuple[int, ...], str]:
+    """Output ids and finish reason of a request that runs to its end."""
+    digest = first_digest(request)
+    for token_id in request.prompt_ids:
+        digest = digest_after(digest, token_id)
+    output: list[int] = []
+    limit = min(request.sampling.max_tokens, max_length - len(request.prompt_ids))
+    while len(output) < limit:
+        token_id = drawn_after(digest)
+        if token_id in request.sampling.stop_token_ids and (
+            len(output) >= request.sampling.min_tokens
+        ):
+            return tuple(output), "stop"
+        output.append(token_id)
+        digest = digest_after(digest, token_id)
+    return tuple(output), "length"
+
+
+@dataclass
+class Slot:
+    """What the shadow device keeps for a batch slot."""
+
+    job_id: str = ""
+    page_ids: list[int] = field(default_factory=list)
+    last_token: int = -1
+
+
+class ShadowRunner:
+    """Runs plans at once, in order, as a device stream would."""
+
+    def __init__(self, *, page_size: int, requests: dict[str, TokenRequest]) -> None:
+        self.page_size = page_size
+        self.requests = requests
+        self.cells: dict[tuple[int, int], bytes] = {}
+        self.slots: dict[int, Slot] = {}
+        self.in_flight: dict[int, list[tuple[str, int, tuple[int, ...]]]] = {}
+        self.is_stale: set[str] = set()
+        self.num_computed_tokens = 0
+        self.bad_jobs: set[str] = set()
+
+    def run(self, plan: TokenPlan) -> TokenStepResult:
+        """Compute a plan; it stays in flight until `finish`."""
+        assert plan.rows, "a plan has rows"
+        self._bind(plan)
+        self._check_fences(plan)
+        results = tuple(self._run_row(row) for row in plan.rows)
+        self.in_flight[plan.step_id] = [
+            (row.job_id, row.slot, tuple(self.slots[row.slot].page_ids)) for row in plan.rows
+        ]
+        return TokenStepResult(step_id=plan.step_id, rows=results)
+
+    def finish(self, plan: Plan) -> None:
+        """The engine has seen the end of the plan."""
+        self.in_flight.pop(plan.step_id, None)
+
+    def _bind(self, plan: TokenPlan) -> None:
+        job_ids = {row.slot: row.job_id for row in plan.rows}
+        assert len(job_ids) == len(plan.rows), "a slot is used twice"
+        for start in plan.starts:
+            request = self.requests[job_ids[start.slot]]
+            assert start.history_ids[: start.num_prompt_tokens] == request.prompt_ids
+            self.slots[start.slot] = Slot(job_id=job_ids[start.slot])
+        for row in plan.rows:
+            assert self.slots[row.slot].job_id == row.job_id, "the slot is another job's"
+            self.slots[row.slot].page_ids += row.new_page_ids
+        is_decode = [not row.token_ids for row in plan.rows]
+        assert is_decode == sorted(is_decode, reverse=True), "decode rows come first"
+
+    def _check_fences(self, plan: TokenPlan) -> None:
+        """No page is written, and no slot taken, that another job's step in flight may use."""
+        busy = [entry for entries in self.in_flight.values() for entry in entries]
+        for row in plan.rows:
+            first, last = row.start, row.start + row.num_tokens - 1
+            table = self.slots[row.slot].page_ids
+            written = set(table[first // self.page_size : last // self.page_size + 1])
+            others = [row_ for row_ in plan.rows if row_ is not row]
+            tables = [set(self.slots[other.slot].page_ids) for other in others]
+            for job_id, slot, page_ids in busy:
+                if job_id != row.job_id:
+                    assert slot != row.slot, "a slot was rebound in flight"
+                    tables.append(set(page_ids))
+            assert not any(written & pages for pages in tables), "a page in use is written"
+
+    def _run_row(self, row: TokenRow) -> TokenRowResult:
+        slot = self.slots[row.slot]
+        token_ids = row.token_ids or (slot.last_token,)
+        assert len(token_ids) == row.num_tokens
+        digest = self._read_past(row, slot)
+        for position, token_id in enumerate(token_ids, start=row.start):
+            digest = digest_after(digest, token_id)
+            self.cells[slot.page_ids[position // self.page_size], position % self.page_size] = (
+                digest
+            )
+        self.num_computed_tokens += row.num_tokens
+        if row.job_id in self.bad_jobs:
+            return TokenRowResult(token_ids=(0,) if row.is_sampled else (), is_finite=False)
+        scores = self._score_prompt(row)
+        if not row.is_sampled:
+            return TokenRowResult(prompt_logprobs=scores)
+        slot.last_token = drawn_after(digest)
+        return TokenRowResult(token_ids=(slot.last_token,), prompt_logprobs=scores)
+
+    def _read_past(self, row: TokenRow, slot: Slot) -> bytes:
+        """The digest before `row.start`, after checking every position up to there."""
+        request = self.requests[row.job_id]
+        digest = first_digest(request)
+        for position in range(row.start):
+            held = self.cells.get(
+                (slot.page_ids[position // self.page_size], position % self.page_size)
+            )
+            if position < len(request.prompt_ids):
+                token_id = request.prompt_ids[position]
+            else:
+                token_id = drawn_after(digest)
+            digest = digest_after(digest, token_id)
+            assert held == digest, f"{row.job_id} reads what is not its own past at {position}"
+        return digest
+
+    def _score_prompt(self, row: TokenRow) -> tuple[TokenLogprob, ...]:
+        request = self.requests[row.job_id]
+        if not request.sampling.prompt_logprobs or not row.token_ids:
+            return ()
+        end = min(row.start + row.num_tokens, len(request.prompt_ids) - 1)
+        targets = request.prompt_ids[row.start + 1 : end + 1]
+        return tuple(TokenLogprob(token_id, -1.0) for token_id in targets)
+
+
+class World:
+    """A scheduler, its pool, the shadow runner and up to `depth` plans in flight."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 16,
+        page_size: int = 4,
+        max_length: int = 48,
+        depth: int = 1,
+        pool: PagePool | None = None,
+        **options: object,
+    ) -> None:
+        self.pool = pool or PagePool(num_pages=num_pages, page_size=page_size)
+        self.options = ScheduleOptions(**options)  # type: ignore[arg-type]
+        self.max_length = max_length
+        self.depth = depth
+        self.scheduler = TokenScheduler(
+            model=MODEL,
+            pool=self.pool,
+            options=self.options,
+            max_length=max_length,
+            namespace=NAMESPACE,
+        )
+        self.requests: dict[str, TokenRequest] = {}
+        self.runner = ShadowRunner(page_size=self.pool.page_size, requests=self.requests)
+        self.jobs: dict[str, Job] = {}
+        self.outputs: dict[str, list[Output]] = {}
+        self.in_flight: deque[tuple[TokenPlan, TokenStepResult]] = deque()
+        self.now_s = 0.0
+        self.num_steps = 0
+        self.num_preempted_rows = 0
+
+    def submit(
+        self, job_id: str, request: TokenRequest, *, deadline_s: float | None = None
+    ) -> Job | TriptychError:
+        """Submit a job, or return why not."""
+        outputs: list[Output] = []
+        job = Job(
+            job_id=job_id,
+            model=MODEL,
+            request=request,
+            sink=outputs.append,
+            arrival_s=self.now_s,
+            deadline_s=deadline_s,
+        )
+        try:
+            self.scheduler.submit(job)
+        except (RequestError, Unavailable) as error:
+            return error
+        self.requests[job_id] = request
+        self.jobs[job_id] = job
+        self.outputs[job_id] = outputs
+        return job
+
+    def book(self) -> TokenPlan | None:
+        """Propose, book and launch one plan, if there is one and depth allows."""
+        if len(self.in_flight) >= self.depth:
+            return None
+        self.now_s += 0.01
+        proposal = self.scheduler.propose(self.now_s)
+        if proposal is None:
+            return None
+        plan = self.scheduler.book(proposal, self.num_steps, self.now_s)
+        if plan is None:
+            return None
+        assert isinstance(plan, TokenPlan)
+        assert proposal.kind == plan.kind
+        self._check_plan(plan)
+        self.num_steps += 1
+        self.in_flight.append((plan, self.runner.run(plan)))
+        return plan
+
+    def commit(self) -> bool:
+        """End the oldest plan in flight."""
+        if not self.in_flight:
+            return False
+        plan, result = self.in_flight.popleft()
+        self.runner.finish(plan)
+        self.scheduler.commit(plan, result, self.now_s)
+        return True
+
+    def fail(self, error: TriptychError) -> bool:
+        """The oldest plan in flight raises."""
+        if not self.in_flight:
+            return False
+        plan, _ = self.in_flight.popleft()
+        self.runner.finish(plan)
+        self.scheduler.fail(plan, error, self.now_s)
+        return True
+
+    def turn(self) -> bool:
+        """One turn of the loop: launch ahead, then end the oldest step."""
+        is_booked = self.book() is not None
+        if len(self.in_flight) >= self.depth or not is_booked:
+            return self.commit() or is_booked
+        return is_booked
+
+    def run(self, max_turns: int = 10_000) -> None:
+        """Turn until nothing is left to do."""
+        for _ in range(max_turns):
+            if not self.turn():
+                return
+        raise AssertionError("the scheduler does not come to rest")
+
+    def check(self) -> None:
+        """Check every account."""
+        self.scheduler.check()
+
+    def deltas(self, job_id: str) -> list[TokenDelta]:
+        """What a job was sent, errors left out."""
+        return [output.payload for output in self.outputs[job_id] if output.payload is not None]
+
+    def output_ids(self, job_id: str) -> tuple[int, ...]:
+        """The tokens a job was sent."""
+        return tuple(token for delta in self.deltas(job_id) for token in delta.token_ids)
+
+    def check_answer(self, job_id: str) -> None:
+        """A job that ran to its end said just what it had to, and said it once."""
+        ids, reason = expected_answer(self.requests[job_id], self.max_length)
+        last = self.outputs[job_id][-1]
+        assert [output.is_final for output in self.outputs[job_id]].index(True) == (
+            len(self.outputs[job_id]) - 1
+        )
+        if last.error is None and last.payload.finish_reason != "cancelled":
+            assert (self.output_ids(job_id), last.payload.finish_reason) == (ids, reason)
+        else:
+            assert self.output_ids(job_id) == ids[: len(self.output_ids(job_id))]
+
+    def finish_all(self) -> None:
+        """Run to the end, then expect every answer right and everything given back."""
+        for job_id in self.jobs:
+            self.scheduler.set_paused(job_id, False)
+        self.run()
+        self.check()
+        for job_id in self.jobs:
+            self.check_answer(job_id)
+        assert self.pool.num_leased == 0
+        stats = self.scheduler.stats()
+        assert (stats.num_waiting, stats.num_running) == (0, 0)
+
+    def _check_plan(self, plan: TokenPlan) -> None:
+        options = self.options
+        assert len(plan.rows) <= options.max_batch_size
+        if options.enable_chunked_prefill:
+            assert plan.num_tokens <= options.max_batch_input_tokens, "the budget is hard"
+        partial = [not row.is_sampled for row in plan.rows]
+        assert not any(partial[:-1]), "only the last row is a partial chunk"
