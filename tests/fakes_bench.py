@@ -19,6 +19,7 @@ class FakeServer:
     fail_every: int = 0
     failure: str = "429"
     has_tokenize: bool = True
+    has_done: bool = True
     requests: list[dict[str, Any]] = field(default_factory=list)
     num_active: int = 0
     peak: int = 0
@@ -56,7 +57,9 @@ def _stream(fake: FakeServer, body: dict[str, Any]) -> Iterator[bytes]:
             "prompt_tokens_details": {"cached_tokens": 4},
         }
         yield _event(json.dumps({"choices": [], "usage": usage}))
-    yield _event("[DONE]")
+    yield _event(json.dumps({"choices": [{"delta": {}, "finish_reason": "length"}]}))
+    if fake.has_done:
+        yield _event("[DONE]")
 
 
 class _Handler(BaseHTTPRequestHandler):

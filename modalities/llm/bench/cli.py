@@ -59,7 +59,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     load.add_argument("--rate", type=float, help="requests per second, at random (Poisson) times")
     defaults = {
         "num-requests": (32, "requests per repeat"),
-        "prompt-tokens": (256, "length of each prompt"),
+        "prompt-tokens": (256, "length of each prompt, without its chat template"),
         "output-tokens": (64, "length of each answer; end of text is ignored where possible"),
         "repeats": (3, "how often everything is measured"),
     }

@@ -111,13 +111,13 @@ async def measure(
 
 
 async def _follow(response: httpx.Response, sample: Sample) -> None:
-    is_done = False
+    is_ended = False  # by [DONE], or where a server does not send it, by a reason to finish
     async for event in _events(response):
         if event == "[DONE]":
-            is_done = True
-            break
-        _note(msgspec.json.decode(event), sample)
-    if not is_done and not sample.error:
+            is_ended = True
+        else:
+            is_ended |= _note(msgspec.json.decode(event), sample)
+    if not is_ended and not sample.error:
         sample.error = "cut stream"
 
 
@@ -127,12 +127,14 @@ async def _events(response: httpx.Response) -> AsyncIterator[str]:
             yield line[5:].strip()
 
 
-def _note(event: Any, sample: Sample) -> None:
+def _note(event: Any, sample: Sample) -> bool:
+    """Enter one event into `sample`; True where it says why the answer ended."""
     if not isinstance(event, dict):
         raise msgspec.DecodeError("an event is not an object")
     if "error" in event:
         sample.error = "error event"
-    for choice in event.get("choices") or ():
+    choices = event.get("choices") or ()
+    for choice in choices:
         text = choice.get("text") or (choice.get("delta") or {}).get("content")
         if text:
             sample.arrivals_s.append(time.perf_counter())
@@ -143,6 +145,7 @@ def _note(event: Any, sample: Sample) -> None:
         sample.num_output_tokens = usage.get("completion_tokens") or sample.num_output_tokens
         details = usage.get("prompt_tokens_details") or {}
         sample.num_cached_tokens = details.get("cached_tokens") or 0
+    return any(choice.get("finish_reason") for choice in choices)
 
 
 async def find_model(client: httpx.AsyncClient, base_url: str) -> str:

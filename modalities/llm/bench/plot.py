@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from triptych.core.errors import ConfigError
 from triptych.modalities.llm.bench.report import Result
 from triptych.modalities.llm.bench.stats import over_repeats
@@ -52,5 +50,5 @@ def _draw_curve(axes: Any, result: Result, name: str) -> None:
         if name == "ttft"
         else [gap for sample in good for gap in sample.gaps_s]
     )
-    shares = np.arange(1, len(values) + 1) / max(len(values), 1)
-    axes.plot(np.sort(np.asarray(values)) * 1e3, shares, label=result.target.label)
+    if values:
+        axes.ecdf([1e3 * value for value in values], label=result.target.label)

@@ -84,9 +84,14 @@ def _cell(spread: Spread | None, unit: str) -> str:
     if spread is None:
         return ""
     scale, shown = (1e3, " ms") if unit == "s" else (1.0, unit)
-    median, low, high = (scale * value for value in (spread.median, spread.low, spread.high))
-    text = f"{median:.4g}{shown}"
-    return text if low == high else f"{text} ({low:.3g} to {high:.3g})"
+    median, low, high = (
+        _figure(scale * value) for value in (spread.median, spread.low, spread.high)
+    )
+    return f"{median}{shown}" + (f" ({low} to {high})" if spread.low != spread.high else "")
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def document(results: Sequence[Result], workload: Workload, load: str) -> dict[str, Any]:

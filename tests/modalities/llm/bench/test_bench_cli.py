@@ -77,6 +77,11 @@ def test_extra_fields_are_sent_only_where_taken(refused: tuple[str, ...], fake: 
         assert {"stream_options", "ignore_eos"} - set(body) == set(refused)
 
 
+def test_a_server_may_end_without_done(fake: FakeServer) -> None:
+    fake.has_done = False
+    assert _bench("--url", fake.url, "--repeats", "1") == 0
+
+
 def test_extra_body_is_added_and_wins(fake: FakeServer) -> None:
     body = '{"temperature": 0.5, "generation_config": "{}"}'
     assert _bench("--url", fake.url, "--repeats", "1", "--extra-body", body) == 0

@@ -1,0 +1,126 @@
+"""Chat on the CPU: Triptych against `transformers serve`, on the same weights, taking turns.
+
+    pip install -e '.[bench]' 'transformers[serving]'
+    python samples/benchmarks/chat_cpu.py --output docs/benchmarks
+
+Starts both servers, measures each workload with `triptych bench`, which prints medians, spread and
+ratios, and writes JSON and a picture of each into the output folder. Close everything else: both
+servers and the load generator share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from triptych.core.config import ModelOptions
+from triptych.core.weights.progress import RichProgress
+from triptych.core.weights.resolve import resolve_all
+
+WORKLOADS = {
+    "one_stream": "--concurrency 1 --num-requests 4 --prompt-tokens 512 --output-tokens 128",
+    "eight_streams": "--concurrency 8 --num-requests 16 --prompt-tokens 256 --output-tokens 64",
+    "many_streams": "--concurrency 32 --num-requests 32 --prompt-tokens 256 --output-tokens 64",
+    "shared_prefix": "--concurrency 16 --num-requests 16 --prompt-tokens 1534"
+    " --shared-prefix-tokens 1500 --output-tokens 32",
+}
+# transformers serve has no ignore_eos; it takes a whole generation config, as text.
+IGNORE_EOS = {"generation_config": json.dumps({"eos_token_id": -1})}
+
+
+@contextlib.contextmanager
+def server(command: str, log: Path) -> Iterator[None]:
+    """Run a server of this environment, in a process group of its own, until the block ends."""
+    program, *arguments = shlex.split(command)
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name(program)), *arguments],
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_ready(url: str, *, timeout_s: float = 300.0) -> None:
+    """Return when `url` answers 200; SystemExit where it never does."""
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+        else:
+            return
+    raise SystemExit(f"{url} did not answer within {timeout_s:.0f} s; see the server's log.")
+
+
+def main() -> int:
+    """Start both, measure each workload; 1 if one of them had errors."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks"))
+    parser.add_argument("--repeats", default="5")
+    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    (model,) = resolve_all(ModelOptions(), RichProgress())
+    ours, theirs = free_port(), free_port()
+    shared = f"--device cpu --dtype {args.dtype}"
+    serve_ours = f"triptych serve {shared} --port {ours} --max-batch-size 32"
+    serve_theirs = f"transformers serve {shlex.quote(model.folder)} {shared} --port {theirs} --continuous-batching"
+    with (
+        server(serve_ours, args.output / "ours.log"),
+        server(serve_theirs, args.output / "theirs.log"),
+    ):
+        wait_until_ready(f"http://127.0.0.1:{ours}/readyz")
+        wait_until_ready(f"http://127.0.0.1:{theirs}/health")
+        command = [
+            *(sys.executable, "-m", "triptych", "bench", "--repeats", args.repeats),
+            *("--url", f"http://127.0.0.1:{ours}", "--label", "triptych", "--model", model.name),
+            *("--url", f"http://127.0.0.1:{theirs}", "--label", "transformers"),
+            *("--model", model.folder, "--extra-body", "{}"),
+            *("--extra-body", json.dumps(IGNORE_EOS)),
+        ]
+        codes = [bench(command, name, args.output) for name in args.workload or tuple(WORKLOADS)]
+    return max(codes)
+
+
+def bench(command: Sequence[str], name: str, folder: Path) -> int:
+    """Run one workload and return the exit code of `triptych bench`."""
+    print(f"\n{name}: {WORKLOADS[name]}", flush=True)
+    files = ("--output", folder / f"{name}.json", "--plot", folder / f"{name}.png")
+    done = subprocess.run([*command, *WORKLOADS[name].split(), *map(str, files)], check=False)
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
