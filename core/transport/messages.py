@@ -92,6 +92,13 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     histograms: dict[str, list[float]]
 
 
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The answer to `LoadModel`: how it went."""
+
+    model: str
+    error: ErrorInfo | None = None
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
     """The engine is drained and about to exit."""
 
@@ -109,4 +116,4 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToEngine = Hello | Submit[Request] | Cancel | SetPaused | LoadModel | Drain
-FromEngine = Outputs[Payload] | Heartbeat | Goodbye | EngineGone
+FromEngine = Outputs[Payload] | Heartbeat | Loaded | Goodbye | EngineGone

@@ -29,8 +29,8 @@ from triptych.core.transport.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Loaded,
     LoadModel,
-    ModelStatus,
     Outputs,
     SetPaused,
     Submit,
@@ -69,8 +69,8 @@ class RemoteClient:
         self._beat: Heartbeat | None = None
         self._beat_s = time.monotonic()
         self._absence = "the engine is starting"
-        self._is_engine_leaving = False
-        self._changed = asyncio.Event()
+        self._is_warm = False
+        self._loads: dict[str, list[asyncio.Future[None]]] = {}
         self._socket = bind_router(folder)
         self._loop.add_reader(self._socket.fileno(), self._receive)
         self._pulse = self._loop.call_later(PULSE_S, self._check_pulse)
@@ -82,7 +82,7 @@ class RemoteClient:
     ) -> JobStream:
         """Run one job (`EngineClient.submit`). Without an engine the stream raises `EngineDown`."""
         stream = self._streams.open(job_id)
-        if self._is_engine_leaving:
+        if self._is_draining():
             self._streams.fail(job_id, Draining("The engine is shutting down."))
             return stream
         message = Submit(job_id=job_id, model=model, request=request, deadline_s=deadline_s)
@@ -92,20 +92,15 @@ class RemoteClient:
 
     def status(self) -> EngineStatus:
         """The engine as its last beat and the time since then tell."""
-        models = self._beat.models if self._beat else ()
         is_alive = self._is_alive()
-        reason = self._absence
-        if self._beat:
-            waiting = next((m.model for m in models if m.state in ("loading", "failed")), "")
-            reason = f"{waiting} is not loaded" if waiting else ""
-            reason = reason if is_alive else "the engine makes no progress"
+        reason = self._why_not_ready() if is_alive else "the engine makes no progress"
         return EngineStatus(
-            is_ready=is_alive and not reason and not self._is_engine_leaving,
+            is_ready=not reason,
             is_alive=is_alive,
-            is_draining=self._is_engine_leaving,
+            is_draining=self._is_draining(),
             beat_age_s=time.monotonic() - self._beat_s,
             num_restarts=max(0, self._num_engines - 1),
-            models=models,
+            models=self._beat.models if self._beat else (),
             last_beat=self._beat,
             reason=reason,
         )
@@ -114,25 +109,23 @@ class RemoteClient:
         """Load `model` and wait until it is ready; raises what loading raised, or `EngineDown`."""
         if not self._tell(LoadModel(model)):
             raise self._engine_down()
-        is_loading = False
-        while True:
-            self._changed.clear()
-            state = self._model_status(model)
-            if state is None:
-                raise self._engine_down()
-            if state.state == "ready":
-                return
-            if state.state == "failed" and is_loading and state.error is not None:
-                raise from_info(state.error)
-            is_loading = is_loading or state.state == "loading"
-            await self._changed.wait()
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._loads.setdefault(model, []).append(done)
+        await done
 
     async def close(self) -> None:
         """End every stream and let go of the socket; the engine stays."""
+        if self._socket.closed:
+            return
         self._pulse.cancel()
-        self._streams.fail_all(Draining("The server is shutting down."))
+        self._end_all(Draining("The server is shutting down."))
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
+
+    def _end_all(self, error: TriptychError) -> None:
+        self._streams.fail_all(error)
+        for model in tuple(self._loads):
+            self._end_load(model, error)
 
     def _cancel(self, job_ids: tuple[str, ...]) -> None:
         self._tell(Cancel(job_ids))
@@ -182,10 +175,26 @@ class RemoteClient:
             for output in message.outputs:
                 self._streams.deliver(output)
         elif isinstance(message, Heartbeat):
-            self._beat, self._beat_s = message, time.monotonic()
-            self._changed.set()
+            self._take_beat(message)
+        elif isinstance(message, Loaded):
+            self._end_load(message.model, from_info(message.error) if message.error else None)
         elif isinstance(message, Goodbye):
             self._bury(epoch_ns, "the engine has shut down", None)
+
+    def _take_beat(self, beat: Heartbeat) -> None:
+        self._beat, self._beat_s = beat, time.monotonic()
+        # Models that load later, for a first use, do not make the server unready.
+        states = {status.state for status in beat.models}
+        self._is_warm = self._is_warm or "loading" not in states
+
+    def _end_load(self, model: str, error: TriptychError | None) -> None:
+        for done in self._loads.pop(model, ()):
+            if done.cancelled():
+                continue
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
 
     # -- epochs --------------------------------------------------------------------------------
 
@@ -208,9 +217,23 @@ class RemoteClient:
         if self._epoch_ns is not None and self._epoch_ns > at_ns:
             return
         self._epoch_ns, self._beat, self._beat_s = None, None, time.monotonic()
+        self._is_warm = False
         self._absence = reason
-        self._streams.fail_all(self._engine_down(restart_in_s))
-        self._changed.set()
+        self._end_all(self._engine_down(restart_in_s))
+
+    def _why_not_ready(self) -> str:
+        if self._beat is None:
+            return self._absence
+        if self._is_draining():
+            return "the engine is shutting down"
+        if not self._is_warm:
+            return "models are being loaded"
+        if {status.state for status in self._beat.models} == {"failed"}:
+            return "no model could be loaded"
+        return ""
+
+    def _is_draining(self) -> bool:
+        return self._beat is not None and self._beat.phase == "drain"
 
     def _is_alive(self) -> bool:
         budget_s = self._beat.stall_budget_s if self._beat else START_BUDGET_S
@@ -229,10 +252,6 @@ class RemoteClient:
             f"{self._absence[:1].upper()}{self._absence[1:]}; try again shortly.",
             retry_after_s=(restart_in_s or 0.0) + 5,
         )
-
-    def _model_status(self, model: str) -> ModelStatus | None:
-        models = self._beat.models if self._beat else ()
-        return next((status for status in models if status.model == model), None)
 
 
 def _parse_epoch(sender: bytes) -> int | None:

@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 DUMP_TIME_S = 0.5
 """How long a hung child gets to write its stacks."""
+DRAIN_SLACK_S = 5.0
+"""How much longer than the drain timeout a child may take to say its last words and exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signals.put_nowait, number)
+            loop.add_signal_handler(number, self.stop, number)
         keepers = {asyncio.create_task(self._keep(spec)) for spec in self._specs}
         stopper = asyncio.create_task(self._stop())
         try:
@@ -100,6 +102,12 @@ class Supervisor:
             for task in (*keepers, stopper):
                 task.cancel()  # a child goes with its keeper
             await asyncio.gather(*keepers, stopper, return_exceptions=True)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Drain, as on a first signal `number`; called again, end at once."""
+        self._signals.put_nowait(number)
 
     async def _keep(self, spec: ChildSpec) -> None:
         """Run `spec` again and again. Returns only while stopping."""
@@ -154,7 +162,7 @@ class Supervisor:
         is_clean = True
         for spec in self._specs:
             if child := self._children.get(spec.name):
-                is_clean &= await child.drain(self._policy.drain_timeout_s + 5)
+                is_clean &= await child.drain(self._policy.drain_timeout_s + DRAIN_SLACK_S)
         return is_clean
 
 
@@ -167,6 +175,7 @@ class _Child:
         process: asyncio.subprocess.Process,
         line: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         observer: Observer,
+        start_budget_s: float,
     ) -> None:
         self.spec = spec
         self.is_ready = False
@@ -174,7 +183,8 @@ class _Child:
         self._process = process
         self._reader, self._writer = line
         self._observer = observer
-        self._due_s = 0.0
+        self._hung = asyncio.Event()
+        self._watchdog = asyncio.get_running_loop().call_later(start_budget_s, self._suspect)
 
     @classmethod
     async def start(cls, spec: ChildSpec, start_budget_s: float, observer: Observer) -> _Child:
@@ -184,8 +194,8 @@ class _Child:
             process = await asyncio.create_subprocess_exec(
                 *spec.argv, stdin=theirs.fileno(), pass_fds=spec.pass_fds, process_group=0
             )
-        child = cls(spec, process, await asyncio.open_connection(sock=ours), observer)
-        child._due_s = time.monotonic() + start_budget_s
+        line = await asyncio.open_connection(sock=ours)
+        child = cls(spec, process, line, observer, start_budget_s)
         child._write(spec.config + b"\n")
         return child
 
@@ -193,7 +203,7 @@ class _Child:
         """Follow the process to its end, ending it if it hangs; says how it ended."""
         listener = asyncio.create_task(self._listen())
         exited = asyncio.create_task(self._process.wait())
-        hung = asyncio.create_task(self._wait_for_hang())
+        hung = asyncio.create_task(self._hung.wait())
         try:
             await asyncio.wait({exited, hung}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
@@ -204,10 +214,11 @@ class _Child:
         finally:
             self.kill()  # and whatever the process started itself
             await self._process.wait()
+            self._watchdog.cancel()
             for task in (listener, exited, hung):
                 task.cancel()
             self._writer.close()
-        return "hung" if hung.done() else _describe(code)
+        return "hung" if self._hung.is_set() else _describe(code)
 
     async def drain(self, timeout_s: float) -> bool:
         """Ask the child to finish and wait; whether it did so by itself."""
@@ -238,18 +249,21 @@ class _Child:
 
     def _take(self, note: FromChild) -> None:
         if isinstance(note, Beat):
-            self._due_s = time.monotonic() + note.stall_budget_s
+            self._expect_beat(note.stall_budget_s)
         elif isinstance(note, Ready):
             self.is_ready = True
         elif isinstance(note, Failed):
             self.failure = note.message
         self._observer.on_note(self.spec.name, note)
 
-    async def _wait_for_hang(self) -> None:
-        """Return when the child has been silent for too long."""
-        while (left_s := self._due_s - time.monotonic()) > 0:
-            await asyncio.sleep(left_s)
-            await asyncio.sleep(0.05)  # read what came in while this process itself was stopped
+    def _expect_beat(self, within_s: float) -> None:
+        """Start the watchdog anew."""
+        self._watchdog.cancel()
+        self._watchdog = asyncio.get_running_loop().call_later(within_s, self._suspect)
+
+    def _suspect(self) -> None:
+        # This process itself may have been stopped: beats that came in meanwhile are read first.
+        self._watchdog = asyncio.get_running_loop().call_later(0.1, self._hung.set)
 
     async def _dump_and_kill(self) -> None:
         _log.error("the %s process makes no progress; its stacks follow", self.spec.name)
