@@ -95,8 +95,9 @@ def main() -> int:
     (model,) = resolve_all(ModelOptions(), RichProgress())
     ours, theirs = free_port(), free_port()
     shared = f"--device cpu --dtype {args.dtype}"
+    folder = shlex.quote(model.folder)
     serve_ours = f"triptych serve {shared} --port {ours} --max-batch-size 32"
-    serve_theirs = f"transformers serve {shlex.quote(model.folder)} {shared} --port {theirs} --continuous-batching"
+    serve_theirs = f"transformers serve {folder} {shared} --port {theirs} --continuous-batching"
     with (
         server(serve_ours, args.output / "ours.log"),
         server(serve_theirs, args.output / "theirs.log"),

@@ -13,7 +13,8 @@ HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "matplotlib", "rich")
 
 def _loaded_by(code: str) -> set[str]:
     """Which heavy packages are loaded after `code` ran in a fresh interpreter."""
-    program = f"{code}\nimport json, sys\njson.dump([n for n in {HEAVY!r} if n in sys.modules], sys.stderr)"
+    report = f"json.dump([name for name in {HEAVY!r} if name in sys.modules], sys.stderr)"
+    program = f"{code}\nimport json, sys\n{report}"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
