@@ -13,7 +13,7 @@ from collections.abc import Mapping
 UNKNOWN_COST_S = 0.02
 """What a step of a kind never seen counts for."""
 
-_FORGETTING = 0.98
+_DRIFT = 0.0025  # keeps the gain at 5 %: what was learned fades over some 20 steps
 _NUM_TRUSTED = 8
 _MAX_SURPRISE = 4.0
 _PRIOR_VARIANCE = 1e3
@@ -24,10 +24,10 @@ _NUM_BETWEEN_SORTS = 32
 class _LinearCost:
     """Seconds as a linear function of the work counts, by recursive least squares.
 
-    The usual exponentially forgetting filter (Ljung, System Identification, 11.2) with three
-    guards: features are scaled by the first work seen; once trusted, a surprise moves it by no
-    more than `_MAX_SURPRISE` times the prediction; forgetting rests while it would inflate the
-    covariance beyond the prior (a steady load excites only one direction).
+    The usual filter (Ljung, System Identification, 11.2) with three guards: features are scaled
+    by the first work seen; once trusted, a surprise counts for no more than `_MAX_SURPRISE` times
+    the prediction; the covariance is let drift only along the work just seen, since exponential
+    forgetting would blow it up in the directions that a steady load does not excite.
     """
 
     def __init__(self, work: Mapping[str, float]) -> None:
@@ -56,15 +56,12 @@ class _LinearCost:
             bound = _MAX_SURPRISE * self.predict(work)
             error = min(max(error, -bound), bound)
         spread = [_dot(row, features) for row in self._covariance]
-        room = sum(row[i] for i, row in enumerate(self._covariance))
-        forgetting = _FORGETTING if room < _PRIOR_VARIANCE else 1.0
-        norm = forgetting + _dot(features, spread)
-        for i, gain in enumerate(spread):
-            self._weights[i] += gain / norm * error
-            row = self._covariance[i]
-            self._covariance[i] = [
-                (row[j] - gain * spread[j] / norm) / forgetting for j in range(len(row))
-            ]
+        norm = 1.0 + _dot(features, spread)
+        drift = _DRIFT / _dot(features, features) ** 2
+        for i, row in enumerate(self._covariance):
+            self._weights[i] += spread[i] / norm * error
+            for j, feature in enumerate(features):
+                row[j] += drift * features[i] * feature - spread[i] * spread[j] / norm
         self._fastest_s = min(self._fastest_s, seconds)
         self._num_seen += 1
 

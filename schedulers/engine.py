@@ -193,12 +193,11 @@ class Engine:
     # The turn, in order.
 
     def _expire(self, now_s: float) -> None:
+        """End jobs whose deadline passed while their model loads; schedulers see to the others."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, job_id = heapq.heappop(self._deadlines)
-            job = self._jobs.get(job_id)
-            if job is not None and job.deadline_s is not None and job.deadline_s <= now_s:
-                self._refuse(job, RequestTimeout("The request was not finished in time."))
-                self._withdraw(job)
+            job = self._jobs.get(heapq.heappop(self._deadlines)[1])
+            if job is not None and self._residency.drop(job):
+                self._refuse(job, RequestTimeout("The model did not load in time; try again."))
         if self._deadlines:
             self._wake_by(self._deadlines[0][0])
 
@@ -362,14 +361,11 @@ class Engine:
     def _cancel(self, job_ids: tuple[str, ...]) -> None:
         for job_id in job_ids:
             job = self._jobs.get(job_id)
-            if job is not None:
-                self._withdraw(job)
-                job.sink(Output(job_id=job_id, is_final=True))
-
-    def _withdraw(self, job: Job) -> None:
-        """Take a job away from whoever holds it; its scheduler may send a last output."""
-        if not self._residency.drop(job):
-            self._residency.ready[job.model].scheduler.cancel(job.job_id)
+            if job is None:
+                continue
+            if not self._residency.drop(job):
+                self._residency.ready[job.model].scheduler.cancel(job_id)
+            job.sink(Output(job_id=job_id, is_final=True))
 
     def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
         for job_id in job_ids:

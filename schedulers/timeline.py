@@ -11,12 +11,12 @@ The policy:
 2. Deadlines. If running the fair choice first would make any proposed deadline late, the earliest
    deadline goes instead. So as long as the load is feasible, a deadline waits for at most the
    one step that was already running when it came up.
-3. No starvation. Deadlines may put the fair choice off only for so long: once it has waited
-   `max_wait_s` (or three rounds of everything proposed, if steps are long), it goes, though never
-   twice in a row while deadlines press.
+3. No starvation. Deadlines that press without a break for longer than `max_wait_s` (or three
+   rounds of everything proposed, if steps are long) are not feasible together; from then on the
+   fair choice gets `FAIR_FLOOR` of the device's time all the same.
 
-Where no deadline presses, a model with share s of the total weight thus waits for at most 1 / s
-steps of the longest kind, and otherwise `max_wait_s` longer.
+So nobody waits without bound: for n models whose longest step takes L seconds, fair order serves
+each within 2 n L seconds of service, and endless deadlines stretch that by 1 / `FAIR_FLOOR`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_WAIT_S = 0.5
+FAIR_FLOOR = 0.2
 _MAX_ROUNDS = 3
 
 
@@ -47,23 +48,24 @@ class Timeline:
         self._max_wait_s = max_wait_s
         self._weights = weights or {}
         self._service: dict[str, float] = {}
-        self._waiting_since_s: dict[str, float] = {}
+        self._waiting: frozenset[str] = frozenset()
         self._level = 0.0
-        self._was_owed = False
+        self._pressed_since_s: float | None = None
+        self._spared_s = 0.0
 
     def pick(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
-        """The candidate to run next. Its waiting ends here; charge its service with `charge`."""
-        self._admit(candidates, now_s)
+        """The candidate to run next; charge its service with `charge`."""
+        self._admit(candidates)
         fair = min(candidates, key=lambda c: (self._service[c.model], c.model))
-        urgent = _pressing(candidates, fair, now_s)
-        is_owed = (
-            urgent is not None and not self._was_owed and self._is_owed(fair, candidates, now_s)
-        )
-        choice = fair if urgent is None or is_owed else urgent
-        self._was_owed = is_owed
-        self._waiting_since_s[choice.model] = now_s
         self._level = max(self._level, self._service[fair.model])
-        return choice
+        urgent = _pressing(candidates, fair, now_s)
+        if urgent is None:
+            self._pressed_since_s, self._spared_s = None, 0.0
+            return fair
+        if self._is_owed(candidates, now_s):
+            self._spared_s += fair.cost_s
+            return fair
+        return urgent
 
     def charge(self, model: str, seconds: float) -> None:
         """Add service to a model's account; negative seconds correct an earlier prediction."""
@@ -72,19 +74,22 @@ class Timeline:
     def _weight(self, model: str) -> float:
         return self._weights.get(model, 1.0)
 
-    def _admit(self, candidates: Sequence[Candidate], now_s: float) -> None:
-        """Note who waits since when; newcomers start level with those already served."""
-        since = self._waiting_since_s
-        self._waiting_since_s = {c.model: since.get(c.model, now_s) for c in candidates}
+    def _admit(self, candidates: Sequence[Candidate]) -> None:
+        """Let newcomers start level with those already served."""
         for candidate in candidates:
-            if candidate.model not in since:
+            if candidate.model not in self._waiting:
                 received = self._service.get(candidate.model, 0.0)
                 self._service[candidate.model] = max(received, self._level)
+        self._waiting = frozenset(candidate.model for candidate in candidates)
 
-    def _is_owed(self, fair: Candidate, candidates: Sequence[Candidate], now_s: float) -> bool:
+    def _is_owed(self, candidates: Sequence[Candidate], now_s: float) -> bool:
+        """Whether deadlines have pressed for too long without leaving the others their floor."""
+        if self._pressed_since_s is None:
+            self._pressed_since_s = now_s
+        pressed_s = now_s - self._pressed_since_s
         round_s = sum(candidate.cost_s for candidate in candidates)
-        bound_s = max(self._max_wait_s, _MAX_ROUNDS * round_s)
-        return now_s - self._waiting_since_s[fair.model] >= bound_s
+        is_endless = pressed_s >= max(self._max_wait_s, _MAX_ROUNDS * round_s)
+        return is_endless and self._spared_s < FAIR_FLOOR * pressed_s
 
 
 def _pressing(candidates: Sequence[Candidate], fair: Candidate, now_s: float) -> Candidate | None:

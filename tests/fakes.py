@@ -1,0 +1,399 @@
+"""Small stand-ins at the engine's seams: clock, device, model, a second modality."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from triptych.core.errors import MemoryBudgetExceeded, TriptychError, to_info
+from triptych.core.job import Job, JobState, Output
+from triptych.core.ledger import Ledger
+from triptych.core.plan import (
+    Plan,
+    Runner,
+    StepResult,
+    TokenPlan,
+    TokenRow,
+    TokenRowResult,
+    TokenStepResult,
+)
+from triptych.schedulers.base import LoadedModel, Proposal, Scheduler, SchedulerStats
+from triptych.schedulers.lanes import StepOutcome, wait_for
+
+
+class FakeClock:
+    """Time that passes only when told to."""
+
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class VirtualLanes:
+    """Runs everything in place on a `FakeClock`: a step takes what `cost_s(plan)` says.
+
+    Waiting moves the clock to the next thing that happens, so hours pass in no time.
+    """
+
+    def __init__(self, clock: FakeClock, cost_s: Callable[[Plan], float]) -> None:
+        self.clock = clock
+        self.cost_s = cost_s
+        self.started: list[tuple[float, Plan]] = []
+        self._posted: deque[Callable[[], None]] = deque()
+        self._ending: list[tuple[float, int, Callable[[], None]]] = []
+        self._free_s = -math.inf
+        self._num_ended = 0
+
+    def post(self, call: Callable[[], None]) -> None:
+        self._posted.append(call)
+
+    def take(self, wait_s: float) -> None:
+        self._end_steps()
+        if not self._posted and wait_s > 0:
+            next_s = self._ending[0][0] if self._ending else math.inf
+            assert min(self.clock.now_s + wait_s, next_s) < math.inf, "would wait for ever"
+            self.clock.now_s = min(self.clock.now_s + wait_s, next_s)
+            self._end_steps()
+        for _ in range(len(self._posted)):
+            self._posted.popleft()()
+
+    def launch(self, runner: Runner, plan: Plan, done: Callable[[StepOutcome], None]) -> None:
+        try:
+            pending = runner.launch(plan)
+        except Exception as error:
+            result, failure = wait_for(error)
+        else:
+            result, failure = wait_for(pending)
+        start_s = max(self.clock.now_s, self._free_s)
+        cost_s = self.cost_s(plan)
+        self._free_s = start_s + cost_s
+        self.started.append((start_s, plan))
+        outcome = StepOutcome(result=result, error=failure, busy_s=cost_s)
+        self._num_ended += 1
+        heapq.heappush(self._ending, (self._free_s, self._num_ended, lambda: done(outcome)))
+
+    def run(self, call: Callable[[], None]) -> None:
+        call()
+
+    def load(self, call: Callable[[], None]) -> None:
+        call()
+
+    def close(self, timeout_s: float) -> None: ...
+
+    def _end_steps(self) -> None:
+        while self._ending and self._ending[0][0] <= self.clock.now_s:
+            self._posted.append(heapq.heappop(self._ending)[2])
+
+
+@dataclass
+class Done:
+    """A pending step that is over, well or badly."""
+
+    outcome: StepResult | Exception
+
+    def result(self) -> StepResult:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def next_token(token_ids: Sequence[int], vocab_size: int) -> int:
+    """The fake model: the next token is a hash of all tokens before it."""
+    data = b"".join(token.to_bytes(4, "little") for token in token_ids)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest()) % vocab_size
+
+
+class FakeRunner:
+    """A deterministic model of tokens that keeps its cache in pages, as a real one must.
+
+    What a row attends to is read back through its page table, so a page that is lost, shared or
+    overwritten shows in the text. `poison` maps a job id to how many tokens it may yield before
+    its logits turn to NaN; `errors` maps the number of a launch to what it raises.
+    """
+
+    def __init__(self, *, page_size: int, vocab_size: int = 1000) -> None:
+        self.page_size = page_size
+        self.vocab_size = vocab_size
+        self.poison: dict[str, int] = {}
+        self.errors: dict[int, Exception] = {}
+        self.num_launches = 0
+        self.is_closed = False
+        self._cells: dict[tuple[int, int], int] = {}
+        self._tables: dict[int, list[int]] = {}
+        self._last: dict[int, int] = {}
+        self._num_yielded: dict[str, int] = {}
+
+    def launch(self, plan: Plan) -> Done:
+        assert isinstance(plan, TokenPlan)
+        self.num_launches += 1
+        if (error := self.errors.pop(self.num_launches, None)) is not None:
+            return Done(error)
+        for start in plan.starts:
+            self._tables[start.slot] = []
+        rows = tuple(self._row(row) for row in plan.rows)
+        return Done(TokenStepResult(step_id=plan.step_id, rows=rows))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _row(self, row: TokenRow) -> TokenRowResult:
+        table = self._tables[row.slot]
+        table.extend(row.new_page_ids)
+        token_ids = row.token_ids or (self._last[row.slot],)
+        assert len(token_ids) == row.num_tokens
+        for position, token_id in enumerate(token_ids, row.start):
+            self._cells[self._cell(table, position)] = token_id
+        if not row.is_sampled:
+            return TokenRowResult()
+        context = [self._cells[self._cell(table, at)] for at in range(row.start + row.num_tokens)]
+        self._last[row.slot] = next_token(context, self.vocab_size)
+        self._num_yielded[row.job_id] = self._num_yielded.get(row.job_id, 0) + 1
+        if self._num_yielded[row.job_id] > self.poison.get(row.job_id, 1 << 30):
+            return TokenRowResult(token_ids=(0,), is_finite=False)
+        return TokenRowResult(token_ids=(self._last[row.slot],))
+
+    def _cell(self, table: Sequence[int], position: int) -> tuple[int, int]:
+        return table[position // self.page_size], position % self.page_size
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRequest:
+    """A stream of `num_frames` frames, one wanted every `period_s` (0: as fast as can be)."""
+
+    num_frames: int
+    period_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Voice:
+    job: Job
+    num_frames: int = 0
+    num_booked: int = 0
+
+
+class FakeFrames:
+    """A scheduler of a second modality: frames with playback deadlines, all voices in one step.
+
+    Frame k may be made from `arrival + k x period` on and is due one period later. With period 0
+    frames have no deadline, like denoising steps. Remembers when frames were committed.
+    """
+
+    def __init__(self, model: str, *, kind: str = "frame", depth: int = 1) -> None:
+        self.model = model
+        self.kind = kind
+        self.depth = depth
+        self.lateness_s: list[float] = []
+        self.failed: list[TriptychError] = []
+        self._voices: dict[str, _Voice] = {}
+
+    def submit(self, job: Job) -> None:
+        self._voices[job.job_id] = _Voice(job)
+
+    def cancel(self, job_id: str) -> None:
+        voice = self._voices.pop(job_id)
+        voice.job.state = JobState.CANCELLED
+        voice.job.sink(Output(job_id=job_id, is_final=True))
+
+    def set_paused(self, job_id: str, is_paused: bool) -> None:
+        self._voices[job_id].job.is_paused = is_paused
+
+    def propose(self, now_s: float) -> Proposal | None:
+        waiting = [v for v in self._voices.values() if self._has_work(v)]
+        if not waiting:
+            return None
+        release_s = min(self._release_s(voice) for voice in waiting)
+        rows = [voice for voice in waiting if self._release_s(voice) <= now_s]
+        return Proposal(
+            model=self.model,
+            kind=self.kind,
+            work={"frames": float(len(rows))},
+            due_s=min((self._due_s(voice) for voice in rows), default=math.inf),
+            num_rows=len(rows),
+            intent=rows,
+            not_before_s=release_s,
+        )
+
+    def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
+        rows = proposal.intent
+        assert isinstance(rows, list)
+        assert rows
+        for voice in rows:
+            voice.num_booked += 1
+        return FramePlan(
+            step_id=step_id,
+            model=self.model,
+            kind=self.kind,
+            job_ids=tuple(voice.job.job_id for voice in rows),
+        )
+
+    def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
+        for voice in self._rows(plan):
+            request = voice.job.request
+            if request.period_s:
+                self.lateness_s.append(
+                    now_s - voice.job.arrival_s - (voice.num_frames + 1) * request.period_s
+                )
+            voice.num_frames += 1
+            is_final = voice.num_frames == request.num_frames
+            if is_final:
+                del self._voices[voice.job.job_id]
+            voice.job.sink(
+                Output(job_id=voice.job.job_id, payload=voice.num_frames, is_final=is_final)
+            )
+
+    def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
+        self.failed.append(error)
+        for voice in self._rows(plan):
+            del self._voices[voice.job.job_id]
+            voice.job.sink(Output(job_id=voice.job.job_id, is_final=True, error=to_info(error)))
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_waiting=0, num_running=len(self._voices), gauges={"voices": 1.0}, counters={}
+        )
+
+    def check(self) -> None:
+        assert all(v.num_booked >= v.num_frames for v in self._voices.values())
+
+    def _rows(self, plan: Plan) -> Iterator[_Voice]:
+        assert isinstance(plan, FramePlan)
+        return (self._voices[job_id] for job_id in plan.job_ids if job_id in self._voices)
+
+    def _has_work(self, voice: _Voice) -> bool:
+        return (
+            not voice.job.is_paused
+            and voice.num_booked < voice.job.request.num_frames
+            and voice.num_booked - voice.num_frames < self.depth
+        )
+
+    def _release_s(self, voice: _Voice) -> float:
+        return voice.job.arrival_s + voice.num_booked * voice.job.request.period_s
+
+    def _due_s(self, voice: _Voice) -> float:
+        period_s = voice.job.request.period_s
+        return self._release_s(voice) + period_s if period_s else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FramePlan(Plan):
+    """One frame for each of some jobs."""
+
+    job_ids: tuple[str, ...]
+
+
+class FrameRunner:
+    """Runs frame plans: nothing to compute. Holds each step until `gate` opens, if there is one."""
+
+    def __init__(self, *, errors: Mapping[int, Exception] | None = None) -> None:
+        self.errors = dict(errors or {})
+        self.gate: threading.Event | None = None
+        self.launched: list[Plan] = []
+
+    def launch(self, plan: Plan) -> FrameStep:
+        self.launched.append(plan)
+        if (error := self.errors.get(len(self.launched))) is not None:
+            raise error
+        return FrameStep(plan.step_id, self.gate)
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class FrameStep:
+    """A frame step on its way."""
+
+    step_id: int
+    gate: threading.Event | None
+
+    def result(self) -> StepResult:
+        if self.gate is not None:
+            assert self.gate.wait(timeout=30)
+        return StepResult(step_id=self.step_id)
+
+
+@dataclass
+class FakeLoader:
+    """Loads what `make` makes; holds `num_bytes` of the ledger meanwhile.
+
+    `gate` holds a load back; `errors` are raised by the first loads, one each.
+    """
+
+    name: str
+    make: Callable[[], tuple[Scheduler, Runner]]
+    ledger: Ledger | None = None
+    num_bytes: int = 0
+    gate: threading.Event | None = None
+    errors: list[Exception] = field(default_factory=list)
+    num_loads: int = 0
+    num_closed: int = 0
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        self.num_loads += 1
+        report(0.5)
+        if self.gate is not None:
+            assert self.gate.wait(timeout=30)
+        if self.errors:
+            raise self.errors.pop(0)
+        held = self.ledger.reserve(self.name, self.num_bytes) if self.ledger else None
+        scheduler, runner = self.make()
+
+        def close() -> None:
+            self.num_closed += 1
+            runner.close()
+            if held is not None:
+                held.release()
+
+        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+
+
+class Recorder:
+    """A sink that remembers, and lets a test wait for what it is waiting for."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, list[Output]] = {}
+        self._changed = threading.Condition()
+
+    def __call__(self, output: Output) -> None:
+        with self._changed:
+            self.outputs.setdefault(output.job_id, []).append(output)
+            self._changed.notify_all()
+
+    def final(self, job_id: str) -> Output | None:
+        """The last output of a job, if it has ended."""
+        last = self.outputs.get(job_id, [None])[-1]
+        return last if last is not None and last.is_final else None
+
+    def wait_final(self, *job_ids: str, timeout_s: float = 30.0) -> None:
+        """Wait until jobs have ended."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: all(map(self.final, job_ids)), timeout_s)
+        assert done, f"still running: {[job for job in job_ids if not self.final(job)]}"
+
+    def error_code(self, job_id: str) -> str | None:
+        """How a job failed, if it did."""
+        final = self.final(job_id)
+        return final.error.code if final is not None and final.error is not None else None
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait, within bounds, until another thread has made `condition` true."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "did not happen in time"
+        time.sleep(0.001)
+
+
+def no_room(owner: str) -> MemoryBudgetExceeded:
+    """What the ledger says when it is full."""
+    return MemoryBudgetExceeded(f"{owner} does not fit.")

@@ -1,0 +1,196 @@
+"""Who goes next: shares, deadlines and the starvation bound."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
+from triptych.schedulers.timeline import FAIR_FLOOR, MAX_WAIT_S, Candidate, Timeline
+
+costs = st.floats(0.02, 0.3)
+quick = settings(max_examples=40, deadline=None)
+
+
+@dataclass
+class Periodic:
+    """Speech-like work: one step of `cost_s` released every `period_s`, due a period later."""
+
+    period_s: float
+    cost_s: float
+    num_done: int = 0
+
+    def release_s(self) -> float:
+        return self.num_done * self.period_s
+
+    def due_s(self) -> float:
+        return (self.num_done + 1) * self.period_s
+
+
+class Simulation:
+    """One device, endless steps beside periodic ones, in exact time."""
+
+    def __init__(
+        self, timeline: Timeline, endless: Mapping[str, float], periodic: Mapping[str, Periodic]
+    ) -> None:
+        self.timeline = timeline
+        self.endless = endless
+        self.periodic = periodic
+        self.now_s = 0.0
+        self.served_s: Counter[str] = Counter()
+        self.last_served_s = dict.fromkeys(endless, 0.0)
+        self.longest_wait_s = 0.0
+        self.worst_lateness_s = -math.inf
+
+    def run(self, end_s: float) -> None:
+        while self.now_s < end_s:
+            candidates = [Candidate(name, math.inf, cost) for name, cost in self.endless.items()]
+            candidates += [
+                Candidate(name, work.due_s(), work.cost_s)
+                for name, work in self.periodic.items()
+                if work.release_s() <= self.now_s
+            ]
+            if not candidates:
+                self.now_s = min(work.release_s() for work in self.periodic.values())
+                continue
+            self._serve(self.timeline.pick(candidates, self.now_s))
+
+    def _serve(self, chosen: Candidate) -> None:
+        self.timeline.charge(chosen.model, chosen.cost_s)
+        self.served_s[chosen.model] += chosen.cost_s
+        if chosen.model in self.endless:
+            waited_s = self.now_s - self.last_served_s[chosen.model]
+            self.longest_wait_s = max(self.longest_wait_s, waited_s)
+        self.now_s += chosen.cost_s
+        if chosen.model in self.endless:
+            self.last_served_s[chosen.model] = self.now_s
+        else:
+            work = self.periodic[chosen.model]
+            self.worst_lateness_s = max(self.worst_lateness_s, self.now_s - work.due_s())
+            work.num_done += 1
+
+
+@given(st.lists(st.tuples(costs, st.floats(0.5, 3.0)), min_size=2, max_size=5))
+@quick
+def test_service_is_shared_by_weight(models: list[tuple[float, float]]) -> None:
+    endless = {f"m{n}": cost for n, (cost, _) in enumerate(models)}
+    weights = {f"m{n}": weight for n, (_, weight) in enumerate(models)}
+    simulation = Simulation(Timeline(weights=weights), endless, {})
+    simulation.run(20.0)
+    received = {name: simulation.served_s[name] / weights[name] for name in endless}
+    # Start-time fair queueing: no two differ by more than one step of each.
+    steps = [endless[name] / weights[name] for name in endless]
+    assert max(received.values()) - min(received.values()) <= 2 * max(steps) + 1e-9
+
+
+def test_a_model_that_idled_brings_no_credit() -> None:
+    timeline = Timeline()
+    Simulation(timeline, {"old": 0.1}, {}).run(50.0)
+    late = Simulation(timeline, {"old": 0.1, "new": 0.1}, {})
+    late.run(2.0)
+    assert abs(late.served_s["old"] - late.served_s["new"]) <= 0.2 + 1e-9
+
+
+@given(
+    periods=st.lists(st.floats(0.04, 0.5), min_size=1, max_size=3),
+    load=st.floats(0.05, 0.5),
+    foreign=st.lists(costs, min_size=1, max_size=3),
+)
+@quick
+def test_a_feasible_deadline_is_late_by_one_foreign_step_at_most(
+    periods: list[float], load: float, foreign: list[float]
+) -> None:
+    periodic = {
+        f"voice{n}": Periodic(period, period * load / len(periods))
+        for n, period in enumerate(periods)
+    }
+    endless = {f"prefill{n}": cost for n, cost in enumerate(foreign)}
+    simulation = Simulation(Timeline(), endless, periodic)
+    simulation.run(15.0)
+    # A step of another voice is foreign to a voice, too.
+    longest_s = max(*foreign, *(work.cost_s for work in periodic.values()))
+    assert simulation.worst_lateness_s <= longest_s + 1e-9
+
+
+@given(periods=st.lists(st.floats(0.5, 1.0), min_size=1, max_size=3), step=st.floats(0.01, 0.1))
+@quick
+def test_deadlines_with_room_are_all_met(periods: list[float], step: float) -> None:
+    periodic = {f"voice{n}": Periodic(period, 0.02) for n, period in enumerate(periods)}
+    simulation = Simulation(Timeline(), {"prefill": step}, periodic)
+    simulation.run(15.0)
+    assert simulation.worst_lateness_s <= 0.0
+    assert simulation.served_s["prefill"] > 10.0
+
+
+@given(
+    overload=st.floats(1.0, 5.0),
+    foreign=st.lists(costs, min_size=1, max_size=4),
+    num_voices=st.integers(1, 3),
+)
+@quick
+def test_hopeless_deadlines_starve_nobody(
+    overload: float, foreign: list[float], num_voices: int
+) -> None:
+    periodic = {
+        f"voice{n}": Periodic(0.08, 0.08 * overload / num_voices) for n in range(num_voices)
+    }
+    endless = {f"prefill{n}": cost for n, cost in enumerate(foreign)}
+    simulation = Simulation(Timeline(), endless, periodic)
+    simulation.run(60.0)
+    steps = [*foreign, *(work.cost_s for work in periodic.values())]
+    patience_s = max(MAX_WAIT_S, 3 * sum(steps))
+    assert simulation.longest_wait_s <= patience_s + 2 * len(steps) * max(steps) / FAIR_FLOOR
+    spared_s = sum(simulation.served_s[name] for name in endless)
+    assert spared_s >= FAIR_FLOOR * (60.0 - patience_s) - max(steps)
+
+
+def test_cost_is_learned_per_kind_and_work() -> None:
+    model = CostModel()
+    assert model.predict("chat", "prefill", {"tokens": 100}) == UNKNOWN_COST_S
+    assert not model.is_known("chat", "prefill", {"tokens": 100})
+    for tokens in (512, 64, 1024, 1, 300, 777, 12, 900):
+        model.observe("chat", "prefill", {"tokens": tokens}, 0.002 + 0.0001 * tokens)
+    assert math.isclose(model.predict("chat", "prefill", {"tokens": 500}), 0.052, rel_tol=0.02)
+    assert model.predict("chat", "decode", {"rows": 1}) == UNKNOWN_COST_S
+
+
+def test_a_slow_first_step_is_forgotten_and_one_outlier_moves_little() -> None:
+    model = CostModel()
+    model.observe("chat", "decode", {"rows": 8}, 60.0)
+    for _ in range(50):
+        model.observe("chat", "decode", {"rows": 8}, 0.01)
+    assert math.isclose(model.predict("chat", "decode", {"rows": 8}), 0.01, rel_tol=0.01)
+    model.observe("chat", "decode", {"rows": 8}, 5.0)
+    assert model.predict("chat", "decode", {"rows": 8}) < 0.013
+
+
+def test_cost_follows_a_drift() -> None:
+    model = CostModel()
+    for _ in range(100):
+        model.observe("chat", "decode", {"rows": 8}, 0.01)
+    for _ in range(100):
+        model.observe("chat", "decode", {"rows": 8}, 0.03)
+    assert math.isclose(model.predict("chat", "decode", {"rows": 8}), 0.03, rel_tol=0.1)
+
+
+@quick
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e9), st.floats(1e-6, 1e3)), max_size=60))
+def test_predictions_stay_finite_and_positive(steps: list[tuple[float, float, float]]) -> None:
+    model = CostModel()
+    for tokens, context, seconds in steps:
+        work = {"tokens": tokens, "context": context}
+        model.observe("chat", "mixed", work, seconds)
+        assert 0 < model.predict("chat", "mixed", work) < math.inf
+
+
+def test_p99_is_of_recent_steps() -> None:
+    model = CostModel()
+    assert model.p99_step_s == 0.0
+    for n in range(1000):
+        model.observe("chat", "decode", {}, 1.0 if n % 50 == 0 else 0.01)
+    assert model.p99_step_s == 1.0
