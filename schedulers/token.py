@@ -11,7 +11,6 @@ pages and slot free, since until then the device may write to them.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 from triptych.core.config import ScheduleOptions
@@ -21,7 +20,6 @@ from triptych.core.errors import (
     NonFinite,
     OutOfMemory,
     Overloaded,
-    RequestTimeout,
     TriptychError,
     to_info,
 )
@@ -58,7 +56,6 @@ class _Counters:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_non_finite: int = 0
-    num_expired: int = 0
 
 
 class TokenScheduler:
@@ -103,6 +100,7 @@ class TokenScheduler:
             rank=(-request.priority if is_ranked else 0, self._num_submitted),
             max_outputs=max_outputs,
             root=root,
+            is_paused=job.is_paused,
             keys=page_keys(root, request.prompt_ids, self._pool.page_size) if has_keys else [],
         )
         self._num_submitted += 1
@@ -121,20 +119,15 @@ class TokenScheduler:
     def set_paused(self, job_id: str, is_paused: bool) -> None:
         """Leave a job out of steps, or let it go on; an unknown or ended one is ignored."""
         row = self._state.rows.get(job_id)
-        if row is None or row.job.is_paused == is_paused:
+        if row is None or row.is_paused == is_paused:
             return
         self._version += 1
         self._state.set_paused(row, is_paused)
 
     def propose(self, now_s: float) -> Proposal | None:
-        """The next step, or none while all depends on steps in flight or on readers.
-
-        A proposal without rows means that jobs have waited beyond their deadline; booking it
-        ends them and yields no plan.
-        """
-        draft = make_draft(self._state, now_s)
-        deadlines = self._state.deadlines
-        if not draft.pieces and not (deadlines and deadlines[0][0] <= now_s):
+        """The next step, or none while all depends on steps in flight or on slow readers."""
+        draft = make_draft(self._state)
+        if not draft.pieces:
             return None
         num_tokens = sum(piece.num_tokens for piece in draft.pieces)
         return Proposal(
@@ -145,18 +138,17 @@ class TokenScheduler:
                 "prompt_tokens": num_tokens - draft.num_decode_rows,
                 "context_tokens": sum(piece.start + piece.num_tokens for piece in draft.pieces),
             },
-            due_s=min((self._due_s(piece.row) for piece in draft.pieces), default=now_s),
+            due_s=min(self._due_s(piece.row) for piece in draft.pieces),
             num_rows=len(draft.pieces),
             intent=_Intent(draft, self._version),
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
         """Take slots and pages and make the plan; chooses anew if anything changed since."""
-        self._expire(now_s)
         intent = proposal.intent
         assert isinstance(intent, _Intent), "a proposal of this scheduler"
         is_fresh = intent.version == self._version
-        draft = intent.draft if is_fresh else make_draft(self._state, now_s)
+        draft = intent.draft if is_fresh else make_draft(self._state)
         if not draft.pieces:
             return None
         self._version += 1
@@ -214,21 +206,19 @@ class TokenScheduler:
             num_waiting=len(state.waiting) + len(state.held_back),
             num_running=len(state.running),
             gauges={
-                "kv_pages_total": pool.num_pages,
+                "jobs_paused": sum(row.is_paused for row in state.rows.values()),
+                "kv_pages": pool.num_pages,
                 "kv_pages_leased": pool.num_leased,
                 "kv_pages_cached": pool.num_cached,
-                "rows_paused": sum(row.job.is_paused for row in state.rows.values()),
             },
             counters={
-                "prompt_tokens": counters.num_prompt_tokens,
-                "cached_tokens": counters.num_cached_tokens,
-                "output_tokens": counters.num_output_tokens,
-                "preemptions": counters.num_preemptions,
-                "non_finite": counters.num_non_finite,
-                "expired": counters.num_expired,
-                "kv_page_lookups": pool.counters.num_looked_up,
-                "kv_page_hits": pool.counters.num_hits,
-                "kv_page_evictions": pool.counters.num_evictions,
+                "prompt_tokens_total": counters.num_prompt_tokens,
+                "cached_tokens_total": counters.num_cached_tokens,
+                "output_tokens_total": counters.num_output_tokens,
+                "preemptions_total": counters.num_preemptions,
+                "non_finite_total": counters.num_non_finite,
+                "kv_page_hits_total": pool.counters.num_hits,
+                "kv_page_evictions_total": pool.counters.num_evictions,
             },
         )
 
@@ -267,18 +257,6 @@ class TokenScheduler:
         if not row.has_answered:
             return row.job.arrival_s + self._options.target_first_token_s
         return row.last_token_s + (1 + row.num_unknown) * self._options.target_inter_token_s
-
-    def _expire(self, now_s: float) -> None:
-        """End jobs that still wait at their deadline; those running are let finish."""
-        deadlines = self._state.deadlines
-        while deadlines and deadlines[0][0] <= now_s:
-            _, job_id = heapq.heappop(deadlines)
-            row = self._state.rows.get(job_id)
-            if row is not None and row.lease is None:
-                self._version += 1
-                self._counters.num_expired += 1
-                late = RequestTimeout("The request waited beyond its deadline; try again later.")
-                self._fail_row(row, late)
 
     def _take(self, draft: Draft, now_s: float) -> None:
         """Give and take pages and slots as drafted.
@@ -348,7 +326,6 @@ class TokenScheduler:
         self._counters.num_output_tokens += 1
         row.last_token_s = now_s
         row.job.timings.setdefault("first_token_s", now_s)
-        row.job.timings["last_token_s"] = now_s
         if token_id in sampling.stop_token_ids and len(row.output_ids) >= sampling.min_tokens:
             self._send(row, finish_reason="stop", stop_token_id=token_id)
             self._end(row, JobState.FINISHED)

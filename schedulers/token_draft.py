@@ -28,7 +28,7 @@ from triptych.schedulers.token_state import Piece, Row, TokenState
 
 _MAX_PASSED = 16  # times a waiting prompt is passed by later ones
 _MAX_BLOCKED = 8  # prompts without room that are looked behind
-_MAX_LOOKAHEAD = 256  # waiting prompts looked at in one step
+_MAX_LOOKAHEAD = 128  # waiting prompts looked at in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Draft:
         return "mixed" if num_decode_rows else "prefill"
 
 
-def make_draft(state: TokenState, now_s: float) -> Draft:
+def make_draft(state: TokenState) -> Draft:
     """The next step. Without pieces there is nothing to do before something else happens."""
     if state.retries:
         return _draft_retry(state)
-    drafter = _Drafter(state, now_s)
+    drafter = _Drafter(state)
     if state.options.enable_in_flight_batching:
         drafter.add_decodes()
         drafter.add_prompts()
@@ -92,12 +92,11 @@ def _draft_retry(state: TokenState) -> Draft:
 class _Drafter:
     """Fills one draft, keeping count of what it has promised."""
 
-    def __init__(self, state: TokenState, now_s: float) -> None:
+    def __init__(self, state: TokenState) -> None:
         self.draft = Draft()
         self._state = state
         self._options = state.options
         self._pool = state.pool
-        self._now_s = now_s
         self._num_rows_left = min(len(state.free_slots), state.max_rows - len(state.running))
         self._num_tokens_left = state.options.max_batch_input_tokens
         self._num_pages_left = state.pool.num_available
@@ -109,6 +108,7 @@ class _Drafter:
         self._dropped: Counter[int] = Counter()
         self._pinned: set[int] = set()
         self._claimed: set[bytes] = set()
+        self._idle = (row for row in reversed(state.running) if self._is_idle(row))
 
     def add_decodes(self) -> None:
         """One token for every row that is being answered, as far as pages go."""
@@ -131,17 +131,23 @@ class _Drafter:
                 if not self._has_budget(row.num_remaining) or not self._has_context(row):
                     return
                 self._add_chunk(row, row.num_booked)
-        if not self._is_short:
+        has_rows = self._num_rows_left or any(map(self._is_idle, self._state.running))
+        if has_rows and not self._is_short:
             self._add_waiting()
+
+    def _is_idle(self, row: Row) -> bool:
+        """Whether `row` only keeps its place for a slow reader, and may lose it to a prompt."""
+        is_kept = row.num_in_flight or self._state.is_protected(row)
+        return row.is_paused and row not in self._sitting_out and not is_kept
 
     def _victims(self) -> Iterator[Row]:
         """Rows that may be pushed out, first first: slow readers, then the newest."""
         running = self._state.running
-        yield from (row for row in reversed(running) if row.job.is_paused)
+        yield from (row for row in reversed(running) if row.is_paused)
         yield from (
             row
             for row in reversed(running)
-            if not row.job.is_paused and not self._state.is_protected(row)
+            if not row.is_paused and not self._state.is_protected(row)
         )
 
     def _find_page(self, row: Row, victims: Iterator[Row]) -> bool:
@@ -161,30 +167,40 @@ class _Drafter:
         """Choose rows to give way until a page comes free."""
         while not self._num_pages_left and not self._must_wait:
             victim = next(victims, None)
-            if victim is None or not (victim.job.is_paused or victim.rank > row.rank):
+            if victim is None or not (victim.is_paused or victim.rank > row.rank):
                 return
-            self._sitting_out.add(victim)
             if victim.num_in_flight:
+                self._sitting_out.add(victim)
                 self._must_wait = True
             else:
                 self._drop(victim)
 
     def _drop(self, victim: Row) -> None:
         assert victim.lease is not None, "a running row holds a lease"
+        self._sitting_out.add(victim)
         self.draft.victims.append(victim)
         self._dropped.update(victim.lease.page_ids)
-        self._num_pages_left += sum(
-            self._pool.num_holders(page_id) == self._dropped[page_id]
-            for page_id in victim.lease.page_ids
-        )
+        self._num_rows_left += 1
+        self._num_pages_left += sum(not self._is_held(page) for page in victim.lease.page_ids)
+
+    def _is_held(self, page_id: int) -> bool:
+        """Whether a page will be held by somebody, as drafted so far."""
+        return page_id in self._pinned or self._pool.num_holders(page_id) > self._dropped[page_id]
+
+    def _make_way(self) -> bool:
+        """Let a waiting prompt take the place of a row whose reader is slow."""
+        victim = next(self._idle, None)
+        if victim is not None:
+            self._drop(victim)
+        return victim is not None
 
     def _add_waiting(self) -> None:
         blocked: list[Row] = []
         num_blocked = 0
         for row in islice(self._state.waiting, _MAX_LOOKAHEAD):
-            if self._num_rows_left <= 0 or num_blocked == _MAX_BLOCKED:
+            if num_blocked == _MAX_BLOCKED:
                 return
-            if self._is_expired(row) or self._still_awaits(row):
+            if self._still_awaits(row):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             awaited = self._find_awaited(row, len(found))
@@ -192,6 +208,8 @@ class _Drafter:
                 self.draft.awaited.append((row, awaited))
                 continue
             if not self._has_budget(row.num_tokens - len(found) * self._pool.page_size):
+                return
+            if not self._num_rows_left and not self._make_way():
                 return
             if self._has_context(row) and self._try_admit(row, found):
                 self.draft.passed += blocked
@@ -202,16 +220,13 @@ class _Drafter:
                 blocked.append(row)
                 num_blocked += 1
 
-    def _is_expired(self, row: Row) -> bool:
-        return row.job.deadline_s is not None and row.job.deadline_s <= self._now_s
-
     def _still_awaits(self, row: Row) -> bool:
         return row.awaited_key is not None and self._is_coming(row.awaited_key)
 
     def _is_coming(self, key: bytes) -> bool:
         """Whether a row that is not held up computes the page called `key`."""
         owner = self._state.computing.get(key)
-        return key in self._claimed or (owner is not None and not owner.job.is_paused)
+        return key in self._claimed or (owner is not None and not owner.is_paused)
 
     def _find_awaited(self, row: Row, num_found: int) -> bytes | None:
         """The last of the pages that `row` lacks and that are coming in one go."""
@@ -242,23 +257,29 @@ class _Drafter:
         """Start `row` if the pool has room for all of its tokens, and use stays below the mark."""
         is_protected = self._state.is_protected(row)
         num_pages = self._pool.num_pages_for(row.max_positions if is_protected else row.num_tokens)
-        woken = [page for page in found if not self._is_pinned(page)]
-        num_needed = num_pages - len(found) + len(woken)
-        num_used = self._pool.num_pages - self._num_pages_left + num_needed
-        is_alone = not self._state.running and not self.draft.admissions
-        is_low = num_used < self._options.kvcache_ce_watermark * self._pool.num_pages
-        if num_needed > self._num_pages_left or not (is_low or is_alone):
-            return False
+        while True:
+            num_needed = num_pages - sum(self._is_held(page) for page in found)
+            if self._has_room(num_needed):
+                break
+            if not self._make_way():
+                return False
         self._num_pages_left -= num_needed
         self._num_rows_left -= 1
-        self._pinned.update(woken)
+        self._pinned.update(found)
         self._claimed.update(row.keys[len(found) :])
         self.draft.admissions.append(Admission(row, len(found), num_pages))
         self._add_chunk(row, len(found) * self._pool.page_size)
         return True
 
-    def _is_pinned(self, page_id: int) -> bool:
-        return self._pool.num_holders(page_id) > 0 or page_id in self._pinned
+    def _has_room(self, num_pages: int) -> bool:
+        """Whether so many pages may be taken for a prompt."""
+        num_used = self._pool.num_pages - self._num_pages_left + num_pages
+        is_low = num_used < self._options.kvcache_ce_watermark * self._pool.num_pages
+        return num_pages <= self._num_pages_left and (is_low or self._is_quiet())
+
+    def _is_quiet(self) -> bool:
+        """Whether nothing else is active."""
+        return not self.draft.admissions and all(row.is_paused for row in self._state.running)
 
     def _add_chunk(self, row: Row, start: int) -> None:
         num_remaining = row.num_tokens - start

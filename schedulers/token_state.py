@@ -38,6 +38,7 @@ class Row:
     output_ids: list[int] = field(default_factory=list)
     lease: Lease | None = None
     slot: int = -1
+    is_paused: bool = False
     is_bound: bool = False
     is_decoding: bool = False
     num_bound_pages: int = 0
@@ -91,7 +92,7 @@ class Row:
         tokens are known and its slot is not rebound under them.
         """
         return (
-            not self.job.is_paused
+            not self.is_paused
             and len(self.output_ids) + self.num_unknown < self.max_outputs
             and (self.is_bound or not self.num_in_flight)
         )
@@ -198,7 +199,6 @@ class TokenState:
         self.retries: deque[list[Piece]] = deque()
         self.computing: dict[bytes, Row] = {}
         self.free_slots = list(range(options.max_batch_size))
-        self.deadlines: list[tuple[float, str]] = []
 
     @property
     def max_rows(self) -> int:
@@ -210,10 +210,11 @@ class TokenState:
         return row.num_preemptions >= self.options.max_preemptions
 
     def enqueue(self, row: Row) -> None:
-        """Let `row` wait for its turn, by rank."""
-        self._queue(row)
-        if row.job.deadline_s is not None:
-            heapq.heappush(self.deadlines, (row.job.deadline_s, row.job.job_id))
+        """Let `row` wait for its turn, by rank; a paused one waits aside."""
+        if row.is_paused:
+            self.held_back.add(row)
+        else:
+            self.waiting.add(row)
 
     def dequeue(self, row: Row) -> None:
         """Take `row` out of the queue."""
@@ -226,9 +227,9 @@ class TokenState:
         """Hold `row` back, or let it go on."""
         if row.lease is None:
             self.dequeue(row)
-        row.job.is_paused = is_paused
+        row.is_paused = row.job.is_paused = is_paused
         if row.lease is None:
-            self._queue(row)
+            self.enqueue(row)
         elif is_paused:
             self.drop_retry(row)
 
@@ -289,7 +290,7 @@ class TokenState:
 
     def retry(self, pieces: list[Piece]) -> None:
         """Try `pieces` once more, each half as a step of its own, before anything else."""
-        pieces = [piece for piece in pieces if not piece.row.job.is_paused]
+        pieces = [piece for piece in pieces if not piece.row.is_paused]
         half = -(-len(pieces) // 2)
         self.retries.extend(group for group in (pieces[:half], pieces[half:]) if group)
 
@@ -306,20 +307,14 @@ class TokenState:
             if self.computing.get(key) is row:
                 del self.computing[key]
 
-    def _queue(self, row: Row) -> None:
-        if row.job.is_paused:
-            self.held_back.add(row)
-        else:
-            self.waiting.add(row)
-
     def check(self) -> None:
         """Assert that every row is in one place, and every slot and claim has its owner."""
         waiting, running = set(self.waiting), set(self.running)
         assert not waiting & self.held_back
         assert {row.job.job_id: row for row in waiting | self.held_back | running} == self.rows
         assert all(row.lease is None and not row.num_in_flight for row in waiting | self.held_back)
-        assert all(row.job.is_paused for row in self.held_back)
-        assert not any(row.job.is_paused for row in waiting)
+        assert all(row.is_paused for row in self.held_back)
+        assert not any(row.is_paused for row in waiting)
         holders = running | self.leaving
         slots = [row.slot for row in holders] + self.free_slots
         assert sorted(slots) == list(range(self.options.max_batch_size)), "a slot is lost"

@@ -16,7 +16,7 @@ from triptych.core.config import ScheduleOptions
 from triptych.core.errors import RequestError, TriptychError, Unavailable
 from triptych.core.job import Job, Output
 from triptych.core.kv.pages import PagePool
-from triptych.core.plan import Plan, TokenPlan, TokenRow, TokenRowResult, TokenStepResult
+from triptych.core.plan import TokenPlan, TokenRow, TokenRowResult, TokenStepResult
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.schedulers.token import TokenScheduler
@@ -44,37 +44,49 @@ def token_request(
     )
 
 
-def digest_after(parent: bytes, token_id: int) -> bytes:
-    """What the shadow cache holds at a position: everything up to and with its token."""
-    return hashlib.blake2b(parent + token_id.to_bytes(8, "little"), digest_size=12).digest()
+@dataclass
+class Story:
+    """All a job's tokens, and what the shadow cache holds at each position; told as far as asked.
 
+    A position's digest covers who may share and every token up to it; the token that follows is a
+    function of the digest.
+    """
 
-def first_digest(request: TokenRequest) -> bytes:
-    """What stands before the first position: who may share."""
-    owner = f"{len(request.tenant)}:{request.tenant}{request.adapter}"
-    return hashlib.blake2b(owner.encode(), digest_size=12).digest()
+    request: TokenRequest
+    token_ids: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
 
+    def tell(self, num_tokens: int) -> None:
+        """Go on until `num_tokens` positions are known, and the token that follows them."""
+        request = self.request
+        owner = f"{len(request.tenant)}:{request.tenant}{request.adapter}".encode()
+        for position in range(len(self.digests), num_tokens):
+            if position < len(request.prompt_ids):
+                token_id = request.prompt_ids[position]
+            else:
+                token_id = self.digests[-1][0] % VOCAB_SIZE
+            self.token_ids.append(token_id)
+            parent = self.digests[-1] if self.digests else owner
+            content = parent + token_id.to_bytes(8, "little")
+            self.digests.append(hashlib.blake2b(content, digest_size=12).digest())
 
-def drawn_after(digest: bytes) -> int:
-    """The token the shadow model draws after this past."""
-    return digest[0] % VOCAB_SIZE
+    def drawn_after(self, num_tokens: int) -> int:
+        """The token that the shadow model draws at position `num_tokens`."""
+        self.tell(num_tokens)
+        return self.digests[num_tokens - 1][0] % VOCAB_SIZE
 
 
 def expected_answer(request: TokenRequest, max_length: int) -> tuple[tuple[int, ...], str]:
     """Output ids and finish reason of a request that runs to its end."""
-    digest = first_digest(request)
-    for token_id in request.prompt_ids:
-        digest = digest_after(digest, token_id)
+    story, num_prompt = Story(request), len(request.prompt_ids)
+    limit = min(request.sampling.max_tokens, max_length - num_prompt)
     output: list[int] = []
-    limit = min(request.sampling.max_tokens, max_length - len(request.prompt_ids))
     while len(output) < limit:
-        token_id = drawn_after(digest)
-        if token_id in request.sampling.stop_token_ids and (
-            len(output) >= request.sampling.min_tokens
-        ):
+        token_id = story.drawn_after(num_prompt + len(output))
+        may_stop = len(output) >= request.sampling.min_tokens
+        if may_stop and token_id in request.sampling.stop_token_ids:
             return tuple(output), "stop"
         output.append(token_id)
-        digest = digest_after(digest, token_id)
     return tuple(output), "length"
 
 
@@ -87,16 +99,27 @@ class Slot:
     last_token: int = -1
 
 
+@dataclass
+class Page:
+    """A page of the shadow cache: a digest per position, the step that wrote it, and for whom."""
+
+    digests: list[bytes]
+    step_ids: list[int]
+    job_id: str = ""
+
+
 class ShadowRunner:
     """Runs plans at once, in order, as a device stream would."""
 
-    def __init__(self, *, page_size: int, requests: dict[str, TokenRequest]) -> None:
+    def __init__(
+        self, *, num_pages: int, page_size: int, requests: dict[str, TokenRequest]
+    ) -> None:
         self.page_size = page_size
         self.requests = requests
-        self.cells: dict[tuple[int, int], bytes] = {}
+        self.stories: dict[str, Story] = {}
+        self.pages = [Page([b""] * page_size, [-1] * page_size) for _ in range(num_pages)]
         self.slots: dict[int, Slot] = {}
-        self.in_flight: dict[int, list[tuple[str, int, tuple[int, ...]]]] = {}
-        self.is_stale: set[str] = set()
+        self.in_flight: dict[int, list[tuple[str, int, set[int]]]] = {}
         self.num_computed_tokens = 0
         self.bad_jobs: set[str] = set()
 
@@ -105,15 +128,24 @@ class ShadowRunner:
         assert plan.rows, "a plan has rows"
         self._bind(plan)
         self._check_fences(plan)
-        results = tuple(self._run_row(row) for row in plan.rows)
+        results = tuple(self._run_row(row, plan.step_id) for row in plan.rows)
         self.in_flight[plan.step_id] = [
-            (row.job_id, row.slot, tuple(self.slots[row.slot].page_ids)) for row in plan.rows
+            (row.job_id, row.slot, set(self.slots[row.slot].page_ids)) for row in plan.rows
         ]
         return TokenStepResult(step_id=plan.step_id, rows=results)
 
-    def finish(self, plan: Plan) -> None:
+    def finish(self, plan: TokenPlan) -> None:
         """The engine has seen the end of the plan."""
-        self.in_flight.pop(plan.step_id, None)
+        del self.in_flight[plan.step_id]
+
+    def spoil(self, plan: TokenPlan) -> None:
+        """The plan raised: what it, and what came after it for its rows, wrote is garbage."""
+        job_ids = {row.job_id for row in plan.rows}
+        for page in self.pages:
+            if page.job_id in job_ids:
+                for index, step_id in enumerate(page.step_ids):
+                    if step_id >= plan.step_id:
+                        page.digests[index] = b"garbage"
 
     def _bind(self, plan: TokenPlan) -> None:
         job_ids = {row.slot: row.job_id for row in plan.rows}
@@ -131,52 +163,49 @@ class ShadowRunner:
     def _check_fences(self, plan: TokenPlan) -> None:
         """No page is written, and no slot taken, that another job's step in flight may use."""
         busy = [entry for entries in self.in_flight.values() for entry in entries]
+        busy += [(row.job_id, row.slot, set(self.slots[row.slot].page_ids)) for row in plan.rows]
         for row in plan.rows:
             first, last = row.start, row.start + row.num_tokens - 1
             table = self.slots[row.slot].page_ids
-            written = set(table[first // self.page_size : last // self.page_size + 1])
-            others = [row_ for row_ in plan.rows if row_ is not row]
-            tables = [set(self.slots[other.slot].page_ids) for other in others]
+            written = table[first // self.page_size : last // self.page_size + 1]
             for job_id, slot, page_ids in busy:
                 if job_id != row.job_id:
                     assert slot != row.slot, "a slot was rebound in flight"
-                    tables.append(set(page_ids))
-            assert not any(written & pages for pages in tables), "a page in use is written"
+                    assert page_ids.isdisjoint(written), "a page in use is written"
 
-    def _run_row(self, row: TokenRow) -> TokenRowResult:
+    def _run_row(self, row: TokenRow, step_id: int) -> TokenRowResult:
         slot = self.slots[row.slot]
+        story = self.stories.setdefault(row.job_id, Story(self.requests[row.job_id]))
+        end = row.start + row.num_tokens
+        story.tell(end)
         token_ids = row.token_ids or (slot.last_token,)
-        assert len(token_ids) == row.num_tokens
-        digest = self._read_past(row, slot)
-        for position, token_id in enumerate(token_ids, start=row.start):
-            digest = digest_after(digest, token_id)
-            self.cells[slot.page_ids[position // self.page_size], position % self.page_size] = (
-                digest
-            )
+        if row.job_id not in self.bad_jobs:
+            assert list(token_ids) == story.token_ids[row.start : end], "wrong input tokens"
+            self._check_past(row, story)
+        for position in range(row.start, end):
+            page = self.pages[slot.page_ids[position // self.page_size]]
+            page.digests[position % self.page_size] = story.digests[position]
+            page.step_ids[position % self.page_size] = step_id
+            page.job_id = row.job_id
         self.num_computed_tokens += row.num_tokens
         if row.job_id in self.bad_jobs:
             return TokenRowResult(token_ids=(0,) if row.is_sampled else (), is_finite=False)
         scores = self._score_prompt(row)
         if not row.is_sampled:
             return TokenRowResult(prompt_logprobs=scores)
-        slot.last_token = drawn_after(digest)
+        slot.last_token = story.drawn_after(end)
         return TokenRowResult(token_ids=(slot.last_token,), prompt_logprobs=scores)
 
-    def _read_past(self, row: TokenRow, slot: Slot) -> bytes:
-        """The digest before `row.start`, after checking every position up to there."""
-        request = self.requests[row.job_id]
-        digest = first_digest(request)
-        for position in range(row.start):
-            held = self.cells.get(
-                (slot.page_ids[position // self.page_size], position % self.page_size)
-            )
-            if position < len(request.prompt_ids):
-                token_id = request.prompt_ids[position]
-            else:
-                token_id = drawn_after(digest)
-            digest = digest_after(digest, token_id)
-            assert held == digest, f"{row.job_id} reads what is not its own past at {position}"
-        return digest
+    def _check_past(self, row: TokenRow, story: Story) -> None:
+        """Every position before the row's own holds just its past, from a step that is over."""
+        table, size = self.slots[row.slot].page_ids, self.page_size
+        for first in range(0, row.start, size):
+            page = self.pages[table[first // size]]
+            num_read = min(size, row.start - first)
+            past = story.digests[first : first + num_read]
+            assert page.digests[:num_read] == past, f"{row.job_id} reads another's past"
+            is_over = self.in_flight.keys().isdisjoint(page.step_ids[:num_read])
+            assert is_over or page.job_id == row.job_id, "a page was found before its commit"
 
     def _score_prompt(self, row: TokenRow) -> tuple[TokenLogprob, ...]:
         request = self.requests[row.job_id]
@@ -212,17 +241,18 @@ class World:
             namespace=NAMESPACE,
         )
         self.requests: dict[str, TokenRequest] = {}
-        self.runner = ShadowRunner(page_size=self.pool.page_size, requests=self.requests)
+        self.runner = ShadowRunner(
+            num_pages=self.pool.num_pages,
+            page_size=self.pool.page_size,
+            requests=self.requests,
+        )
         self.jobs: dict[str, Job] = {}
         self.outputs: dict[str, list[Output]] = {}
         self.in_flight: deque[tuple[TokenPlan, TokenStepResult]] = deque()
         self.now_s = 0.0
         self.num_steps = 0
-        self.num_preempted_rows = 0
 
-    def submit(
-        self, job_id: str, request: TokenRequest, *, deadline_s: float | None = None
-    ) -> Job | TriptychError:
+    def submit(self, job_id: str, request: TokenRequest) -> Job | TriptychError:
         """Submit a job, or return why not."""
         outputs: list[Output] = []
         job = Job(
@@ -231,7 +261,6 @@ class World:
             request=request,
             sink=outputs.append,
             arrival_s=self.now_s,
-            deadline_s=deadline_s,
         )
         try:
             self.scheduler.submit(job)
@@ -275,6 +304,7 @@ class World:
             return False
         plan, _ = self.in_flight.popleft()
         self.runner.finish(plan)
+        self.runner.spoil(plan)
         self.scheduler.fail(plan, error, self.now_s)
         return True
 

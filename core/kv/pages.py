@@ -36,7 +36,6 @@ class Lease:
 class PoolCounters:
     """Totals since the pool was made, in pages."""
 
-    num_looked_up: int = 0
     num_hits: int = 0
     num_evictions: int = 0
     num_duplicates: int = 0
@@ -113,7 +112,6 @@ class PagePool:
                 self._cached.remove(page_id)
             self._num_holders[page_id] += 1
         self._leases.add(lease)
-        self.counters.num_looked_up += len(keys)
         self.counters.num_hits += len(lease)
         return lease
 

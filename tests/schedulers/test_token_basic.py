@@ -16,4 +16,4 @@ def test_many_overlap() -> None:
         prompt = tuple((index // 4 + i) % 20 for i in range(1 + index % 19))
         world.submit(f"{index}", token_request(prompt, max_tokens=1 + index % 23))
     world.finish_all()
-    assert world.scheduler.stats().counters["preemptions"] > 0
+    assert world.scheduler.stats().counters["preemptions_total"] > 0
