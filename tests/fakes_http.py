@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from fakes_llm import write_text_folder
+import httpx
+from fakes_llm import byte_tokenizer, write_text_folder
 from fastapi import FastAPI
+
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
@@ -58,6 +62,10 @@ class FakeEngine:
     cancelled: list[str] = field(default_factory=list)
     num_steps: int = 0
 
+    def __post_init__(self) -> None:
+        tokenizer = byte_tokenizer()
+        self._ids = [tokenizer.encode(chr(byte)).ids[0] for byte in range(128)]
+
     @property
     def running(self) -> set[str]:
         return set(self.submitted) - {*self.finished, *self.cancelled}
@@ -79,13 +87,13 @@ class FakeEngine:
         text = self.answer.encode()
         num = 0
         while num < sampling.max_tokens and (self.is_endless or num < len(text)):
-            while self.gate is not None and not self.gate.is_set():
+            while self.gate is not None and not self.gate.is_set():  # noqa: ASYNC110 - other thread
                 await asyncio.sleep(0.005)
             await asyncio.sleep(self.step_s)
             if self.error is not None and num >= self.num_good:
                 raise self.error
             self.num_steps += 1
-            token = byte_id(text[(num + sampling.sample_index) % len(text)])
+            token = self._ids[text[(num + sampling.sample_index) % len(text)]]
             yield TokenDelta(
                 token_ids=(token,),
                 logprobs=_logprobs(token, sampling.top_logprobs),
@@ -104,20 +112,6 @@ class FakeEngine:
     async def load(self, model: str) -> None: ...
 
     async def close(self) -> None: ...
-
-
-def byte_id(byte: int) -> int:
-    """The token of one ASCII byte, in the byte tokenizer of `fakes_llm`."""
-    from fakes_llm import byte_tokenizer
-
-    return _ids(byte_tokenizer)[byte]
-
-
-def _ids(make: Callable[[], Any], cache: dict[str, list[int]] = {}) -> list[int]:  # noqa: B006
-    if "ids" not in cache:
-        tokenizer = make()
-        cache["ids"] = [tokenizer.encode(chr(byte)).ids[0] for byte in range(128)]
-    return cache["ids"]
 
 
 def _logprobs(token: int, top: int | None) -> tuple[TokenLogprob, ...]:
@@ -174,6 +168,27 @@ def live(app: FastAPI, *, wire: WireLimits | None = None) -> Iterator[HttpServer
         assert not thread.is_alive()
 
 
+@asynccontextmanager
+async def in_process(app: FastAPI, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that calls `app` directly, without a socket."""
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://t", headers=headers
+    ) as client:
+        yield client
+
+
+def chat(text: str = "hi", **fields: Any) -> dict[str, Any]:
+    """The body of a chat request."""
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def documents(stream: str) -> list[Any]:
+    """The JSON documents of an event stream, and `[DONE]` as it is."""
+    data = [line[6:] for line in stream.splitlines() if line.startswith("data: ")]
+    return [entry if entry == "[DONE]" else json.loads(entry) for entry in data]
+
+
 def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
     """Wait until `condition` holds; fail if it does not in time."""
     deadline = time.monotonic() + timeout_s
@@ -198,6 +213,20 @@ def read_all(sock: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return data
+
+
+def answer(sock: socket.socket) -> HTTPResponse:
+    """One answer, its body read and thrown away, with the connection left open."""
+    response = HTTPResponse(sock)
+    response.begin()
+    response.read()
+    return response
+
+
+def ask(url: str, path: str, **request: Any) -> httpx.Response:
+    """POST once, on a connection of its own."""
+    with httpx.Client(base_url=url, verify=False, timeout=30) as client:  # skips loading CAs
+        return client.post(path, **request)
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:

@@ -16,25 +16,12 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from triptych.core.config import Config, ServerOptions
-from triptych.core.errors import ConfigError
+from triptych.core.config import Config
+from triptych.core.http.listener import BACKLOG, bind, url_of
 from triptych.core.http.wire import GuardedProtocol, WireLimits
 from triptych.core.limits import KEEP_ALIVE_S
 
-_BACKLOG = 2048
 _CLOSE_S = 2  # for connections to close once nothing is in flight
-
-
-def bind(options: ServerOptions) -> socket.socket:
-    """Take the port, before anything slow is started. Raises `ConfigError` if it is taken."""
-    try:
-        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot listen on {options.host}:{options.port} ({error.strerror}):"
-            " choose another --host or --port."
-        ) from error
 
 
 class HttpServer:
@@ -49,8 +36,12 @@ class HttpServer:
     @property
     def url(self) -> str:
         """Where it listens."""
-        host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(self._listener)
+
+    @property
+    def num_connections(self) -> int:
+        """Open connections, busy or idle."""
+        return 0 if self._uvicorn is None else len(self._uvicorn.server_state.connections)
 
     async def run(self, wire: WireLimits, on_started: Callable[[HttpServer], None]) -> None:
         """Serve until stopped."""
@@ -65,7 +56,7 @@ class HttpServer:
             server_header=False,
             timeout_keep_alive=int(KEEP_ALIVE_S),
             timeout_graceful_shutdown=_CLOSE_S,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
         )
         self._uvicorn = _Uvicorn(config, lambda: on_started(self))
         await self._uvicorn.serve(sockets=[self._listener])

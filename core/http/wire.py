@@ -40,19 +40,21 @@ class WireLimits:
     head_timeout_s: float = limits.HEAD_TIMEOUT_S
     body_timeout_s: float = limits.BODY_TIMEOUT_S + 5.0  # the app answers 408 before
     linger_s: float = 30.0
-    """How long a closing connection may take to read what was sent to it."""
+    """How long an answer, once complete, may lie unread."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 connection, guarded against clients that send too slowly or too much.
 
-    At any time at most one timer runs: for a head, for a body, or for the last bytes out.
+    One timer bounds what comes in, first the head and then the body; another what goes out.
     """
 
     def __init__(self, *, wire: WireLimits, **uvicorn_parts: Any) -> None:
         super().__init__(**uvicorn_parts)
         self._wire = wire
         self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._is_in_head = False
         self._is_in_body = False
         self._num_overhead_bytes = 0  # of this request, all that is not body
         self._num_discarded_bytes = 0
@@ -67,8 +69,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(Overloaded("The server has too many connections open."))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         self._disarm()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -88,6 +92,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Give the app a way to drop the connection of a client that stopped reading."""
         super().on_message_begin()
+        self._is_in_head = True
         self.scope["state"]["abort_connection"] = self.transport.abort
 
     def on_headers_complete(self) -> None:
@@ -96,7 +101,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if size > self._wire.head_bytes or len(self.headers) > self._wire.num_headers:
             self._refusal = self._head_too_large()
             raise self._refusal  # through the parser to `send_400_response`
-        self._is_in_body = True
+        self._is_in_head, self._is_in_body = False, True
         self._num_discarded_bytes = 0
         self._num_requests += 1
         self._arm(self._wire.body_timeout_s, self.transport.abort)
@@ -121,15 +126,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Bound the time a closing connection takes to read its answer."""
+        """Bound the time until the answer is read and, if it has begun, the next head is here."""
         super().on_response_complete()
-        if self.transport.is_closing():
-            self._linger()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection."""
-        super().timeout_keep_alive_handler()
-        self._linger()
+        self._watch_unread(None)
+        if self._is_in_head:
+            self._arm(self._wire.head_timeout_s, self._on_late_head)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be parsed, in the shape of every other error."""
@@ -142,7 +143,7 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def _on_late_head(self) -> None:
-        if self._num_overhead_bytes:
+        if self._is_in_head:
             self._refuse(RequestTimeout("The request's head did not arrive in time."))
         else:
             self.transport.close()
@@ -160,10 +161,17 @@ class GuardedProtocol(HttpToolsProtocol):
         lines += [name + b": " + value for name, value in response.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"", response.body]))
         self.transport.close()
-        self._linger()
+        self._watch_unread(None)
 
-    def _linger(self) -> None:
-        self._arm(self._wire.linger_s, self.transport.abort)
+    def _watch_unread(self, last_num_bytes: int | None) -> None:
+        """Drop the connection once its client reads nothing for `linger_s`."""
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes and num_bytes == last_num_bytes:
+            self.transport.abort()
+        elif num_bytes:
+            self._unread_timer = self.loop.call_later(
+                self._wire.linger_s, self._watch_unread, num_bytes
+            )
 
     def _arm(self, delay_s: float, action: Callable[[], None]) -> None:
         self._disarm()

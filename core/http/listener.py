@@ -1,0 +1,32 @@
+"""The listening socket, taken before anything slow is started.
+
+Owns binding and the name of what was bound. Imports no web framework: the supervisor binds, and
+hands the socket to the API process.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from triptych.core.config import ServerOptions
+from triptych.core.errors import ConfigError
+
+BACKLOG = 2048
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """Take the port. Raises `ConfigError` if it is taken, or the address is not ours."""
+    try:
+        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot listen on {options.host}:{options.port} ({error.strerror}):"
+            " choose another --host or --port."
+        ) from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where `listener` is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

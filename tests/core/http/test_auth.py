@@ -1,0 +1,83 @@
+"""Keys: who is let in, and as whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triptych.core.config import ServerOptions
+from triptych.core.errors import ConfigError, Unauthorized
+from triptych.core.http.auth import Keyring, Principal
+
+
+def test_without_keys_everyone_is_the_same_caller() -> None:
+    assert Keyring(()).identify("") == Principal()
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer ", "Bearer wrong", "one", "Basic one", "Bearer one two"]
+)
+def test_anything_but_a_known_bearer_key_is_refused(header: str) -> None:
+    with pytest.raises(Unauthorized, match="Authorization: Bearer"):
+        Keyring(("one", "two")).identify(header)
+
+
+@pytest.mark.parametrize("header", ["Bearer one", "bearer one", "Bearer  one "])
+def test_a_known_key_is_let_in(header: str) -> None:
+    assert Keyring(("zero", "one")).identify(header).key
+
+
+def test_callers_are_told_apart_and_their_cache_is_their_own() -> None:
+    ring = Keyring(("one", "two"))
+    one, two = ring.identify("Bearer one"), ring.identify("Bearer two")
+    assert one == ring.identify("Bearer one")
+    assert one.key != two.key
+    assert one.tenant != two.tenant
+    assert "one" not in one.key + one.tenant
+    assert Keyring(("one",)).identify("Bearer one").tenant != one.tenant  # salted per process
+
+
+def test_sharing_the_cache_is_a_choice() -> None:
+    options = ServerOptions(api_key=("one", "two"), share_prefix_across_keys=True)
+    ring = Keyring.from_options(options)
+    assert ring.identify("Bearer one").tenant == ring.identify("Bearer two").tenant == ""
+
+
+def test_keys_come_from_a_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# team a\nfrom-file\n\n  padded  \n")
+    ring = Keyring.from_options(ServerOptions(api_key=("option",), api_key_file=str(file)))
+    for key in ("option", "from-file", "padded"):
+        assert ring.identify(f"Bearer {key}")
+    with pytest.raises(Unauthorized):
+        ring.identify("Bearer # team a")
+
+
+@pytest.mark.parametrize("content", [None, "", "# only a comment\n", b"\xff\xfe"])
+def test_a_key_file_without_keys_never_opens_the_server(
+    tmp_path: Path, content: str | bytes | None
+) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match="--api-key-file"):
+        Keyring.from_options(ServerOptions(api_key_file=str(file)))
+
+
+def test_an_empty_key_is_no_key() -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        Keyring.from_options(ServerOptions(api_key=("",)))
+
+
+def test_every_key_is_compared_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+
+    def compare(known: bytes, given: bytes) -> bool:
+        compared.append(known)
+        return known == given
+
+    ring = Keyring(("a", "b", "c"))
+    monkeypatch.setattr("triptych.core.http.auth.hmac.compare_digest", compare)
+    ring.identify("Bearer a")
+    assert len(compared) == 3

@@ -1,0 +1,129 @@
+"""Probes and metrics tell what the engine's client knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes_http import READY, FakeEngine, chat, in_process, make_app
+from prometheus_client.parser import text_string_to_metric_families
+
+from triptych.core.client import EngineStatus
+from triptych.core.errors import ErrorInfo
+from triptych.core.metrics import HISTOGRAM_BOUNDS, STEP_SECONDS, Histogram, series
+from triptych.core.transport.messages import Heartbeat, ModelStatus
+
+LOADING = replace(
+    READY,
+    is_ready=False,
+    reason="loading tiny",
+    models=(ModelStatus(model="tiny", state="loading", progress=0.5),),
+)
+HUNG = replace(READY, is_alive=False, is_ready=False, reason="the loop makes no progress")
+
+
+@pytest.mark.parametrize(
+    ("state", "live", "ready"),
+    [
+        (READY, 200, 200),
+        (LOADING, 200, 503),
+        (HUNG, 503, 503),
+        (replace(READY, is_alive=False), 503, 503),
+        (replace(READY, is_draining=True), 200, 503),
+    ],
+)
+async def test_probes_are_truthful(
+    tmp_path: Path, state: EngineStatus, live: int, ready: int
+) -> None:
+    async with in_process(make_app(tmp_path, FakeEngine(state=state))) as client:
+        statuses = [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
+        health = await client.get("/health")
+    assert [*statuses, health.status_code] == [live, ready, ready]
+    reason = health.json()["reason"]
+    assert reason.startswith(state.reason)
+    assert bool(reason) == (ready == 503)
+
+
+async def test_health_tells_of_models_by_code_alone(tmp_path: Path) -> None:
+    failed = ModelStatus(
+        model="m", state="failed", error=ErrorInfo(code="weights_error", message="/secret/path")
+    )
+    engine = FakeEngine(state=replace(LOADING, models=(*LOADING.models, failed)))
+    async with in_process(make_app(tmp_path, engine)) as client:
+        models = (await client.get("/health")).json()["models"]
+    assert models == [
+        {"model": "tiny", "state": "loading", "progress": 0.5, "error": None},
+        {"model": "m", "state": "failed", "progress": 0.0, "error": "weights_error"},
+    ]
+
+
+async def test_this_process_draining_is_not_ready(tmp_path: Path) -> None:
+    app = make_app(tmp_path, FakeEngine())
+    await app.state.in_flight.drain(0.1)
+    async with in_process(app) as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 503
+        refused = await client.post("/v1/chat/completions", json=chat())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert refused.headers["connection"] == "close"
+
+
+async def test_the_version_is_told(tmp_path: Path) -> None:
+    async with in_process(make_app(tmp_path, FakeEngine())) as client:
+        assert set((await client.get("/version")).json()) == {"name", "version"}
+
+
+def beat() -> Heartbeat:
+    steps = Histogram(HISTOGRAM_BOUNDS[STEP_SECONDS])
+    for seconds in (0.001, 0.02, 99.0):
+        steps.observe(seconds)
+    return Heartbeat(
+        turn=1,
+        phase="idle",
+        stall_budget_s=1.0,
+        num_jobs=0,
+        models=(),
+        gauges={series("triptych_kv_pages", model='a"\\b'): 5.0},
+        counters={"triptych_tokens_total": 7.0},
+        histograms={
+            series(STEP_SECONDS, kind="decode"): steps.snapshot(),
+            series(STEP_SECONDS, kind="prefill"): steps.snapshot(),
+        },
+    )
+
+
+async def test_a_heartbeat_becomes_prometheus_families(tmp_path: Path) -> None:
+    engine = FakeEngine(state=replace(READY, last_beat=beat(), num_restarts=2))
+    async with in_process(make_app(tmp_path, engine)) as client:
+        text = (await client.get("/metrics")).text
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["triptych_kv_pages", ("model", 'a"\\b')] == 5
+    assert samples[("triptych_tokens_total",)] == 7
+    assert samples[("triptych_engine_restarts_total",)] == 2
+    assert samples[("triptych_engine_ready",)] == 1
+    bucket = f"{STEP_SECONDS}_bucket"
+    assert samples[bucket, ("kind", "decode"), ("le", "0.001")] == 1
+    assert samples[bucket, ("kind", "decode"), ("le", "30.0")] == 2
+    assert samples[bucket, ("kind", "prefill"), ("le", "+Inf")] == 3
+    assert samples[f"{STEP_SECONDS}_count", ("kind", "decode")] == 3
+    assert samples[f"{STEP_SECONDS}_sum", ("kind", "decode")] == pytest.approx(99.021)
+
+
+async def test_requests_and_tokens_are_counted_and_timed(tmp_path: Path) -> None:
+    async with in_process(make_app(tmp_path, FakeEngine())) as client:
+        await client.post("/v1/chat/completions", json=chat(max_tokens=5, n=2))
+        await client.post("/v1/chat/completions", json={})
+        await client.get("/anything/../else")
+        text = (await client.get("/metrics")).text
+    route = 'route="/v1/chat/completions"'
+    assert f'triptych_http_requests_total{{{route},status="200"}} 1.0' in text
+    assert f'triptych_http_requests_total{{{route},status="400"}} 1.0' in text
+    assert 'triptych_http_requests_total{route="unmatched",status="404"} 1.0' in text
+    assert 'triptych_time_to_first_token_seconds_count{model="tiny"} 2.0' in text
+    assert 'triptych_inter_token_seconds_count{model="tiny"} 8.0' in text
+    assert "triptych_http_requests_in_flight 1.0" in text  # this one
