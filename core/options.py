@@ -326,6 +326,8 @@ def _read_yaml(path: str) -> dict[str, Any]:
 def _flatten(content: Mapping[str, Any], source: str) -> Iterable[tuple[str, Any]]:
     """Options of a file that may group them under section names."""
     for key, value in content.items():
+        if value is None and key in SECTIONS:
+            continue
         if not isinstance(value, dict):
             yield key, value
         elif key not in SECTIONS:

@@ -87,8 +87,9 @@ def test_file_may_hold_a_section_and_an_option_of_one_name(tmp_path: Path) -> No
     assert (config.device.device, config.device.threads) == ("cpu", 2)
 
 
-def test_empty_file_is_the_default(tmp_path: Path) -> None:
-    assert _config("--config-file", _file(tmp_path, "# nothing\n")) == Config()
+@pytest.mark.parametrize("text", ["# nothing\n", "server:\ndevice:\n", "server: {}\n"])
+def test_empty_file_and_empty_sections_are_the_default(text: str, tmp_path: Path) -> None:
+    assert _config("--config-file", _file(tmp_path, text)) == Config()
 
 
 @pytest.mark.parametrize(
