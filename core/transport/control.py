@@ -63,7 +63,7 @@ class ControlLine:
         self._line = line
         self._encode = msgspec.json.Encoder().encode
         self._is_draining = False
-        self._on_drain: Callable[[], None] | None = None
+        self._on_drain: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
     @classmethod
@@ -93,7 +93,7 @@ class ControlLine:
         ).start()
         return config
 
-    def on_drain(self, callback: Callable[[], None]) -> None:
+    def on_drain(self, callback: Callable[[], object]) -> None:
         """Call `callback` (on the line's thread) once the supervisor says to drain."""
         with self._lock:
             self._on_drain = callback

@@ -52,10 +52,6 @@ class LoadModel(msgspec.Struct, frozen=True, tag=True):
     model: str
 
 
-class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Take no new job, finish those in flight, then say goodbye."""
-
-
 ModelState = Literal["unloaded", "loading", "ready", "failed"]
 
 
@@ -115,5 +111,5 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     restart_in_s: float | None = None
 
 
-ToEngine = Hello | Submit[Request] | Cancel | SetPaused | LoadModel | Drain
+ToEngine = Hello | Submit[Request] | Cancel | SetPaused | LoadModel
 FromEngine = Outputs[Payload] | Heartbeat | Loaded | Goodbye | EngineGone

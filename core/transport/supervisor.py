@@ -69,6 +69,10 @@ class Observer(Protocol):
         """A child died; it starts again after `restart_in_s`, or never."""
         ...
 
+    def on_drain(self) -> None:
+        """The children are about to be told to drain."""
+        ...
+
 
 class Supervisor:
     """Runs children until told to stop. One use."""
@@ -147,7 +151,7 @@ class Supervisor:
         """Wait for the first signal, then drain; the second ends the wait."""
         await self._signals.get()
         self._stopping.set()
-        _log.info("draining")
+        self._observer.on_drain()
         drain = asyncio.create_task(self._drain())
         second = asyncio.create_task(self._signals.get())
         await asyncio.wait({drain, second}, return_when=asyncio.FIRST_COMPLETED)

@@ -15,11 +15,11 @@ from triptych.core.transport import codec as codec_module
 from triptych.core.transport.codec import Codec
 from triptych.core.transport.messages import (
     Cancel,
-    Drain,
     EngineGone,
     Goodbye,
     Heartbeat,
     Hello,
+    Loaded,
     LoadModel,
     ModelStatus,
     Outputs,
@@ -56,7 +56,7 @@ to_engine = st.one_of(
     st.builds(Cancel, job_ids),
     st.builds(SetPaused, job_ids, st.booleans()),
     st.builds(LoadModel, names),
-    st.sampled_from([Drain(), Hello()]),
+    st.just(Hello()),
 )
 beats = st.builds(
     Heartbeat,
@@ -75,6 +75,9 @@ from_engine = st.one_of(
     st.builds(Outputs, st.lists(outputs, max_size=3).map(tuple)),
     beats,
     st.just(Goodbye()),
+    st.builds(
+        Loaded, model=names, error=st.none() | st.builds(ErrorInfo, code=names, message=names)
+    ),
     st.builds(EngineGone, reason=names, at_ns=ids, restart_in_s=st.none() | finite),
 )
 
@@ -101,7 +104,9 @@ def test_a_damaged_message_is_dropped_or_still_typed(message, data):
     at = data.draw(st.integers(0, len(encoded) - 1))
     encoded[at] = data.draw(st.integers(0, 255))
     decoded = CODEC.from_engine(bytes(encoded[: data.draw(st.integers(at, len(encoded)))]))
-    assert decoded is None or isinstance(decoded, Outputs | Heartbeat | Goodbye | EngineGone)
+    assert decoded is None or isinstance(
+        decoded, Outputs | Heartbeat | Loaded | Goodbye | EngineGone
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ class Witness:
         self.gone.append((child, reason, restart_in_s))
         self.changed.set()
 
+    def on_drain(self):
+        self.is_draining = True
+
     def num_ready(self, child="child"):
         return sum(1 for name, note in self.notes if isinstance(note, Ready) and name == child)
 

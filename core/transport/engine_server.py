@@ -1,0 +1,181 @@
+"""The engine process's end: brings the engine what the API process asks, and sends what it says.
+
+Owns the socket and the thread it lives on, so that the engine's loop never waits for a socket:
+the loop leaves messages in a queue, one batch of outputs a turn, and this thread encodes and sends
+them. Knows the engine only by what `EngineLoop` names.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+
+from triptych.core.errors import TriptychError, to_info
+from triptych.core.job import Job, Output
+from triptych.core.transport.codec import Codec
+from triptych.core.transport.endpoint import connect_dealer
+from triptych.core.transport.messages import (
+    Cancel,
+    FromEngine,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Loaded,
+    LoadModel,
+    Outputs,
+    SetPaused,
+    Submit,
+    ToEngine,
+)
+from triptych.core.transport.remote import engine_identity
+
+CLOSE_TIMEOUT_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class EngineLoop(Protocol):
+    """What the server needs of `schedulers.engine.Engine`; callable from any thread."""
+
+    on_turn: Callable[[], None]
+    clock: Callable[[], float]
+
+    def submit(self, job: Job) -> None:
+        """Run a job."""
+        ...
+
+    def cancel(self, job_ids: Collection[str]) -> None:
+        """End jobs."""
+        ...
+
+    def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
+        """Hold jobs, or let them go on."""
+        ...
+
+    def load(self, model: str, done: Callable[[TriptychError | None], None]) -> None:
+        """Load a model; `done` hears on the loop's thread how it went."""
+        ...
+
+    def drain(self) -> None:
+        """Take no new job and come to an end."""
+        ...
+
+
+class EngineServer:
+    """Connects `engine` to the API process. `send_beat` is for the engine's `on_beat`."""
+
+    def __init__(self, engine: EngineLoop, folder: Path, codec: Codec) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._turn: list[Output] = []
+        self._outbox: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
+        self._open_jobs: set[str] = set()  # grows on the socket's thread, shrinks on the loop's
+        self._ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        self._is_closing = False
+        self._dealer = connect_dealer(folder, engine_identity(time.monotonic_ns()))
+        self._thread = threading.Thread(target=self._run, name="triptych-socket", daemon=True)
+        engine.on_turn = self._send_turn
+        self._thread.start()
+
+    def close(self, *, is_drained: bool) -> None:
+        """Send what is left and let go of the socket; call it when the engine's loop has ended.
+
+        An engine that `is_drained` says goodbye; for one that failed, its supervisor speaks.
+        """
+        self._send_turn()
+        if is_drained:
+            self._post(Goodbye())
+        self._is_closing = True
+        self._wake()
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    # -- on the loop's thread ------------------------------------------------------------------
+
+    def send_beat(self, beat: Heartbeat) -> None:
+        """Send a heartbeat."""
+        self._post(beat)
+
+    def _put(self, output: Output) -> None:
+        self._turn.append(output)
+        if output.is_final:
+            self._open_jobs.discard(output.job_id)
+
+    def _send_turn(self) -> None:
+        if self._turn:
+            outputs, self._turn = tuple(self._turn), []
+            self._post(Outputs(outputs))
+
+    def _post(self, message: FromEngine) -> None:
+        self._outbox.put(message)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # full: it has been woken often enough
+            self._ours.send(b"\0", socket.MSG_DONTWAIT)
+
+    # -- on the socket's thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._dealer, zmq.POLLIN)
+        poller.register(self._theirs, zmq.POLLIN)
+        while not self._is_closing:
+            poller.poll()
+            self._receive_all()
+            self._send_all()
+        self._send_all()
+        self._dealer.close(linger=int(CLOSE_TIMEOUT_S * 1000))
+
+    def _send_all(self) -> None:
+        with suppress(BlockingIOError):
+            self._theirs.recv(4096)
+        while not self._outbox.empty():
+            self._dealer.send(self._codec.encode(self._outbox.get()))
+
+    def _receive_all(self) -> None:
+        while self._dealer.poll(0):
+            message = self._codec.to_engine(self._dealer.recv())
+            if message is not None:
+                self._take(message)
+
+    def _take(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Cancel):
+            self._engine.cancel(message.job_ids)
+        elif isinstance(message, SetPaused):
+            self._engine.set_paused(message.job_ids, message.is_paused)
+        elif isinstance(message, LoadModel):
+            self._load(message.model)
+        elif isinstance(message, Hello):
+            self._engine.cancel(tuple(self._open_jobs))
+
+    def _submit(self, message: Submit) -> None:
+        arrival_s = self._engine.clock()
+        deadline_s = None if message.deadline_s is None else arrival_s + message.deadline_s
+        self._open_jobs.add(message.job_id)
+        self._engine.submit(
+            Job(
+                job_id=message.job_id,
+                model=message.model,
+                request=message.request,
+                sink=self._put,
+                arrival_s=arrival_s,
+                deadline_s=deadline_s,
+            )
+        )
+
+    def _load(self, model: str) -> None:
+        def done(error: TriptychError | None) -> None:
+            self._post(Loaded(model=model, error=to_info(error) if error else None))
+
+        self._engine.load(model, done)

@@ -1,0 +1,86 @@
+"""The API process: `python -m triptych.api_process`, started by the supervisor.
+
+Owns the process around the HTTP app: set-up from the control line, the inherited listening
+socket, its own heartbeat, the drain. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from triptych.compose import ChildSetup, build_app, build_codec
+from triptych.core import logs
+from triptych.core.errors import SetupError
+from triptych.core.transport.control import (
+    EXIT_SETUP_FAILED,
+    Beat,
+    ControlLine,
+    Failed,
+    Phase,
+    Ready,
+)
+from triptych.core.transport.remote import RemoteClient
+
+BEAT_S = 1.0
+STALL_BUDGET_S = 30.0
+"""A loop that does not come round within this is stuck, however busy the machine."""
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Run the process to its end."""
+    line = ControlLine.open()
+    setup = msgspec.json.decode(line.read_config(), type=ChildSetup)
+    logs.configure(setup.config.server)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells what the supervisor tells
+    try:
+        asyncio.run(_run(line, setup))
+        code = 0
+    except SetupError as error:
+        line.send(Failed(error.message))
+        code = EXIT_SETUP_FAILED
+    except Exception:  # the process ends here; its supervisor starts another
+        _log.exception("the API process crashed")
+        code = 1
+    logging.shutdown()
+    os._exit(code)
+
+
+async def _run(line: ControlLine, setup: ChildSetup) -> None:
+    started_s = time.monotonic()
+    beating = asyncio.create_task(_beat(line))
+    from triptych.core.http.server import HttpServer, serve
+
+    loop = asyncio.get_running_loop()
+    client = RemoteClient(
+        Path(setup.folder), build_codec(), stream_timeout_s=setup.config.server.stream_timeout_s
+    )
+    app = build_app(setup.config, setup.models, client)
+
+    def on_started(server: HttpServer) -> None:
+        line.on_drain(lambda: asyncio.run_coroutine_threadsafe(server.drain(), loop))
+        line.send(Phase(name="api", elapsed_s=time.monotonic() - started_s))
+        line.send(Ready())
+
+    listener = socket.socket(fileno=setup.listener_fd)
+    await serve(app, setup.config, on_started=on_started, listener=listener)
+    await client.close()
+    beating.cancel()
+
+
+async def _beat(line: ControlLine) -> None:
+    while True:
+        line.send(Beat(STALL_BUDGET_S))
+        await asyncio.sleep(BEAT_S)
+
+
+if __name__ == "__main__":
+    main()

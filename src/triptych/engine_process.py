@@ -1,0 +1,110 @@
+"""The engine process: `python -m triptych.engine_process`, started by the supervisor.
+
+Owns the process around an engine: set-up from the control line, the socket, notes to the
+supervisor, exit codes. Imports no web framework.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from triptych.compose import ChildSetup, build_codec, build_engine
+from triptych.core import logs
+from triptych.core.config import Config
+from triptych.core.errors import SetupError
+from triptych.core.transport.control import (
+    EXIT_SETUP_FAILED,
+    Beat,
+    ControlLine,
+    Failed,
+    Phase,
+    Ready,
+)
+from triptych.core.transport.engine_server import EngineServer
+from triptych.core.transport.messages import Heartbeat
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.schedulers.engine import Engine
+
+BuildEngine = Callable[[Config, Sequence[ResolvedModel]], Engine]
+_log = logging.getLogger(__name__)
+
+
+def main(build: BuildEngine = build_engine) -> None:
+    """Run the process to its end. Never returns: a device that hangs must not keep it."""
+    line = ControlLine.open()
+    setup = msgspec.json.decode(line.read_config(), type=ChildSetup)
+    logs.configure(setup.config.server)
+    try:
+        code = _run(line, setup, build)
+    except SetupError as error:
+        line.send(Failed(error.message))
+        code = EXIT_SETUP_FAILED
+    except Exception:  # the process ends here; its supervisor starts another
+        _log.exception("the engine crashed")
+        code = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> int:
+    started_s = time.monotonic()
+    engine = build(setup.config, setup.models)
+    line.send(Phase(name="engine", elapsed_s=time.monotonic() - started_s, note=_library_note()))
+    server = EngineServer(engine, Path(setup.folder), build_codec())
+    report = StartReport(line)
+
+    def on_beat(beat: Heartbeat) -> None:
+        server.send_beat(beat)
+        report.take(beat)
+
+    engine.on_beat = on_beat
+    line.on_drain(engine.drain)
+    try:
+        engine.run()
+    except BaseException:
+        server.close(is_drained=False)
+        raise
+    server.close(is_drained=True)
+    return 0
+
+
+class StartReport:
+    """Turns heartbeats into notes for the supervisor."""
+
+    def __init__(self, line: ControlLine) -> None:
+        self._line = line
+        self._started_s = time.monotonic()
+        self._loaded: set[str] = set()
+        self._is_ready = False
+
+    def take(self, beat: Heartbeat) -> None:
+        """Pass on the beat, and each model's first load; say so when none is loading any more."""
+        self._line.send(Beat(beat.stall_budget_s))
+        if self._is_ready:
+            return
+        for status in beat.models:
+            if status.state == "ready" and status.model not in self._loaded:
+                self._loaded.add(status.model)
+                now_s = time.monotonic()
+                elapsed_s, self._started_s = now_s - self._started_s, now_s
+                self._line.send(Phase(name="load", elapsed_s=elapsed_s, note=status.model))
+        if all(status.state != "loading" for status in beat.models):
+            self._is_ready = True
+            self._line.send(Ready())
+
+
+def _library_note() -> str:
+    torch = sys.modules.get("torch")
+    return f"torch {torch.__version__}, {torch.get_num_threads()} threads" if torch else ""
+
+
+if __name__ == "__main__":
+    main()

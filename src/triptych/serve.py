@@ -1,0 +1,151 @@
+"""`triptych serve`: the supervisor of an API process and an engine process.
+
+Owns the order of the start: options, port, socket folder, models, then both children at once.
+Imports neither torch nor a web framework, so it starts fast and outlives both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from triptych.compose import ChildSetup, build_codec
+from triptych.core import logs
+from triptych.core.config import Config
+from triptych.core.http.listener import bind, url_of
+from triptych.core.options import add_options, resolve
+from triptych.core.transport.control import FromChild, Phase, Ready
+from triptych.core.transport.endpoint import connect_dealer, private_folder
+from triptych.core.transport.messages import EngineGone
+from triptych.core.transport.remote import SUPERVISOR
+from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor
+from triptych.core.weights.resolve import ResolvedModel, resolve_all
+from triptych.startup import Startup
+
+ENGINE = "engine"
+API = "api"
+_log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare every option there is."""
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop. Raises `SetupError` in one actionable line."""
+    return serve(resolve(args))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """What the children run; the tests put a small engine in the place of the real one."""
+
+    engine: tuple[str, ...] = (sys.executable, "-P", "-m", "triptych.engine_process")
+    api: tuple[str, ...] = (sys.executable, "-P", "-m", "triptych.api_process")
+
+
+def serve(config: Config, programs: Programs = Programs()) -> int:
+    """Bring up the processes `config` asks for, and keep them; returns the exit code."""
+    options = config.server
+    logs.configure(options)
+    with ExitStack() as stack:
+        listener = None if options.headless else stack.enter_context(bind(options))
+        startup = Startup(options)
+        role = ENGINE if options.headless else API
+        folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
+        models = _resolve(config, startup)
+        setup = ChildSetup(
+            config=config,
+            models=models,
+            folder=str(folder),
+            listener_fd=listener.fileno() if listener else -1,
+        )
+        watcher = _Watcher(startup, folder, listener)
+        stack.callback(watcher.close)
+        specs = _specs(setup, programs)
+        watcher.expect(spec.name for spec in specs)
+        policy = Policy(drain_timeout_s=options.drain_timeout_s)
+        return asyncio.run(_supervise(specs, policy, watcher))
+
+
+def _resolve(config: Config, startup: Startup) -> tuple[ResolvedModel, ...]:
+    started_s = time.monotonic()
+    progress = startup.progress()
+    try:
+        models = resolve_all(config.models, progress)
+    finally:
+        progress.stop()
+    names = ", ".join(model.name for model in models)
+    startup.phase("resolve", time.monotonic() - started_s, names)
+    return models
+
+
+def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
+    """The children, in the order in which they drain: the API finishes while the engine runs."""
+    options = setup.config.server
+    config = msgspec.json.encode(setup)
+    specs = []
+    if not options.headless:
+        fds = (setup.listener_fd,)
+        specs.append(ChildSpec(name=API, argv=programs.api, config=config, pass_fds=fds))
+    if not options.external_engine:
+        specs.append(ChildSpec(name=ENGINE, argv=programs.engine, config=config))
+    return specs
+
+
+async def _supervise(specs: list[ChildSpec], policy: Policy, watcher: _Watcher) -> int:
+    return await Supervisor(specs, policy, watcher).run()
+
+
+class _Watcher:
+    """Shows the start, and tells the API process when its engine dies."""
+
+    def __init__(self, startup: Startup, folder: Path, listener: socket.socket | None) -> None:
+        self._startup = startup
+        self._listener = listener
+        self._codec = build_codec()
+        self._dealer = connect_dealer(folder, SUPERVISOR)
+        self._waiting: set[str] = set()
+
+    def expect(self, children: Iterable[str]) -> None:
+        """Everything is ready once these are."""
+        self._waiting.update(children)
+
+    def on_note(self, child: str, note: FromChild) -> None:
+        """Show a phase; say when everything is ready for the first time."""
+        if isinstance(note, Phase):
+            self._startup.phase(note.name, note.elapsed_s, note.note)
+        elif isinstance(note, Ready) and child in self._waiting:
+            self._waiting.discard(child)
+            if not self._waiting:
+                self._startup.ready(url_of(self._listener) if self._listener else "headless")
+
+    def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
+        """Log it, and pass word of an engine's death on."""
+        after = "" if restart_in_s is None else f"; starting it again in {restart_in_s:g} s"
+        _log.error("the %s process %s%s", child, reason, after)
+        self._waiting.add(child)
+        if child == ENGINE:
+            gone = EngineGone(reason=reason, at_ns=time.monotonic_ns(), restart_in_s=restart_in_s)
+            self._dealer.send(self._codec.encode(gone))
+
+    def on_drain(self) -> None:
+        """Let go of the port: it closes when the API process has answered its last request."""
+        _log.info("shutting down: finishing what is in flight")
+        if self._listener is not None:
+            self._listener.close()
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._dealer.close(linger=0)

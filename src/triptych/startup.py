@@ -1,0 +1,51 @@
+"""What a starting server shows: one line per phase, with seconds.
+
+Owns the look: coloured on a terminal, plain elsewhere, log records where logs are JSON. Knows
+nothing of what happens in a phase.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from rich.console import Console
+from rich.text import Text
+
+from triptych import __version__
+from triptych.core.config import ServerOptions
+from triptych.core.logs import fields
+from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
+
+_log = logging.getLogger(__name__)
+
+
+class Startup:
+    """Shows phases as they end."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._is_json = options.log_format == "json"
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._started_s = time.monotonic()
+        if not self._is_json:
+            self._console.print(Text.assemble(("triptych ", "bold"), __version__))
+
+    def progress(self) -> Progress:
+        """A bar for downloads and conversions, where somebody sees it."""
+        return RichProgress() if sys.stderr.isatty() and not self._is_json else SilentProgress()
+
+    def phase(self, name: str, elapsed_s: float, note: str = "") -> None:
+        """A phase is over."""
+        if self._is_json:
+            _log.info("phase", extra=fields(phase=name, elapsed_s=round(elapsed_s, 3), note=note))
+            return
+        mark = ("\u2713 ", "green") if self._console.is_terminal else "  "
+        seconds = f"{elapsed_s:7.2f} s"
+        self._console.print(
+            Text.assemble(mark, f"{name:<8}", (seconds, "cyan"), "  ", (note, "dim"))
+        )
+
+    def ready(self, note: str) -> None:
+        """Everything runs; the seconds are those since the start."""
+        self.phase("ready", time.monotonic() - self._started_s, note)
