@@ -5,7 +5,9 @@ Owns the choice of device and the dtype policy. Knows nothing of models, pages o
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +22,7 @@ TorchDevice: TypeAlias = torch.device
 Dtype: TypeAlias = torch.dtype
 
 _SPEC = re.compile(r"(?:gpu|cuda)(?::(\d+))?")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
 
@@ -34,6 +37,7 @@ class Device:
     def open(cls, spec: str) -> Device:
         """Open `auto`, `cpu`, `gpu` or `gpu:N`. Raises `DeviceError` in one actionable line."""
         if spec == "cpu" or (spec == "auto" and not torch.cuda.is_available()):
+            _keep_freed_memory()
             return cls(torch.device("cpu"))
         match = _SPEC.fullmatch("gpu" if spec == "auto" else spec)
         if match is None:
@@ -83,6 +87,18 @@ def has_fast_cpu_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and bool(
         torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc to keep what is freed for the next step instead of giving it back.
+
+    By default every activation over 128 KiB is mapped afresh, and its page faults cost more than
+    filling it: a batch of 32 decoded three times as slowly. Other C libraries are left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most glibc accepts
+        mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
 
 
 def _container_bytes() -> int:

@@ -33,15 +33,6 @@ class DecoderConfig:
     has_mlp_bias: bool = False
     has_tied_embeddings: bool = False
 
-    @property
-    def num_parameters(self) -> int:
-        """Values held; what a checkpoint of this model stores."""
-        hidden, first = self.hidden_size, self.attention[0]
-        heads = 2 * first.num_heads + 2 * first.num_kv_heads
-        layer = (heads * first.head_dim + 3 * self.intermediate_size + 4) * hidden
-        tables = 1 if self.has_tied_embeddings else 2
-        return len(self.attention) * layer + tables * self.vocab_size * hidden
-
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache this model needs."""
         first = self.attention[0]

@@ -36,14 +36,13 @@ class Linear:
         self.bias_O = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
         self._packed: torch.Tensor | None = None
 
-    def prepare(self, *, keep_weight: bool = False) -> None:
-        """Pack the loaded weight. Unless `keep_weight`, the plain copy is dropped."""
+    def prepare(self) -> None:
+        """Pack the loaded weight; the plain copy is dropped unless somebody else holds it."""
         weight = self.weight_OI
-        if not (weight.is_cpu and weight.dtype is torch.bfloat16 and has_fast_cpu_bfloat16()):
+        if not is_packable(weight.dtype, weight.device):
             return
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        if not keep_weight:
-            self.weight_OI = weight.new_empty(0)
+        self.weight_OI = weight.new_empty(0)
 
     def __call__(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None = None) -> torch.Tensor:
         """Project, adding `residual_TO` where given. `x_TI` is contiguous."""
@@ -62,3 +61,8 @@ class Linear:
             y_TO = pointwise.binary(x_TI, residual_TO, self._packed, self.bias_O, "add")
         assert isinstance(y_TO, torch.Tensor)
         return y_TO
+
+
+def is_packable(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights of this type are packed on this device."""
+    return device.type == "cpu" and dtype is torch.bfloat16 and has_fast_cpu_bfloat16()

@@ -69,9 +69,16 @@ class Row:
 
 
 class Rig:
-    """A runner with pages to give away. Nothing here is clever, so that the runner must be right."""
+    """A runner with pages to give away. Nothing here is clever, so the runner must be right."""
 
-    def __init__(self, decoder: Decoder, *, max_batch_size: int = 16, max_length: int = 96) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        max_batch_size: int = 16,
+        max_length: int = 96,
+        recorder: type[Recorder] = Recorder,
+    ) -> None:
         self.page_size = 4
         num_pages = max_batch_size * -(-max_length // self.page_size)
         self.free_pages = torch.randperm(
@@ -79,7 +86,7 @@ class Rig:
         ).tolist()
         self.free_slots = list(range(max_batch_size))
         self.kv = KvCache(decoder.config.kv_layout(self.page_size, decoder.dtype), num_pages, CPU)
-        self.recorder = Recorder(decoder)
+        self.recorder = recorder(decoder)
         self.runner = TokenRunner(
             self.recorder,
             self.kv,

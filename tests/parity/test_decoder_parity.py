@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from parity.rig import Rig, Row, load_decoder
+
 from triptych.core.sampling.params import SamplingParams
 
 TINY = {

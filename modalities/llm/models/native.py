@@ -1,0 +1,65 @@
+"""A model on our own decoder: what it needs, and how it is built.
+
+Owns the way from a checkpoint to a `Decoder` that is ready to run. Knows nothing of ledgers,
+pages or schedulers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from triptych.core.layers.attention import KvLayout
+from triptych.core.layers.decoder import Decoder
+from triptych.core.layers.linear import is_packable
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.loading import load_tensors
+from triptych.modalities.llm.models.families import read_decoder_config
+from triptych.modalities.llm.models.tensor_names import decoder_targets, is_unused
+
+
+class NativeBlueprint:
+    """Implements `modalities.llm.models.blueprint.Blueprint` with `core.layers.decoder`."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = read_decoder_config(config, max_length=max_length)
+        self.max_length = self.config.rope.max_length
+        self.vocab_size = self.config.vocab_size
+        self._dtype = dtype
+        self._device = device
+
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters, a tied embedding counted twice where the head is packed."""
+        sketch = Decoder(self.config, dtype=self._dtype, device=torch.device("meta"))
+        num_values = sum(target.into.numel() for target in decoder_targets(sketch))
+        if self.config.has_tied_embeddings and is_packable(self._dtype, self._device):
+            num_values += sketch.embedding_VC.numel()
+        return num_values * self._dtype.itemsize
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most a step of so many tokens and sampled rows holds beside weights and cache."""
+        config, first = self.config, self.config.attention[0]
+        num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
+        widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
+        values = num_tokens * (4 * config.hidden_size + widest + self.max_length)
+        return values * self._dtype.itemsize + 4 * 4 * num_rows * config.vocab_size
+
+    def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The cache this model needs."""
+        return self.config.kv_layout(page_size, dtype)
+
+    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> Decoder:
+        """Allocate, stream the weights into place and pack them."""
+        decoder = Decoder(self.config, dtype=self._dtype, device=self._device)
+        load_tensors(checkpoint, decoder_targets(decoder), ignored=is_unused, report=report)
+        decoder.prepare()
+        return decoder

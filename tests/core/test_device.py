@@ -1,0 +1,90 @@
+"""Which device is opened, and which type it computes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from triptych.core import device as device_module
+from triptych.core.device import Device
+from triptych.core.errors import DeviceError
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_auto_falls_back_to_the_cpu() -> None:
+    assert Device.open("auto").is_cpu
+    assert Device.open("cpu").torch == torch.device("cpu")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("spec", ["gpu", "gpu:0", "cuda"])
+def test_a_missing_gpu_is_one_actionable_line(spec: str) -> None:
+    with pytest.raises(DeviceError, match="--device cpu") as caught:
+        Device.open(spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_by_number() -> None:
+    assert Device.open("auto").torch == torch.device("cuda", 0)
+    assert Device.open("gpu:1").torch == torch.device("cuda", 1)
+    with pytest.raises(DeviceError, match="No GPU 2: 2 GPU"):
+        Device.open("gpu:2")
+
+
+@pytest.mark.parametrize("spec", ["tpu", "gpu:", "gpu:-1", "cpu:0", ""])
+def test_unknown_devices_are_refused(spec: str) -> None:
+    with pytest.raises(DeviceError, match="use auto, cpu, gpu or gpu:N"):
+        Device.open(spec)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_cpu_types_follow_the_checkpoint_where_they_are_fast(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool
+) -> None:
+    monkeypatch.setattr(device_module, "has_fast_cpu_bfloat16", lambda: is_fast)
+    cpu = Device.open("cpu")
+    half = torch.bfloat16 if is_fast else torch.float32
+    assert cpu.compute_dtype(torch.bfloat16) is half
+    assert cpu.compute_dtype(torch.float16) is half
+    assert cpu.compute_dtype(torch.float32) is torch.float32
+
+
+def test_free_memory_respects_the_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limit, usage = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(device_module, "_CGROUP_LIMIT", limit)
+    monkeypatch.setattr(device_module, "_CGROUP_USAGE", usage)
+    cpu = Device.open("cpu")
+    assert 0 < cpu.free_bytes() <= psutil.virtual_memory().total
+    limit.write_text("5000000\n")
+    usage.write_text("2000000\n")
+    assert cpu.free_bytes() == 3_000_000
+    limit.write_text("max\n")
+    assert cpu.free_bytes() > 3_000_000
+
+
+@pytest.mark.gpu
+def test_a_real_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    gpu = Device.open("gpu")
+    gpu.synchronize()
+    assert gpu.free_bytes() > 2**28
+    assert gpu.compute_dtype(torch.float32) is torch.float32

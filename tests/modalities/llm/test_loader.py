@@ -1,0 +1,205 @@
+"""Loading a model: memory asked for and given back, pages shared out, faults named."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
+from triptych.core.device import Device
+from triptych.core.errors import MemoryBudgetExceeded, WeightsError
+from triptych.core.job import Job, Output
+from triptych.core.ledger import Ledger
+from triptych.core.plan import PendingStep, Plan
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.tokens import TokenRequest
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.loader import LlmLoader
+from triptych.schedulers.base import LoadedModel
+
+MIB = 2**20
+Save = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def save(tmp_path_factory: pytest.TempPathFactory) -> Save:
+    def save_model(**edits: torch.Tensor | None) -> Path:
+        """A tiny llama; `edits` replace tensors (dots as double underscores) or remove them."""
+        config = transformers.LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+        )
+        folder = tmp_path_factory.mktemp("llama")
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        for name, tensor in edits.items():
+            tensors.pop(name.replace("__", "."), None)
+            if tensor is not None:
+                tensors[name.replace("__", ".")] = tensor
+        save_file(tensors, file, metadata={"format": "pt"})
+        return folder
+
+    return save_model
+
+
+def loader(folder: Path, ledger: Ledger, config: Config | None = None) -> LlmLoader:
+    resolved = ResolvedModel(name="tiny", reference="x", folder=str(folder), digest="00")
+    return LlmLoader(resolved, config or Config(), Device.open("cpu"), ledger)
+
+
+def config(**sections: Any) -> Config:
+    return replace(Config(schedule=ScheduleOptions(max_batch_size=4)), **sections)
+
+
+def pages_of(ledger: Ledger) -> int:
+    layers, page, kv_heads, head_dim, itemsize = 2, 32, 2, 8, 4
+    return ledger.by_owner()["tiny/kv"] // (2 * layers * page * kv_heads * head_dim * itemsize) - 1
+
+
+def test_a_loaded_model_holds_memory_until_it_is_closed(save: Save) -> None:
+    ledger, heard = Ledger(64 * MIB), []
+    loaded = loader(save(), ledger, config()).load(heard.append)
+    assert loaded.name == "tiny"
+    assert set(ledger.by_owner()) == {"tiny/weights", "tiny/activations", "tiny/kv"}
+    assert heard[-1] == 1.0
+    assert heard == sorted(heard)
+    loaded.scheduler.check()
+    loaded.close()
+    assert ledger.by_owner() == {}
+
+
+def test_the_weights_are_charged_by_the_byte(save: Save) -> None:
+    folder, ledger = save(), Ledger(64 * MIB)
+    loader(folder, ledger, config()).load(lambda _: None)
+    stored = sum(t.numel() * 4 for t in load_file(folder / "model.safetensors").values())
+    assert ledger.by_owner()["tiny/weights"] == stored
+
+
+def test_pages_are_bounded_by_what_full_batches_can_use(save: Save) -> None:
+    ledger = Ledger(512 * MIB)
+    loader(save(), ledger, config()).load(lambda _: None)
+    assert pages_of(ledger) == 4 * (256 // 32)
+
+
+def test_pages_are_bounded_by_the_option(save: Save) -> None:
+    ledger = Ledger(512 * MIB)
+    cache = CacheOptions(kv_cache_memory_mb=1)
+    loader(save(), ledger, config(cache=cache, schedule=ScheduleOptions())).load(lambda _: None)
+    assert pages_of(ledger) == 1024 * 1024 // (2 * 2 * 32 * 2 * 8 * 4)
+
+
+def test_a_cpu_keeps_most_of_its_memory(save: Save) -> None:
+    ledger = Ledger(16 * MIB)
+    schedule = ScheduleOptions(max_batch_size=512, max_batch_input_tokens=64)
+    loader(save(), ledger, config(schedule=schedule)).load(lambda _: None)
+    assert ledger.by_owner()["tiny/kv"] <= ledger.capacity_bytes // 4 + 2**14
+
+
+def test_several_models_share_what_is_left(save: Save) -> None:
+    schedule = ScheduleOptions(max_batch_size=512, max_batch_input_tokens=64)
+    folder, pages = save(), []
+    for references in ((), ("a", "b", "c", "d", "e", "f", "g", "h")):
+        ledger = Ledger(16 * MIB)
+        models = ModelOptions(model=references)
+        loader(folder, ledger, config(schedule=schedule, models=models)).load(lambda _: None)
+        pages.append(pages_of(ledger))
+    assert 0 < pages[1] < pages[0]
+
+
+@pytest.mark.parametrize("capacity", [0, 2**15, 2**20])
+def test_without_room_nothing_is_held(save: Save, capacity: int) -> None:
+    ledger = Ledger(capacity)
+    with pytest.raises(MemoryBudgetExceeded, match="tiny"):
+        loader(save(), ledger, config()).load(lambda _: None)
+    assert ledger.by_owner() == {}
+
+
+def test_a_context_that_does_not_fit_says_what_to_lower(save: Save) -> None:
+    cramped = Ledger(64 * MIB)
+    folder = save()
+    loader(folder, cramped, config()).load(lambda _: None)
+    held = cramped.by_owner()
+    ledger = Ledger(held["tiny/weights"] + held["tiny/activations"] + 2**15)
+    with pytest.raises(MemoryBudgetExceeded, match="--max-length"):
+        loader(folder, ledger, config()).load(lambda _: None)
+
+
+EDITS: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
+    "missing": ({"model__layers__1__mlp__up_proj__weight": None}, "layers.1.mlp.up_proj.weight"),
+    "extra": ({"model__layers__0__self_attn__sink": torch.zeros(3)}, "layers.0.self_attn.sink"),
+    "mis-shaped": (
+        {"model__layers__0__self_attn__k_proj__weight": torch.zeros(32, 32)},
+        "layers.0.self_attn.k_proj.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize(("edits", "tensor"), EDITS.values(), ids=EDITS)
+def test_incomplete_weights_are_refused_by_tensor_and_file(
+    save: Save, edits: dict[str, torch.Tensor | None], tensor: str
+) -> None:
+    ledger = Ledger(64 * MIB)
+    with pytest.raises(WeightsError) as caught:
+        loader(save(**edits), ledger, config()).load(lambda _: None)
+    assert tensor in str(caught.value)
+    assert "model.safetensors" in str(caught.value)
+    assert ledger.by_owner() == {}
+
+
+def test_the_cache_keeps_its_own_type(save: Save) -> None:
+    ledger = Ledger(64 * MIB)
+    models, cache = ModelOptions(dtype="bfloat16"), CacheOptions(kv_cache_format="float32")
+    loader(save(), ledger, config(models=models, cache=cache)).load(lambda _: None)
+    assert pages_of(ledger) == 4 * (256 // 32)  # counted at four bytes a value
+
+
+def test_a_loaded_model_answers_as_transformers_does(save: Save) -> None:
+    """Scheduler and runner together: chunked prompts, mixed steps, two steps in flight."""
+    folder, heard = save(), list[Output]()
+    schedule = ScheduleOptions(max_batch_size=4, max_batch_input_tokens=16)
+    loaded = loader(folder, Ledger(64 * MIB), config(schedule=schedule)).load(lambda _: None)
+    prompts = [tuple(range(3, 3 + n)) for n in (5, 41, 18)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=9)
+    for index, prompt in enumerate(prompts):
+        request = TokenRequest(prompt_ids=prompt, sampling=sampling)
+        loaded.scheduler.submit(
+            Job(job_id=str(index), model="tiny", request=request, sink=heard.append, arrival_s=0.0)
+        )
+    run_to_the_end(loaded)
+    reference = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    for index, prompt in enumerate(prompts):
+        ids = [t for o in heard if o.job_id == str(index) for t in o.payload.token_ids]
+        expected = reference.generate(
+            torch.tensor([prompt]), max_new_tokens=9, do_sample=False, eos_token_id=None
+        )
+        assert ids == expected[0, len(prompt) :].tolist()
+    loaded.scheduler.check()
+
+
+def run_to_the_end(loaded: LoadedModel) -> None:
+    in_flight: deque[tuple[Plan, PendingStep]] = deque()
+    for step_id in range(200):
+        proposal = loaded.scheduler.propose(0.0)
+        plan = proposal and loaded.scheduler.book(proposal, step_id, 0.0)
+        if plan is not None:
+            in_flight.append((plan, loaded.runner.launch(plan)))
+        if len(in_flight) == 2 or (plan is None and in_flight):
+            done, pending = in_flight.popleft()
+            loaded.scheduler.commit(done, pending.result(), 0.0)
+        elif plan is None:
+            return
+    raise AssertionError("the jobs never end")

@@ -1,0 +1,74 @@
+"""The embedded model, for real: greedy tokens in float32 equal to transformers' on 50 prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from parity.rig import Rig, load_decoder
+from tokenizers import Tokenizer
+
+from triptych.core.config import ModelOptions
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
+
+NUM_NEW_TOKENS = 24
+SUBJECTS = (
+    "the sea",
+    "a red bicycle",
+    "prime numbers",
+    "the Roman empire",
+    "photosynthesis",
+    "my neighbour's cat",
+    "Python decorators",
+    "rain in Lisbon",
+    "black holes",
+    "bread",
+)
+OPENINGS = (
+    "Tell me about {}.",
+    "Write a haiku on {}:",
+    "Q: What is {}?\nA:",
+    "Once upon a time, {}",
+    "def explain():\n    '''{}'''\n",
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    resolved = resolve(
+        EMBEDDED_REFERENCE, name=None, options=ModelOptions(), progress=SilentProgress()
+    )
+    return Path(resolved.folder)
+
+
+@pytest.mark.embedded
+def test_greedy_tokens_equal_transformers(folder: Path) -> None:
+    """Each of our tokens is what transformers would pick after the ones before it: by induction
+    the whole answer is the same. So one forward per answer is enough of the reference."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompts = [
+        tokenizer.encode(opening.format(subject)).ids
+        for subject in SUBJECTS
+        for opening in OPENINGS
+    ]
+    assert len(prompts) == 50
+    rig = Rig(load_decoder(folder), max_batch_size=50, max_length=64)
+    rows = [rig.open(prompt) for prompt in prompts]
+    rig.prefill(*rows)
+    rig.decode(*rows, num_steps=NUM_NEW_TOKENS - 1)
+
+    reference = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for first in range(0, len(rows), 10):
+        some = rows[first : first + 10]
+        width = max(len(row.tokens) for row in some)
+        ids = torch.tensor([row.tokens + [0] * (width - len(row.tokens)) for row in some])
+        with torch.inference_mode():
+            best = reference(ids).logits.argmax(-1)  # padding on the right changes nothing before
+        for row, best_T in zip(some, best.tolist(), strict=True):
+            start = row.num_prompt_tokens
+            answer = row.tokens[start:]
+            assert len(answer) == NUM_NEW_TOKENS
+            assert answer == best_T[start - 1 : len(row.tokens) - 1]
