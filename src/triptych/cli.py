@@ -48,7 +48,7 @@ class Command:
             usage=f"triptych {self.name} [OPTIONS] {self.operands}".rstrip(),
             description=self.summary,
             epilog="examples:\n" + "".join(f"  {line}\n" for line in self.examples),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
             allow_abbrev=False,
         )
         self._function("add{}_arguments")(parser)
@@ -67,6 +67,16 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`.")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """argparse's help, naming the value once for all spellings of a flag."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
 
 
 _LLM = "triptych.modalities.llm"
