@@ -56,10 +56,7 @@ class WeightsCache:
         """
         folder = self.models / key
         try:
-            manifest = _verified(folder, key, progress)
-            if manifest is None:
-                with self._locked(key):
-                    manifest = self._rebuilt(folder, source, build, progress)
+            manifest = self._whole(folder, source, build, progress)
         except OSError as error:
             if error.errno not in _NO_ROOM and not isinstance(error, Timeout):
                 raise
@@ -91,12 +88,27 @@ class WeightsCache:
         finally:
             lock.release()
 
+    def _whole(self, folder: Path, source: str, build: Build, progress: Progress) -> Manifest:
+        """The entry's manifest, after building or rebuilding it where needed.
+
+        A whole entry needs no lock, and so no writable disk: it appeared by one rename and never
+        changes.
+        """
+        try:
+            return _verified(folder, progress)
+        except WeightsError:
+            with self._locked(folder.name):
+                return self._rebuilt(folder, source, build, progress)
+
     def _rebuilt(self, folder: Path, source: str, build: Build, progress: Progress) -> Manifest:
         """Under the lock: the entry another process made meanwhile, or a new one."""
         key = folder.name
-        if manifest := _verified(folder, key, progress):
-            return manifest
         if folder.exists():
+            try:
+                return _verified(folder, progress)
+            except WeightsError as error:
+                reason = error.message
+            _log.warning("cached weights are damaged; rebuilding", extra=fields(reason=reason))
             quarantine = self.models / (key + _QUARANTINED)
             shutil.rmtree(quarantine, ignore_errors=True)
             folder.rename(quarantine)
@@ -123,22 +135,11 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "triptych"
 
 
-def _verified(folder: Path, key: str, progress: Progress) -> Manifest | None:
-    """The manifest of an entry that is whole; `None` where there is none, or a damaged one.
-
-    Needs no lock: entries appear by one rename and never change.
-    """
-    if not folder.exists():
-        return None
-    try:
-        manifest = verify(folder, progress)
-        if manifest.key != key:
-            raise WeightsError("The manifest is another entry's.")
-    except WeightsError as error:
-        _log.warning(
-            "cached weights are damaged and will be rebuilt", extra=fields(reason=error.message)
-        )
-        return None
+def _verified(folder: Path, progress: Progress) -> Manifest:
+    """The manifest of an entry that is whole and in its place; otherwise `WeightsError`."""
+    manifest = verify(folder, progress)
+    if manifest.key != folder.name:
+        raise WeightsError("The manifest is another entry's.")
     return manifest
 
 

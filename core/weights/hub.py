@@ -10,10 +10,10 @@ import errno
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import (
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HFValidationError,
-    HTTPError,  # type: ignore[attr-defined]  # the root of whichever HTTP library it uses
+    HTTPError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )

@@ -1,0 +1,113 @@
+"""`triptych models` lists, fetches, verifies and removes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from fakes_weights import write_gguf
+from safetensors.torch import save_file
+
+from triptych.cli import main
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def models(cache: Path, *argv: str) -> int:
+    return main(["models", *argv, "--cache-dir", str(cache)])
+
+
+@pytest.fixture
+def fetched(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The cache folder of a fetched tiny model."""
+    assert models(cache, "fetch", str(write_gguf(tmp_path / "tiny.gguf"))) == 0
+    line = capsys.readouterr().out.strip()
+    assert line.startswith("tiny is in ")
+    return Path(line.removeprefix("tiny is in "))
+
+
+def add_snapshot(cache: Path) -> Path:
+    """A hub model as the hub's library lays it out."""
+    repository = cache / "hub" / "models--org--model"
+    snapshot = repository / "snapshots" / ("c" * 40)
+    for folder in (snapshot, repository / "blobs", repository / "refs"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text("c" * 40)
+    save_file({"a": torch.ones(2)}, repository / "weights")
+    import hashlib
+
+    digest = hashlib.sha256((repository / "weights").read_bytes()).hexdigest()
+    (repository / "weights").rename(repository / "blobs" / digest)
+    (snapshot / "model.safetensors").symlink_to(repository / "blobs" / digest)
+    return repository / "blobs" / digest
+
+
+def test_empty_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert models(cache, "list") == 0
+    assert capsys.readouterr().out == "0 models, 0 bytes\n"
+    assert models(cache, "verify") == 0
+    assert not cache.exists()
+
+
+def test_list_verify_remove(fetched: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert models(cache, "list") == 0
+    words = capsys.readouterr().out.splitlines()[1].split()
+    assert words[:3] == ["tiny.gguf", "converted", fetched.name[:12]]
+    assert words[-1] == "ok"
+    assert models(cache, "verify", "tiny.gguf") == 0
+    assert capsys.readouterr().out == "tiny.gguf: ok\n"
+    assert models(cache, "remove", fetched.name[:8]) == 0
+    assert "tiny.gguf is removed" in capsys.readouterr().out
+    assert not fetched.exists()
+
+
+def test_verify_rehashes(fetched: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = fetched / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert models(cache, "verify") == 1
+    assert "model.safetensors is damaged" in capsys.readouterr().out
+
+
+def test_quarantined_weights_are_listed_and_can_be_removed(
+    fetched: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetched.rename(f"{fetched}.corrupt")
+    assert models(cache, "list") == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-1] == "damaged"
+    assert models(cache, "remove", fetched.name[:12]) == 0
+    assert not list((cache / "models").iterdir())
+
+
+def test_hub_models_are_kept_house_for_too(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blob = add_snapshot(cache)
+    assert models(cache, "list") == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["org/model", "hub", "c" * 12]
+    assert models(cache, "verify", "org/model") == 0
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(data)
+    assert models(cache, "verify", "org/model") == 1
+    assert "is not the hub's" in capsys.readouterr().out
+    assert models(cache, "remove", "org/model") == 0
+    assert not blob.exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (("remove",), "Name the models to remove"),
+        (("verify", "nobody"), "No stored model is called 'nobody'"),
+        (("fetch", "./nobody"), "no folder nobody"),
+    ],
+)
+def test_mistakes_are_one_line(
+    argv: tuple[str, ...], complaint: str, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert models(cache, *argv) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
