@@ -19,10 +19,11 @@ do, and booking does just that. The rules, in the order they are applied:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 
 from triptych.schedulers.token_state import Piece, Row, TokenState
 
@@ -196,9 +197,8 @@ class _Drafter:
 
     def _add_waiting(self) -> None:
         blocked: list[Row] = []
-        num_blocked = 0
         for row in islice(self._state.waiting, _MAX_LOOKAHEAD):
-            if num_blocked == _MAX_BLOCKED:
+            if len(blocked) == _MAX_BLOCKED:
                 return
             if self._still_awaits(row):
                 continue
@@ -213,12 +213,10 @@ class _Drafter:
                 return
             if self._has_context(row) and self._try_admit(row, found):
                 self.draft.passed += blocked
-                blocked.clear()
             elif row.num_times_passed >= _MAX_PASSED:
                 return
             else:
                 blocked.append(row)
-                num_blocked += 1
 
     def _still_awaits(self, row: Row) -> bool:
         return row.awaited_key is not None and self._is_coming(row.awaited_key)
@@ -229,10 +227,13 @@ class _Drafter:
         return key in self._claimed or (owner is not None and not owner.is_paused)
 
     def _find_awaited(self, row: Row, num_found: int) -> bytes | None:
-        """The last of the pages that `row` lacks and that are coming in one go."""
+        """The last of the pages that `row` lacks and that are coming in one go.
+
+        Where one is coming, those before it are: whoever computes it computes them first.
+        """
         missing = row.lookup_keys(self._pool.page_size)[num_found:]
-        coming = list(takewhile(self._is_coming, missing))
-        return coming[-1] if coming else None
+        num_coming = bisect_left(missing, True, key=lambda key: not self._is_coming(key))
+        return missing[num_coming - 1] if num_coming else None
 
     def _has_budget(self, num_remaining: int) -> bool:
         """Whether a prompt may take part: without chunks the first does, whatever its size."""
