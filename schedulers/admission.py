@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import TracebackType
 
 from triptych.core.config import ScheduleOptions
@@ -21,60 +20,93 @@ MAX_RETRY_S = 60.0
 _MEMORY_S = 20.0
 
 
-class _DrainRate:
-    """Amount released per second, over about the last `_MEMORY_S` seconds.
+class _Meter:
+    """An amount inside, its limit (0: none), and how fast it drains.
 
-    An exponentially decaying sum; while the account is young it is divided by the time it has
-    really seen, not by the time it could.
+    The rate is an exponentially decaying sum over about the last `_MEMORY_S` seconds, divided by
+    the time really seen while the meter is young.
     """
 
-    def __init__(self, now_s: float) -> None:
-        self._sum = 0.0
+    def __init__(self, unit: str, limit: int, now_s: float) -> None:
+        self.unit = unit
+        self.limit = limit
+        self.inside = 0
+        self._drained = 0.0
         self._seen_s = 0.0
         self._last_s = now_s
 
-    def add(self, amount: float, now_s: float) -> None:
-        self._advance(now_s)
-        self._sum += amount
+    def drain(self, amount: int, now_s: float) -> None:
+        """`amount` has left."""
+        self._forget(now_s)
+        self.inside -= amount
+        self._drained += amount
 
-    def per_second(self, now_s: float) -> float:
-        self._advance(now_s)
-        return self._sum / max(self._seen_s, 1e-3)
+    def wait_s(self, amount: int, now_s: float) -> float:
+        """Seconds until `amount` more has left; the least where nothing has been measured yet."""
+        self._forget(now_s)
+        if not self._drained:
+            return MIN_RETRY_S
+        return min(max(amount * self._seen_s / self._drained, MIN_RETRY_S), MAX_RETRY_S)
 
-    def _advance(self, now_s: float) -> None:
-        decay = math.exp(-(now_s - self._last_s) / _MEMORY_S)
-        self._sum *= decay
-        self._seen_s = _MEMORY_S * (1 - decay) + self._seen_s * decay
+    def _forget(self, now_s: float) -> None:
+        kept = math.exp((self._last_s - now_s) / _MEMORY_S)
+        self._drained *= kept
+        self._seen_s = _MEMORY_S * (1 - kept) + self._seen_s * kept
         self._last_s = now_s
 
 
-@dataclass(slots=True)
 class _Account:
-    """Jobs and tokens inside, and how fast each leaves."""
+    """Jobs and tokens of one key, or of all together."""
 
-    num_jobs: int = 0
-    num_tokens: int = 0
-    job_rate: _DrainRate = field(kw_only=True)
-    token_rate: _DrainRate = field(kw_only=True)
+    def __init__(self, *, max_jobs: int, max_tokens: int, now_s: float) -> None:
+        self.jobs = _Meter("jobs", max_jobs, now_s)
+        self.tokens = _Meter("tokens", max_tokens, now_s)
+
+    def check(
+        self, num_jobs: int, num_tokens: int, refusal: type[Unavailable], now_s: float
+    ) -> None:
+        """Raise `refusal` if so much more does not fit now, InvalidRequest if it never can."""
+        for meter, amount in ((self.jobs, num_jobs), (self.tokens, num_tokens)):
+            excess = meter.inside + amount - meter.limit
+            if not meter.limit or excess <= 0:
+                continue
+            if amount > meter.limit:
+                raise InvalidRequest(
+                    f"The request asks for {amount} {meter.unit}; at most {meter.limit} are"
+                    " admitted at once."
+                )
+            whose = "Your key has" if refusal is RateLimited else "The server has"
+            raise refusal(
+                f"{whose} {meter.inside} {meter.unit} in progress, of {meter.limit} at most; try"
+                " again later.",
+                retry_after_s=meter.wait_s(excess, now_s),
+            )
+
+    def enter(self, num_jobs: int, num_tokens: int) -> None:
+        """So much has come in."""
+        self.jobs.inside += num_jobs
+        self.tokens.inside += num_tokens
+
+    def leave(self, num_jobs: int, num_tokens: int, now_s: float) -> None:
+        """So much has left."""
+        self.jobs.drain(num_jobs, now_s)
+        self.tokens.drain(num_tokens, now_s)
 
 
 class Ticket:
     """Admitted work. Give it back exactly once: `release`, or leave the `with` block."""
 
-    __slots__ = ("_admission", "_is_released", "key", "num_jobs", "num_tokens")
+    __slots__ = ("_is_released", "_on_release")
 
-    def __init__(self, admission: Admission, *, key: str, num_jobs: int, num_tokens: int) -> None:
-        self._admission = admission
+    def __init__(self, on_release: Callable[[], None]) -> None:
+        self._on_release = on_release
         self._is_released = False
-        self.key = key
-        self.num_jobs = num_jobs
-        self.num_tokens = num_tokens
 
     def release(self) -> None:
         """The work is over, well or not."""
         assert not self._is_released, "a ticket is released exactly once"
         self._is_released = True
-        self._admission._release(self)
+        self._on_release()
 
     def __enter__(self) -> Ticket:
         return self
@@ -90,31 +122,34 @@ class Ticket:
 
 
 class Admission:
-    """Admits work within `max_queue_size` (beside what runs), `max_queue_tokens`,
-    `max_jobs_per_key` and `max_tokens_per_key`. The empty key is nobody's and has no bound of its
-    own.
-    """  # noqa: D205
+    """Keeps admitted work within the bounds of `options`.
+
+    All together: `max_queue_size` jobs beside the `max_batch_size` that run, and
+    `max_queue_tokens`. Each key: `max_jobs_per_key` and `max_tokens_per_key`; the empty key is
+    nobody's and has no bounds of its own.
+    """
 
     def __init__(
         self, *, options: ScheduleOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._options = options
         self._clock = clock
-        self._max_jobs = options.max_queue_size + options.max_batch_size
-        self._max_tokens = options.max_queue_tokens
-        self._max_key_jobs = options.max_jobs_per_key
-        self._max_key_tokens = options.max_tokens_per_key
-        self._total = self._open()
         self._by_key: dict[str, _Account] = {}
+        self._total = _Account(
+            max_jobs=options.max_queue_size + options.max_batch_size,
+            max_tokens=options.max_queue_tokens,
+            now_s=clock(),
+        )
 
     @property
     def num_jobs(self) -> int:
         """Jobs admitted and not released."""
-        return self._total.num_jobs
+        return self._total.jobs.inside
 
     @property
     def num_tokens(self) -> int:
         """Tokens admitted and not released."""
-        return self._total.num_tokens
+        return self._total.tokens.inside
 
     def admit(self, *, key: str, num_jobs: int, num_tokens: int) -> Ticket:
         """Let `num_jobs` jobs in that take `num_tokens` tokens together.
@@ -123,58 +158,27 @@ class Admission:
         have, both saying when enough will have left; InvalidRequest where the call would not even
         fit alone.
         """
-        account = self._by_key.get(key) or self._open()
-        if key:
-            self._fit(account, num_jobs, self._max_key_jobs, "jobs", RateLimited)
-            self._fit(account, num_tokens, self._max_key_tokens, "tokens", RateLimited)
-        self._fit(self._total, num_jobs, self._max_jobs, "jobs", Overloaded)
-        self._fit(self._total, num_tokens, self._max_tokens, "tokens", Overloaded)
+        now_s = self._clock()
+        account = self._by_key.get(key) or self._open(key, now_s)
+        account.check(num_jobs, num_tokens, RateLimited, now_s)
+        self._total.check(num_jobs, num_tokens, Overloaded, now_s)
         self._by_key[key] = account
-        for one in (account, self._total):
-            one.num_jobs += num_jobs
-            one.num_tokens += num_tokens
-        return Ticket(self, key=key, num_jobs=num_jobs, num_tokens=num_tokens)
+        account.enter(num_jobs, num_tokens)
+        self._total.enter(num_jobs, num_tokens)
+        return Ticket(lambda: self._release(key, num_jobs, num_tokens))
 
-    def _fit(
-        self, account: _Account, amount: int, limit: int, unit: str, refusal: type[Unavailable]
-    ) -> None:
-        """Raise unless `amount` more `unit` stay within `limit` (0: none)."""
-        if not limit:
-            return
-        if amount > limit:
-            raise InvalidRequest(
-                f"The request asks for {amount} {unit}; at most {limit} are admitted at once."
-            )
-        inside, rate = (
-            (account.num_jobs, account.job_rate)
-            if unit == "jobs"
-            else (account.num_tokens, account.token_rate)
+    def _open(self, key: str, now_s: float) -> _Account:
+        options = self._options
+        return _Account(
+            max_jobs=options.max_jobs_per_key if key else 0,
+            max_tokens=options.max_tokens_per_key if key else 0,
+            now_s=now_s,
         )
-        excess = inside + amount - limit
-        if excess > 0:
-            whose = "Your key has" if refusal is RateLimited else "The server has"
-            raise refusal(
-                f"{whose} {inside} {unit} in progress, of {limit} at most; try again later.",
-                retry_after_s=self._retry_after_s(excess, rate),
-            )
 
-    def _retry_after_s(self, excess: int, rate: _DrainRate) -> float:
-        """Seconds until `excess` has drained; the least where nothing has been measured yet."""
-        per_second = rate.per_second(self._clock())
-        if not per_second:
-            return MIN_RETRY_S
-        return min(max(excess / per_second, MIN_RETRY_S), MAX_RETRY_S)
-
-    def _release(self, ticket: Ticket) -> None:
+    def _release(self, key: str, num_jobs: int, num_tokens: int) -> None:
         now_s = self._clock()
-        for account in (self._by_key[ticket.key], self._total):
-            account.num_jobs -= ticket.num_jobs
-            account.num_tokens -= ticket.num_tokens
-            account.job_rate.add(ticket.num_jobs, now_s)
-            account.token_rate.add(ticket.num_tokens, now_s)
-        if not self._by_key[ticket.key].num_jobs:
-            del self._by_key[ticket.key]  # a key that is idle costs no memory
-
-    def _open(self) -> _Account:
-        now_s = self._clock()
-        return _Account(job_rate=_DrainRate(now_s), token_rate=_DrainRate(now_s))
+        account = self._by_key[key]
+        account.leave(num_jobs, num_tokens, now_s)
+        self._total.leave(num_jobs, num_tokens, now_s)
+        if not account.jobs.inside:
+            del self._by_key[key]  # an idle key costs no memory

@@ -1,0 +1,146 @@
+"""Admission: bounds for all and for each key, and when to come back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.core.config import ScheduleOptions
+from triptych.core.errors import InvalidRequest, Overloaded, RateLimited
+from triptych.schedulers.admission import Admission, Ticket
+
+
+class Clock:
+    """Time that passes when told."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def admission(clock: Clock | None = None, **options: int) -> Admission:
+    base = {"max_batch_size": 1, "max_queue_size": 9} | options
+    return Admission(options=ScheduleOptions(**base), clock=clock or Clock())
+
+
+def admit(gate: Admission, num_jobs: int = 1, num_tokens: int = 1, key: str = "k") -> Ticket:
+    return gate.admit(key=key, num_jobs=num_jobs, num_tokens=num_tokens)
+
+
+def test_what_runs_comes_on_top_of_what_waits() -> None:
+    gate = admission()
+    tickets = [admit(gate) for _ in range(10)]
+    with pytest.raises(Overloaded, match="10 jobs in progress, of 10") as refusal:
+        admit(gate)
+    assert refusal.value.retry_after_s == 1.0
+    tickets[0].release()
+    admit(gate)
+
+
+def test_tokens_are_bounded_for_all() -> None:
+    gate = admission(max_queue_tokens=100)
+    with admit(gate, num_tokens=60):
+        with pytest.raises(Overloaded, match="60 tokens"):
+            admit(gate, num_tokens=41)
+        admit(gate, num_tokens=40).release()
+    admit(gate, num_tokens=100)
+    assert (gate.num_jobs, gate.num_tokens) == (1, 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "amounts"),
+    [({"max_jobs_per_key": 2}, (2, 1)), ({"max_tokens_per_key": 50}, (1, 50))],
+)
+def test_a_key_is_bounded_without_harm_to_others(
+    options: dict[str, int], amounts: tuple[int, int]
+) -> None:
+    gate = admission(**options)
+    ticket = admit(gate, *amounts)
+    with pytest.raises(RateLimited, match="Your key"):
+        admit(gate)
+    admit(gate, *amounts, key="other")
+    for _ in range(3):
+        admit(gate, key="")
+    ticket.release()
+    admit(gate, *amounts)
+
+
+def test_what_never_fits_is_the_callers_mistake() -> None:
+    gate = admission(max_jobs_per_key=4, max_queue_tokens=70)
+    for amounts in ((5, 1), (11, 1), (1, 71)):
+        with pytest.raises(InvalidRequest, match="at most"):
+            admit(gate, *amounts)
+    assert gate.num_jobs == 0
+
+
+def test_a_ticket_is_released_once() -> None:
+    gate = admission()
+    ticket = admit(gate)
+    with ticket:
+        ticket.release()
+    with pytest.raises(AssertionError, match="exactly once"):
+        ticket.release()
+    with pytest.raises(KeyError), admit(gate):
+        raise KeyError
+    assert gate.num_jobs == 0
+
+
+def test_the_retry_time_follows_the_measured_drain() -> None:
+    clock = Clock()
+    gate = admission(clock, max_queue_tokens=1000)
+    for _ in range(40):  # 50 tokens a second
+        ticket = admit(gate, num_tokens=100)
+        clock.now_s += 2.0
+        ticket.release()
+    admit(gate, num_tokens=1000)
+    with pytest.raises(Overloaded) as refusal:
+        admit(gate, num_tokens=500)
+    assert refusal.value.retry_after_s == pytest.approx(10.0, rel=0.1)
+
+
+def test_the_retry_time_of_a_young_server_is_not_too_long() -> None:
+    clock = Clock()
+    gate = admission(clock, max_queue_tokens=1000)
+    ticket = admit(gate, num_tokens=100)
+    clock.now_s += 2.0
+    ticket.release()
+    admit(gate, num_tokens=1000)
+    with pytest.raises(Overloaded) as refusal:
+        admit(gate, num_tokens=200)
+    assert refusal.value.retry_after_s == pytest.approx(4.0, rel=0.1)
+
+
+def test_the_retry_time_is_bounded() -> None:
+    clock = Clock()
+    gate = admission(clock)
+    admit(gate).release()
+    clock.now_s += 500.0
+    for _ in range(10):
+        admit(gate)
+    with pytest.raises(Overloaded) as refusal:
+        admit(gate)
+    assert refusal.value.retry_after_s == 60.0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 4), st.integers(0, 40)), max_size=40)
+)
+def test_bounds_hold_and_all_is_given_back(calls: list[tuple[str, int, int]]) -> None:
+    clock = Clock()
+    gate = admission(clock, max_queue_tokens=90, max_jobs_per_key=6, max_tokens_per_key=60)
+    tickets: list[Ticket] = []
+    waits_s: list[float | None] = []
+    for key, num_jobs, num_tokens in calls:
+        clock.now_s += 0.5
+        try:
+            tickets.append(admit(gate, num_jobs, num_tokens, key))
+        except (RateLimited, Overloaded) as refusal:
+            waits_s.append(refusal.retry_after_s)
+            if tickets:
+                tickets.pop(0).release()
+        assert gate.num_jobs <= 10
+        assert gate.num_tokens <= 90
+    assert all(wait_s is not None and 1.0 <= wait_s <= 60.0 for wait_s in waits_s)
+    for ticket in tickets:
+        ticket.release()
+    assert (gate.num_jobs, gate.num_tokens, gate._by_key) == (0, 0, {})
