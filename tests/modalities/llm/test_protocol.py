@@ -1,0 +1,226 @@
+"""Requests of the text API: what is honoured, inert, refused or unknown."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
+from pydantic import ValidationError
+
+from triptych.core.errors import TriptychError, UnsupportedOption
+from triptych.core.limits import SAMPLING_RANGES
+from triptych.core.sampling.params import SamplingParams
+from triptych.modalities.llm.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION
+
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "m", "prompt": "hi"}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.model_validate(HELLO | fields)
+
+
+def text(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate(TEXT | fields)
+
+
+def refusal(request: Any, **fields: Any) -> TriptychError:
+    """The error of the house that stands behind pydantic's."""
+    with pytest.raises(ValidationError) as caught:
+        request(**fields)
+    error = caught.value.errors()[0]["ctx"]["error"]
+    assert isinstance(error, TriptychError)
+    return error
+
+
+def test_every_field_openai_has_is_known_here() -> None:
+    for kind, request, refused in (
+        (chat_params.CompletionCreateParamsNonStreaming, ChatRequest, CHAT),
+        (text_params.CompletionCreateParamsNonStreaming, CompletionRequest, COMPLETION),
+    ):
+        theirs = set(typing.get_type_hints(kind))
+        assert theirs - request.model_fields.keys() - refused.keys() - COMMON.keys() == set()
+
+
+def test_every_sampling_parameter_can_be_asked_for() -> None:
+    internal = {"sample_index", "seed"}  # `seed` travels beside the parameters
+    given = {*chat().sampling(), *text().sampling()}
+    assert given == set(SamplingParams.__struct_fields__) - internal
+
+
+@pytest.mark.parametrize("name", sorted(COMMON.keys() | CHAT.keys()))
+def test_refused_fields_of_chat_name_the_alternative(name: str) -> None:
+    error = refusal(chat, **{name: "something"})
+    assert isinstance(error, UnsupportedOption)
+    assert error.param == name
+    assert error.message.startswith(f"{name} is not offered: ")
+    assert error.message.endswith(".")
+
+
+def test_suffix_and_best_of_are_refused() -> None:
+    assert refusal(text, suffix="x").param == "suffix"
+    assert refusal(text, best_of=2).param == "best_of"
+    assert text(best_of=2, n=2).best_of == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("response_format", {"type": "text"}),
+        ("modalities", ["text"]),
+        ("tools", []),
+        ("tool_choice", "none"),
+        ("verbosity", "medium"),
+        *[(name, None) for name in (*COMMON, *CHAT)],
+    ],
+)
+def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
+    assert chat(**{name: value}) == chat()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": value} for value in (float("nan"), float("inf"), -0.1, 2.1, "1", True, [1])]
+    + [
+        {"repetition_penalty": 0},
+        {"top_logprobs": 3},
+        {"top_logprobs": 21, "logprobs": True},
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"max_tokens": 5, "max_completion_tokens": 6},
+        {"stop": [""]},
+        {"stop": ["x"] * 17},
+        {"stop": "x" * 1025},
+        {"stop_token_ids": [-1]},
+        {"logit_bias": {"a": 1}},
+        {"logit_bias": {"5": 101}},
+        {"logit_bias": {"5": float("nan")}},
+        {"logit_bias": {str(n): 1 for n in range(1025)}},
+        {"seed": 2**63},
+        {"stream_options": {"include_usage": True}},
+        {"stream": 1},
+        {"user": "x" * 513},
+        {"metadata": {"k": "v" * 513}},
+        {"metadata": {str(n): "" for n in range(17)}},
+        {"chat_template_kwargs": {"messages": []}},
+        {"chat_template_kwargs": {"tools": "x"}},
+        {"chat_template_kwargs": {"date_string": "<|im_end|>"}},
+        {"model": ""},
+        {"messages": [{"role": "narrator", "content": "x"}]},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user", "content": []}]},
+        {"messages": [{"role": "user", "content": "x", "name": "a b"}]},
+        {"messages": HELLO["messages"] * 4097},
+    ],
+)
+def test_what_is_out_of_range_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        chat(**fields)
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLING_RANGES.keys() - {"sample_index"}))
+def test_both_ends_of_a_range_are_allowed(name: str) -> None:
+    for value in SAMPLING_RANGES[name]:
+        if name == "top_logprobs":
+            assert chat(logprobs=True, top_logprobs=int(value))
+        elif (name, value) != ("repetition_penalty", 0):
+            assert chat(**{name: value})
+
+
+def test_lists_of_mistakes_are_not_collected() -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat(messages=[None] * 4000)
+    assert caught.value.error_count() == 1
+    with pytest.raises(ValidationError) as caught:
+        text(prompt=[[None] * 1000] * 500)
+    assert caught.value.error_count() == 1
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url", "refusal"])
+def test_parts_that_are_not_text_are_refused_by_name(kind: str) -> None:
+    error = refusal(chat, messages=[{"role": "user", "content": [{"type": kind, kind: {}}]}])
+    assert isinstance(error, UnsupportedOption)
+    assert "text parts only" in error.message
+
+
+def test_tool_calls_in_a_message_are_refused() -> None:
+    message = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
+    assert refusal(chat, messages=[message]).param == "tool_calls"
+
+
+def test_messages_become_what_templates_know() -> None:
+    messages = [
+        {"role": "developer", "content": "d"},
+        {"role": "system", "content": "s", "name": "n"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None},
+        {"role": "tool", "content": "t", "tool_call_id": "1"},
+    ]
+    assert [message.for_template() for message in chat(messages=messages).messages] == [
+        {"role": "system", "content": "d"},
+        {"role": "system", "content": "s", "name": "n"},
+        {"role": "user", "content": messages[2]["content"]},
+        {"role": "assistant", "content": "c"},
+        {"role": "tool", "content": "t", "tool_call_id": "1"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
+    assert text(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 1, [], [[]], ["a", 1], [1, "a"], [[1], 2], [1.5], [-1], [True, None], {}]
+)
+def test_other_forms_are_refused(prompt: Any) -> None:
+    with pytest.raises(ValidationError):
+        text(prompt=prompt)
+
+
+def test_prompts_times_samples_are_bounded() -> None:
+    assert refusal(text, prompt=["a"] * 512, n=2).param == "prompt"
+
+
+def test_chat_has_its_own_words_for_length_and_logprobs() -> None:
+    assert chat(max_completion_tokens=5).sampling()["max_tokens"] == 5
+    assert chat(max_tokens=5).sampling()["max_tokens"] == 5
+    assert chat().sampling()["top_logprobs"] is None
+    assert chat(logprobs=True).sampling()["top_logprobs"] == 0
+    assert chat(logprobs=True, top_logprobs=3).sampling()["top_logprobs"] == 3
+    assert text(logprobs=0, echo=True).sampling()["prompt_logprobs"] is True
+    assert text(echo=True).sampling()["prompt_logprobs"] is False
+
+
+def test_stops_and_biases_are_normalised() -> None:
+    assert (chat().stops, chat(stop="a").stops, chat(stop=["a", "b"]).stops) == (
+        (),
+        ("a",),
+        ("a", "b"),
+    )
+    assert chat(logit_bias={"7": -100}).sampling()["logit_bias"] == ((7, -100.0),)
+
+
+def test_the_template_is_given_switches() -> None:
+    options = chat(chat_template_kwargs={"enable_thinking": False}).template_options()
+    assert options == {"enable_thinking": False, "add_generation_prompt": True}
+    assert chat(add_generation_prompt=False).template_options()["add_generation_prompt"] is False
+
+
+def test_tokenize_takes_either_a_prompt_or_messages() -> None:
+    for fields in ({}, {"prompt": "a", "messages": HELLO["messages"]}):
+        assert refusal(
+            lambda **given: TokenizeRequest.model_validate({"model": "m", **given}), **fields
+        )

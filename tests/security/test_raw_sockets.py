@@ -1,0 +1,128 @@
+"""What is on the wire is HTTP, or it is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+from fakes_http import FakeEngine, answer, ask, chat, connect, live, make_app, post, read_all
+
+from triptych.core.http.server import HttpServer
+from triptych.core.http.wire import WireLimits
+
+CHAT = "/v1/chat/completions"
+BODY = json.dumps(chat()).encode()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A live server that must still answer at the end."""
+    app = make_app(tmp_path_factory.mktemp("app"), FakeEngine())
+    wire = WireLimits(head_timeout_s=0.4, body_timeout_s=0.6, discarded_bytes=2**16)
+    with live(app, wire=wire) as server:
+        yield server
+        assert ask(server.url, CHAT, json=chat()).status_code == 200
+
+
+def sent(server: HttpServer, raw: bytes) -> bytes:
+    with connect(server) as sock:
+        sock.sendall(raw)
+        return read_all(sock)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        post(CHAT, b"0\r\n\r\n", "Content-Length: 5", "Transfer-Encoding: chunked"),
+        post(CHAT, b"0\r\n\r\n", "Transfer-Encoding: chunked", "Content-Length: 5"),
+        post(CHAT, BODY, f"Content-Length: {len(BODY)}", "Content-Length: 3"),
+        post(CHAT, BODY, f"Content-Length: {len(BODY)}, {len(BODY)}"),
+        post(CHAT, BODY, f"Content-Length: +{len(BODY)}"),
+        post(CHAT, BODY, "Content-Length: -1"),
+        post(CHAT, BODY, "Content-Length: 0x10"),
+        post(CHAT, BODY, "Transfer-Encoding: chunked, identity"),
+        post(CHAT, b"zz\r\n", "Transfer-Encoding: chunked"),
+        post(CHAT, b"-5\r\nhello\r\n", "Transfer-Encoding: chunked"),
+        post(CHAT, b"fffffffffffffffff\r\n", "Transfer-Encoding: chunked"),
+        b"GET /livez HTTP/1.1\r\nHost : t\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n Host: t\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: t\r\nX: a\rb\r\n\r\n",
+        b"GET /livez HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\0" * 100,
+    ],
+)
+def test_what_two_readers_could_read_differently_is_refused(server: HttpServer, raw: bytes) -> None:
+    said = sent(server, raw)
+    assert b"HTTP/1.1 200" not in said
+    assert said == b"" or said.startswith(b"HTTP/1.1 400")
+
+
+def test_what_cannot_be_parsed_is_answered_in_the_shape_of_errors(server: HttpServer) -> None:
+    head, _, body = sent(server, b"nonsense\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert json.loads(body)["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "gzip, identity"])
+def test_compressed_bodies_are_not_read(server: HttpServer, encoding: str) -> None:
+    bomb = gzip.compress(b" " * 10**7)
+    reply = ask(
+        server.url,
+        CHAT,
+        content=bomb,
+        headers={"content-type": "application/json", "content-encoding": encoding},
+    )
+    assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data; boundary=x", "json"])
+def test_only_json_is_read(server: HttpServer, kind: str) -> None:
+    reply = ask(server.url, CHAT, content=BODY, headers={"content-type": kind})
+    assert reply.status_code == 415
+
+
+def test_after_an_early_answer_only_so_much_is_thrown_away(server: HttpServer) -> None:
+    with connect(server) as sock:
+        sock.sendall(post("/nowhere", b"", "Content-Length: 100000000"))
+        assert answer(sock).status == 404
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            sock.sendall(b"x" * 50_000_000)
+
+
+def test_a_continue_is_sent_only_where_the_body_is_wanted(server: HttpServer) -> None:
+    with connect(server) as sock:
+        sock.sendall(post("/nowhere", b"", "Content-Length: 10", "Expect: 100-continue"))
+        assert sock.recv(12) == b"HTTP/1.1 404"
+    with connect(server) as sock:
+        head = post(CHAT, b"", f"Content-Length: {len(BODY)}", "Expect: 100-continue")
+        sock.sendall(head)
+        assert sock.recv(25, socket.MSG_WAITALL) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(BODY)
+        assert answer(sock).status == 200
+
+
+def test_stray_line_ends_between_requests_do_no_harm(server: HttpServer) -> None:
+    with connect(server) as sock:
+        for _ in range(3):
+            sock.sendall(post("/tokenize", b'{"model":"tiny","prompt":"x"}') + b"\r\n")
+            assert answer(sock).status == 200
+
+
+def test_a_response_cannot_be_split_by_a_request_id(server: HttpServer) -> None:
+    head = b"GET /livez HTTP/1.1\r\nHost: t\r\nConnection: close\r\n"
+    said = sent(server, head + b"X-Request-Id: a%0d%0aX: y\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 200")
+    assert b"x: y" not in said.lower()
+
+
+@pytest.mark.parametrize("upgrade", ["websocket", "h2c"])
+def test_upgrades_are_not_taken(server: HttpServer, upgrade: str) -> None:
+    head = f"GET /livez HTTP/1.1\r\nHost: t\r\nConnection: Upgrade\r\nUpgrade: {upgrade}\r\n\r\n"
+    with connect(server) as sock:
+        sock.sendall(head.encode())
+        assert answer(sock).status == 200
