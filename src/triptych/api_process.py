@@ -32,7 +32,7 @@ BEAT_S = 1.0
 STALL_BUDGET_S = 30.0
 """A loop that does not come round within this is stuck, however busy the machine."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("triptych.api_process")
 
 
 def main() -> None:

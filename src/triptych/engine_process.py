@@ -18,7 +18,7 @@ import msgspec
 from triptych.compose import ChildSetup, build_codec, build_engine
 from triptych.core import logs
 from triptych.core.config import Config
-from triptych.core.errors import SetupError
+from triptych.core.errors import SetupError, TriptychError
 from triptych.core.transport.control import (
     EXIT_SETUP_FAILED,
     Beat,
@@ -33,7 +33,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.engine import Engine
 
 BuildEngine = Callable[[Config, Sequence[ResolvedModel]], Engine]
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("triptych.engine_process")
 
 
 def main(build: BuildEngine = build_engine) -> None:
@@ -46,6 +46,9 @@ def main(build: BuildEngine = build_engine) -> None:
     except SetupError as error:
         line.send(Failed(error.message))
         code = EXIT_SETUP_FAILED
+    except TriptychError as error:  # told where it happened
+        _log.error("the engine ends: %s", error.message)
+        code = 1
     except Exception:  # the process ends here; its supervisor starts another
         _log.exception("the engine crashed")
         code = 1
@@ -96,7 +99,7 @@ class StartReport:
                 now_s = time.monotonic()
                 elapsed_s, self._started_s = now_s - self._started_s, now_s
                 self._line.send(Phase(name="load", elapsed_s=elapsed_s, note=status.model))
-        if all(status.state != "loading" for status in beat.models):
+        if all(status.state in ("ready", "unloaded") for status in beat.models):
             self._is_ready = True
             self._line.send(Ready())
 

@@ -1,0 +1,254 @@
+"""Processes that hang, die, are told to stop or cannot start: `triptych serve` as a whole."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from fake_engine_process import HANG_PROMPT
+from fakes_serve import Server, eventually, write_model
+from triptych.core.transport.endpoint import SOCKET_NAME
+
+ENGINE = "engine_process"
+API = "api_process"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture
+def start(tmp_path, model):
+    """Start servers, all gone at the end of the test."""
+    servers = []
+
+    def start(*arguments, **options):
+        log = tmp_path / f"log{len(servers)}"
+        servers.append(Server("--model", model, *arguments, log=log, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.__exit__()
+
+
+def error_code(events):
+    return json.loads(events[-1])["error"]["code"]
+
+
+def test_a_served_tree_is_private_and_listens_on_one_port(start, tmp_path):
+    base = tmp_path / "sockets"
+    server = start("--zmq-endpoint-base", str(base))
+    server.wait_ready()
+    assert server.chat().status_code == 200
+    tree = [psutil.Process(server.process.pid), *server.children()]
+    listening = {
+        connection.laddr.port
+        for process in tree
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {server.port}
+    assert stat.S_IMODE(base.stat().st_mode) == 0o700
+    assert stat.S_IMODE((base / SOCKET_NAME).stat().st_mode) == 0o600
+    assert not any("api_key" in " ".join(process.cmdline()) for process in tree)
+    assert len(server.output.splitlines()) < 20
+
+
+# Fault 33.
+def test_a_hung_step_makes_unhealthy_and_is_restarted(start):
+    server = start("--min-stall-budget-s", "0.5")
+    server.wait_ready()
+    for _ in range(2):  # steps of a kind never seen before have a longer budget
+        assert server.chat().status_code == 200
+    answer = {}
+    asking = threading.Thread(target=lambda: answer.update(it=server.chat(prompt=HANG_PROMPT)))
+    asking.start()
+    eventually(lambda: server.health().get("status") == "unavailable")
+    asking.join(30)
+    assert answer["it"].status_code == 503
+    assert answer["it"].json()["error"]["code"] == "engine_down"
+    server.wait_ready(num_restarts=1)
+    assert server.chat().status_code == 200
+    assert "fake_engine_process.py" in server.output  # its stacks
+
+
+# Fault 34.
+def test_a_killed_engine_ends_streams_with_a_typed_error_and_comes_back(start):
+    server = start()
+    server.wait_ready()
+    stream = server.stream(max_tokens=4000)
+    server.child(ENGINE).kill()
+    assert error_code(stream.rest()) == "engine_down"
+    refused = server.chat()
+    assert refused.status_code in (200, 503)  # it may be back already
+    server.wait_ready(num_restarts=1)
+    assert server.chat().status_code == 200
+
+
+def test_a_killed_api_process_comes_back_to_the_same_engine_and_orphans_are_cancelled(start):
+    server = start()
+    server.wait_ready()
+    engine_pid = server.child(ENGINE).pid
+    stream = server.stream(max_tokens=4000)
+    server.child(API).kill()
+    with pytest.raises(httpx.TransportError):
+        stream.rest()
+    server.wait_ready()
+    assert server.child(ENGINE).pid == engine_pid
+    running = 'triptych_jobs_running{model="tiny"} '
+
+    def is_idle():
+        lines = server.client.get("/metrics").text.splitlines()
+        return any(line.startswith(running) and float(line.split()[-1]) == 0 for line in lines)
+
+    eventually(is_idle)
+    assert server.chat().status_code == 200
+
+
+# Fault 36.
+def test_sigterm_finishes_what_is_in_flight_and_refuses_the_rest(start):
+    server = start()
+    server.wait_ready()
+    stream = server.stream(max_tokens=100)
+    server.signal()
+    eventually(lambda: server.health().get("is_draining"))
+    refused = server.chat()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    events = stream.rest()
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.wait_exit() == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port), 5)
+
+
+def test_what_does_not_finish_in_time_ends_with_a_typed_error(start):
+    server = start("--drain-timeout-s", "0.3")
+    server.wait_ready()
+    stream = server.stream(max_tokens=4000)
+    server.signal()
+    assert error_code(stream.rest()) == "draining"
+    assert server.wait_exit() == 0
+
+
+def test_a_signal_to_every_process_of_the_tree_still_drains(start):
+    server = start()
+    server.wait_ready()
+    stream = server.stream(max_tokens=60)
+    for process in [*server.children(), psutil.Process(server.process.pid)]:
+        process.terminate()
+    assert stream.rest()[-1] == "[DONE]"
+    assert server.wait_exit() == 0
+
+
+def test_a_second_signal_ends_at_once(start):
+    server = start()
+    server.wait_ready()
+    server.stream(max_tokens=4000)
+    children = server.children()
+    server.signal()
+    eventually(lambda: server.health().get("is_draining"))
+    server.signal(signal.SIGINT)
+    assert server.wait_exit() == 128 + signal.SIGINT
+    assert not any(child.is_running() for child in children)
+
+
+def test_sigterm_during_the_start_exits_0(start):
+    server = start()
+    eventually(lambda: "resolve" in server.output)
+    eventually(server.children)
+    server.signal()
+    assert server.wait_exit() == 0
+
+
+# Fault 40.
+def test_a_taken_port_ends_the_start_in_one_line(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = start(port=taken.getsockname()[1])
+        assert server.wait_exit(10) == 2
+    assert len(server.output.splitlines()) == 1
+    assert "--port" in server.output
+
+
+def test_a_model_that_is_not_there_ends_the_start_in_one_line(start):
+    server = start("--model", "/nowhere/at/all")
+    assert server.wait_exit(10) == 2
+    assert "error: " in server.output.splitlines()[-1]
+
+
+def test_a_model_that_is_unfit_ends_the_start_with_its_reason(start):
+    server = start("--served-model-name", "unfit")
+    assert server.wait_exit(10) == 2
+    assert server.output.splitlines()[-1] == "error: The fake model has no weights."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (("--device", "gpu:99"), "--device cpu"),
+        (("--device", "cpu", "--device-memory-utilization", "1e-9"), "memory"),
+    ],
+)
+def test_the_real_engine_without_its_device_or_memory_ends_the_start(start, arguments, advice):
+    server = start(*arguments, engine="real")
+    assert server.wait_exit(60) == 2
+    assert server.output.splitlines()[-1].startswith("error: ")
+    assert advice in server.output.splitlines()[-1]
+
+
+def test_an_engine_that_keeps_crashing_opens_the_circuit(start):
+    server = start("--served-model-name", "crasher")
+    assert server.wait_exit() == 2
+    assert "3 crashes" in server.output.splitlines()[-1]
+
+
+def test_a_killed_supervisor_leaves_no_orphan(start):
+    server = start()
+    server.wait_ready()
+    children = server.children()
+    assert len(children) == 2
+    server.process.kill()
+    server.process.wait()
+    eventually(lambda: not any(child.is_running() for child in children))
+
+
+def test_engine_and_api_may_run_apart(start, tmp_path):
+    base = str(tmp_path / "sockets")
+    api = start("--zmq-endpoint-base", base, "--external-engine")
+    eventually(lambda: api.health().get("status") == "unavailable")
+    engine = start("--zmq-endpoint-base", base, "--headless")
+    api.wait_ready()
+    assert api.chat().status_code == 200
+    assert len(api.children()) == len(engine.children()) == 1
+    stream = api.stream(max_tokens=4000)
+    engine.child(ENGINE).kill()
+    assert error_code(stream.rest()) == "engine_down"
+    api.wait_ready(num_restarts=1)
+    stream = api.stream(max_tokens=100)
+    engine.signal()
+    assert stream.rest()[-1] == "[DONE]"
+    assert engine.wait_exit() == 0
+    eventually(lambda: api.health().get("status") == "unavailable")
+    assert api.chat().status_code == 503
+
+
+def test_the_log_tells_of_requests_but_not_of_prompts(start):
+    server = start("--log-format", "json")
+    server.wait_ready()
+    request_id = server.chat(prompt="a very private matter").headers["x-request-id"]
+    server.signal()
+    server.wait_exit()
+    lines = [json.loads(line) for line in server.output.splitlines()]
+    assert any(line.get("request_id") == request_id for line in lines)
+    assert any(line.get("phase") == "ready" for line in lines)
+    assert "private" not in server.output
+    assert Path(server.log).exists()
