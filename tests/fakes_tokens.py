@@ -251,6 +251,8 @@ class World:
         self.in_flight: deque[tuple[TokenPlan, TokenStepResult]] = deque()
         self.now_s = 0.0
         self.num_steps = 0
+        self.cached_since: dict[tuple[int, bytes], int] = {}
+        self.num_notes = 0
 
     def submit(self, job_id: str, request: TokenRequest) -> Job | TriptychError:
         """Submit a job, or return why not."""
@@ -279,7 +281,9 @@ class World:
         proposal = self.scheduler.propose(self.now_s)
         if proposal is None:
             return None
+        self.note_cached()
         plan = self.scheduler.book(proposal, self.num_steps, self.now_s)
+        self._check_evictions()
         if plan is None:
             return None
         assert isinstance(plan, TokenPlan)
@@ -296,6 +300,7 @@ class World:
         plan, result = self.in_flight.popleft()
         self.runner.finish(plan)
         self.scheduler.commit(plan, result, self.now_s)
+        self.note_cached()
         return True
 
     def fail(self, error: TriptychError) -> bool:
@@ -325,6 +330,16 @@ class World:
     def check(self) -> None:
         """Check every account."""
         self.scheduler.check()
+        self.note_cached()
+
+    def note_cached(self) -> None:
+        """Note since when each cached page has been held by nobody."""
+        self.num_notes += 1
+        self.cached_since = {
+            (page_id, key): self.cached_since.get((page_id, key), self.num_notes)
+            for key, page_id in self.pool._index.items()
+            if not self.pool.num_holders(page_id)
+        }
 
     def deltas(self, job_id: str) -> list[TokenDelta]:
         """What a job was sent, errors left out."""
@@ -357,6 +372,17 @@ class World:
         assert self.pool.num_leased == 0
         stats = self.scheduler.stats()
         assert (stats.num_waiting, stats.num_running) == (0, 0)
+
+    def _check_evictions(self) -> None:
+        """Of the cached pages, those used longest ago went first."""
+        gone, kept = [0], [self.num_notes]
+        for (page_id, key), since in self.cached_since.items():
+            if self.pool._index.get(key) != page_id:
+                gone.append(since)
+            elif not self.pool.num_holders(page_id):
+                kept.append(since)
+        assert max(gone) <= min(kept), "a page used lately was evicted before an older one"
+        self.note_cached()
 
     def _check_plan(self, plan: TokenPlan) -> None:
         options = self.options
