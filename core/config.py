@@ -73,6 +73,12 @@ class ModelOptions:
     served_model_name: tuple[str, ...] = option(
         (), "The name(s) clients use for the model(s), in the order of `--model`."
     )
+    model_impl: str = option(
+        "auto",
+        "Which implementation runs a model: our decoder, transformers' through our paged cache,"
+        " or whichever fits.",
+        choices=("auto", "native", "transformers"),
+    )
     dtype: str = option(
         "auto",
         "Weights and activations. `auto` keeps the checkpoint's own type where the device runs it.",

@@ -66,7 +66,7 @@ _SPLIT = (
     "prefill and decode share one engine; bound what prompts may delay with"
     " --max-batch-input-tokens."
 )
-_SCANNED = "code from model repositories never runs; use a model of a family that is built in."
+_SCANNED = "code from model repositories never runs; use a model that --model-impl can run."
 
 STANDING: tuple[Standing, ...] = (
     Standing(
@@ -92,11 +92,6 @@ STANDING: tuple[Standing, ...] = (
         "every step is scheduled on its own.",
     ),
     Standing(_named("stream-interval"), ("1",), "each step's text is sent at once."),
-    Standing(
-        _named("model-impl"),
-        ("auto", "native"),
-        "models run on the native decoder only; others of transformers are not served yet.",
-    ),
     Standing(_named("tokenizer-mode"), ("auto",), "tokenizers are always the fast ones."),
     Standing(_named("tokenizer-worker-num"), ("1",), "one API process tokenizes."),
     Standing(
@@ -147,7 +142,7 @@ STANDING: tuple[Standing, ...] = (
     Standing(
         _named("prefer-module-v3 use-legacy-module"),
         ("false",),
-        "there is one implementation of each model.",
+        "there is one implementation of each model; see --model-impl.",
     ),
     Standing(_named("force"), ("false",), "options are always validated; correct the refused one."),
     Standing(_named("defer-resolve"), ("false",), "options are always resolved at start."),
@@ -455,6 +450,7 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
             "8 and 4 bit caches are not offered yet; use bfloat16.",
         ),
     },
+    "model_impl": {"sglang": "write native.", "vllm": "write native."},
     "schedule_policy": dict.fromkeys(
         ("lpm", "random", "dfs-weight", "lof", "routing-key"),
         "use fcfs, or priority; cached prefixes are found in either order.",
