@@ -96,8 +96,9 @@ def main() -> int:
     ours, theirs = free_port(), free_port()
     shared = f"--device cpu --dtype {args.dtype}"
     folder = shlex.quote(model.folder)
-    serve_ours = f"triptych serve {shared} --port {ours} --max-batch-size 32"
-    serve_theirs = f"transformers serve {folder} {shared} --port {theirs} --continuous-batching"
+    paged = "--continuous-batching --cb-max-memory-percent 0.2"  # both must fit into memory
+    serve_ours = f"triptych serve {shared} --port {ours} --kv-cache-memory-mb 2048"
+    serve_theirs = f"transformers serve {folder} {shared} --port {theirs} {paged}"
     with (
         server(serve_ours, args.output / "ours.log"),
         server(serve_theirs, args.output / "theirs.log"),
