@@ -18,9 +18,11 @@ from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.ledger import Ledger
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.token_runner import TokenRunner
+from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.models.blueprint import Blueprint
+from triptych.modalities.llm.models.families import is_native
 from triptych.modalities.llm.models.native import NativeBlueprint
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.token import TokenScheduler
@@ -78,12 +80,14 @@ class LlmLoader:
         return options.kv_cache_page_size, _DTYPES.get(options.kv_cache_format, dtype)
 
     def _blueprint(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Blueprint:
-        return NativeBlueprint(
-            checkpoint.config,
-            max_length=self._config.models.max_length,
-            dtype=dtype,
-            device=self._device.torch,
-        )
+        wanted, config = self._config.models.model_impl, checkpoint.config
+        build: Callable[..., Blueprint] = NativeBlueprint
+        if wanted == "transformers" or (wanted == "auto" and not is_native(config)):
+            from triptych.modalities.llm.models.fallback import FallbackBlueprint
+
+            build = FallbackBlueprint
+        max_length = self._config.models.max_length
+        return build(config, max_length=max_length, dtype=dtype, device=self._device.torch)
 
     def _reserve(self, stack: ExitStack, purpose: str, num_bytes: int) -> None:
         stack.enter_context(self._ledger.reserve(f"{self.name}/{purpose}", num_bytes)).commit()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from parity.rig import GREEDY, Recorder, Rig, load_decoder
+from parity.rig import GREEDY, Recorder, decoder_rig, load_decoder
 
 from triptych.core.errors import OutOfMemory
 from triptych.core.kernels.paged_attention import AttentionBatch
@@ -63,7 +63,7 @@ def decode_plan(slot: int, start: int) -> TokenPlan:
 
 
 def test_the_next_plan_may_be_launched_before_the_last_is_read(decoder: Decoder) -> None:
-    rig = Rig(decoder)
+    rig = decoder_rig(decoder)
     row = rig.open(PROMPT)
     rig.prefill(row)
     rig.decode(row, num_steps=2)
@@ -76,14 +76,14 @@ def test_the_next_plan_may_be_launched_before_the_last_is_read(decoder: Decoder)
 
 
 def test_a_result_names_its_step_and_its_time(decoder: Decoder) -> None:
-    rig = Rig(decoder)
+    rig = decoder_rig(decoder)
     result = rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4))).result()
     assert result.step_id == 1
     assert result.elapsed_s > 0
 
 
 def test_a_chunk_short_of_its_prompt_yields_nothing(decoder: Decoder) -> None:
-    rig = Rig(decoder)
+    rig = decoder_rig(decoder)
     row = rig.open(PROMPT)
     result = rig.step((row, 5))
     assert result.rows[0].token_ids == ()
@@ -92,7 +92,7 @@ def test_a_chunk_short_of_its_prompt_yields_nothing(decoder: Decoder) -> None:
 
 
 def test_a_slot_forgets_its_last_row(decoder: Decoder) -> None:
-    rig = Rig(decoder)
+    rig = decoder_rig(decoder)
     first = rig.runner.launch(prefill_plan(0, (9, 8, 7, 6, 5))).result()
     second = rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4))).result()
     assert first.rows == second.rows
@@ -100,7 +100,7 @@ def test_a_slot_forgets_its_last_row(decoder: Decoder) -> None:
 
 def test_prompt_logprobs_across_chunks(folder: Path, decoder: Decoder) -> None:
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=True, top_logprobs=2)
-    rig = Rig(decoder)
+    rig = decoder_rig(decoder)
     row, quiet = rig.open(PROMPT, sampling), rig.open(PROMPT)
     results = [rig.step((quiet, len(PROMPT)), (row, 6)), rig.step((quiet, 0), (row, 11))]
     assert not any(result.rows[0].prompt_logprobs for result in results)
@@ -118,7 +118,7 @@ def test_prompt_logprobs_across_chunks(folder: Path, decoder: Decoder) -> None:
 
 def test_prompt_logprobs_stop_at_the_prompt_of_a_resumed_row(decoder: Decoder) -> None:
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=True)
-    rig = Rig(decoder)
+    rig = decoder_rig(decoder)
     row = rig.open(PROMPT, sampling)
     rig.prefill(row)
     rig.decode(row, num_steps=3)
@@ -142,12 +142,12 @@ class PoisonedModel(Recorder):
 
 
 def test_nan_stays_in_its_row_and_does_not_outlive_it(decoder: Decoder) -> None:
-    healthy = Rig(decoder)
+    healthy = decoder_rig(decoder)
     alone = healthy.open(PROMPT)
     healthy.prefill(alone)
     healthy.decode(alone, num_steps=4)
 
-    rig = Rig(decoder, max_length=24, max_batch_size=2, recorder=PoisonedModel)
+    rig = decoder_rig(decoder, max_length=24, max_batch_size=2, recorder=PoisonedModel)
     sick, row = rig.open((5, 6, 66)), rig.open(PROMPT)
     result = rig.step((sick, 3), (row, 7))
     assert [r.is_finite for r in result.rows] == [False, True]
@@ -160,7 +160,7 @@ def test_nan_stays_in_its_row_and_does_not_outlive_it(decoder: Decoder) -> None:
 def test_running_out_of_memory_is_an_error_of_the_step(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = Rig(decoder)
+    rig = decoder_rig(decoder)
 
     def fail(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("no room")
@@ -173,7 +173,7 @@ def test_running_out_of_memory_is_an_error_of_the_step(
 
 
 def test_a_closed_runner_holds_no_cache(decoder: Decoder) -> None:
-    rig = Rig(decoder)
+    rig = decoder_rig(decoder)
     rig.runner.close()
     with pytest.raises(AttributeError):
         rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4)))

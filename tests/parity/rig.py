@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import KvCache
+from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.layers.decoder import Decoder
 from triptych.core.plan import SlotStart, TokenPlan, TokenRow, TokenStepResult
 from triptych.core.sampling.params import SamplingParams
@@ -68,29 +69,34 @@ class Row:
     logits: dict[int, torch.Tensor] = field(default_factory=dict)  # by position of the token drawn
 
 
+def decoder_rig(decoder: Decoder, **options: Any) -> Rig:
+    return Rig(decoder, decoder.config.kv_layout(4, decoder.dtype), **options)
+
+
 class Rig:
     """A runner with pages to give away. Nothing here is clever, so the runner must be right."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: CausalModel,
+        layout: KvLayout,
         *,
         max_batch_size: int = 16,
         max_length: int = 96,
         recorder: type[Recorder] = Recorder,
     ) -> None:
-        self.page_size = 4
+        self.page_size = layout.page_size
         num_pages = max_batch_size * -(-max_length // self.page_size)
         self.free_pages = torch.randperm(
             num_pages, generator=torch.Generator().manual_seed(7)
         ).tolist()
         self.free_slots = list(range(max_batch_size))
-        self.kv = KvCache(decoder.config.kv_layout(self.page_size, decoder.dtype), num_pages, CPU)
-        self.recorder = recorder(decoder)
+        self.kv = KvCache(layout, num_pages, CPU)
+        self.recorder = recorder(model)
         self.runner = TokenRunner(
             self.recorder,
             self.kv,
-            Sampler(vocab_size=decoder.vocab_size, max_batch_size=max_batch_size, device=CPU),
+            Sampler(vocab_size=model.vocab_size, max_batch_size=max_batch_size, device=CPU),
             max_batch_size=max_batch_size,
             max_length=max_length,
             device=CPU,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from parity.rig import Rig, Row, load_decoder
+from parity.rig import Row, decoder_rig, load_decoder
 
 from triptych.core.sampling.params import SamplingParams
 
@@ -133,7 +133,7 @@ def assert_same_logits(rows: list[Row], reference: Any) -> None:
 
 def test_full_prefill_and_decode(model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = Rig(load_decoder(folder))
+    rig = decoder_rig(load_decoder(folder))
     row = rig.open(prompt(21))
     rig.prefill(row)
     rig.decode(row, num_steps=12)
@@ -143,7 +143,7 @@ def test_full_prefill_and_decode(model: tuple[Path, Any]) -> None:
 
 def test_chunks_of_odd_sizes(model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = Rig(load_decoder(folder))
+    rig = decoder_rig(load_decoder(folder))
     row = rig.open(prompt(37))
     for size in (1, 5, 11, 3, 17):
         rig.step((row, size))
@@ -153,7 +153,7 @@ def test_chunks_of_odd_sizes(model: tuple[Path, Any]) -> None:
 
 def test_prefix_hit(model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = Rig(load_decoder(folder))
+    rig = decoder_rig(load_decoder(folder))
     donor = rig.open(prompt(22))
     rig.prefill(donor)
     guests = [rig.open(donor.tokens[:20] + prompt(n, seed=5)) for n in (1, 6)]
@@ -166,7 +166,7 @@ def test_prefix_hit(model: tuple[Path, Any]) -> None:
 
 def test_preempt_and_resume(model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = Rig(load_decoder(folder))
+    rig = decoder_rig(load_decoder(folder))
     rows = [rig.open(prompt(n)) for n in (9, 14)]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=5)
@@ -183,7 +183,7 @@ def test_mixed_batches(build: Build, num_rows: int) -> None:
     """Rows join one another at random: decodes beside chunks of any size."""
     for name in ("llama", "mistral", "qwen3"):
         folder, reference = build(*FAMILIES[name])
-        rig, source = Rig(load_decoder(folder)), random.Random(num_rows)
+        rig, source = decoder_rig(load_decoder(folder)), random.Random(num_rows)
         rows = [rig.open(prompt(source.randint(1, 40), seed=i)) for i in range(num_rows)]
         while any(len(row.logits) < 4 for row in rows):
             chosen = source.sample(rows, source.randint(1, num_rows))
@@ -203,7 +203,7 @@ def test_rows_are_the_same_alone_and_in_any_batch(model: tuple[Path, Any]) -> No
     sampling = [SamplingParams(temperature=float(i % 2), seed=i, top_p=0.9) for i in range(5)]
 
     def run(indices: list[int]) -> dict[int, list[int]]:
-        rig = Rig(decoder)
+        rig = decoder_rig(decoder)
         rows = {i: rig.open(prompts[i], sampling[i]) for i in indices}
         rig.prefill(*rows.values())
         rig.decode(*rows.values(), num_steps=10)
@@ -217,7 +217,7 @@ def test_rows_are_the_same_alone_and_in_any_batch(model: tuple[Path, Any]) -> No
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_rope_scaling(build: Build, scaling: str) -> None:
     folder, reference = build("Llama", {"rope_parameters": SCALINGS[scaling]})
-    rig = Rig(load_decoder(folder))
+    rig = decoder_rig(load_decoder(folder))
     rows = [rig.open(prompt(n)) for n in (50, 7)]
     rig.step((rows[0], 29), (rows[1], 7))
     rig.step((rows[0], 21), (rows[1], 0))
@@ -229,7 +229,7 @@ def test_dynamic_rope_at_a_served_length_beyond_the_models_own(build: Build) -> 
     """Transformers agrees with us where its sequence is exactly as long as what we serve."""
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     folder, reference = build("Llama", {"rope_parameters": scaling, "max_position_embeddings": 32})
-    rig = Rig(load_decoder(folder, max_length=48))
+    rig = decoder_rig(load_decoder(folder, max_length=48))
     row = rig.open(prompt(48))
     rig.step((row, 19))
     rig.prefill(row)
@@ -241,7 +241,7 @@ def test_longrope_on_either_side_of_the_trained_length(
     build: Build, max_length: int, lengths: tuple[int, int]
 ) -> None:
     folder, reference = build("Llama", {"rope_parameters": LONGROPE})
-    rig = Rig(load_decoder(folder, max_length=max_length))
+    rig = decoder_rig(load_decoder(folder, max_length=max_length))
     rows = [rig.open(prompt(n)) for n in lengths]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from parity.rig import Rig, load_decoder
+from parity.rig import decoder_rig, load_decoder
 from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
@@ -55,7 +55,7 @@ def test_greedy_tokens_equal_transformers(folder: Path) -> None:
         for opening in OPENINGS
     ]
     assert len(prompts) == 50
-    rig = Rig(load_decoder(folder), max_batch_size=50, max_length=64)
+    rig = decoder_rig(load_decoder(folder), max_batch_size=50, max_length=64)
     rows = [rig.open(prompt) for prompt in prompts]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=NUM_NEW_TOKENS - 1)

@@ -20,6 +20,7 @@ from triptych.core.job import Job, Output
 from triptych.core.ledger import Ledger
 from triptych.core.plan import PendingStep, Plan
 from triptych.core.sampling.params import SamplingParams
+from triptych.core.token_runner import TokenRunner
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.loader import LlmLoader
@@ -203,3 +204,32 @@ def run_to_the_end(loaded: LoadedModel) -> None:
         elif plan is None:
             return
     raise AssertionError("the jobs never end")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [("auto", "Decoder"), ("native", "Decoder"), ("transformers", "FallbackModel")],
+)
+def test_the_implementation_can_be_chosen(
+    save: Save, monkeypatch: pytest.MonkeyPatch, wanted: str, kind: str
+) -> None:
+    built = []
+    monkeypatch.setattr(
+        "triptych.modalities.llm.loader.TokenRunner",
+        lambda model, *args, **kwargs: built.append(model) or TokenRunner(model, *args, **kwargs),
+    )
+    options = config(models=ModelOptions(model_impl=wanted))
+    loader(save(), Ledger(64 * MIB), options).load(lambda _: None).close()
+    assert [type(model).__name__ for model in built] == [kind]
+
+
+def test_auto_falls_back_for_what_our_decoder_does_not_know(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    olmo = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**sizes, **heads, **special))
+    olmo.save_pretrained(tmp_path)
+    loader(tmp_path, Ledger(64 * MIB), config()).load(lambda _: None).close()
+    native = loader(tmp_path, Ledger(64 * MIB), config(models=ModelOptions(model_impl="native")))
+    with pytest.raises(WeightsError, match="--model-impl transformers"):
+        native.load(lambda _: None)

@@ -1,0 +1,163 @@
+"""Models of transformers on our paged cache, against themselves on their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from parity.rig import CPU, Rig, Row
+from safetensors.torch import load_file, save_file
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.modalities.llm.models.fallback import FallbackBlueprint, FallbackModel
+
+TINY: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.2, 1.5, 2.0],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+    "original_max_position_embeddings": 24,
+    "partial_rotary_factor": 1.0,
+    "rope_theta": 10000.0,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "gpt2": ("GPT2", {"n_positions": 96}),
+    "phi3-longrope": ("Phi3", {"rope_parameters": LONGROPE}),
+    "gpt-neox": ("GPTNeoX", {}),
+    "gemma": ("Gemma", {"head_dim": 8}),
+    "gemma3": ("Gemma3Text", {"head_dim": 8, "sliding_window": 6}),
+    "cohere": ("Cohere", {"logit_scale": 0.3}),
+    "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.2}),
+    "olmo2": ("Olmo2", {}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 7}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2-moe": ("Qwen2Moe", {"num_experts": 4, "moe_intermediate_size": 16}),
+}
+
+
+def save(tmp_path: Path, family: str, extra: dict[str, Any]) -> Any:
+    config = getattr(transformers, f"{family}Config")(**TINY | extra, attn_implementation="eager")
+    name = family.replace("Text", "").replace("GPT2", "GPT2LMHead")
+    name = f"{name}Model" if family == "GPT2" else f"{name}ForCausalLM"
+    torch.manual_seed(3)
+    model = getattr(transformers, name)(config).eval()
+    model.save_pretrained(tmp_path)
+    return model
+
+
+def load(folder: Path) -> tuple[FallbackBlueprint, FallbackModel]:
+    with Checkpoint.open(folder) as checkpoint:
+        blueprint = FallbackBlueprint(
+            checkpoint.config, max_length=0, dtype=torch.float32, device=CPU
+        )
+        return blueprint, blueprint.build(checkpoint, lambda _: None)
+
+
+@pytest.mark.parametrize(("family", "extra"), MODELS.values(), ids=MODELS)
+def test_logits_through_every_path(tmp_path: Path, family: str, extra: dict[str, Any]) -> None:
+    reference = save(tmp_path, family, extra)
+    blueprint, model = load(tmp_path)
+    rig = Rig(model, blueprint.kv_layout(4, torch.float32))
+    rows = [rig.open([(7 * i + 3 * n) % 97 for i in range(n)]) for n in (30, 26, 41)]
+    rig.step((rows[0], 13), (rows[1], 26))
+    rig.step((rows[0], 17), (rows[1], 0), (rows[2], 25))
+    rig.prefill(rows[2])
+    rig.decode(*rows, num_steps=3)
+    rig.preempt(rows[1])
+    rig.step((rows[1], len(rows[1].tokens)), (rows[0], 0))
+    guest = rig.open(rows[0].tokens[:29])
+    rig.share(guest, rows[0], 7)
+    rig.prefill(guest)
+    for row in (*rows, guest):
+        check(row, reference)
+
+
+def check(row: Row, reference: Any) -> None:
+    with torch.inference_mode():
+        expected_TV = reference(torch.tensor([row.tokens[:-1]])).logits[0]
+    for position, logits_V in row.logits.items():
+        torch.testing.assert_close(logits_V, expected_TV[position - 1], atol=1e-4, rtol=1e-4)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "soft caps": ("Gemma2", {"head_dim": 8}),
+    "sinks": ("GptOss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}),
+}
+
+
+@pytest.mark.parametrize(("family", "extra"), REFUSED.values(), ids=REFUSED)
+def test_attention_of_another_kind_is_refused(
+    tmp_path: Path, family: str, extra: dict[str, Any]
+) -> None:
+    save(tmp_path, family, extra)
+    with pytest.raises(WeightsError, match="soft caps, sinks"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "bloom", "vit", "nonsense", None, "gemma3"])
+def test_models_that_cannot_be_paged_are_refused(model_type: str | None) -> None:
+    with pytest.raises(WeightsError):
+        FallbackBlueprint({"model_type": model_type}, max_length=0, dtype=torch.float32, device=CPU)
+
+
+def test_a_configuration_cannot_choose_code(tmp_path: Path) -> None:
+    """Kernels by repository name and remote classes are no fields of the class: not read."""
+    save(tmp_path, "Olmo2", {})
+    with Checkpoint.open(tmp_path) as checkpoint:
+        evil = {
+            "auto_map": {"AutoModelForCausalLM": "evil.Model"},
+            "_attn_implementation": "evil/kernels",
+            "_attn_implementation_internal": "evil/kernels",
+            "attn_implementation": "evil/kernels",
+        }
+        blueprint = FallbackBlueprint(
+            checkpoint.config | evil, max_length=0, dtype=torch.float32, device=CPU
+        )
+        assert blueprint.build(checkpoint, lambda _: None).vocab_size == 97
+    assert not {"auto_map", "attn_implementation"} & set(vars(blueprint._config))
+
+
+def test_an_unfit_configuration_is_refused() -> None:
+    with pytest.raises(WeightsError, match="olmo2"):
+        FallbackBlueprint(
+            {"model_type": "olmo2", "hidden_size": "many"},
+            max_length=0,
+            dtype=torch.float32,
+            device=CPU,
+        )
+
+
+@pytest.mark.parametrize("edit", ["missing", "extra", "mis-shaped"])
+def test_incomplete_weights_are_refused(tmp_path: Path, edit: str) -> None:
+    save(tmp_path, "Olmo2", {})
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    if edit == "missing":
+        del tensors[name]
+    elif edit == "mis-shaped":
+        tensors[name] = torch.zeros(3, 3)
+    else:
+        name = "model.layers.1.mlp.surplus"
+        tensors[name] = torch.zeros(3)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(WeightsError, match=r"in model\.safetensors") as caught:
+        load(tmp_path)
+    assert name in str(caught.value)
