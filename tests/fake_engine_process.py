@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from fakes import FakeLoader, FakeRunner
+
 from triptych.core.config import Config
 from triptych.core.errors import WeightsError
 from triptych.core.kv.pages import PagePool

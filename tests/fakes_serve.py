@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 from fakes_llm import write_text_folder
 from safetensors.numpy import save_file
+
 from triptych import cli, serve
 
 HERE = Path(__file__)

@@ -97,6 +97,8 @@ class EngineServer:
         self._is_closing = True
         self._wake()
         self._thread.join(CLOSE_TIMEOUT_S)
+        self._ours.close()
+        self._theirs.close()
 
     # -- on the loop's thread ------------------------------------------------------------------
 

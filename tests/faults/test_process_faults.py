@@ -14,6 +14,7 @@ import psutil
 import pytest
 from fake_engine_process import HANG_PROMPT
 from fakes_serve import Server, eventually, write_model
+
 from triptych.core.transport.endpoint import SOCKET_NAME
 
 ENGINE = "engine_process"

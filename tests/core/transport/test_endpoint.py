@@ -42,22 +42,25 @@ def test_a_folder_others_may_enter_is_refused(tmp_path):
 
 def test_two_servers_of_a_role_cannot_share_a_folder(tmp_path):
     base = str(tmp_path / "sockets")
-    with private_folder(base, role="api"), private_folder(base, role="engine"):
-        with pytest.raises(ConfigError, match="Another server's api"):
-            with private_folder(base, role="api"):
-                pass
+    with (
+        private_folder(base, role="api"),
+        private_folder(base, role="engine"),
+        pytest.raises(ConfigError, match="Another server's api"),
+        private_folder(base, role="api"),
+    ):
+        pass
     with private_folder(base, role="api"):
         pass
 
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="too long"):
-        with private_folder(str(tmp_path / ("x" * 100)), role="api"):
-            pass
+    base = str(tmp_path / ("x" * 100))
+    with pytest.raises(ConfigError, match="too long"), private_folder(base, role="api"):
+        pass
 
 
 def test_a_path_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made"):
-        with private_folder(str(tmp_path / "file" / "sockets"), role="api"):
-            pass
+    base = str(tmp_path / "file" / "sockets")
+    with pytest.raises(ConfigError, match="cannot be made"), private_folder(base, role="api"):
+        pass

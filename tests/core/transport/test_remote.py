@@ -115,7 +115,7 @@ class World:
 
     async def until(self, condition):
         async with asyncio.timeout(5):
-            while not condition(self.client.status()):
+            while not condition(self.client.status()):  # noqa: ASYNC110 (it tells nobody)
                 await asyncio.sleep(0.005)
 
 

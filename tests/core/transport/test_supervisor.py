@@ -78,7 +78,7 @@ async def test_a_child_starts_reports_and_drains_with_exit_code_0():
 
 
 async def test_a_child_that_was_killed_starts_again():
-    supervisor, witness, run = start(spec("die"))
+    _, witness, run = start(spec("die"))
     await witness.until(lambda w: len(w.gone) == 2)
     assert witness.gone[0] == ("child", "was killed by SIGKILL", 0.01)
     assert witness.gone[1][2] == 0.04
@@ -161,7 +161,7 @@ async def test_what_a_child_started_goes_with_it(tmp_path):
     supervisor.stop()
     await run
     async with asyncio.timeout(5):
-        while is_running(pid):
+        while is_running(pid):  # noqa: ASYNC110 (a process tells nobody)
             await asyncio.sleep(0.01)
 
 

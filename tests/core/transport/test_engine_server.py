@@ -1,0 +1,203 @@
+"""The engine's end of the socket, with a stand-in for the engine and the real client."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from triptych.core.errors import EngineDown, OutOfMemory, WeightsError, to_info
+from triptych.core.job import Output
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.transport.codec import Codec
+from triptych.core.transport.endpoint import private_folder
+from triptych.core.transport.engine_server import EngineServer
+from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.core.transport.remote import RemoteClient
+
+CODEC = Codec(request=TokenRequest, payload=TokenDelta)
+REQUEST = TokenRequest(prompt_ids=(1, 2), sampling=SamplingParams())
+
+
+class EchoEngine:
+    """Remembers what it was asked; the test plays its loop by calling `turn`."""
+
+    def __init__(self):
+        self.on_turn = lambda: None
+        self.clock = time.monotonic
+        self.calls = queue.SimpleQueue()
+        self.jobs = {}
+
+    def submit(self, job):
+        self.jobs[job.job_id] = job
+        self.calls.put(("submit", job.job_id))
+
+    def cancel(self, job_ids):
+        self.calls.put(("cancel", tuple(job_ids)))
+
+    def set_paused(self, job_ids, is_paused):
+        self.calls.put(("set_paused", tuple(job_ids), is_paused))
+
+    def load(self, model, done):
+        self.calls.put(("load", model))
+        done(WeightsError("Bad file.") if model == "bad" else None)
+
+    def turn(self, *outputs):
+        for output in outputs:
+            self.jobs[output.job_id].sink(output)
+        self.on_turn()
+
+    async def called(self):
+        return await asyncio.to_thread(self.calls.get, timeout=5)
+
+
+def delta(job_id, *token_ids, **fields):
+    return Output(job_id=job_id, payload=TokenDelta(token_ids=token_ids), **fields)
+
+
+def beat():
+    models = (ModelStatus(model="m", state="ready"),)
+    return Heartbeat(
+        turn=1,
+        phase="idle",
+        stall_budget_s=30.0,
+        num_jobs=0,
+        models=models,
+        gauges={},
+        counters={},
+        histograms={},
+    )
+
+
+async def until_ready(client):
+    async with asyncio.timeout(5):
+        while not client.status().is_ready:  # noqa: ASYNC110 (the client tells nobody)
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def open_pair():
+    """A connected client, engine and server; the client has greeted."""
+    with private_folder("", role="api") as folder:
+        client = RemoteClient(folder, CODEC, stream_timeout_s=30.0)
+        engine = EchoEngine()
+        server = EngineServer(engine, folder, CODEC)
+        server.send_beat(beat())
+        await until_ready(client)
+        assert await engine.called() == ("cancel", ())
+        try:
+            yield client, engine, server, folder
+        finally:
+            if server._thread.is_alive():
+                await asyncio.to_thread(server.close, is_drained=True)
+            await client.close()
+
+
+async def collect(stream):
+    return [token for output in [o async for o in stream] for token in output.payload.token_ids]
+
+
+async def test_a_job_goes_in_and_its_outputs_come_back():
+    async with open_pair() as (client, engine, _, _):
+        before_s = time.monotonic()
+        stream = client.submit("m", REQUEST, job_id="a", deadline_s=100.0)
+        assert await engine.called() == ("submit", "a")
+        job = engine.jobs["a"]
+        assert (job.model, job.request) == ("m", REQUEST)
+        assert before_s + 100 <= job.deadline_s <= time.monotonic() + 100
+        engine.turn(delta("a", 1), delta("a", 2))
+        engine.turn(delta("a", 3, is_final=True))
+        assert await collect(stream) == [1, 2, 3]
+
+
+async def test_many_jobs_outputs_of_a_turn_arrive_in_order():
+    async with open_pair() as (client, engine, _, _):
+        streams = [client.submit("m", REQUEST, job_id=str(n)) for n in range(50)]
+        for _ in streams:
+            await engine.called()
+        for token in range(20):
+            engine.turn(*(delta(str(n), token) for n in range(50)))
+        engine.turn(*(delta(str(n), is_final=True) for n in range(50)))
+        assert await asyncio.gather(*map(collect, streams)) == [list(range(20))] * 50
+
+
+async def test_cancelling_and_loading_reach_the_engine():
+    async with open_pair() as (client, engine, _, _):
+        stream = client.submit("m", REQUEST, job_id="a")
+        await engine.called()
+        await stream.aclose()
+        assert await engine.called() == ("cancel", ("a",))
+        await client.load("m")
+        with pytest.raises(WeightsError, match="Bad file"):
+            await client.load("bad")
+
+
+async def test_an_error_crosses_typed():
+    async with open_pair() as (client, engine, _, _):
+        stream = client.submit("m", REQUEST, job_id="a")
+        await engine.called()
+        error = to_info(OutOfMemory("Too big."))
+        engine.turn(Output(job_id="a", is_final=True, error=error))
+        with pytest.raises(OutOfMemory, match="Too big"):
+            await collect(stream)
+
+
+async def test_a_new_api_process_orphans_the_jobs_of_the_one_before():
+    async with open_pair() as (client, engine, server, folder):
+        for job_id in "ab":
+            client.submit("m", REQUEST, job_id=job_id)
+            await engine.called()
+        engine.turn(delta("b", is_final=True))
+        await client.close()
+        successor = RemoteClient(folder, CODEC, stream_timeout_s=30.0)
+        server.send_beat(beat())
+        await until_ready(successor)
+        assert await engine.called() == ("cancel", ("a",))
+        engine.turn(delta("a", 1))  # goes nowhere
+        stream = successor.submit("m", REQUEST, job_id="c")
+        await engine.called()
+        engine.turn(delta("c", 7, is_final=True))
+        assert await collect(stream) == [7]
+        await successor.close()
+
+
+async def test_the_engine_may_be_there_before_the_api_process():
+    with private_folder("", role="api") as folder:
+        server = EngineServer(EchoEngine(), folder, CODEC)
+        server.send_beat(beat())
+        await asyncio.sleep(0.05)
+        client = RemoteClient(folder, CODEC, stream_timeout_s=30.0)
+        await until_ready(client)
+        await asyncio.to_thread(server.close, is_drained=True)
+        await client.close()
+
+
+async def test_closing_sends_what_is_left_and_says_goodbye():
+    async with open_pair() as (client, engine, server, _):
+        done = client.submit("m", REQUEST, job_id="a")
+        left = client.submit("m", REQUEST, job_id="b")
+        await engine.called()
+        await engine.called()
+        engine.jobs["a"].sink(delta("a", 1, is_final=True))
+        await asyncio.to_thread(server.close, is_drained=True)
+        assert await collect(done) == [1]
+        with pytest.raises(EngineDown, match="shut down"):
+            await collect(left)
+
+
+async def test_the_loop_never_waits_for_the_socket():
+    async with open_pair() as (client, engine, _, _):
+        stream = client.submit("m", REQUEST, job_id="a")
+        await engine.called()
+        turns = threading.Thread(
+            target=lambda: [engine.turn(delta("a", n)) for n in range(20_000)], daemon=True
+        )
+        turns.start()
+        turns.join(10)  # nobody reads meanwhile: this loop is held here
+        assert not turns.is_alive()
+        await stream.aclose()

@@ -1,0 +1,42 @@
+"""Each process loads its own half: no torch beside the engine, no web framework in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = "import {modules}, sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+
+
+def loaded_by(*modules):
+    program = PROGRAM.format(modules=", ".join(modules))
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    )
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        (["triptych.serve"], {"torch", "transformers", "fastapi", "uvicorn", "tokenizers"}),
+        (
+            [
+                "triptych.api_process",
+                "triptych.core.http.app",
+                "triptych.core.http.server",
+                "triptych.modalities.llm.routes",
+            ],
+            {"torch", "transformers"},
+        ),
+        (
+            ["triptych.engine_process", "triptych.schedulers.engine"],
+            {"torch", "fastapi", "uvicorn", "starlette", "pydantic", "tokenizers"},
+        ),
+        (["triptych.modalities.llm.loader"], {"fastapi", "uvicorn", "starlette"}),
+    ],
+)
+def test_a_process_does_not_load_the_others_half(modules, unwanted):
+    assert not loaded_by(*modules) & unwanted
