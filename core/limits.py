@@ -25,6 +25,8 @@ MAX_REQUEST_ID_CHARS = 128
 
 # JSON
 MAX_JSON_DEPTH = 64
+MAX_JSON_CONTAINERS = 2**17
+"""Objects and arrays of one body: a million empty ones cost a second to build."""
 MAX_JSON_FIELDS = 2048
 """Fields of one JSON object."""
 

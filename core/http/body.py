@@ -24,10 +24,15 @@ from triptych.core.errors import (
     RequestTimeout,
     UnsupportedMedia,
 )
-from triptych.core.limits import BODY_TIMEOUT_S, MAX_JSON_DEPTH, MAX_JSON_FIELDS
+from triptych.core.limits import (
+    BODY_TIMEOUT_S,
+    MAX_JSON_CONTAINERS,
+    MAX_JSON_DEPTH,
+    MAX_JSON_FIELDS,
+)
 
 # Every string, closed or not: always matches from its opening quote on, so the scan is linear.
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -90,7 +95,7 @@ async def read_body(
 
 def parse_json(raw: bytes) -> Any:
     """Parse strict JSON. Raises `InvalidRequest` naming what is wrong."""
-    _check_depth(raw)
+    _check_structure(raw)
     try:
         value = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
@@ -118,9 +123,11 @@ def _check_media_type(request: Request) -> None:
         raise UnsupportedMedia("Compressed bodies are not read; send the JSON as it is.")
 
 
-def _check_depth(raw: bytes) -> None:
+def _check_structure(raw: bytes) -> None:
     """Peel the brackets off, innermost pairs first; what is left after the cap is too deep."""
     brackets = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)
+    if len(brackets) > 2 * MAX_JSON_CONTAINERS:
+        raise InvalidRequest(f"The body holds over {MAX_JSON_CONTAINERS} objects and arrays.")
     for _ in range(MAX_JSON_DEPTH):
         peeled = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(peeled) == len(brackets):

@@ -74,6 +74,11 @@ def test_objects_have_a_bounded_number_of_fields() -> None:
         parse_json(json.dumps(fields).encode())
 
 
+def test_bodies_have_a_bounded_number_of_containers() -> None:
+    with pytest.raises(InvalidRequest, match="objects and arrays"):
+        parse_json(b"[" + b"[]," * 1_300_000 + b"[]]")
+
+
 def test_surrogate_pairs_and_nul_are_ordinary_text() -> None:
     assert parse_json(b'"\\ud83d\\ude00\\u0000"') == "\U0001f600\0"
 
