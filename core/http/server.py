@@ -110,9 +110,3 @@ async def serve(
     """
     server = HttpServer(app, config, listener or bind(config.server))
     await server.run(wire or WireLimits(linger_s=config.server.stream_timeout_s), on_started)
-
-
-def run_server(app: FastAPI, config: Config) -> None:
-    """Serve `app` on a loop of its own until the process is interrupted."""
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(app, config, on_started=lambda server: print(server.url)))

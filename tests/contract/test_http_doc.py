@@ -1,0 +1,45 @@
+"""docs/http.md names every field that is not OpenAI's, inert or refused, and every route."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fakes_http import FakeEngine, make_app
+
+from triptych.core import limits
+from triptych.modalities.llm.protocol import ChatRequest, CompletionRequest
+from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
+
+PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_every_refused_field_is_named() -> None:
+    told = section("Fields that are refused by name")
+    for name in (*COMMON, *CHAT, *COMPLETION, *MESSAGE):
+        assert f"`{name}`" in told
+
+
+def test_every_inert_field_is_named() -> None:
+    told = section("Fields that are accepted and without effect")
+    fields = {**ChatRequest.model_fields, **CompletionRequest.model_fields}
+    inert = {
+        name for name, field in fields.items() if "without effect" in (field.description or "")
+    }
+    assert inert
+    for name in inert:
+        assert f"`{name}`" in told
+
+
+def test_every_route_is_named(tmp_path: Path) -> None:
+    for path in make_app(tmp_path, FakeEngine()).openapi()["paths"]:
+        assert path.replace(":path", "") in PAGE
+
+
+def test_limits_are_those_of_the_code() -> None:
+    told = section("Limits")
+    assert f"{limits.MAX_HEAD_BYTES // 1024} KiB" in told
+    assert f"{limits.HEAD_TIMEOUT_S:g} s" in told
