@@ -123,6 +123,13 @@ class DeviceOptions:
         within=_SHARE,
     )
     threads: int = option(0, "CPU threads of the engine; 0: one per core.", within=_BOUND)
+    cpu_kernels: str = option(
+        "auto",
+        "Who computes attention on a CPU: our C kernels, compiled on first use and kept in the"
+        " cache folder, or torch. `auto` takes torch where there is no C compiler.",
+        choices=("auto", "native", "torch"),
+        devices="cpu",
+    )
     seed: int = option(
         0, "Seed of requests that bring none.", flags=("--random-seed",), within=_BOUND
     )
@@ -158,7 +165,8 @@ class ScheduleOptions:
     )
     max_batch_input_tokens: int = option(
         1024,
-        "Tokens that may pass through the model in one step.",
+        "Tokens that may pass through the model in one step; rows being answered are at most half"
+        " as many.",
         flags=("--chunked-prefill-size", "--prefill-chunk-size"),
         within=_COUNT,
     )
@@ -194,7 +202,11 @@ class ScheduleOptions:
         "A prompt starts only while cache use stays below this share, or nothing else runs.",
         within=_SHARE,
     )
-    max_preemptions: int = option(3, "After so many preemptions a job is protected.", within=_BOUND)
+    max_preemptions: int = option(
+        3,
+        "After so many preemptions a job is protected: it restarts with all the cache it may need.",
+        within=_BOUND,
+    )
     max_queue_size: int = option(
         512,
         "Jobs that may wait; more are refused with 503.",

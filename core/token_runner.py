@@ -187,6 +187,7 @@ class TokenRunner:
             num_decode_rows=num_decode,
             host_query_lengths_B=lengths_B,
             host_context_lengths_B=contexts_B,
+            native=self._kv.native,
         )
         return _Inputs(tokens, positions, index, sampled_slots, query_starts_B.tolist(), batch)
 

@@ -20,6 +20,8 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from triptych.core.kernels.native.library import NativeKernels
+
 Int64s = npt.NDArray[np.int64]
 
 _MIN_GROUP_KEYS = 256
@@ -35,7 +37,8 @@ class AttentionBatch:
 
     `context_lengths_B` counts the keys a row's last token sees, this step's tokens included.
     `query_starts_B` is the first token of each row. `write_slots_T` is `page * P + offset` of each
-    token's key. Entries of `page_table_BM` past a row's pages are ignored.
+    token's key. Entries of `page_table_BM` past a row's pages are ignored. `native` are the CPU
+    kernels to use, if any.
     """
 
     page_table_BM: torch.Tensor
@@ -45,6 +48,7 @@ class AttentionBatch:
     num_decode_rows: int
     host_query_lengths_B: Int64s
     host_context_lengths_B: Int64s
+    native: NativeKernels | None = None
     groups: dict[int | None, list[_Group]] = field(default_factory=dict)
     """The reference's own plan of a step, by window; made by the first layer that asks."""
 
@@ -75,8 +79,9 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of every token over its row's pages; keys of this step must be written.
 
-    With a `window`, a token sees itself and the `window - 1` tokens before it. Returns
-    `out_THD` in the type of `q_THD`.
+    With a `window`, a token sees itself and the `window - 1` tokens before it. Runs on
+    `batch.native` where there is one and it takes the shapes. Returns `out_THD` in the type of
+    `q_THD`.
     """
     (_, num_heads, head_dim), (*_, num_kv_heads, page_dim) = q_THD.shape, k_pages_NPKD.shape
     assert k_pages_NPKD.shape == v_pages_NPKD.shape
@@ -86,7 +91,10 @@ def paged_attention(
     assert k_pages_NPKD.is_contiguous()
     assert v_pages_NPKD.is_contiguous()
     assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
-    return _reference(q_THD, k_pages_NPKD, v_pages_NPKD, batch, scale=scale, window=window)
+    run, native = _reference, batch.native
+    if native is not None and native.can_attend(q_THD, k_pages_NPKD):
+        run = native.paged_attention
+    return run(q_THD, k_pages_NPKD, v_pages_NPKD, batch, scale=scale, window=window)
 
 
 def _reference(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
 from triptych.core.kernels.rms_norm import rms_norm
 from triptych.core.kernels.rotary import rotary
@@ -38,14 +39,22 @@ class KvLayout:
 class KvCache:
     """Keys and values of all layers, `[N, P, K, D]` each, allocated once.
 
-    Holds one page more than asked for: the null page (see `core.kernels.paged_attention`).
+    Holds one page more than asked for: the null page (see `core.kernels.paged_attention`). On a
+    CPU, `native` are the kernels that read it; `None` leaves that to torch.
     """
 
-    __slots__ = ("k_pages", "layout", "v_pages")
+    __slots__ = ("k_pages", "layout", "native", "v_pages")
 
-    def __init__(self, layout: KvLayout, num_pages: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_pages: int,
+        device: torch.device,
+        native: NativeKernels | None = None,
+    ) -> None:
         shape = (num_pages + 1, layout.page_size, layout.num_kv_heads, layout.head_dim)
         self.layout = layout
+        self.native = native
         # Zeroed pages cost nothing until they are touched, where the system hands them out lazily.
         self.k_pages = [
             torch.zeros(shape, dtype=layout.dtype, device=device) for _ in range(layout.num_layers)

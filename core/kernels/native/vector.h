@@ -1,0 +1,160 @@
+/* Sixteen floats at a time, in the compiler's portable vector extension (GCC 12, Clang).
+ *
+ * Owns loads, stores, conversions and the exponential that every operation here needs. On AVX-512
+ * a vector is one register; elsewhere the compiler splits it. Never compiled with -ffast-math: the
+ * order of every sum is the order written, so a row's result depends on nothing but the row.
+ */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#define HAS_BF16_DOT 1
+#else
+#define HAS_BF16_DOT 0
+#endif
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(64)));
+typedef int32_t ivec __attribute__((vector_size(64)));
+typedef uint32_t uvec __attribute__((vector_size(64)));
+typedef uint16_t hvec __attribute__((vector_size(32)));
+typedef uint16_t bf16;
+
+enum { FLOAT32 = 0, BFLOAT16 = 1 };
+
+INLINE vec splat(float x) { return (vec){0} + x; }
+
+INLINE vec load(const float *p) {
+    vec x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE void store(float *p, vec x) { memcpy(p, &x, sizeof x); }
+
+INLINE uvec load_bits(const void *p) {
+    uvec x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE vec load_bf16(const bf16 *p) {
+    hvec half;
+    memcpy(&half, p, sizeof half);
+    return (vec)(__builtin_convertvector(half, uvec) << 16);
+}
+
+/* Round to nearest, ties to even, as torch does; NaN stays NaN. */
+INLINE hvec to_bf16(vec x) {
+#if HAS_BF16_DOT
+    return (hvec)_mm512_cvtneps_pbh((__m512)x);
+#else
+    uvec bits = (uvec)x;
+    uvec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    uvec is_nan = (uvec)(x != x);
+    return __builtin_convertvector((is_nan & 0x7fc0) | (~is_nan & rounded), hvec);
+#endif
+}
+
+INLINE void store_bf16(bf16 *p, vec x) {
+    hvec half = to_bf16(x);
+    memcpy(p, &half, sizeof half);
+}
+
+INLINE vec load_as(const void *p, int64_t index, int dtype) {
+    return dtype == BFLOAT16 ? load_bf16((const bf16 *)p + index) : load((const float *)p + index);
+}
+
+INLINE void store_as(void *p, int64_t index, vec x, int dtype) {
+    if (dtype == BFLOAT16)
+        store_bf16((bf16 *)p + index, x);
+    else
+        store((float *)p + index, x);
+}
+
+INLINE float read_as(const void *p, int64_t index, int dtype) {
+    if (dtype == FLOAT32) return ((const float *)p)[index];
+    uint32_t bits = (uint32_t)((const bf16 *)p)[index] << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+INLINE bf16 round_bf16(float x) { return to_bf16(splat(x))[0]; }
+
+INLINE void write_as(void *p, int64_t index, float x, int dtype) {
+    if (dtype == FLOAT32)
+        ((float *)p)[index] = x;
+    else
+        ((bf16 *)p)[index] = round_bf16(x);
+}
+
+INLINE float sum_lanes(vec x) {
+    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+    return (x[0] + x[2]) + (x[1] + x[3]);
+}
+
+INLINE vec blend(ivec mask, vec yes, vec no) {
+    return (vec)((mask & (ivec)yes) | (~mask & (ivec)no));
+}
+
+INLINE vec max_vec(vec a, vec b) { return blend(a > b, a, b); }
+
+INLINE float max_lanes(vec x) {
+    x = max_vec(
+        x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
+    x = max_vec(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
+    float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
+    return a > b ? a : b;
+}
+
+/* e^x to 2 ulp for x <= 88; 0 below -87.3 (Cephes' expf: Moshier, "Methods and Programs for
+ * Mathematical Functions", 1989). NaN stays NaN. */
+INLINE vec exp_vec(vec x) {
+    ivec is_small = x < -87.3f;
+    vec clamped = blend(is_small, splat(-87.3f), x);
+    const float to_integer = 12582912.0f; /* 1.5 * 2^23 */
+    vec n = (clamped * 1.44269504088896341f + to_integer) - to_integer;
+    vec r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+    vec y = splat(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * (r * r) + r + 1.0f;
+    ivec exponent = (__builtin_convertvector(n, ivec) + 127) << 23;
+    return blend(is_small, splat(0.0f), y * (vec)exponent);
+}
+
+/* 16 x 16 words in place: rows[i][j] becomes rows[j][i]. */
+INLINE void transpose(uvec rows[LANES]) {
+    uvec t[LANES];
+#define PAIRS(SPAN, LOW, HIGH)                                               \
+    for (int i = 0; i < LANES; i++) {                                        \
+        if (i & (SPAN)) continue;                                            \
+        t[i] = __builtin_shufflevector(rows[i], rows[i + (SPAN)], LOW);      \
+        t[i + (SPAN)] = __builtin_shufflevector(rows[i], rows[i + (SPAN)], HIGH); \
+    }                                                                        \
+    memcpy(rows, t, sizeof t);
+#define L8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define H8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define L4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define H4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define L2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define H2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define L1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define H1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+#define EXPAND(...) __VA_ARGS__
+    PAIRS(8, EXPAND(L8), EXPAND(H8))
+    PAIRS(4, EXPAND(L4), EXPAND(H4))
+    PAIRS(2, EXPAND(L2), EXPAND(H2))
+    PAIRS(1, EXPAND(L1), EXPAND(H1))
+}

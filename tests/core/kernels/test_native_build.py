@@ -1,0 +1,110 @@
+import logging
+import shutil
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from triptych.core.errors import DeviceError
+from triptych.core.kernels.native import build as build_module
+from triptych.core.kernels.native.build import BuildError, build
+from triptych.core.kernels.native.library import NativeKernels
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("base") / "kernels")
+
+
+@pytest.fixture
+def folder(built: Path, tmp_path: Path) -> Path:
+    """A private copy of the folder with the built library."""
+    copy = tmp_path / "kernels"
+    shutil.copytree(built.parent, copy)
+    return copy
+
+
+def no_compiler(*_: object) -> None:
+    raise BuildError("the compiler was called")
+
+
+def test_a_built_library_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "_compile", no_compiler)
+    assert build(folder).parent == folder
+
+
+def test_the_folder_is_private(folder: Path) -> None:
+    folder.chmod(0o777)
+    build(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [path.suffix for path in folder.iterdir()] == [".so"]
+
+
+def test_a_damaged_library_is_built_again(folder: Path) -> None:
+    (path,) = folder.iterdir()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    rebuilt = build(folder)
+    assert rebuilt.read_bytes() != bytes(content)
+    assert list(folder.iterdir()) == [rebuilt]
+
+
+def test_other_sources_make_another_library(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "one.c").write_text("int one(void) { return 1; }")
+    monkeypatch.setattr(build_module, "_SOURCES", sources)
+    build(folder)
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_concurrent_builds_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "one.c").write_text("int one(void) { return 1; }")
+    monkeypatch.setattr(build_module, "_SOURCES", sources)
+    with ThreadPoolExecutor(4) as threads:
+        paths = set(threads.map(build, [tmp_path / "kernels"] * 4))
+    assert set((tmp_path / "kernels").iterdir()) == paths
+
+
+def test_a_linked_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    with pytest.raises(BuildError, match="somebody else"):
+        build(link)
+
+
+def test_a_failing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "bad.c").write_text("not C")
+    monkeypatch.setattr(build_module, "_SOURCES", sources)
+    with pytest.raises(BuildError, match="compiler failed"):
+        build(tmp_path / "kernels")
+    assert list((tmp_path / "kernels").iterdir()) == []
+
+
+def test_without_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build_module, "_COMPILERS", ("no-such-compiler",))
+    with caplog.at_level(logging.WARNING):
+        assert NativeKernels.open("auto", tmp_path) is None
+    assert len(caplog.records) == 1
+    with pytest.raises(DeviceError, match="--cpu-kernels torch"):
+        NativeKernels.open("native", tmp_path)
+
+
+def test_an_unwritable_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert NativeKernels.open("auto", tmp_path / "file" / "kernels") is None
+
+
+def test_torch_builds_nothing(tmp_path: Path) -> None:
+    assert NativeKernels.open("torch", tmp_path / "kernels") is None
+    assert not (tmp_path / "kernels").exists()
