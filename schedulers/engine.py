@@ -193,11 +193,12 @@ class Engine:
     # The turn, in order.
 
     def _expire(self, now_s: float) -> None:
-        """End jobs whose deadline passed while their model loads; schedulers see to the others."""
+        """End jobs that were not finished by their deadline, whatever they are about."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             job = self._jobs.get(heapq.heappop(self._deadlines)[1])
-            if job is not None and self._residency.drop(job):
-                self._refuse(job, RequestTimeout("The model did not load in time; try again."))
+            if job is not None and job.deadline_s is not None and job.deadline_s <= now_s:
+                self._refuse(job, RequestTimeout("The request was not finished in time."))
+                self._withdraw(job)
         if self._deadlines:
             self._wake_by(self._deadlines[0][0])
 
@@ -285,7 +286,7 @@ class Engine:
             told = self._health.note_failure(outcome.error, f"{model} {kind}")
             scheduler.fail(step.plan, told, now_s)
 
-    def _beat(self) -> None:
+    def _beat(self, *, is_last: bool = False) -> None:
         """Beat if it is time, and only if the loop is not merely waiting for a step."""
         now_s = self.clock()
         budget_s = self._pulse.stall_budget_s(
@@ -294,7 +295,7 @@ class Engine:
             any(step.is_cold for step in self._in_flight),
         )
         is_due = self._pulse.is_due(now_s, budget_s) or self._residency.take_news()
-        if is_due and (self._has_news or not self._in_flight):
+        if is_last or is_due and (self._has_news or not self._in_flight):
             self._has_news = False
             state = LoopState(
                 turn=self._turn,
@@ -361,11 +362,14 @@ class Engine:
     def _cancel(self, job_ids: tuple[str, ...]) -> None:
         for job_id in job_ids:
             job = self._jobs.get(job_id)
-            if job is None:
-                continue
-            if not self._residency.drop(job):
-                self._residency.ready[job.model].scheduler.cancel(job_id)
-            job.sink(Output(job_id=job_id, is_final=True))
+            if job is not None:
+                self._withdraw(job)
+                job.sink(Output(job_id=job_id, is_final=True))
+
+    def _withdraw(self, job: Job) -> None:
+        """Take a job away from whoever holds it; its scheduler may send a last output."""
+        if not self._residency.drop(job):
+            self._residency.ready[job.model].scheduler.cancel(job.job_id)
 
     def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
         for job_id in job_ids:
@@ -403,8 +407,7 @@ class Engine:
         self._is_stopping = True
         for job in tuple(self._jobs.values()):
             self._refuse(job, error)
-        self._has_news = True
-        self._beat()
+        self._beat(is_last=True)
         self.on_turn()
         self._residency.close()
         self._lanes.close(patience_s)

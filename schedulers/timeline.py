@@ -9,8 +9,10 @@ The policy:
    weight, goes first (start-time fair queueing, Goyal et al. 1996: a model that comes back from
    idling starts level with the others and brings no credit).
 2. Deadlines. If running the fair choice first would make any proposed deadline late, the earliest
-   deadline goes instead. So as long as the load is feasible, a deadline waits for at most the
-   one step that was already running when it came up.
+   deadline goes instead. If some are late already, the one of them with the least service goes:
+   a model that is always late has had its share and cannot make others late as well. So a model
+   with a feasible load waits for the one step that was running when its deadline came up, and
+   for a turn of each other model that is late too.
 3. No starvation. Deadlines that press without a break for longer than `max_wait_s` (or three
    rounds of everything proposed, if steps are long) are not feasible together; from then on the
    fair choice gets `FAIR_FLOOR` of the device's time all the same.
@@ -56,9 +58,9 @@ class Timeline:
     def pick(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
         """The candidate to run next; charge its service with `charge`."""
         self._admit(candidates)
-        fair = min(candidates, key=lambda c: (self._service[c.model], c.model))
+        fair = min(candidates, key=self._order)
         self._level = max(self._level, self._service[fair.model])
-        urgent = _pressing(candidates, fair, now_s)
+        urgent = self._pressing(candidates, fair, now_s)
         if urgent is None:
             self._pressed_since_s, self._spared_s = None, 0.0
             return fair
@@ -91,14 +93,21 @@ class Timeline:
         is_endless = pressed_s >= max(self._max_wait_s, _MAX_ROUNDS * round_s)
         return is_endless and self._spared_s < FAIR_FLOOR * pressed_s
 
+    def _pressing(
+        self, candidates: Sequence[Candidate], fair: Candidate, now_s: float
+    ) -> Candidate | None:
+        """Which deadline goes first, if some deadline breaks when `fair` runs before the others."""
+        due = sorted((c for c in candidates if math.isfinite(c.due_s)), key=lambda c: c.due_s)
+        late = [c for c in due if c.due_s < now_s + c.cost_s]
+        if late:
+            return min(late, key=self._order)
+        finish_s = now_s + fair.cost_s
+        for candidate in due:
+            if candidate is not fair:
+                finish_s += candidate.cost_s
+            if finish_s > candidate.due_s:
+                return due[0]
+        return None
 
-def _pressing(candidates: Sequence[Candidate], fair: Candidate, now_s: float) -> Candidate | None:
-    """The earliest deadline, if some deadline breaks when `fair` runs before all the others."""
-    due = sorted((c for c in candidates if math.isfinite(c.due_s)), key=lambda c: c.due_s)
-    finish_s = now_s + fair.cost_s
-    for candidate in due:
-        if candidate is not fair:
-            finish_s += candidate.cost_s
-        if finish_s > candidate.due_s:
-            return due[0]
-    return None
+    def _order(self, candidate: Candidate) -> tuple[float, str]:
+        return self._service[candidate.model], candidate.model
