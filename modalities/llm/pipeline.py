@@ -281,15 +281,12 @@ class _Assembly:
 
 async def _start(resolved: ResolvedModel, config: Config) -> LlmService:
     """Bring up an engine in this process and wait until the model is ready."""
-    from triptych.core.device import Device
-    from triptych.core.ledger import Ledger
+    from triptych.core.bring_up import bring_up
     from triptych.modalities.llm.loader import LlmLoader
     from triptych.schedulers.engine import Engine
     from triptych.schedulers.local import LocalClient
 
-    device = Device.open(config.device.device)
-    budget = int(device.free_bytes() * config.device.device_memory_utilization)
-    ledger = Ledger(budget)
+    device, ledger = bring_up(config.device)
     loader = LlmLoader(resolved, config, device, ledger)
     client = LocalClient(Engine([loader], config=config, ledger=ledger))
     text = TextModel.open(resolved, config.models)

@@ -42,17 +42,11 @@ def build_codec() -> Codec:
 
 def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
     """The engine that owns the device. Raises `DeviceError` where there is none."""
-    import torch
-
-    from triptych.core.device import Device
-    from triptych.core.ledger import Ledger
-    from triptych.core.threads import num_usable_cores
+    from triptych.core.bring_up import bring_up
     from triptych.modalities.llm.loader import LlmLoader
     from triptych.schedulers.engine import Engine
 
-    torch.set_num_threads(config.device.threads or num_usable_cores())
-    device = Device.open(config.device.device)
-    ledger = Ledger(int(device.free_bytes() * config.device.device_memory_utilization))
+    device, ledger = bring_up(config.device)
     loaders = [LlmLoader(model, config, device, ledger) for model in models]
     return Engine(loaders, config=config, ledger=ledger)
 
