@@ -127,13 +127,13 @@ class Attention:
         """Attend, writing this step's keys and values first. Returns the new residual."""
         config = self.config
         qkv_THD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
-        qk_THD, v_TKD = qkv_THD.split((self._num_qk_heads, config.num_kv_heads), dim=1)
+        qk_THD, v_TKD = qkv_THD.tensor_split((self._num_qk_heads,), dim=1)
         if config.qk_norm_eps is not None:
             assert self._qk_norm_HD is not None, "prepare() comes before the first step"
             qk_THD = rms_norm(qk_THD, self._qk_norm_HD, config.qk_norm_eps)
         if config.uses_rope:
             qk_THD = rotary(qk_THD, *cos_sin)
-        q_THD, k_TKD = qk_THD.split((config.num_heads, config.num_kv_heads), dim=1)
+        q_THD, k_TKD = qk_THD.tensor_split((config.num_heads,), dim=1)
         k_pages, v_pages = kv.k_pages[self.layer], kv.v_pages[self.layer]
         write_pages(k_TKD, v_TKD, k_pages, v_pages, batch)
         out_THD = paged_attention(
