@@ -9,7 +9,7 @@ do, and booking does just that. The rules, in the order they are applied:
   A row with a step in flight gives its pages back only when that step is over, so it sits this
   step out; likewise nobody is pushed out while rows that have ended are about to free pages.
 - A row that gave way `max_preemptions` times takes all the pages it can ever need when it starts
-  again. It never lacks one, so it never gives way again, and nobody passes it in the queue.
+  again. It never lacks one, so it never gives way again.
 - Prompts fill what the token budget leaves, those begun first, then those waiting. While rows are
   being answered prompts take `max_prompt_share` of the budget, and rows being answered are so few
   that they take half of it at most: neither can starve the other.

@@ -17,7 +17,7 @@ Check = Callable[[World], None]
 def random_request(rng: random.Random) -> TokenRequest:
     """Prompts from few families, so that many begin alike; answers short and long."""
     family = rng.randrange(3)
-    length = rng.choice((1, 3, 4, 5, 8, 8, 9, 12, 16, 17, 24, 31))
+    length = rng.choice((1, 3, 4, 5, 8, 9, 9, 12, 16, 17, 24, 31))
     branch = rng.randrange(length + 1) if rng.random() < 0.3 else length
     prompt = tuple(family if i < branch else 30 + rng.randrange(3) for i in range(length))
     return token_request(
@@ -40,7 +40,7 @@ def random_world(rng: random.Random) -> World:
         max_length=rng.choice((24, 40)),
         depth=rng.choice((1, 2, 2, 3)),
         max_batch_size=rng.choice((1, 3, 6)),
-        max_batch_input_tokens=rng.choice((3, 8, 16, 16, 64)),
+        max_batch_input_tokens=rng.choice((3, 7, 11, 16, 64)),
         max_batch_total_tokens=rng.choice((0, 0, 48)),
         enable_chunked_prefill=rng.random() < 0.8,
         enable_in_flight_batching=rng.random() < 0.8,

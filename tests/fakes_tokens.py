@@ -128,10 +128,10 @@ class ShadowRunner:
         assert plan.rows, "a plan has rows"
         self._bind(plan)
         self._check_fences(plan)
-        results = tuple(self._run_row(row, plan.step_id) for row in plan.rows)
         self.in_flight[plan.step_id] = [
             (row.job_id, row.slot, set(self.slots[row.slot].page_ids)) for row in plan.rows
         ]
+        results = tuple(self._run_row(row, plan.step_id) for row in plan.rows)
         return TokenStepResult(step_id=plan.step_id, rows=results)
 
     def finish(self, plan: TokenPlan) -> None:

@@ -85,7 +85,10 @@ def takes_the_last_page_from_the_cache(row: Row, page_size: int) -> list[bytes]:
 def shares_a_partial_page(state: TokenState, row: Row) -> None:
     assert row.lease is not None
     num_pages = min(len(row.keys), state.pool.num_pages_for(row.num_committed))
-    state.pool.publish(row.lease, row.keys[row.lease.num_published : num_pages])
+    published = row.keys[row.lease.num_published : num_pages]
+    state.pool.publish(row.lease, published)
+    for key in published:
+        state.computing.pop(key, None)
 
 
 def evicts_the_newest(ring: RecencyList) -> int:
