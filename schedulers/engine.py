@@ -295,7 +295,7 @@ class Engine:
             any(step.is_cold for step in self._in_flight),
         )
         is_due = self._pulse.is_due(now_s, budget_s) or self._residency.take_news()
-        if is_last or is_due and (self._has_news or not self._in_flight):
+        if is_last or (is_due and (self._has_news or not self._in_flight)):
             self._has_news = False
             state = LoopState(
                 turn=self._turn,

@@ -196,6 +196,8 @@ class FakeFrames:
         self.depth = depth
         self.lateness_s: list[float] = []
         self.failed: list[TriptychError] = []
+        self.paused: set[str] = set()
+        self.num_pauses = 0
         self._voices: dict[str, _Voice] = {}
 
     def submit(self, job: Job) -> None:
@@ -207,7 +209,8 @@ class FakeFrames:
         voice.job.sink(Output(job_id=job_id, is_final=True))
 
     def set_paused(self, job_id: str, is_paused: bool) -> None:
-        self._voices[job_id].job.is_paused = is_paused
+        (self.paused.add if is_paused else self.paused.discard)(job_id)
+        self.num_pauses += is_paused
 
     def propose(self, now_s: float) -> Proposal | None:
         waiting = [v for v in self._voices.values() if self._has_work(v)]
@@ -273,7 +276,7 @@ class FakeFrames:
 
     def _has_work(self, voice: _Voice) -> bool:
         return (
-            not voice.job.is_paused
+            voice.job.job_id not in self.paused
             and voice.num_booked < voice.job.request.num_frames
             and voice.num_booked - voice.num_frames < self.depth
         )

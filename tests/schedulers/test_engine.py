@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -142,7 +143,7 @@ def test_the_next_plan_is_launched_while_one_runs() -> None:
     world.submit("job", "chat", ask(prompt_of(1), 20))
     world.finish("job")
     starts = [start_s for start_s, _ in world.lanes.started]
-    gaps = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert max(gaps) == pytest.approx(0.01), "the device never waits for the loop"
 
 
