@@ -13,6 +13,7 @@ import torch
 from triptych.core.config import Config
 from triptych.core.device import Device
 from triptych.core.errors import MemoryBudgetExceeded
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.ledger import Ledger
@@ -60,7 +61,7 @@ class LlmLoader:
             self._reserve(stack, "kv", (num_pages + 1) * layout.page_bytes)
             runner = TokenRunner(
                 model,
-                KvCache(layout, num_pages, self._device.torch),
+                KvCache(layout, num_pages, self._device.torch, self._native_kernels()),
                 self._sampler(blueprint),
                 max_batch_size=self._config.schedule.max_batch_size,
                 max_length=blueprint.max_length,
@@ -118,6 +119,12 @@ class LlmLoader:
             share = min(share, cpu_bytes // layout.page_bytes)
         most = pages_per_row * self._config.schedule.max_batch_size
         return max(pages_per_row, min(share, room, most))
+
+    def _native_kernels(self) -> NativeKernels | None:
+        if not self._device.is_cpu:
+            return None
+        folder = WeightsCache.open(self._config.models.cache_dir).models.with_name("kernels")
+        return NativeKernels.open(self._config.device.cpu_kernels, folder)
 
     def _sampler(self, blueprint: Blueprint) -> Sampler:
         return Sampler(
