@@ -8,7 +8,7 @@ unknown field. Every number is bounded and finite, every string and array has a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -275,7 +275,7 @@ class ChatRequest(SamplingFields):
         """What the chat template is given besides the messages."""
         add = self.add_generation_prompt
         return {
-            **(self.chat_template_kwargs or {}),
+            **{str(name): value for name, value in (self.chat_template_kwargs or {}).items()},
             "add_generation_prompt": True if add is None else add,
         }
 
@@ -311,11 +311,8 @@ class CompletionRequest(SamplingFields):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one or several, each as text or as token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [[token for token in self.prompt if isinstance(token, int)]]
-        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
     def sampling(self) -> dict[str, Any]:
         """As for every request; echoed prompts report their log-probabilities, too."""

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel
 
@@ -221,13 +221,13 @@ class _Header:
     """What every answer and chunk of one request has in common."""
 
     def __init__(self, model: TextModel, answer_id: str, *, has_usage: bool = False) -> None:
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": answer_id,
             "created": int(time.time()),
             "model": model.name,
             "system_fingerprint": _fingerprint(model),
         }
-        self._no_usage = {"usage": None} if has_usage else {}
+        self._no_usage: dict[str, Any] = {"usage": None} if has_usage else {}
 
 
 class ChatShape(_Header):
@@ -344,14 +344,14 @@ class CompletionShape(_Header):
             top_logprobs=[
                 None
                 if entry.logprob is None
-                else {top.text: _finite(top.logprob or 0.0) for top in entry.top}
+                else {top.text: _finite(top.logprob or 0.0) for top in (*entry.top, entry)}
                 for entry in entries
             ],
             text_offset=offsets,
         )
 
 
-def _chat_token(entry: TokenText) -> dict[str, object]:
+def _chat_token(entry: TokenText) -> dict[str, Any]:
     logprob = _finite(entry.logprob or 0.0)
     return {"token": entry.text, "bytes": list(entry.data), "logprob": logprob}
 

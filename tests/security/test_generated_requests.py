@@ -11,7 +11,7 @@ from fakes_http import FakeEngine, make_app
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 
-NUM_CASES = 40  # of either kind, for each route
+NUM_CASES = 25  # of either kind, for each route
 
 quick = settings(
     max_examples=NUM_CASES,

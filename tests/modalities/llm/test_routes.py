@@ -219,6 +219,11 @@ async def test_completion_logprobs_with_echo(client: httpx.AsyncClient, stream: 
     }
 
 
+async def test_the_token_drawn_is_always_among_the_likeliest(client: httpx.AsyncClient) -> None:
+    reply = await client.post(TEXT, json=text("hi", logprobs=0, max_tokens=1))
+    assert reply.json()["choices"][0]["logprobs"]["top_logprobs"] == [{"T": -0.25}]
+
+
 async def test_models_are_listed_and_shown(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
     assert listed["object"] == "list"
