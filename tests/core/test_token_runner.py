@@ -68,7 +68,7 @@ def test_the_next_plan_may_be_launched_before_the_last_is_read(decoder: Decoder)
     rig.prefill(row)
     rig.decode(row, num_steps=2)
     pages = tuple(rig.free_pages[-5:])
-    other = rig.free_slots[0]
+    other = rig.free_slots[-1]
     pending = [rig.runner.launch(prefill_plan(other, pages))]
     pending += [rig.runner.launch(decode_plan(other, len(PROMPT) + i)) for i in range(2)]
     ids = [step.result().rows[0].token_ids[0] for step in pending]
@@ -93,9 +93,16 @@ def test_a_chunk_short_of_its_prompt_yields_nothing(decoder: Decoder) -> None:
 
 def test_a_slot_forgets_its_last_row(decoder: Decoder) -> None:
     rig = decoder_rig(decoder)
-    first = rig.runner.launch(prefill_plan(0, (9, 8, 7, 6, 5))).result()
-    second = rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4))).result()
-    assert first.rows == second.rows
+    curious = SamplingParams(temperature=0.0, prompt_logprobs=True)
+    first = rig.runner.launch(prefill_plan(0, (9, 8, 7, 6, 5), curious)).result().rows[0]
+    for pages in (*rig.kv.k_pages, *rig.kv.v_pages):
+        pages.zero_()
+    second = rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4))).result().rows[0]
+    assert first.prompt_logprobs
+    assert not second.prompt_logprobs
+    assert second.token_ids == first.token_ids
+    is_written = rig.kv.k_pages[0].flatten(1).any(dim=1)
+    assert is_written.nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_prompt_logprobs_across_chunks(folder: Path, decoder: Decoder) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.layers.decoder import Decoder
@@ -84,6 +85,7 @@ class Rig:
         max_batch_size: int = 16,
         max_length: int = 96,
         recorder: type[Recorder] = Recorder,
+        native: NativeKernels | None = None,
     ) -> None:
         self.page_size = layout.page_size
         num_pages = max_batch_size * -(-max_length // self.page_size)
@@ -91,7 +93,7 @@ class Rig:
             num_pages, generator=torch.Generator().manual_seed(7)
         ).tolist()
         self.free_slots = list(range(max_batch_size))
-        self.kv = KvCache(layout, num_pages, CPU)
+        self.kv = KvCache(layout, num_pages, CPU, native)
         self.recorder = recorder(model)
         self.runner = TokenRunner(
             self.recorder,
@@ -104,7 +106,7 @@ class Rig:
         self.num_steps = 0
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams = GREEDY) -> Row:
-        return Row(self.free_slots.pop(0), list(prompt), len(prompt), sampling)
+        return Row(self.free_slots.pop(), list(prompt), len(prompt), sampling)
 
     def share(self, sequence: Row, donor: Row, num_pages: int) -> None:
         """A prefix hit: the donor's first pages, whose tokens are not computed again."""
@@ -116,7 +118,7 @@ class Rig:
         """Take everything away; the tokens so far are computed again from the start."""
         self.free_pages += sequence.pages
         self.free_slots.append(sequence.slot)
-        sequence.slot = self.free_slots.pop(0)
+        sequence.slot = self.free_slots.pop()
         sequence.pages, sequence.num_cached = [], 0
         sequence.num_bound_pages, sequence.is_bound = 0, False
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from parity.rig import Row, decoder_rig, load_decoder
+from parity.rig import Rig, Row, decoder_rig, load_decoder
 
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.sampling.params import SamplingParams
 
 TINY = {
@@ -87,6 +88,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     },
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
 }
+MakeRig = Callable[..., Rig]
 Build = Callable[[str, dict[str, Any]], tuple[Path, Any]]
 
 
@@ -116,6 +118,17 @@ def model(request: pytest.FixtureRequest, build: Build) -> tuple[Path, Any]:
     return build(*FAMILIES[request.param])
 
 
+@pytest.fixture(scope="session", params=["torch", "native"])
+def make_rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeRig:
+    """Everything runs twice: attention by torch, and by the C kernels."""
+    if request.param == "torch":
+        return decoder_rig
+    kernels = NativeKernels.open("auto", tmp_path_factory.mktemp("kernels"))
+    if kernels is None:
+        pytest.skip("no C compiler")
+    return partial(decoder_rig, native=kernels)
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     source = random.Random(f"{length} {seed}")
     return [source.randrange(TINY["vocab_size"]) for _ in range(length)]
@@ -131,9 +144,9 @@ def assert_same_logits(rows: list[Row], reference: Any) -> None:
             torch.testing.assert_close(logits_V, expected_TV[position - 1], atol=1e-4, rtol=1e-4)
 
 
-def test_full_prefill_and_decode(model: tuple[Path, Any]) -> None:
+def test_full_prefill_and_decode(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = decoder_rig(load_decoder(folder))
+    rig = make_rig(load_decoder(folder))
     row = rig.open(prompt(21))
     rig.prefill(row)
     rig.decode(row, num_steps=12)
@@ -141,9 +154,9 @@ def test_full_prefill_and_decode(model: tuple[Path, Any]) -> None:
     assert_same_logits([row], reference)
 
 
-def test_chunks_of_odd_sizes(model: tuple[Path, Any]) -> None:
+def test_chunks_of_odd_sizes(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = decoder_rig(load_decoder(folder))
+    rig = make_rig(load_decoder(folder))
     row = rig.open(prompt(37))
     for size in (1, 5, 11, 3, 17):
         rig.step((row, size))
@@ -151,9 +164,9 @@ def test_chunks_of_odd_sizes(model: tuple[Path, Any]) -> None:
     assert_same_logits([row], reference)
 
 
-def test_prefix_hit(model: tuple[Path, Any]) -> None:
+def test_prefix_hit(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = decoder_rig(load_decoder(folder))
+    rig = make_rig(load_decoder(folder))
     donor = rig.open(prompt(22))
     rig.prefill(donor)
     guests = [rig.open(donor.tokens[:20] + prompt(n, seed=5)) for n in (1, 6)]
@@ -164,9 +177,9 @@ def test_prefix_hit(model: tuple[Path, Any]) -> None:
     assert_same_logits([donor, *guests], reference)
 
 
-def test_preempt_and_resume(model: tuple[Path, Any]) -> None:
+def test_preempt_and_resume(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = decoder_rig(load_decoder(folder))
+    rig = make_rig(load_decoder(folder))
     rows = [rig.open(prompt(n)) for n in (9, 14)]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=5)
@@ -179,11 +192,11 @@ def test_preempt_and_resume(model: tuple[Path, Any]) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 13, 16])
-def test_mixed_batches(build: Build, num_rows: int) -> None:
+def test_mixed_batches(make_rig: MakeRig, build: Build, num_rows: int) -> None:
     """Rows join one another at random: decodes beside chunks of any size."""
     for name in ("llama", "mistral", "qwen3"):
         folder, reference = build(*FAMILIES[name])
-        rig, source = decoder_rig(load_decoder(folder)), random.Random(num_rows)
+        rig, source = make_rig(load_decoder(folder)), random.Random(num_rows)
         rows = [rig.open(prompt(source.randint(1, 40), seed=i)) for i in range(num_rows)]
         while any(len(row.logits) < 4 for row in rows):
             chosen = source.sample(rows, source.randint(1, num_rows))
@@ -197,13 +210,15 @@ def next_count(row: Row, source: random.Random) -> int:
     return 0 if is_decoding else source.randint(1, left)
 
 
-def test_rows_are_the_same_alone_and_in_any_batch(model: tuple[Path, Any]) -> None:
+def test_rows_are_the_same_alone_and_in_any_batch(
+    make_rig: MakeRig, model: tuple[Path, Any]
+) -> None:
     decoder = load_decoder(model[0])
     prompts = [prompt(n) for n in (3, 30, 17, 8, 25)]
     sampling = [SamplingParams(temperature=float(i % 2), seed=i, top_p=0.9) for i in range(5)]
 
     def run(indices: list[int]) -> dict[int, list[int]]:
-        rig = decoder_rig(decoder)
+        rig = make_rig(decoder)
         rows = {i: rig.open(prompts[i], sampling[i]) for i in indices}
         rig.prefill(*rows.values())
         rig.decode(*rows.values(), num_steps=10)
@@ -215,9 +230,9 @@ def test_rows_are_the_same_alone_and_in_any_batch(model: tuple[Path, Any]) -> No
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_rope_scaling(build: Build, scaling: str) -> None:
+def test_rope_scaling(make_rig: MakeRig, build: Build, scaling: str) -> None:
     folder, reference = build("Llama", {"rope_parameters": SCALINGS[scaling]})
-    rig = decoder_rig(load_decoder(folder))
+    rig = make_rig(load_decoder(folder))
     rows = [rig.open(prompt(n)) for n in (50, 7)]
     rig.step((rows[0], 29), (rows[1], 7))
     rig.step((rows[0], 21), (rows[1], 0))
@@ -225,11 +240,13 @@ def test_rope_scaling(build: Build, scaling: str) -> None:
     assert_same_logits(rows, reference)
 
 
-def test_dynamic_rope_at_a_served_length_beyond_the_models_own(build: Build) -> None:
+def test_dynamic_rope_at_a_served_length_beyond_the_models_own(
+    make_rig: MakeRig, build: Build
+) -> None:
     """Transformers agrees with us where its sequence is exactly as long as what we serve."""
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     folder, reference = build("Llama", {"rope_parameters": scaling, "max_position_embeddings": 32})
-    rig = decoder_rig(load_decoder(folder, max_length=48))
+    rig = make_rig(load_decoder(folder, max_length=48))
     row = rig.open(prompt(48))
     rig.step((row, 19))
     rig.prefill(row)
@@ -238,10 +255,10 @@ def test_dynamic_rope_at_a_served_length_beyond_the_models_own(build: Build) -> 
 
 @pytest.mark.parametrize(("max_length", "lengths"), [(32, (30, 5)), (96, (40, 60))])
 def test_longrope_on_either_side_of_the_trained_length(
-    build: Build, max_length: int, lengths: tuple[int, int]
+    make_rig: MakeRig, build: Build, max_length: int, lengths: tuple[int, int]
 ) -> None:
     folder, reference = build("Llama", {"rope_parameters": LONGROPE})
-    rig = decoder_rig(load_decoder(folder, max_length=max_length))
+    rig = make_rig(load_decoder(folder, max_length=max_length))
     rows = [rig.open(prompt(n)) for n in lengths]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=2)
