@@ -76,8 +76,9 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.client.close()
         if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+            self.signal()  # twice: at once, but leaving nothing behind
+            self.signal(signal.SIGINT)
+        self.process.wait(30)
         self._log_file.close()
         print(self.output)  # shown where a test fails
 

@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import zmq
@@ -88,17 +88,27 @@ def bind_router(folder: Path) -> zmq.Socket[bytes]:
 
 
 def connect_dealer(folder: Path, identity: bytes) -> zmq.Socket[bytes]:
-    """A peer's end; connects as soon as the API process is there, again when it comes back."""
+    """A peer's end; connects as soon as the API process is there, again when it comes back.
+
+    Nothing is kept for an API process that is not there: use `send_if_connected`.
+    """
     dealer = _open(zmq.DEALER)
     dealer.identity = identity
+    dealer.immediate = 1
     dealer.reconnect_ivl = 20
-    dealer.reconnect_ivl_max = 500
+    dealer.reconnect_ivl_max = 100
     dealer.connect(f"ipc://{folder / SOCKET_NAME}")
     return dealer
 
 
+def send_if_connected(dealer: zmq.Socket[bytes], data: bytes) -> None:
+    """Send, or drop where nobody listens; never blocks."""
+    with suppress(zmq.Again):
+        dealer.send(data, zmq.NOBLOCK)
+
+
 def _open(kind: int) -> zmq.Socket[bytes]:
-    """A socket that never blocks and never drops; admission bounds what can be in flight."""
+    """A socket whose queue has no bound of its own: admission bounds what can be in flight."""
     opened: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     opened.sndhwm = opened.rcvhwm = 0
     opened.maxmsgsize = MAX_MESSAGE_BYTES

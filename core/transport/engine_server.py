@@ -22,7 +22,7 @@ import zmq
 from triptych.core.errors import TriptychError, to_info
 from triptych.core.job import Job, Output
 from triptych.core.transport.codec import Codec
-from triptych.core.transport.endpoint import connect_dealer
+from triptych.core.transport.endpoint import connect_dealer, send_if_connected
 from triptych.core.transport.messages import (
     Cancel,
     FromEngine,
@@ -141,7 +141,7 @@ class EngineServer:
         with suppress(BlockingIOError):
             self._theirs.recv(4096)
         while not self._outbox.empty():
-            self._dealer.send(self._codec.encode(self._outbox.get()))
+            send_if_connected(self._dealer, self._codec.encode(self._outbox.get()))
 
     def _receive_all(self) -> None:
         while self._dealer.poll(0):

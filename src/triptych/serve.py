@@ -25,7 +25,7 @@ from triptych.core.config import Config
 from triptych.core.http.listener import bind, url_of
 from triptych.core.options import add_options, resolve
 from triptych.core.transport.control import FromChild, Phase, Ready
-from triptych.core.transport.endpoint import connect_dealer, private_folder
+from triptych.core.transport.endpoint import connect_dealer, private_folder, send_if_connected
 from triptych.core.transport.messages import EngineGone
 from triptych.core.transport.remote import SUPERVISOR
 from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor
@@ -136,9 +136,10 @@ class _Watcher:
         after = "" if restart_in_s is None else f"; starting it again in {restart_in_s:g} s"
         _log.error("the %s process %s%s", child, reason, after)
         self._waiting.add(child)
+        self._startup.restart()
         if child == ENGINE:
             gone = EngineGone(reason=reason, at_ns=time.monotonic_ns(), restart_in_s=restart_in_s)
-            self._dealer.send(self._codec.encode(gone))
+            send_if_connected(self._dealer, self._codec.encode(gone))
 
     def on_drain(self) -> None:
         """Let go of the port: it closes when the API process has answered its last request."""

@@ -46,6 +46,10 @@ class Startup:
             Text.assemble(mark, f"{name:<8}", (seconds, "cyan"), "  ", (note, "dim"))
         )
 
+    def restart(self) -> None:
+        """Count from here: something has to start again."""
+        self._started_s = time.monotonic()
+
     def ready(self, note: str) -> None:
         """Everything runs; the seconds are those since the start."""
         self.phase("ready", time.monotonic() - self._started_s, note)

@@ -212,8 +212,8 @@ def test_an_engine_that_keeps_crashing_opens_the_circuit(start):
     assert "3 crashes" in server.output.splitlines()[-1]
 
 
-def test_a_killed_supervisor_leaves_no_orphan(start):
-    server = start()
+def test_a_killed_supervisor_leaves_no_orphan(start, tmp_path):
+    server = start("--zmq-endpoint-base", str(tmp_path / "sockets"))
     server.wait_ready()
     children = server.children()
     assert len(children) == 2

@@ -74,10 +74,11 @@ def beat():
     )
 
 
-async def until_ready(client):
+async def until_ready(client, server):
     async with asyncio.timeout(5):
-        while not client.status().is_ready:  # noqa: ASYNC110 (the client tells nobody)
-            await asyncio.sleep(0.005)
+        while not client.status().is_ready:
+            server.send_beat(beat())
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -87,8 +88,7 @@ async def open_pair():
         client = RemoteClient(folder, CODEC, stream_timeout_s=30.0)
         engine = EchoEngine()
         server = EngineServer(engine, folder, CODEC)
-        server.send_beat(beat())
-        await until_ready(client)
+        await until_ready(client, server)
         assert await engine.called() == ("cancel", ())
         try:
             yield client, engine, server, folder
@@ -155,8 +155,7 @@ async def test_a_new_api_process_orphans_the_jobs_of_the_one_before():
         engine.turn(delta("b", is_final=True))
         await client.close()
         successor = RemoteClient(folder, CODEC, stream_timeout_s=30.0)
-        server.send_beat(beat())
-        await until_ready(successor)
+        await until_ready(successor, server)
         assert await engine.called() == ("cancel", ("a",))
         engine.turn(delta("a", 1))  # goes nowhere
         stream = successor.submit("m", REQUEST, job_id="c")
@@ -169,10 +168,10 @@ async def test_a_new_api_process_orphans_the_jobs_of_the_one_before():
 async def test_the_engine_may_be_there_before_the_api_process():
     with private_folder("", role="api") as folder:
         server = EngineServer(EchoEngine(), folder, CODEC)
-        server.send_beat(beat())
+        server.send_beat(beat())  # lost: nobody is there
         await asyncio.sleep(0.05)
         client = RemoteClient(folder, CODEC, stream_timeout_s=30.0)
-        await until_ready(client)
+        await until_ready(client, server)
         await asyncio.to_thread(server.close, is_drained=True)
         await client.close()
 
