@@ -64,7 +64,11 @@ class Scheduler(Protocol):
         ...
 
     def propose(self, now_s: float) -> Proposal | None:
-        """The step to run next, or `None`. Reads state, changes nothing."""
+        """The step to run next, or `None`. Reads state, changes nothing.
+
+        Steps in flight count as done where that is possible, so that the next one can be made
+        while they run; who proposes nothing until its step is over gives the next turn away.
+        """
         ...
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:

@@ -239,9 +239,14 @@ class Residency:
         self._pump()
 
     def _make_room(self, name: str, error: MemoryBudgetExceeded) -> None:
-        """The ledger has no room: send the idlest model away and try again, or give up."""
+        """The ledger has no room: send the idlest model away and try again, or give up.
+
+        A start that nobody waits for sends nobody away: those loaded before would not stay.
+        """
+        entry = self._entries[name]
+        is_wanted = name not in self._at_start or entry.waiting or entry.listeners
         idle = [other for other in self.ready if self._hooks.is_idle(other)]
-        if idle and name not in self._at_start:
+        if idle and is_wanted:
             victim = min(idle, key=lambda other: self._entries[other].last_used_s)
             self._unload(victim, f"giving way to {name}", partial(self._begin, name))
         elif self.ready:

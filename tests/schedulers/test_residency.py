@@ -106,6 +106,17 @@ def test_models_load_at_start_and_one_that_does_not_fit_waits_for_its_use() -> N
     assert bench.states() == {"chat": "unloaded", "image": "ready"}
 
 
+def test_a_job_that_waits_at_the_start_may_send_an_idle_model_away() -> None:
+    ledger = Ledger(100)
+    bench = Bench(
+        loader("chat", ledger, 80), loader("image", ledger, 80), ledger=ledger, config=Config()
+    )
+    bench.submit("job", "image")
+    bench.engine.drain()
+    bench.engine.run()
+    assert bench.codes("job") == [None]
+
+
 def test_the_longest_idle_model_gives_way(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     ledger = Ledger(100)
