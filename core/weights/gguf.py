@@ -28,6 +28,7 @@ from triptych.core.weights.safetensors_writer import write_safetensors
 
 SUPPORTED_KINDS = frozenset({
     Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K,
+    Kind.Q5_0, Kind.Q5_1,  # what K-quantised files use for rows that are no multiple of 256
 })  # fmt: skip
 CHUNK_VALUES = 1 << 21
 _UNQUANTISED = {Kind.F32: "F32", Kind.F16: "F16"}

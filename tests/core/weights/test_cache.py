@@ -96,6 +96,13 @@ def test_unexpected_file_is_damage(cache: WeightsCache) -> None:
         verify(folder)
 
 
+def test_truncation_is_noticed_by_length(cache: WeightsCache) -> None:
+    folder, _ = get(cache, Builder())
+    (folder / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(WeightsError, match=r"model.safetensors has 5 bytes instead of 16384"):
+        verify(folder)
+
+
 def test_entry_under_a_wrong_key_is_damage(cache: WeightsCache) -> None:
     folder, _ = get(cache, Builder())
     other = hashlib.sha256(b"other").hexdigest()

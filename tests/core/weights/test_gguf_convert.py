@@ -82,6 +82,8 @@ def test_rows_of_rotated_heads_are_put_back(tmp_path: Path) -> None:
         (Kind.F16, torch.float16, 2**-11),
         (Kind.BF16, torch.bfloat16, 2**-8),
         (Kind.Q8_0, torch.bfloat16, 0.02),
+        (Kind.Q5_1, torch.bfloat16, 0.1),
+        (Kind.Q5_0, torch.bfloat16, 0.15),
         (Kind.Q4_1, torch.bfloat16, 0.2),
         (Kind.Q4_0, torch.bfloat16, 0.3),
     ],
@@ -246,8 +248,9 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_other_quantisations_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"type Q5_0; supported are .*Q4_K"):
-        convert(write_gguf(tmp_path / "tiny.gguf", kind=Kind.Q5_0))
+    blocks = {"blk.0.ffn_up.weight": (Kind.Q2_K, np.zeros((4, 84), np.uint8))}
+    with pytest.raises(WeightsError, match=r"ffn_up.* type Q2_K; supported are .*Q4_K"):
+        convert(write_gguf(tmp_path / "tiny.gguf", blocks=blocks))
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0])

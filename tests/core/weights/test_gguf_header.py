@@ -107,6 +107,7 @@ def test_minimal_file_is_fine(tmp_path: Path) -> None:
         (gguf(text(b"general.alignment") + struct.pack("<I", 8) + text(b"32"), num_pairs=1),
          "alignment '32'"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "file",
 )  # fmt: skip
 def test_hostile_header_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
     tracemalloc.start()
