@@ -22,7 +22,7 @@ TorchDevice: TypeAlias = torch.device
 Dtype: TypeAlias = torch.dtype
 
 _SPEC = re.compile(r"(?:gpu|cuda)(?::(\d+))?")
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from malloc.h
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
 
@@ -92,11 +92,13 @@ def has_fast_cpu_bfloat16() -> bool:
 def _keep_freed_memory() -> None:
     """Tell glibc to keep what is freed for the next step instead of giving it back.
 
-    By default every activation over 128 KiB is mapped afresh, and its page faults cost more than
-    filling it: a batch of 32 decoded three times as slowly. Other C libraries are left alone.
+    By default a large activation is mapped afresh each time, and its page faults cost more than
+    filling it: a batch of 32 decoded three times as slowly. One arena for all threads, because
+    only the main one keeps what it has. Other C libraries are left alone.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most glibc accepts
         mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol
@@ -90,13 +91,13 @@ class TokenRunner:
         Raises `OutOfMemory` when the device has no room for the step; the cache is unharmed.
         """
         assert isinstance(plan, TokenPlan)
-        clock = _DeviceClock(self._device)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _current(self._device):
+                clock = _DeviceClock(self._device)
                 step = self._run(plan)
+                clock.stop()
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The step did not fit in device memory.") from error
-        clock.stop()
         return PendingTokens(plan, step, clock)
 
     def close(self) -> None:
@@ -290,6 +291,11 @@ class _DeviceClock:
             return self._ended_s - self._started_s
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) / 1e3
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which `device` is the thread's current GPU; nothing on a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _to_device(arrays: Sequence[Int64s], device: torch.device) -> Sequence[torch.Tensor]:

@@ -152,8 +152,11 @@ def _attend_group(
         out = scaled_dot_product_attention(q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale)
         return out.reshape(-1, num_heads, head_dim)
     q = q_LHD.view(group.num_rows, -1, num_heads, head_dim).transpose(1, 2)
+    if not q.is_cpu:  # no fused kernel of a GPU takes a mask and grouped heads together
+        repeats = num_heads // num_kv_heads
+        k_GKSD, v_GKSD = (x.repeat_interleave(repeats, dim=1) for x in (k_GKSD, v_GKSD))
     out = scaled_dot_product_attention(
-        q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale, enable_gqa=num_heads != num_kv_heads
+        q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k_GKSD.shape[1]
     )
     return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
 
