@@ -13,9 +13,9 @@ The policy:
    a model that is always late has had its share and cannot make others late as well. So a model
    with a feasible load waits for the one step that was running when its deadline came up, and
    for a turn of each other model that is late too.
-3. No starvation. Deadlines that press without a break for longer than `max_wait_s` (or three
-   rounds of everything proposed, if steps are long) are not feasible together; from then on the
-   fair choice gets `FAIR_FLOOR` of the device's time all the same.
+3. No starvation. Deadlines that overrule the fair choice for longer than `max_wait_s` on end (or
+   three rounds of everything proposed, if steps are long) are not feasible together; from then
+   on the fair choice gets `FAIR_FLOOR` of the device's time all the same.
 
 So nobody waits without bound: for n models whose longest step takes L seconds, fair order serves
 each within 2 n L seconds of service, and endless deadlines stretch that by 1 / `FAIR_FLOOR`.
@@ -52,7 +52,8 @@ class Timeline:
         self._service: dict[str, float] = {}
         self._waiting: frozenset[str] = frozenset()
         self._level = 0.0
-        self._pressed_since_s: float | None = None
+        # Service given to deadlines since they began to overrule the fair choice, and despite them.
+        self._pressed_s = 0.0
         self._spared_s = 0.0
 
     def pick(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
@@ -61,12 +62,13 @@ class Timeline:
         fair = min(candidates, key=self._order)
         self._level = max(self._level, self._service[fair.model])
         urgent = self._pressing(candidates, fair, now_s)
-        if urgent is None:
-            self._pressed_since_s, self._spared_s = None, 0.0
+        if urgent is None or urgent is fair:
+            self._pressed_s = self._spared_s = 0.0
             return fair
-        if self._is_owed(candidates, now_s):
+        if self._is_owed(candidates):
             self._spared_s += fair.cost_s
             return fair
+        self._pressed_s += urgent.cost_s
         return urgent
 
     def charge(self, model: str, seconds: float) -> None:
@@ -84,14 +86,12 @@ class Timeline:
                 self._service[candidate.model] = max(received, self._level)
         self._waiting = frozenset(candidate.model for candidate in candidates)
 
-    def _is_owed(self, candidates: Sequence[Candidate], now_s: float) -> bool:
+    def _is_owed(self, candidates: Sequence[Candidate]) -> bool:
         """Whether deadlines have pressed for too long without leaving the others their floor."""
-        if self._pressed_since_s is None:
-            self._pressed_since_s = now_s
-        pressed_s = now_s - self._pressed_since_s
+        stretch_s = self._pressed_s + self._spared_s
         round_s = sum(candidate.cost_s for candidate in candidates)
-        is_endless = pressed_s >= max(self._max_wait_s, _MAX_ROUNDS * round_s)
-        return is_endless and self._spared_s < FAIR_FLOOR * pressed_s
+        is_endless = stretch_s >= max(self._max_wait_s, _MAX_ROUNDS * round_s)
+        return is_endless and self._spared_s < FAIR_FLOOR * stretch_s
 
     def _pressing(
         self, candidates: Sequence[Candidate], fair: Candidate, now_s: float
