@@ -41,7 +41,7 @@ class SilentProgress:
 
 
 class RichProgress:
-    """A bar on standard error while something is going on; it leaves nothing behind."""
+    """A bar on the terminal's standard error; it leaves nothing behind, and no trace in files."""
 
     def __init__(self) -> None:
         self._bar: rich.progress.Progress | None = None
@@ -53,9 +53,14 @@ class RichProgress:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
         if self._bar is None:
+            console = Console(stderr=True)
             columns = (TextColumn("{task.description}", markup=False), BarColumn())
             self._bar = Progress(
-                *columns, DownloadColumn(), console=Console(stderr=True), transient=True
+                *columns,
+                DownloadColumn(),
+                console=console,
+                transient=True,
+                disable=not console.is_terminal,
             )
             self._bar.start()
         if self._task is not None:
