@@ -128,6 +128,7 @@ class Rig:
         starts = tuple(self._start(s) for s, _ in work if not s.is_bound)
         rows = tuple(self._row(sequence, count) for sequence, count in work)
         plan = TokenPlan(step_id=self.num_steps, model="m", kind="t", rows=rows, starts=starts)
+        self.recorder.last_logits_RV = torch.empty(0)
         result = self.runner.launch(plan).result()
         assert isinstance(result, TokenStepResult)
         self.num_steps += 1

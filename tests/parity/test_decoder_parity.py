@@ -229,6 +229,25 @@ def test_rows_are_the_same_alone_and_in_any_batch(
     assert run([4, 2, 0]) == {i: alone[i] for i in (4, 2, 0)}
 
 
+def test_seeded_tokens_depend_on_neither_chunks_nor_preemption(
+    make_rig: MakeRig, build: Build
+) -> None:
+    decoder = load_decoder(build(*FAMILIES["llama"])[0])
+    sampling = SamplingParams(temperature=1.0, seed=9, top_k=50)
+    rig = make_rig(decoder)
+    whole, pieces = (rig.open(prompt(20), sampling) for _ in range(2))
+    rig.prefill(whole)
+    rig.decode(whole, num_steps=8)
+    for size in (3, 12, 5):
+        rig.step((pieces, size))
+    rig.decode(pieces, num_steps=3)
+    rig.preempt(pieces)
+    rig.step((pieces, 11))
+    rig.prefill(pieces)
+    rig.decode(pieces, num_steps=4)
+    assert pieces.tokens == whole.tokens
+
+
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_rope_scaling(make_rig: MakeRig, build: Build, scaling: str) -> None:
     folder, reference = build("Llama", {"rope_parameters": SCALINGS[scaling]})

@@ -161,3 +161,16 @@ def test_incomplete_weights_are_refused(tmp_path: Path, edit: str) -> None:
     with pytest.raises(WeightsError, match=r"in model\.safetensors") as caught:
         load(tmp_path)
     assert name in str(caught.value)
+
+
+def test_frequencies_do_not_follow_the_longest_row(tmp_path: Path) -> None:
+    save(tmp_path, *MODELS["phi3-longrope"])
+    blueprint, model = load(tmp_path)
+
+    def first_logits(*mates: list[int]) -> torch.Tensor:
+        rig = Rig(model, blueprint.kv_layout(4, torch.float32))
+        row = rig.open([5, 6, 7, 8])
+        rig.prefill(row, *(rig.open(mate) for mate in mates))
+        return row.logits[4]
+
+    torch.testing.assert_close(first_logits(), first_logits([9] * 60), atol=1e-5, rtol=1e-5)

@@ -116,6 +116,13 @@ def test_families_differ_where_they_should() -> None:
     assert all(layer.qk_norm_eps for layer in qwen3.attention)
 
 
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_windows_begin_at_a_layer(architecture: str) -> None:
+    fields = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3}
+    layers = read_decoder_config(config(architecture, **fields)).attention
+    assert [layer.window for layer in layers] == [None, None, None, 16]
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_targets_cover_every_parameter_once(architecture: str) -> None:
     """The views of all targets together are exactly the decoder's memory."""
