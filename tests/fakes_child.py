@@ -28,7 +28,7 @@ def main() -> None:
         grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         Path(config["pid_file"]).write_text(f"{grandchild.pid}")
     line.on_drain(drained.set)
-    line.send(Phase(name="think", elapsed_s=0.1))
+    line.send(Phase("think"))
     line.send(Beat(config.get("stall_budget_s", 30.0)))
     line.send(Ready())
     if behaviour == "crash":

@@ -30,10 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 class Phase(msgspec.Struct, frozen=True, tag=True):
-    """A part of the start is over."""
+    """A part of the start is over; it began with the process, or when the one before it ended."""
 
     name: str
-    elapsed_s: float
     note: str = ""
 
 

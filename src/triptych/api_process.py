@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import socket
-import time
 from pathlib import Path
 
 import msgspec
@@ -55,7 +54,6 @@ def main() -> None:
 
 
 async def _run(line: ControlLine, setup: ChildSetup) -> None:
-    started_s = time.monotonic()
     beating = asyncio.create_task(_beat(line))
     from triptych.core.http.server import HttpServer, serve
 
@@ -67,7 +65,7 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
 
     def on_started(server: HttpServer) -> None:
         line.on_drain(lambda: asyncio.run_coroutine_threadsafe(server.drain(), loop))
-        line.send(Phase(name="api", elapsed_s=time.monotonic() - started_s))
+        line.send(Phase("listen", server.url))
         line.send(Ready())
 
     listener = socket.socket(fileno=setup.listener_fd)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -58,9 +57,8 @@ def main(build: BuildEngine = build_engine) -> None:
 
 
 def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> int:
-    started_s = time.monotonic()
     engine = build(setup.config, setup.models)
-    line.send(Phase(name="engine", elapsed_s=time.monotonic() - started_s, note=_library_note()))
+    line.send(Phase("engine", _library_note()))
     server = EngineServer(engine, Path(setup.folder), build_codec())
     report = StartReport(line)
 
@@ -84,7 +82,6 @@ class StartReport:
 
     def __init__(self, line: ControlLine) -> None:
         self._line = line
-        self._started_s = time.monotonic()
         self._loaded: set[str] = set()
         self._is_ready = False
 
@@ -96,9 +93,7 @@ class StartReport:
         for status in beat.models:
             if status.state == "ready" and status.model not in self._loaded:
                 self._loaded.add(status.model)
-                now_s = time.monotonic()
-                elapsed_s, self._started_s = now_s - self._started_s, now_s
-                self._line.send(Phase(name="load", elapsed_s=elapsed_s, note=status.model))
+                self._line.send(Phase("load", status.model))
         if all(status.state in ("ready", "unloaded") for status in beat.models):
             self._is_ready = True
             self._line.send(Ready())

@@ -117,15 +117,19 @@ class _Watcher:
         self._codec = build_codec()
         self._dealer = connect_dealer(folder, SUPERVISOR)
         self._waiting: set[str] = set()
+        self._since_s: dict[str, float] = {}
 
     def expect(self, children: Iterable[str]) -> None:
         """Everything is ready once these are."""
         self._waiting.update(children)
+        self._since_s = dict.fromkeys(self._waiting, time.monotonic())
 
     def on_note(self, child: str, note: FromChild) -> None:
         """Show a phase; say when everything is ready for the first time."""
         if isinstance(note, Phase):
-            self._startup.phase(note.name, note.elapsed_s, note.note)
+            now_s = time.monotonic()
+            self._startup.phase(note.name, now_s - self._since_s[child], note.note)
+            self._since_s[child] = now_s
         elif isinstance(note, Ready) and child in self._waiting:
             self._waiting.discard(child)
             if not self._waiting:
@@ -136,6 +140,7 @@ class _Watcher:
         after = "" if restart_in_s is None else f"; starting it again in {restart_in_s:g} s"
         _log.error("the %s process %s%s", child, reason, after)
         self._waiting.add(child)
+        self._since_s[child] = time.monotonic() + (restart_in_s or 0.0)
         self._startup.restart()
         if child == ENGINE:
             gone = EngineGone(reason=reason, at_ns=time.monotonic_ns(), restart_in_s=restart_in_s)

@@ -71,7 +71,7 @@ def is_running(pid):
 async def test_a_child_starts_reports_and_drains_with_exit_code_0():
     supervisor, witness, run = start(spec("well"))
     await witness.until(lambda w: w.num_ready())
-    assert ("child", Phase(name="think", elapsed_s=0.1)) in witness.notes
+    assert ("child", Phase("think")) in witness.notes
     supervisor.stop()
     assert await run == 0
     assert witness.gone == []
