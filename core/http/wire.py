@@ -155,7 +155,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # another answer may be half written
             return
-        response = error_response(error, f"req-{uuid.uuid4().hex}")
+        request_id = f"req-{uuid.uuid4().hex}"
+        response = error_response(error, request_id)
+        response.headers["x-request-id"] = request_id
         phrase = HTTPStatus(response.status_code).phrase
         lines = [f"HTTP/1.1 {response.status_code} {phrase}".encode(), b"connection: close"]
         lines += [name + b": " + value for name, value in response.raw_headers]

@@ -200,6 +200,9 @@ class SamplingFields(Strict):
             raise InvalidRequest("stream_options needs stream.", param="stream_options")
         if self.repetition_penalty == 0:
             raise InvalidRequest("repetition_penalty must be above 0.", param="repetition_penalty")
+        most = self.sampling()["max_tokens"]
+        if most is not None and (self.min_tokens or 0) > most:
+            raise InvalidRequest("min_tokens is over max_tokens.", param="min_tokens")
         return self
 
     @property

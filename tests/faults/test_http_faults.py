@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import socket
 import struct
 import threading
@@ -13,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fakes_http import FakeEngine, ask, chat, connect, live, make_app, post, read_all, until
 
@@ -185,23 +185,33 @@ def test_10_a_body_that_dribbles_in(server: HttpServer, engine: FakeEngine) -> N
     assert engine.submitted == {}
 
 
-def test_11_a_flood_of_tiny_chunks(shared: HttpServer) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    flood = post(CHAT, b"", "Transfer-Encoding: chunked") + b"1\r\n \r\n" * 100_000
-    with connect(shared) as sock:
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            sock.sendall(flood)
-        assert not read_all(sock).startswith(b"HTTP/1.1 200")
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown_kib < 16 * 1024
+def chunked(*chunks: tuple[bytes, bytes]) -> bytes:
+    """A whole request for a chat answer; the body's `chunks` are (size line, data)."""
+    lines = b"".join(size + b"\r\n" + data + b"\r\n" for size, data in chunks)
+    return post(CHAT, b"", "Transfer-Encoding: chunked", "Connection: close") + lines + b"0\r\n\r\n"
 
 
-def test_11_an_endless_chunk_extension(shared: HttpServer) -> None:
-    raw = post(CHAT, b"", "Transfer-Encoding: chunked") + b"1;" + b"x" * 2**20
-    with connect(shared) as sock:
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            sock.sendall(raw)
-        assert not read_all(sock).startswith(b"HTTP/1.1 200")
+@pytest.mark.parametrize("kind", ["tiny chunks", "extension", "trailer"])
+def test_11_a_body_that_is_mostly_framing(tmp_path: Path, kind: str) -> None:
+    body = json.dumps(chat()).encode()
+    whole = (f"{len(body):x}".encode(), body)
+    plain = chunked(whole)
+    flood = {
+        "tiny chunks": chunked(whole, *[(b"1", b" ")] * 100_000),
+        "extension": chunked((whole[0] + b";" + b"x" * 2**20, body)),
+        "trailer": plain[:-2] + b"x: " + b"x" * 2**20 + b"\r\n\r\n",
+    }[kind]
+    process = psutil.Process()
+    with live(make_app(tmp_path, FakeEngine())) as server:
+        assert sent(server, plain).startswith(b"HTTP/1.1 200")
+        before = process.memory_info().rss
+        with connect(server) as sock:
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                sock.sendall(flood)
+            grown = process.memory_info().rss - before
+            assert not read_all(sock).startswith(b"HTTP/1.1 200")
+        assert grown < 16 * 2**20
+        assert sent(server, plain).startswith(b"HTTP/1.1 200")
 
 
 def test_12_a_lone_surrogate_is_refused_and_nul_is_text(

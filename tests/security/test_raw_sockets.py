@@ -65,7 +65,9 @@ def test_what_two_readers_could_read_differently_is_refused(server: HttpServer, 
 def test_what_cannot_be_parsed_is_answered_in_the_shape_of_errors(server: HttpServer) -> None:
     head, _, body = sent(server, b"nonsense\r\n\r\n").partition(b"\r\n\r\n")
     assert b"connection: close" in head
-    assert json.loads(body)["error"]["code"] == "invalid_request"
+    error = json.loads(body)["error"]
+    assert error["code"] == "invalid_request"
+    assert f"x-request-id: {error['request_id']}".encode() in head
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "gzip, identity"])

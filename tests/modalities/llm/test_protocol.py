@@ -91,6 +91,8 @@ def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
         {"top_logprobs": 21, "logprobs": True},
         {"max_tokens": 0},
         {"max_tokens": 1.5},
+        {"max_tokens": 5, "min_tokens": 6},
+        {"max_completion_tokens": 5, "min_tokens": 6},
         {"max_tokens": 5, "max_completion_tokens": 6},
         {"stop": [""]},
         {"stop": ["x"] * 17},
