@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -118,8 +117,8 @@ def test_completions_echo_with_log_probabilities(client: openai.OpenAI) -> None:
 def test_mistakes_have_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="absent", messages=QUESTION)
+    long = [{"role": "user", "content": "word " * 4000}]
     with pytest.raises(openai.BadRequestError, match="2048"):
-        long = [{"role": "user", "content": "word " * 4000}]
         client.chat.completions.create(model=MODEL, messages=long)
 
 
