@@ -125,8 +125,8 @@ class DeviceOptions:
     threads: int = option(0, "CPU threads of the engine; 0: one per core.", within=_BOUND)
     cpu_kernels: str = option(
         "auto",
-        "Who computes attention on a CPU: our C kernels, compiled on first use and kept in the"
-        " cache folder, or torch. `auto` takes torch where there is no C compiler.",
+        "What computes a step on a CPU: our C kernels, compiled on first use and kept in the cache"
+        " folder, or torch alone. `auto` takes torch where there is no C compiler.",
         choices=("auto", "native", "torch"),
         devices="cpu",
     )

@@ -107,10 +107,10 @@ class Attention:
         if config.qk_norm_eps is not None:
             self.qk_norm_2D = torch.empty(2, head_dim, dtype=dtype, device=device)
 
-    def prepare(self) -> None:
+    def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
-        self.qkv.prepare()
-        self.out.prepare()
+        self.qkv.prepare(native)
+        self.out.prepare(native)
         if self.qk_norm_2D is not None:
             repeats = (self.config.num_heads, self.config.num_kv_heads)
             counts = torch.tensor(repeats, device=self.qk_norm_2D.device)

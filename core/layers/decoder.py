@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.kernels.silu_and_mul import silu_and_mul
 from triptych.core.layers.attention import Attention, AttentionConfig, KvCache, KvLayout
 from triptych.core.layers.linear import Linear
+from triptych.core.layers.native_layers import NativeLayers, can_fuse
 from triptych.core.layers.norm import RMSNorm
 from triptych.core.layers.rotary import RopeConfig, Rotary
 
@@ -70,11 +72,11 @@ class DecoderLayer:
         self.mlp_norm = RMSNorm(hidden, eps=eps, dtype=dtype, device=device)
         self.mlp = Mlp(config, dtype, device)
 
-    def prepare(self) -> None:
+    def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
-        self.attention.prepare()
-        self.mlp.gate_up.prepare()
-        self.mlp.down.prepare()
+        self.attention.prepare(native)
+        self.mlp.gate_up.prepare(native)
+        self.mlp.down.prepare(native)
 
     def __call__(
         self,
@@ -111,17 +113,23 @@ class Decoder:
         ]
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype, device=device)
         self._rotary = Rotary(config.rope, device)
+        self._fused: NativeLayers | None = None
 
     @property
     def vocab_size(self) -> int:
         """Number of logits."""
         return self.config.vocab_size
 
-    def prepare(self) -> None:
-        """Bring the loaded weights into the layout the step uses, one at a time."""
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses, one at a time.
+
+        With `native` kernels that take them, all layers run in one call.
+        """
         for layer in self.layers:
-            layer.prepare()
-        self.head.prepare()
+            layer.prepare(native)
+        self.head.prepare(native)
+        if native is not None and can_fuse(self):
+            self._fused = NativeLayers(self, native)
 
     def forward(
         self,
@@ -133,6 +141,8 @@ class Decoder:
         """The last hidden state of every token, normalised: `hidden_TC`."""
         x_TC = self.embedding_VC.index_select(0, token_ids_T)
         cos_sin = self._rotary.rows(positions_T, self.dtype)
+        if self._fused is not None and self._fused.can_read(kv):
+            return self._fused(x_TC, cos_sin, kv, batch)
         for layer in self.layers:
             x_TC = layer(x_TC, cos_sin, kv, batch)
         return self.norm(x_TC)

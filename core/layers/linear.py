@@ -12,16 +12,18 @@ import torch
 from torch.nn.functional import linear
 
 from triptych.core.device import has_fast_cpu_bfloat16
+from triptych.core.kernels.native.library import NativeKernels
 
 
 class Linear:
     """`y_TO = x_TI @ weight_OI.T + bias_O (+ residual_TO)`.
 
-    In bfloat16 on a CPU, `prepare` reorders the weight into oneDNN's own layout: 1.5 times as fast
-    as `torch.nn.functional.linear` up to 32 rows, and the residual is added in float32.
+    In bfloat16 on a CPU, `prepare` reorders the weight: into the layout of our kernels where they
+    take it, else into oneDNN's own, 1.5 times as fast as `torch.nn.functional.linear` up to 32
+    rows. Both add the residual in float32.
     """
 
-    __slots__ = ("_packed", "bias_O", "weight_OI")
+    __slots__ = ("_native", "_num_outputs", "bias_O", "packed", "weight_OI")
 
     def __init__(
         self,
@@ -34,31 +36,45 @@ class Linear:
     ) -> None:
         self.weight_OI = torch.empty(num_outputs, num_inputs, dtype=dtype, device=device)
         self.bias_O = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
-        self._packed: torch.Tensor | None = None
+        self.packed: torch.Tensor | None = None
+        self._native: NativeKernels | None = None
+        self._num_outputs = num_outputs
 
-    def prepare(self) -> None:
+    def prepare(self, native: NativeKernels | None = None) -> None:
         """Pack the loaded weight; the plain copy is dropped unless somebody else holds it."""
         weight = self.weight_OI
-        if not is_packable(weight.dtype, weight.device):
+        if native is not None and native.can_pack(weight):
+            self._native, self.packed = native, native.pack(weight)
+        elif is_packable(weight.dtype, weight.device):
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        else:
             return
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         self.weight_OI = weight.new_empty(0)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the weight is packed for our kernels."""
+        return self._native is not None
 
     def __call__(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None = None) -> torch.Tensor:
         """Project, adding `residual_TO` where given. `x_TI` is contiguous."""
-        if self._packed is not None:
-            return self._call_packed(x_TI, residual_TO)
+        if self.packed is not None:
+            return self._call_packed(x_TI, self.packed, residual_TO)
         if residual_TO is None:
             return linear(x_TI, self.weight_OI, self.bias_O)
         y_TO = torch.addmm(residual_TO, x_TI, self.weight_OI.t())
         return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
 
-    def _call_packed(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None) -> torch.Tensor:
+    def _call_packed(
+        self, x_TI: torch.Tensor, packed: torch.Tensor, residual_TO: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self._native is not None:
+            return self._native.linear(x_TI, packed, self._num_outputs, self.bias_O, residual_TO)
         pointwise = torch.ops.mkldnn._linear_pointwise
         if residual_TO is None:
-            y_TO = pointwise.default(x_TI, self._packed, self.bias_O, "none", [], "")
+            y_TO = pointwise.default(x_TI, packed, self.bias_O, "none", [], "")
         else:
-            y_TO = pointwise.binary(x_TI, residual_TO, self._packed, self.bias_O, "add")
+            y_TO = pointwise.binary(x_TI, residual_TO, packed, self.bias_O, "add")
         assert isinstance(y_TO, torch.Tensor)
         return y_TO
 

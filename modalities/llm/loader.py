@@ -52,7 +52,8 @@ class LlmLoader:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
             dtype = self._dtype(checkpoint)
-            blueprint = self._blueprint(checkpoint, dtype)
+            native = self._native_kernels()
+            blueprint = self._blueprint(checkpoint, dtype, native)
             self._reserve(stack, "weights", blueprint.weight_bytes())
             self._reserve(stack, "activations", self._activation_bytes(blueprint))
             model = blueprint.build(checkpoint, report)
@@ -61,7 +62,7 @@ class LlmLoader:
             self._reserve(stack, "kv", (num_pages + 1) * layout.page_bytes)
             runner = TokenRunner(
                 model,
-                KvCache(layout, num_pages, self._device.torch, self._native_kernels()),
+                KvCache(layout, num_pages, self._device.torch, native),
                 self._sampler(blueprint),
                 max_batch_size=self._config.schedule.max_batch_size,
                 max_length=blueprint.max_length,
@@ -80,15 +81,18 @@ class LlmLoader:
         options = self._config.cache
         return options.kv_cache_page_size, _DTYPES.get(options.kv_cache_format, dtype)
 
-    def _blueprint(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Blueprint:
+    def _blueprint(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, native: NativeKernels | None
+    ) -> Blueprint:
         wanted, config = self._config.models.model_impl, checkpoint.config
-        build: Callable[..., Blueprint] = NativeBlueprint
+        max_length, device = self._config.models.max_length, self._device.torch
         if wanted == "transformers" or (wanted == "auto" and not is_native(config)):
             from triptych.modalities.llm.models.fallback import FallbackBlueprint
 
-            build = FallbackBlueprint
-        max_length = self._config.models.max_length
-        return build(config, max_length=max_length, dtype=dtype, device=self._device.torch)
+            return FallbackBlueprint(config, max_length=max_length, dtype=dtype, device=device)
+        return NativeBlueprint(
+            config, max_length=max_length, dtype=dtype, device=device, native=native
+        )
 
     def _reserve(self, stack: ExitStack, purpose: str, num_bytes: int) -> None:
         stack.enter_context(self._ledger.reserve(f"{self.name}/{purpose}", num_bytes)).commit()

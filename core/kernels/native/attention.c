@@ -12,22 +12,13 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "kernels.h"
 #include "vector.h"
 
 #define TILE 32
 #define MAX_QUERIES 64
 #define MAX_DIM 256
 #define BLOCK 4
-
-typedef struct {
-    const void *q, *k_pages, *v_pages;
-    void *out;
-    const int64_t *page_table, *context_lengths, *query_starts;
-    int64_t num_rows, num_tokens, q_stride, table_stride;
-    int32_t num_heads, num_kv_heads, head_dim, page_shift; /* a page holds 2^page_shift tokens */
-    int32_t q_dtype, kv_dtype, window, num_threads;
-    float scale;
-} Attention;
 
 /* Everything one thread keeps of one block of queries. `dim` is head_dim rounded up to 32. */
 typedef struct {
@@ -390,7 +381,6 @@ INLINE int64_t row_end(const Attention *a, int64_t row) {
     return row + 1 < a->num_rows ? a->query_starts[row + 1] : a->num_tokens;
 }
 
-/* Returns 0, or 1 when out of memory. */
 int paged_attention(const Attention *a) {
     int step = queries_per_task(a), heads = heads_per_task(a), splits = a->num_kv_heads / heads;
     int64_t *blocks = malloc(sizeof(int64_t) * (size_t)(a->num_rows + 1));

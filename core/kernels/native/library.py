@@ -27,10 +27,11 @@ _log = logging.getLogger(__name__)
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 64
+_PANEL = 32
 
 
-class _Attention(ctypes.Structure):
-    """`Attention` in attention.c."""
+class AttentionArguments(ctypes.Structure):
+    """`Attention` in kernels.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k_pages", "v_pages", "out")),
@@ -44,16 +45,64 @@ class _Attention(ctypes.Structure):
     )
 
 
-class NativeKernels:
-    """The loaded library. Threads may share it."""
+class _Linear(ctypes.Structure):
+    """`Linear` in kernels.h."""
 
-    __slots__ = ("_attention",)
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "residual", "y")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "num_inputs", "num_outputs")),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class LayerPointers(ctypes.Structure):
+    """`Layer` in kernels.h: where one decoder layer's weights and pages lie."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input_norm", "qkv", "qkv_bias", "qk_norm")),
+        *((name, ctypes.c_void_p) for name in ("out", "out_bias", "mlp_norm", "gate_up")),
+        *((name, ctypes.c_void_p) for name in ("gate_up_bias", "down", "down_bias")),
+        *((name, ctypes.c_void_p) for name in ("k_pages", "v_pages")),
+        *((name, ctypes.c_int32) for name in ("window", "uses_rope")),
+    )
+
+
+class StepArguments(ctypes.Structure):
+    """`Step` in kernels.h. What `attention` has of one layer alone is left empty."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(LayerPointers)),
+        *((name, ctypes.c_void_p) for name in ("x", "scratch", "final_norm", "cos", "sin")),
+        ("write_slots", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "intermediate")),
+        ("num_rotated", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("eps", "qk_eps")),
+        ("attention", AttentionArguments),
+    )
+
+
+class NativeKernels:
+    """The loaded library. Threads may share it.
+
+    `has_linear` tells whether this processor runs `linear` and `decoder_step`: it multiplies
+    bfloat16 in vectors, and has no matrix unit that oneDNN would use better.
+    """
+
+    __slots__ = ("_attention", "_linear", "_pack", "_step", "has_linear")
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         self._attention = library.paged_attention
-        self._attention.argtypes = (ctypes.POINTER(_Attention),)
-        self._attention.restype = ctypes.c_int
+        self._attention.argtypes = (ctypes.POINTER(AttentionArguments),)
+        self._linear = library.linear
+        self._linear.argtypes = (ctypes.POINTER(_Linear),)
+        self._linear.restype = None
+        self._pack = library.pack_weight
+        self._pack.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+        self._pack.restype = None
+        self._step = library.decoder_step
+        self._step.argtypes = (ctypes.POINTER(StepArguments),)
+        self.has_linear = bool(library.has_packed_linear())
 
     @classmethod
     def open(cls, mode: str, folder: Path) -> NativeKernels | None:
@@ -76,13 +125,10 @@ class NativeKernels:
 
     def can_attend(self, q_THD: torch.Tensor, k_pages_NPKD: torch.Tensor) -> bool:
         """Whether `paged_attention` takes these types and shapes."""
-        _, page_size, num_kv_heads, head_dim = k_pages_NPKD.shape
         return (
             q_THD.dtype in _DTYPES
-            and k_pages_NPKD.dtype in _DTYPES
-            and q_THD.stride(1) == head_dim <= _MAX_HEAD_DIM
-            and q_THD.shape[1] // num_kv_heads <= _MAX_GROUP
-            and page_size.bit_count() == 1
+            and q_THD.stride(1) == q_THD.shape[2]
+            and can_read_pages(k_pages_NPKD, q_THD.shape[1])
         )
 
     def paged_attention(
@@ -96,32 +142,111 @@ class NativeKernels:
         window: int | None,
     ) -> torch.Tensor:
         """`core.kernels.paged_attention.paged_attention`, where `can_attend` allows it."""
-        num_tokens, num_heads, head_dim = q_THD.shape
-        out_THD = torch.empty((num_tokens, num_heads, head_dim), dtype=q_THD.dtype)
-        _, page_size, num_kv_heads, _ = k_pages_NPKD.shape
-        table_BM = batch.page_table_BM
-        arguments = _Attention(
-            q_THD.data_ptr(),
-            k_pages_NPKD.data_ptr(),
-            v_pages_NPKD.data_ptr(),
-            out_THD.data_ptr(),
-            table_BM.data_ptr(),
-            batch.context_lengths_B.data_ptr(),
-            batch.query_starts_B.data_ptr(),
-            len(table_BM),
-            num_tokens,
-            q_THD.stride(0),
-            table_BM.stride(0),
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            page_size.bit_length() - 1,
-            _DTYPES[q_THD.dtype],
-            _DTYPES[k_pages_NPKD.dtype],
-            window or 0,
-            torch.get_num_threads(),
-            scale,
-        )
-        if self._attention(arguments):
-            raise MemoryError("no memory for a step's attention")
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype)
+        arguments = attention_arguments(batch, k_pages_NPKD, q_THD.shape, q_THD.dtype)
+        arguments.q = q_THD.data_ptr()
+        arguments.k_pages = k_pages_NPKD.data_ptr()
+        arguments.v_pages = v_pages_NPKD.data_ptr()
+        arguments.out = out_THD.data_ptr()
+        arguments.q_stride = q_THD.stride(0)
+        arguments.window = window or 0
+        arguments.scale = scale
+        _check(self._attention(arguments))
         return out_THD
+
+    def can_pack(self, weight_OI: torch.Tensor) -> bool:
+        """Whether `linear` takes this weight."""
+        return (
+            self.has_linear
+            and weight_OI.dtype is torch.bfloat16
+            and weight_OI.device.type == "cpu"
+            and weight_OI.shape[1] % 2 == 0
+        )
+
+    def pack(self, weight_OI: torch.Tensor) -> torch.Tensor:
+        """The weight in the layout of `linear`, its outputs filled up to a whole panel."""
+        num_outputs, num_inputs = weight_OI.shape
+        num_padded = -(-num_outputs // _PANEL) * _PANEL
+        packed = torch.empty(num_padded, num_inputs, dtype=weight_OI.dtype)
+        weight_OI = weight_OI.contiguous()
+        self._pack(weight_OI.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
+        return packed
+
+    def linear(
+        self,
+        x_TI: torch.Tensor,
+        packed: torch.Tensor,
+        num_outputs: int,
+        bias_O: torch.Tensor | None,
+        residual_TO: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`x_TI @ weight_OI.T (+ bias_O) (+ residual_TO)`, summed in float32, as bfloat16."""
+        assert x_TI.is_contiguous()
+        assert residual_TO is None or residual_TO.is_contiguous()
+        y_TO = torch.empty(len(x_TI), num_outputs, dtype=x_TI.dtype)
+        self._linear(
+            _Linear(
+                x_TI.data_ptr(),
+                packed.data_ptr(),
+                pointer(bias_O),
+                pointer(residual_TO),
+                y_TO.data_ptr(),
+                len(x_TI),
+                x_TI.shape[1],
+                num_outputs,
+                torch.get_num_threads(),
+            )
+        )
+        return y_TO
+
+    def decoder_step(self, arguments: StepArguments) -> None:
+        """Run every layer; see `core.layers.native_layers`."""
+        _check(self._step(arguments))
+
+
+def can_read_pages(k_pages_NPKD: torch.Tensor, num_heads: int) -> bool:
+    """Whether attention over such pages, for so many query heads, is within the kernel's limits."""
+    _, page_size, num_kv_heads, head_dim = k_pages_NPKD.shape
+    return (
+        k_pages_NPKD.dtype in _DTYPES
+        and head_dim <= _MAX_HEAD_DIM
+        and num_heads // num_kv_heads <= _MAX_GROUP
+        and page_size.bit_count() == 1
+    )
+
+
+def attention_arguments(
+    batch: AttentionBatch,
+    k_pages_NPKD: torch.Tensor,
+    shape_THD: torch.Size | tuple[int, int, int],
+    dtype: torch.dtype,
+) -> AttentionArguments:
+    """What the layers of a step have in common. `dtype` is that of queries and result."""
+    num_tokens, num_heads, head_dim = shape_THD
+    _, page_size, num_kv_heads, _ = k_pages_NPKD.shape
+    table_BM = batch.page_table_BM
+    return AttentionArguments(
+        page_table=table_BM.data_ptr(),
+        context_lengths=batch.context_lengths_B.data_ptr(),
+        query_starts=batch.query_starts_B.data_ptr(),
+        num_rows=len(table_BM),
+        num_tokens=num_tokens,
+        table_stride=table_BM.stride(0),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_shift=page_size.bit_length() - 1,
+        q_dtype=_DTYPES[dtype],
+        kv_dtype=_DTYPES[k_pages_NPKD.dtype],
+        num_threads=torch.get_num_threads(),
+    )
+
+
+def pointer(tensor: torch.Tensor | None) -> int | None:
+    """Address of a tensor that may be absent."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check(status: int) -> None:
+    if status:
+        raise MemoryError("no memory for a step's attention")

@@ -115,11 +115,11 @@ INLINE float max_lanes(vec x) {
     return a > b ? a : b;
 }
 
-/* e^x to 2 ulp for x <= 88; 0 below -87.3 (Cephes' expf: Moshier, "Methods and Programs for
+/* e^x to 2 ulp; 0 below -87.3, and e^88 above 88 (Cephes' expf: Moshier, "Methods and Programs for
  * Mathematical Functions", 1989). NaN stays NaN. */
 INLINE vec exp_vec(vec x) {
     ivec is_small = x < -87.3f;
-    vec clamped = blend(is_small, splat(-87.3f), x);
+    vec clamped = blend(is_small, splat(-87.3f), blend(x > 88.0f, splat(88.0f), x));
     const float to_integer = 12582912.0f; /* 1.5 * 2^23 */
     vec n = (clamped * 1.44269504088896341f + to_integer) - to_integer;
     vec r = clamped - n * 0.693359375f + n * 2.12194440e-4f;

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder
 from triptych.core.layers.linear import is_packable
@@ -30,12 +31,14 @@ class NativeBlueprint:
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
+        native: NativeKernels | None = None,
     ) -> None:
         self.config = read_decoder_config(config, max_length=max_length)
         self.max_length = self.config.rope.max_length
         self.vocab_size = self.config.vocab_size
         self._dtype = dtype
         self._device = device
+        self._native = native
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters, a tied embedding counted twice where the head is packed."""
@@ -61,5 +64,5 @@ class NativeBlueprint:
         """Allocate, stream the weights into place and pack them."""
         decoder = Decoder(self.config, dtype=self._dtype, device=self._device)
         load_tensors(checkpoint, decoder_targets(decoder), ignored=is_unused, report=report)
-        decoder.prepare()
+        decoder.prepare(self._native)
         return decoder
