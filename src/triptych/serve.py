@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import socket
 import sys
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import msgspec
 
@@ -59,6 +62,7 @@ def serve(config: Config, programs: Programs = Programs()) -> int:
     """Bring up the processes `config` asks for, and keep them; returns the exit code."""
     options = config.server
     logs.configure(options)
+    signal.signal(signal.SIGTERM, _leave)  # until the supervisor takes over: nothing to drain yet
     with ExitStack() as stack:
         listener = None if options.headless else stack.enter_context(bind(options))
         startup = Startup(options)
@@ -79,6 +83,10 @@ def serve(config: Config, programs: Programs = Programs()) -> int:
         return asyncio.run(_supervise(specs, policy, watcher))
 
 
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
+
+
 def _resolve(config: Config, startup: Startup) -> tuple[ResolvedModel, ...]:
     started_s = time.monotonic()
     progress = startup.progress()
@@ -94,14 +102,20 @@ def _resolve(config: Config, startup: Startup) -> tuple[ResolvedModel, ...]:
 def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
     """The children, in the order in which they drain: the API finishes while the engine runs."""
     options = setup.config.server
-    config = msgspec.json.encode(setup)
     specs = []
     if not options.headless:
-        fds = (setup.listener_fd,)
+        config, fds = msgspec.json.encode(setup), (setup.listener_fd,)
         specs.append(ChildSpec(name=API, argv=programs.api, config=config, pass_fds=fds))
     if not options.external_engine:
+        config = msgspec.json.encode(_without_secrets(setup))
         specs.append(ChildSpec(name=ENGINE, argv=programs.engine, config=config))
     return specs
+
+
+def _without_secrets(setup: ChildSetup) -> ChildSetup:
+    """The engine needs no API keys, so it gets none."""
+    server = replace(setup.config.server, api_key=(), api_key_file="")
+    return msgspec.structs.replace(setup, config=replace(setup.config, server=server))
 
 
 async def _supervise(specs: list[ChildSpec], policy: Policy, watcher: _Watcher) -> int:

