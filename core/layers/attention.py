@@ -55,11 +55,16 @@ class KvCache:
         shape = (num_pages + 1, layout.page_size, layout.num_kv_heads, layout.head_dim)
         self.layout = layout
         self.native = native
-        # Zeroed pages cost nothing until they are touched, where the system hands them out lazily.
-        self.k_pages = [
-            torch.zeros(shape, dtype=layout.dtype, device=device) for _ in range(layout.num_layers)
-        ]
-        self.v_pages = [torch.zeros_like(pages) for pages in self.k_pages]
+        # Left as the system hands them out: a host page that is never used takes no memory.
+        self.k_pages, self.v_pages = (
+            [
+                torch.empty(shape, dtype=layout.dtype, device=device)
+                for _ in range(layout.num_layers)
+            ]
+            for _ in range(2)
+        )
+        for pages in (*self.k_pages, *self.v_pages):
+            pages[-1].zero_()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
