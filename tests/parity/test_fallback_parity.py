@@ -39,7 +39,10 @@ LONGROPE = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "gpt2": ("GPT2", {"n_positions": 96}),
-    "phi3-longrope": ("Phi3", {"rope_parameters": LONGROPE}),
+    "phi3-longrope": (
+        "Phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 24},
+    ),
     "gpt-neox": ("GPTNeoX", {}),
     "gemma": ("Gemma", {"head_dim": 8}),
     "gemma3": ("Gemma3Text", {"head_dim": 8, "sliding_window": 6}),
