@@ -131,7 +131,10 @@ class DeviceOptions:
         devices="cpu",
     )
     seed: int = option(
-        0, "Seed of requests that bring none.", flags=("--random-seed",), within=_BOUND
+        -1,
+        "Seed of requests that bring none; -1 draws a new one for each.",
+        flags=("--random-seed",),
+        within=Range(low=-1),
     )
 
 

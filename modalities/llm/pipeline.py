@@ -27,8 +27,6 @@ from triptych.modalities.llm.service import (
     Usage,
     sampling_params,
 )
-from triptych.modalities.llm.text import TextModel
-from triptych.schedulers.admission import Admission
 
 Message = Mapping[str, Any]
 Conversation = str | Sequence[Message]
@@ -289,6 +287,6 @@ async def _start(resolved: ResolvedModel, config: Config) -> LlmService:
     device, ledger = bring_up(config.device)
     loader = LlmLoader(resolved, config, device, ledger)
     client = LocalClient(Engine([loader], config=config, ledger=ledger))
-    text = TextModel.open(resolved, config.models)
+    service = LlmService.from_config(config, [resolved], client)
     await client.load(resolved.name)
-    return LlmService(client, [text], Admission(options=config.schedule))
+    return service

@@ -11,14 +11,16 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
 from triptych.core.client import EngineClient
+from triptych.core.config import Config
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NotFound
 from triptych.core.sampling.params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.detokenizer import Detokenizer, Piece
 from triptych.modalities.llm.merge import merge
 from triptych.modalities.llm.text import TextModel
@@ -85,11 +87,26 @@ class LlmService:
     """Serves text generation from an engine client."""
 
     def __init__(
-        self, client: EngineClient, models: Sequence[TextModel], admission: Admission
+        self,
+        client: EngineClient,
+        models: Sequence[TextModel],
+        admission: Admission,
+        *,
+        default_seed: int | None = None,
     ) -> None:
         self.client = client
         self.models: Mapping[str, TextModel] = {model.name: model for model in models}
         self._admission = admission
+        self._default_seed = default_seed
+
+    @classmethod
+    def from_config(
+        cls, config: Config, models: Sequence[ResolvedModel], client: EngineClient
+    ) -> Self:
+        """The service of resolved models. Raises `SetupError` for a folder unfit for text."""
+        texts = [TextModel.open(model, config.models) for model in models]
+        seed = config.device.seed if config.device.seed >= 0 else None
+        return cls(client, texts, Admission(options=config.schedule), default_seed=seed)
 
     def model(self, name: str) -> TextModel:
         """The model called `name`. Raises `NotFound`, naming those there are."""
@@ -139,8 +156,10 @@ class LlmService:
         num_rows = len(call.prompts) * call.num_samples
         num_prompt_tokens = sum(map(len, call.prompts)) * call.num_samples
         num_tokens = num_prompt_tokens + num_rows * call.sampling.max_tokens
+        seed = next(
+            s for s in (call.seed, self._default_seed, secrets.randbits(62)) if s is not None
+        )
         with self._admission.admit(key=call.key, num_jobs=num_rows, num_tokens=num_tokens):
-            seed = secrets.randbits(62) if call.seed is None else call.seed
             samples = [
                 self._sample(call, model, prompt_index, sample_index, seed)
                 for prompt_index in range(len(call.prompts))
@@ -208,6 +227,7 @@ class _Row:
         self._num_output_tokens = 0
         self._detokenizer: Detokenizer = model.detokenizer(request.prompt_ids, call.stop)
         self._echo_ids = request.prompt_ids if call.echo else ()
+        self._scores_prompt = request.sampling.prompt_logprobs
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """The text delta of one engine delta; the first also carries an echoed prompt."""
@@ -241,7 +261,7 @@ class _Row:
             return "", ()
         ids, self._echo_ids = self._echo_ids, ()
         logprobs: tuple[TokenText, ...] = ()
-        if delta.prompt_logprobs:
+        if self._scores_prompt:  # the first prompt token has no entry of its own
             first = self._plain_token(ids[0], None)
             logprobs = (first, *map(self._token_text, delta.prompt_logprobs))
         return self._model.decode(ids), logprobs

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from triptych.modalities.llm.pipeline import ChatReply

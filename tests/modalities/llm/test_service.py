@@ -45,10 +45,10 @@ def service(model: TextModel, client: ScriptedClient, **schedule: int) -> LlmSer
     return LlmService(client, [model], Admission(options=ScheduleOptions(**schedule)))
 
 
-def call(model: TextModel, **fields: object) -> GenerateCall:
+def call(text: TextModel, **fields: object) -> GenerateCall:
     values: dict[str, object] = {
         "model": "tiny",
-        "prompts": (model.encode_text("hi"),),
+        "prompts": (text.encode_text("hi"),),
         "sampling": SamplingParams(max_tokens=32),
         "call_id": "c",
     }
@@ -96,6 +96,15 @@ async def test_a_call_without_seed_draws_one(model: TextModel) -> None:
     assert len({request.sampling.seed for _, request in client.submitted}) == 2
 
 
+async def test_the_operators_seed_serves_calls_without_one(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "x"))
+    admission = Admission(options=ScheduleOptions())
+    serving = LlmService(client, [model], admission, default_seed=11)
+    await collect(serving, call(model))
+    await collect(serving, call(model, seed=0))
+    assert [request.sampling.seed for _, request in client.submitted] == [11, 0]
+
+
 async def test_leaving_early_cancels_every_sample(model: TextModel) -> None:
     client = ScriptedClient(saying(model, "a long answer"))
     async with aclosing(service(model, client).generate(call(model, num_samples=4))) as deltas:
@@ -126,8 +135,18 @@ async def test_echoed_logprobs_begin_without_one(model: TextModel) -> None:
             TokenDelta(prompt_logprobs=(TokenLogprob(ids[1], -2.0),), finish_reason="length"),
         ]
 
-    (delta,) = await collect(service(model, ScriptedClient(script)), call(model, echo=True))
+    scored = SamplingParams(max_tokens=32, prompt_logprobs=True)
+    serving = service(model, ScriptedClient(script))
+    (delta,) = await collect(serving, call(model, echo=True, sampling=scored))
     assert [entry.logprob for entry in delta.logprobs] == [None, -2.0]
+
+
+async def test_a_prompt_of_one_token_still_reports_it(model: TextModel) -> None:
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=True)
+    one = call(model, echo=True, sampling=scored, prompts=(model.encode_text("h"),))
+    deltas = await collect(service(model, ScriptedClient(saying(model, "i"))), one)
+    entries = [entry for delta in deltas for entry in delta.logprobs]
+    assert [(entry.text, entry.logprob) for entry in entries] == [("h", None), ("i", -0.5)]
 
 
 async def test_errors_come_before_anything_is_submitted(model: TextModel) -> None:
@@ -153,9 +172,11 @@ async def test_errors_come_before_anything_is_submitted(model: TextModel) -> Non
 async def test_overload_is_refused_and_admission_comes_back(model: TextModel) -> None:
     client = ScriptedClient(saying(model, "x"))
     serving = service(model, client, max_batch_size=1, max_queue_size=1)
-    with pytest.raises(Overloaded) as caught:
-        await collect(serving, call(model, num_samples=3))
-    assert caught.value.retry_after_s is not None
+    async with aclosing(serving.generate(call(model))) as running:
+        await anext(running)
+        with pytest.raises(Overloaded) as caught:
+            await collect(serving, call(model, num_samples=2))
+        assert caught.value.retry_after_s is not None
     for _ in range(3):
         assert await collect(serving, call(model, num_samples=2))
 
