@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.limits import MAX_LOGPROBS
 from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.filters import draw, nucleus_thresholds
@@ -85,9 +86,17 @@ class SampledTokens:
 class Sampler:
     """Sampling state of one model's batch slots. Used from one thread."""
 
-    def __init__(self, *, vocab_size: int, max_batch_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_batch_size: int,
+        device: torch.device,
+        native: NativeKernels | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
         self._device = device
+        self._native = native
         self._slots = np.zeros(max_batch_size, _SLOT)
         self._shape_S4 = torch.zeros(max_batch_size, 4, device=device)
         self._bias = SparseEdits(max_batch_size, device)
@@ -212,7 +221,7 @@ class Sampler:
             if rows["is_filtered"].any():
                 index = self._index(rows["is_filtered"])
                 nucleus_R = nucleus_thresholds(
-                    probs_RV[index], top_k_R1[index, 0], top_p_R1[index, 0]
+                    probs_RV[index], top_k_R1[index, 0], top_p_R1[index, 0], self._native
                 )
                 floor_R1[index, 0] = torch.maximum(floor_R1[index, 0], nucleus_R)
             probs_RV = torch.where(probs_RV >= floor_R1, probs_RV, 0.0)

@@ -63,7 +63,7 @@ class LlmLoader:
             runner = TokenRunner(
                 model,
                 KvCache(layout, num_pages, self._device.torch, native),
-                self._sampler(blueprint),
+                self._sampler(blueprint, native),
                 max_batch_size=self._config.schedule.max_batch_size,
                 max_length=blueprint.max_length,
                 device=self._device.torch,
@@ -130,11 +130,12 @@ class LlmLoader:
         folder = WeightsCache.open(self._config.models.cache_dir).models.with_name("kernels")
         return NativeKernels.open(self._config.device.cpu_kernels, folder)
 
-    def _sampler(self, blueprint: Blueprint) -> Sampler:
+    def _sampler(self, blueprint: Blueprint, native: NativeKernels | None) -> Sampler:
         return Sampler(
             vocab_size=blueprint.vocab_size,
             max_batch_size=self._config.schedule.max_batch_size,
             device=self._device.torch,
+            native=native,
         )
 
     def _scheduler(self, blueprint: Blueprint, layout: KvLayout, num_pages: int) -> TokenScheduler:

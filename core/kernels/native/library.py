@@ -81,6 +81,14 @@ class StepArguments(ctypes.Structure):
     )
 
 
+_NUCLEUS = (
+    ctypes.c_void_p,  # probs
+    *(ctypes.c_int64,) * 2,  # num_rows, size
+    *(ctypes.c_void_p,) * 3,  # top_k, top_p, thresholds
+    ctypes.c_int,  # num_threads
+)
+
+
 class NativeKernels:
     """The loaded library. Threads may share it.
 
@@ -88,7 +96,7 @@ class NativeKernels:
     bfloat16 in vectors, and has no matrix unit that oneDNN would use better.
     """
 
-    __slots__ = ("_attention", "_linear", "_pack", "_step", "has_linear")
+    __slots__ = ("_attention", "_linear", "_nucleus", "_pack", "_step", "has_linear")
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -102,6 +110,8 @@ class NativeKernels:
         self._pack.restype = None
         self._step = library.decoder_step
         self._step.argtypes = (ctypes.POINTER(StepArguments),)
+        self._nucleus = library.nucleus_thresholds
+        self._nucleus.argtypes = _NUCLEUS
         self.has_linear = bool(library.has_packed_linear())
 
     @classmethod
@@ -199,6 +209,28 @@ class NativeKernels:
         )
         return y_TO
 
+    def nucleus_thresholds(
+        self, probs_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor
+    ) -> torch.Tensor:
+        """`core.sampling.filters.nucleus_thresholds`, for `top_k` below the vocabulary's size."""
+        assert probs_BV.is_contiguous()
+        assert top_k_B.is_contiguous()
+        assert top_p_B.is_contiguous()
+        assert (probs_BV.dtype, top_k_B.dtype) == (torch.float32, torch.int64)
+        num_rows, vocab_size = probs_BV.shape
+        thresholds_B = torch.empty(num_rows)
+        status = self._nucleus(
+            probs_BV.data_ptr(),
+            num_rows,
+            vocab_size,
+            top_k_B.data_ptr(),
+            top_p_B.data_ptr(),
+            thresholds_B.data_ptr(),
+            torch.get_num_threads(),
+        )
+        _check(status)
+        return thresholds_B
+
     def decoder_step(self, arguments: StepArguments) -> None:
         """Run every layer; see `core.layers.native_layers`."""
         _check(self._step(arguments))
@@ -249,4 +281,4 @@ def pointer(tensor: torch.Tensor | None) -> int | None:
 
 def _check(status: int) -> None:
     if status:
-        raise MemoryError("no memory for a step's attention")
+        raise MemoryError("no memory for a native kernel")

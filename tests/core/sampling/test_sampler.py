@@ -16,6 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.params import SamplingParams
@@ -43,8 +44,8 @@ PARAMS = st.builds(
 )
 
 
-def new_sampler(vocab_size: int = 100) -> Sampler:
-    return Sampler(vocab_size=vocab_size, max_batch_size=NUM_SLOTS, device=CPU)
+def new_sampler(vocab_size: int = 100, native: NativeKernels | None = None) -> Sampler:
+    return Sampler(vocab_size=vocab_size, max_batch_size=NUM_SLOTS, device=CPU, native=native)
 
 
 def start(slot: int, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int] = ()):
@@ -112,9 +113,15 @@ def assert_drawn(token: int, scores: torch.Tensor, params: SamplingParams, posit
 
 
 @settings(max_examples=80, deadline=None)
-@given(params=st.lists(PARAMS, min_size=1, max_size=NUM_SLOTS), seed=st.integers(0, 2**32))
-def test_every_draw_follows_the_per_row_reference(params: list[SamplingParams], seed: int) -> None:
-    sampler, num_rows = new_sampler(), len(params)
+@given(
+    params=st.lists(PARAMS, min_size=1, max_size=NUM_SLOTS),
+    seed=st.integers(0, 2**32),
+    is_native=st.booleans(),
+)
+def test_every_draw_follows_the_per_row_reference(
+    native: NativeKernels, params: list[SamplingParams], seed: int, is_native: bool
+) -> None:
+    sampler, num_rows = new_sampler(native=native if is_native else None), len(params)
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, 100, rng.integers(1, 20)).tolist() for _ in params]
     outputs: list[list[int]] = [[] for _ in params]
@@ -139,12 +146,19 @@ def test_every_draw_follows_the_per_row_reference(params: list[SamplingParams], 
     vocab_size=st.sampled_from((100, 8193)),
     seed=st.integers(0, 2**32),
     dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    is_native=st.booleans(),
 )
 def test_a_row_is_the_same_alone_and_in_any_batch(
-    params: list[SamplingParams], vocab_size: int, seed: int, dtype: torch.dtype
+    native: NativeKernels,
+    params: list[SamplingParams],
+    vocab_size: int,
+    seed: int,
+    dtype: torch.dtype,
+    is_native: bool,
 ) -> None:
-    together = new_sampler(vocab_size)
-    alone = [new_sampler(vocab_size) for _ in params]
+    kernels = native if is_native else None
+    together = new_sampler(vocab_size, kernels)
+    alone = [new_sampler(vocab_size, kernels) for _ in params]
     for slot, row_params in enumerate(params):
         together.bind(start(slot, row_params, (5, 6, 7)))
         alone[slot].bind(start(0, row_params, (5, 6, 7)))
