@@ -34,7 +34,7 @@ def build(folder: Path) -> Path:
     once. Raises `BuildError`.
     """
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
+    if compiler is None or os.name != "posix":
         raise BuildError("no C compiler was found")
     try:
         _make_private(folder)
