@@ -11,10 +11,18 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a stream in a queue: no item can be mistaken for it, not even an exception."""
+
+    error: Exception | None = None
 
 
 class LoopThread:
@@ -40,7 +48,7 @@ class LoopThread:
 
     def iterate(self, make: Callable[[], AsyncGenerator[Item, None]]) -> Iterator[Item]:
         """Iterate an async generator from a synchronous caller; leaving early closes it."""
-        ready: queue.SimpleQueue[Item | BaseException | None] = queue.SimpleQueue()
+        ready: queue.SimpleQueue[Item | End] = queue.SimpleQueue()
 
         async def pump() -> None:
             try:
@@ -48,16 +56,16 @@ class LoopThread:
                     async for item in items:
                         ready.put(item)
             except Exception as error:  # carried to the caller, which raises it
-                ready.put(error)
+                ready.put(End(error))
             else:
-                ready.put(None)
+                ready.put(End())
 
         future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
         try:
-            while (item := ready.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
+            while not isinstance(item := ready.get(), End):
                 yield item
+            if item.error is not None:
+                raise item.error
         finally:
             future.cancel()
 

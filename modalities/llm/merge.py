@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
+from triptych.core.loop_thread import End
+
 Item = TypeVar("Item")
 
 
@@ -20,7 +22,7 @@ async def merge(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator
     The hand-over holds one item, so a slow consumer slows its sources down (and through them the
     engine) instead of filling memory.
     """
-    queue: asyncio.Queue[Item | BaseException | None] = asyncio.Queue(maxsize=1)
+    queue: asyncio.Queue[Item | End] = asyncio.Queue(maxsize=1)
 
     async def pump(source: AsyncGenerator[Item, None]) -> None:
         try:
@@ -28,21 +30,21 @@ async def merge(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator
                 async for item in items:
                     await queue.put(item)
         except Exception as error:  # carried to the consumer, which raises it
-            await queue.put(error)
+            await queue.put(End(error))
         else:
-            await queue.put(None)
+            await queue.put(End())
 
     tasks = [asyncio.create_task(pump(source)) for source in sources]
     try:
         num_open = len(tasks)
         while num_open:
             item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
+            if not isinstance(item, End):
                 yield item
+            elif item.error is not None:
+                raise item.error
+            else:
+                num_open -= 1
     finally:
         for task in tasks:
             task.cancel()
