@@ -1,0 +1,1 @@
+"""Speech. Importing this package loads neither torch nor FastAPI."""

@@ -1,0 +1,6 @@
+"""Streaming codec decoders. `build_decoder` turns a codec model into a `CodecDecoder`."""
+
+from triptych.modalities.tts.codecs.protocol import CodecDecoder, CodecKind, DecodedAudio
+from triptych.modalities.tts.codecs.registry import adapter_for, build_decoder
+
+__all__ = ["CodecDecoder", "CodecKind", "DecodedAudio", "adapter_for", "build_decoder"]

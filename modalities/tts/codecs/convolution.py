@@ -1,0 +1,133 @@
+"""Convolutions that remember: a ring of past inputs, or the tail of past outputs.
+
+Owns the streaming twins of `Conv1d`, `ConvTranspose1d` and overlap-add synthesis. No input is
+convolved twice.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from triptych.core.errors import WeightsError
+from triptych.modalities.tts.codecs.stages import Misfit, Stage
+from triptych.modalities.tts.codecs.step import Padding, Signal, SlotState, Step
+
+
+class StreamingConv1d(Stage):
+    """A `Conv1d` over its last inputs and the new ones.
+
+    `pads` are the steps padded before the start and beyond the end. Reading ahead becomes lag;
+    so does reflection at the start, which must see the steps it reflects.
+    """
+
+    def __init__(
+        self, conv: nn.Conv1d, pads: tuple[int, int], padding: Padding = Padding.ZEROS
+    ) -> None:
+        super().__init__()
+        # Effective weights: a weight-normalised layer would compute them anew at each call.
+        self.weight, self.bias = conv.weight.detach(), _detach(conv.bias)
+        self.stride, self.dilation = conv.stride[0], conv.dilation[0]
+        self.groups, self.padding = conv.groups, padding
+        self.span = (conv.kernel_size[0] - 1) * self.dilation
+        self.pad_left, self.pad_right = pads
+        if self.pad_left > self.span:
+            raise Misfit(f"{self.pad_left} steps of padding exceed the kernel.")
+        if padding is Padding.REFLECT and self.pad_right:
+            raise Misfit("reflects at the end of the stream, too.")
+        self.reads_ahead = self.pad_right > 0
+        self.state = SlotState()
+
+    def bind(self, signal: Signal) -> Signal:
+        """Lag grows by what the window reads ahead, rounded up to whole strides."""
+        if signal.rate % self.stride:
+            raise WeightsError(f"Stride {self.stride} does not divide {signal.rate} steps a frame.")
+        ahead = self.span - self.pad_left
+        hold = max(0, self.pad_left - ahead) if self.padding is Padding.REFLECT else 0
+        lag = -(-(signal.lag + ahead + hold - self.stride + 1) // self.stride)
+        self.signal = signal
+        self.num_past = lag * self.stride + self.pad_left - signal.lag
+        surplus = (self.pad_left + self.pad_right - self.span - 1 - signal.short) // self.stride + 1
+        return Signal(signal.rate // self.stride, lag, -surplus)
+
+    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+        """Convolve the window that ends with the new steps."""
+        num_out = x_BCT.shape[-1] // self.stride
+        if self.num_past:
+            past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_past), x_BCT)
+            x_BCT = torch.cat((past_BCL, x_BCT), -1)
+            step.write(self.state, step.last(x_BCT, self.num_past, self.signal.rate))
+        x_BCT = step.at_edges(x_BCT, self.signal, self.num_past, self.padding)
+        x_BCT = x_BCT[..., : (num_out - 1) * self.stride + self.span + 1]
+        return F.conv1d(x_BCT, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class OverlapTail(Stage):
+    """A linear map from each input step to `width` output steps, `stride` apart, summed.
+
+    The part of a sum that later inputs will add to is kept and added then. `trims` are the steps
+    cut from the start and the end of the whole; a cut at the start is lag.
+    """
+
+    def __init__(self, stride: int, width: int, trims: tuple[int, int]) -> None:
+        super().__init__()
+        self.stride, self.num_tail = stride, max(0, width - stride)
+        self.missing = max(0, stride - width)
+        self.trim_left = trims[0]
+        self.surplus = width - stride - sum(trims)
+        self.state = SlotState()
+
+    def bind(self, signal: Signal) -> Signal:
+        """The rate grows by the stride."""
+        self.signal = signal
+        lag = signal.lag * self.stride + self.trim_left
+        end = Signal(signal.rate * self.stride, lag, signal.short * self.stride - self.surplus)
+        if end.lag < end.short:
+            raise WeightsError(f"Trimming {end.short - end.lag} steps of the end is not supported.")
+        self.rate = end.rate
+        return end
+
+    def spread(self, x_BCT: Tensor) -> Tensor:
+        """All sums that these steps alone make, [B, C', (T - 1) * stride + width]."""
+        raise NotImplementedError
+
+    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+        """Finished sums only."""
+        x_BCT = step.without_invalid(x_BCT, self.signal.rate)
+        full = self.spread(step.at_edges(x_BCT, self.signal, 0))
+        if self.missing:
+            return F.pad(full, (0, self.missing))
+        if not self.num_tail:
+            return full
+        tail = step.read(self.state, (full.shape[1], self.num_tail), full)
+        full[..., : self.num_tail] += tail
+        step.write(self.state, step.last(full, self.num_tail, self.rate))
+        return full[..., : step.num_frames * self.rate]
+
+
+class StreamingConvTranspose1d(OverlapTail):
+    """A `ConvTranspose1d` whose overlap with the next inputs is carried over."""
+
+    def __init__(self, conv: nn.ConvTranspose1d, trims: tuple[int, int] | None = None) -> None:
+        width = (conv.kernel_size[0] - 1) * conv.dilation[0] + 1
+        padding = int(conv.padding[0])
+        own = (padding, padding - conv.output_padding[0])
+        super().__init__(conv.stride[0], width, trims or own)
+        self.weight, self.bias = conv.weight.detach(), _detach(conv.bias)
+        self.dilation, self.groups = conv.dilation[0], conv.groups
+
+    def spread(self, x_BCT: Tensor) -> Tensor:
+        """The transposed convolution, untrimmed and without bias."""
+        return F.conv_transpose1d(
+            x_BCT, self.weight, None, self.stride, 0, 0, self.groups, self.dilation
+        )
+
+    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+        """Bias belongs to finished sums, once."""
+        y_BCT = super().forward(x_BCT, step)
+        return y_BCT if self.bias is None else y_BCT + self.bias[:, None]
+
+
+def _detach(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.detach()

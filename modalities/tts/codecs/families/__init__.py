@@ -1,0 +1,1 @@
+"""One file per codec family: how codes become latents, and what its composite modules do."""

@@ -1,0 +1,96 @@
+"""What a streaming codec decoder is, whatever the codec.
+
+Owns the nouns that callers use: the protocol, its kinds, and the audio a push gives back. Knows no
+codec and no layer.
+
+Shape suffixes, here and beside: B rows of this call, Q codebooks (or latent dims), F frames,
+S samples, C channels, T time steps of some layer, L past steps kept by a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+class CodecKind(StrEnum):
+    """How far into the future a codec looks before a sample is final."""
+
+    CAUSAL = "causal"
+    """A frame's samples depend on no later frame: latency 0."""
+    FIXED_DELAY = "fixed-delay"
+    """Only trimming and start-up padding hold samples back, by a constant."""
+    FINITE_LOOKAHEAD = "finite-lookahead"
+    """Symmetric convolutions read ahead: latency is the whole right receptive field."""
+    GLOBAL = "global"
+    """Every sample depends on the whole utterance: audio comes with `flush` alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedAudio:
+    """What one call decoded: row `b` of the call owns `pcm_BS[b, starts[b] : stops[b]]`.
+
+    The bounds are known on the host without waiting for the device. What lies outside of them is
+    undefined: samples before a stream's start, or of frames beyond a row's `num_valid`.
+    """
+
+    pcm_BS: Tensor
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+
+    def row(self, index: int) -> Tensor:
+        """The samples of the call's `index`-th row, a view of shape [S]."""
+        return self.pcm_BS[index, self.starts[index] : self.stops[index]]
+
+
+@runtime_checkable
+class CodecDecoder(Protocol):
+    """A codec's decoder with per-row state on its device.
+
+    Rows are slots 0..num_rows-1. A row lives from `init_state` to `flush`; its concatenated audio
+    equals one-shot decoding of its concatenated codes, whatever the chunk sizes and whatever the
+    other rows of its batches. After `n` pushed frames a row has given out
+    `max(0, n * hop - latency)` samples; `flush` gives the rest.
+    """
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second."""
+
+    @property
+    def hop(self) -> int:
+        """Samples per frame of codes."""
+
+    @property
+    def latency(self) -> int:
+        """Samples by which output trails input; 0 for `global` codecs, which give none early."""
+
+    @property
+    def kind(self) -> CodecKind:
+        """How far the codec looks ahead."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of row slots."""
+
+    def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
+        """Start a new stream in each of `rows`, forgetting what was there.
+
+        `seeds` key the noise of the codecs that add some (default 0); the others ignore them.
+        """
+
+    def push(
+        self, codes_BQF: Tensor, rows: Sequence[int], num_valid: Sequence[int] | None = None
+    ) -> DecodedAudio:
+        """Decode the next frames of `rows`: integer codes, or float latents, time last.
+
+        Row `b` owns the first `num_valid[b]` frames of `codes_BQF[b]` (default: all). `rows` must
+        not repeat a row.
+        """
+
+    def flush(self, rows: Sequence[int]) -> DecodedAudio:
+        """End the streams in `rows` and return the samples still held back."""

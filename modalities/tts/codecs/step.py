@@ -1,0 +1,172 @@
+"""The geometry of one push: which rows, where each row's stream stands, what is padding.
+
+Owns the arithmetic of time that all stateful layers share. Knows no layer's maths.
+
+Every point of a decoder carries a stream that trails the decoder's input by a constant `lag`, so
+that each push of F frames makes every layer compute exactly F * rate steps, whatever the row. A
+stream therefore begins with `lag` steps of times before 0 and ends, after a flush, with steps
+beyond its true end. `Step.at_edges` puts there what the layer's own padding rule says. In the
+steady state, which the host knows from frame counts, it costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil
+
+import torch
+from torch import Tensor
+
+
+class Padding(Enum):
+    """What a layer sees before the start of a stream, and beyond its end."""
+
+    ZEROS = "zeros"
+    REPLICATE = "replicate"
+    REFLECT = "reflect"
+    """Reflection at the start; zeros beyond the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A point of the decoder: `rate` steps per frame, trailing the input by `lag` steps.
+
+    `short` is what a whole stream lacks of frames * rate steps, where layers trim their output.
+    """
+
+    rate: int = 1
+    lag: int = 0
+    short: int = 0
+
+
+class SlotState:
+    """One tensor of per-row state, [slots, ...], allocated by the first read; new rows read 0."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+    def clear(self, rows_B: Tensor) -> None:
+        """Forget these rows."""
+        if self.tensor is not None:
+            self.tensor.index_fill_(0, rows_B, 0)
+
+
+class Step:
+    """One push, or one flush, of `num_frames` frames to `rows`."""
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        num_slots: int,
+        *,
+        num_frames: int,
+        starts: Sequence[int],
+        num_valid: Sequence[int] | None = None,
+        device: torch.device,
+    ) -> None:
+        """`starts` are the frames each row had before; without `num_valid` the streams end there."""
+        self.num_frames = num_frames
+        self.num_slots = num_slots
+        self.is_flush = num_valid is None
+        self.min_start, self.max_start = min(starts), max(starts)
+        self.is_ragged = num_valid is not None and any(n != num_frames for n in num_valid)
+        self.starts_B = torch.tensor(starts, device=device)
+        self.rows_B = torch.tensor(rows, device=device)
+        self._is_every_row = list(rows) == list(range(num_slots))
+        self.valid_B = torch.tensor(num_valid, device=device) if self.is_ragged else None
+        self.seeds_B = self.starts_B  # replaced where a codec draws noise
+
+    def read(self, state: SlotState, shape: Sequence[int], like: Tensor) -> Tensor:
+        """This step's rows of `state`, [B, *shape]."""
+        if state.tensor is None:
+            state.tensor = like.new_zeros(self.num_slots, *shape)
+        return state.tensor if self._is_every_row else state.tensor.index_select(0, self.rows_B)
+
+    def write(self, state: SlotState, value: Tensor) -> None:
+        """Commit this step's rows of `state`."""
+        assert state.tensor is not None
+        if self._is_every_row:
+            state.tensor.copy_(value)
+        else:
+            state.tensor.index_copy_(0, self.rows_B, value)
+
+    def last(self, buffer: Tensor, length: int, rate: int) -> Tensor:
+        """The `length` entries (last dim) that end each row's valid part.
+
+        `buffer` holds `length` entries more than this step's num_frames * rate.
+        """
+        if self.valid_B is None:
+            return buffer.narrow(-1, self.num_frames * rate, length)
+        index_BL = self.valid_B[:, None] * rate + torch.arange(length, device=buffer.device)
+        return _gather_last(buffer, index_BL)
+
+    def without_invalid(self, x_BCT: Tensor, rate: int) -> Tensor:
+        """`x_BCT` with zeros in the frames beyond each row's own."""
+        if self.valid_B is None:
+            return x_BCT
+        times_T = torch.arange(x_BCT.shape[-1], device=x_BCT.device)
+        return x_BCT.where(times_T < self.valid_B[:, None, None] * rate, 0)
+
+    def times(self, signal: Signal, length: int, *, before: int = 0) -> Tensor:
+        """Time of each of `length` steps at `signal`, [B, length], from `before` steps earlier."""
+        offsets = torch.arange(length, device=self.starts_B.device) - (signal.lag + before)
+        return self.starts_B[:, None] * signal.rate + offsets
+
+    def has_edge(self, signal: Signal, before: int, padding: Padding = Padding.ZEROS) -> bool:
+        """Whether some row's entries, from `before` steps earlier, reach beyond its stream."""
+        if self.is_flush:
+            return True
+        is_blank = padding is Padding.ZEROS and signal.lag == 0  # state starts as zeros already
+        return not is_blank and self.min_start * signal.rate < signal.lag + before
+
+    def at_edges(
+        self, buffer: Tensor, signal: Signal, before: int, padding: Padding = Padding.ZEROS
+    ) -> Tensor:
+        """`buffer` [B, C, before + T] with `padding` wherever a row's stream is not."""
+        if not self.has_edge(signal, before, padding):
+            return buffer
+        times_BT = self.times(signal, buffer.shape[-1], before=before)
+        source_BT = times_BT.abs() if padding is Padding.REFLECT else times_BT
+        ends_B1 = self.starts_B[:, None] * signal.rate - signal.short
+        if padding is Padding.REPLICATE:
+            source_BT = source_BT.clamp(min=0)
+            source_BT = torch.minimum(source_BT, ends_B1 - 1) if self.is_flush else source_BT
+        if padding is not Padding.ZEROS:
+            first_B1 = times_BT[:, :1]
+            index_BT = (source_BT - first_B1).clamp(0, buffer.shape[-1] - 1)
+            buffer = _gather_last(buffer, index_BT)
+        if padding is Padding.REPLICATE:
+            return buffer
+        is_inside_BT = source_BT >= 0
+        if self.is_flush:
+            is_inside_BT &= source_BT < ends_B1
+        return buffer.where(is_inside_BT[:, None], 0)
+
+    def bounds(self, signal: Signal, starts: Sequence[int], valid: Sequence[int]) -> Bounds:
+        """Which of the steps at `signal` are samples: (starts, stops), one pair per row."""
+        length = self.num_frames * signal.rate
+        firsts = tuple(min(max(signal.lag - s * signal.rate, 0), length) for s in starts)
+        if not self.is_flush:
+            return firsts, tuple(
+                max(first, n * signal.rate) for first, n in zip(firsts, valid, strict=True)
+            )
+        held = signal.lag - signal.short
+        return firsts, tuple(max(first, held) for first in firsts)
+
+
+Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def num_flush_frames(signal: Signal) -> int:
+    """Frames that bring out what `signal` holds back."""
+    return max(0, ceil((signal.lag - signal.short) / signal.rate))
+
+
+def _gather_last(buffer: Tensor, index_BT: Tensor) -> Tensor:
+    """`buffer` [B, ..., N] at per-row indices of its last dim."""
+    shape = (index_BT.shape[0], *[1] * (buffer.dim() - 2), index_BT.shape[1])
+    return buffer.gather(-1, index_BT.view(shape).expand(*buffer.shape[:-1], -1))
