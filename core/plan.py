@@ -111,7 +111,11 @@ class Runner(Protocol):
     """Turns plans into device work. Called from one device thread, in plan order."""
 
     def launch(self, plan: Plan) -> PendingStep:
-        """Start `plan`. On a GPU this returns before the work is done."""
+        """Start `plan`. On a GPU this returns before the work is done.
+
+        Where it raises, the plan's slots and pages have been taken note of all the same: the next
+        plan may be on its way already, and counts on them.
+        """
         ...
 
     def close(self) -> None:

@@ -91,6 +91,7 @@ class TokenRunner:
         Raises `OutOfMemory` when the device has no room for the step; the cache is unharmed.
         """
         assert isinstance(plan, TokenPlan)
+        self._update_page_tables(plan)
         try:
             with torch.inference_mode(), _current(self._device):
                 clock = _DeviceClock(self._device)
@@ -128,14 +129,16 @@ class TokenRunner:
         return _Step(sampled, prompt_logprobs)
 
     def _bind(self, start: SlotStart) -> None:
-        self._num_pages[start.slot] = 0
         self._sampler.bind(start)
         self._prompts.pop(start.slot, None)
         if start.sampling.prompt_logprobs:
             self._prompts[start.slot] = start
 
-    def _extend_page_tables(self, rows: Sequence[TokenRow]) -> None:
-        for row in rows:
+    def _update_page_tables(self, plan: TokenPlan) -> None:
+        """Comes before anything that can fail: the next plan's rows would write astray."""
+        for start in plan.starts:
+            self._num_pages[start.slot] = 0
+        for row in plan.rows:
             if row.new_page_ids:
                 first = self._num_pages[row.slot]
                 last = first + len(row.new_page_ids)
@@ -144,7 +147,6 @@ class TokenRunner:
 
     def _prepare(self, rows: Sequence[TokenRow]) -> _Inputs:
         """Lay the step out on the host, vectorised, and bring it over in one copy."""
-        self._extend_page_tables(rows)
         shape = np.array([(r.slot, r.start, r.num_tokens, r.is_sampled) for r in rows])
         slots_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
         contexts_B = starts_B + lengths_B

@@ -35,7 +35,7 @@ from triptych.core.errors import (
 from triptych.core.job import Job, Output, Sink
 from triptych.core.ledger import Ledger
 from triptych.core.metrics import STEP_SECONDS, Metrics
-from triptych.core.plan import PendingStep, Plan
+from triptych.core.plan import PendingStep, Plan, Runner
 from triptych.core.transport.messages import Heartbeat
 from triptych.schedulers.base import LoadedModel, ModelLoader, Proposal
 from triptych.schedulers.cost import CostModel
@@ -259,7 +259,7 @@ class Engine:
         self._in_flight.append(step)
         self._has_news = True
         is_sabotaged = self._chaos.random() * 100 < self.config.debug.sim_failure
-        runner = _Saboteur() if is_sabotaged else loaded.runner
+        runner = _Saboteur(loaded.runner) if is_sabotaged else loaded.runner
         self._lanes.launch(runner, plan, partial(self._conclude, step))
         return True
 
@@ -413,11 +413,15 @@ class Engine:
         self._lanes.close(patience_s)
 
 
+@dataclass(frozen=True, slots=True)
 class _Saboteur:
-    """A runner that fails, for `sim_failure`."""
+    """A runner that fails once its work is launched, for `sim_failure`."""
+
+    runner: Runner
 
     def launch(self, plan: Plan) -> PendingStep:
+        self.runner.launch(plan)
         raise RuntimeError("simulated failure")
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """The runner behind it is closed by its model."""

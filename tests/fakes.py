@@ -138,10 +138,12 @@ class FakeRunner:
     def launch(self, plan: Plan) -> Done:
         assert isinstance(plan, TokenPlan)
         self.num_launches += 1
-        if (error := self.errors.pop(self.num_launches, None)) is not None:
-            return Done(error)
         for start in plan.starts:
             self._tables[start.slot] = []
+        for row in plan.rows:
+            self._tables[row.slot].extend(row.new_page_ids)
+        if (error := self.errors.pop(self.num_launches, None)) is not None:
+            return Done(error)
         rows = tuple(self._row(row) for row in plan.rows)
         return Done(TokenStepResult(step_id=plan.step_id, rows=rows))
 
@@ -150,14 +152,15 @@ class FakeRunner:
 
     def _row(self, row: TokenRow) -> TokenRowResult:
         table = self._tables[row.slot]
-        table.extend(row.new_page_ids)
-        token_ids = row.token_ids or (self._last[row.slot],)
+        token_ids = row.token_ids or (self._last.get(row.slot, 0),)
         assert len(token_ids) == row.num_tokens
         for position, token_id in enumerate(token_ids, row.start):
             self._cells[self._cell(table, position)] = token_id
         if not row.is_sampled:
             return TokenRowResult()
-        context = [self._cells[self._cell(table, at)] for at in range(row.start + row.num_tokens)]
+        end = row.start + row.num_tokens
+        # A cell is blank only behind a step that failed, and what comes of it is dropped.
+        context = [self._cells.get(self._cell(table, at), 0) for at in range(end)]
         self._last[row.slot] = next_token(context, self.vocab_size)
         self._num_yielded[row.job_id] = self._num_yielded.get(row.job_id, 0) + 1
         if self._num_yielded[row.job_id] > self.poison.get(row.job_id, 1 << 30):

@@ -15,6 +15,7 @@ from triptych.core.layers.attention import KvCache
 from triptych.core.layers.decoder import Decoder
 from triptych.core.plan import SlotStart, TokenPlan, TokenRow
 from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling.sampler import Sampler
 
 PROMPT = tuple(range(3, 20))
 
@@ -177,6 +178,26 @@ def test_running_out_of_memory_is_an_error_of_the_step(
         with pytest.raises(OutOfMemory):
             rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4)))
     assert rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4))).result().rows[0].is_finite
+
+
+def test_a_step_behind_one_that_could_not_start_writes_to_its_own_pages(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = decoder_rig(decoder)
+    rig.runner.launch(prefill_plan(0, (9, 8, 7, 6, 5)))
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, "bind", fail)
+        with pytest.raises(OutOfMemory):
+            rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4)))
+    for pages in (*rig.kv.k_pages, *rig.kv.v_pages):
+        pages.zero_()
+    rig.runner.launch(decode_plan(0, len(PROMPT)))
+    is_written = rig.kv.k_pages[0].flatten(1).any(dim=1)
+    assert is_written.nonzero().flatten().tolist() == [4]
 
 
 def test_a_closed_runner_holds_no_cache(decoder: Decoder) -> None:

@@ -11,7 +11,7 @@ from fakes import (
 )
 from fakes_engine import Chat, World, answer, ask, prompt_of
 
-from triptych.core.config import Config, DebugOptions, ScheduleOptions
+from triptych.core.config import Config, DebugOptions, DeviceOptions, ScheduleOptions
 from triptych.core.errors import DeviceError, OutOfMemory, WeightsError
 from triptych.core.plan import Plan
 from triptych.schedulers.health import EngineCrashed
@@ -141,6 +141,24 @@ def test_sim_failure_fails_the_same_share_of_steps_each_time() -> None:
     first = failures(5.0)
     assert 3 <= len(first) <= 40
     assert failures(5.0) == first
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_that_fail_with_the_next_on_its_way_spoil_no_other_text(seed: int) -> None:
+    chat = Chat(num_pages=24)
+    config = Config(device=DeviceOptions(seed=seed), debug=DebugOptions(sim_failure=4.0))
+    world = World([chat.loader], config=config)
+    asked = {f"job{n}": (prompt_of(n % 5, 5 + 7 * (n % 4)), 1 + n % 12) for n in range(40)}
+    for job_id, (prompt, num_tokens) in asked.items():
+        world.submit(job_id, "chat", ask(prompt, num_tokens))
+        for _ in range(3):
+            world.engine.take_turn()
+    world.finish(*asked)
+    whole = [job_id for job_id in asked if world.outputs.error_code(job_id) is None]
+    assert 0 < len(whole) < len(asked)
+    for job_id in whole:
+        assert world.tokens(job_id) == answer(*asked[job_id])
+    chat.scheduler.check()
 
 
 def test_overload_is_refused_with_a_time_to_come_back() -> None:
