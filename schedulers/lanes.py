@@ -11,14 +11,16 @@ from __future__ import annotations
 import math
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from triptych.core.plan import PendingStep, Plan, Runner, StepResult
 
 Clock = Callable[[], float]
+AnyError = TypeVar("AnyError", bound=Exception)
 
 
 class Lane:
@@ -42,6 +44,7 @@ class Lane:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            del call  # a thread that waits must not keep alive what its last call was about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,7 @@ class ThreadLanes:
         try:
             pending = runner.launch(plan)
         except Exception as error:  # the loop decides what a failed step means
-            pending = error
+            pending = without_locals(error)
         self._collector.put(partial(self._collect, pending, started_s, done))
 
     def _collect(
@@ -154,4 +157,13 @@ def wait_for(pending: PendingStep | Exception) -> tuple[StepResult | None, Excep
     try:
         return pending.result(), None
     except Exception as error:  # the loop decides what a failed step means
-        return None, error
+        return None, without_locals(error)
+
+
+def without_locals(error: AnyError) -> AnyError:
+    """`error`, whose traceback no longer keeps alive what the frames it passed had allocated."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    return error

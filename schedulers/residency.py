@@ -29,7 +29,7 @@ from triptych.core.job import Job
 from triptych.core.metrics import Metrics
 from triptych.core.transport.messages import ModelState, ModelStatus
 from triptych.schedulers.base import LoadedModel, ModelLoader
-from triptych.schedulers.lanes import Clock, Lanes
+from triptych.schedulers.lanes import Clock, Lanes, without_locals
 
 RETRY_FAILED_AFTER_S = 10.0
 """A model that failed to load is not tried again for a new job before so long."""
@@ -91,8 +91,8 @@ class Residency:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load is under way."""
-        return self._active is not None
+        """Whether a load is under way, or waits for others to leave."""
+        return self._active is not None or bool(self._queue)
 
     def statuses(self) -> tuple[ModelStatus, ...]:
         """Where every model stands."""
@@ -158,7 +158,7 @@ class Residency:
                 continue
             due_s = self._entries[name].last_used_s + limit_s
             if due_s <= now_s:
-                self._unload(name, f"idle for {limit_s:g} s", self._pump)
+                self._unload(name, f"idle for {limit_s:g} s")
             else:
                 next_s = min(next_s, due_s)
         return next_s
@@ -167,7 +167,7 @@ class Residency:
         """Begin no other load and let go of every model, after the steps in flight."""
         self._queue.clear()
         for name in tuple(self.ready):
-            self._unload(name, "shutting down", lambda: None)
+            self._unload(name, "shutting down")
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -192,15 +192,14 @@ class Residency:
     def _pump(self) -> None:
         """Start the next load, unless one runs or a model is still leaving the device."""
         self._has_news = True
-        leaving = any(entry.is_closing for entry in self._entries.values())
-        if self._active is None and self._queue and not leaving:
-            self._active = self._queue.popleft()
-            _log.info("model %s: loading", self._active)
-            self._begin(self._active)
+        if self._active is None and self._queue and not self._is_leaving():
+            name = self._active = self._queue.popleft()
+            _log.info("model %s: loading", name)
+            self._lanes.load(partial(self._load, name, self._entries[name], self._clock()))
 
-    def _begin(self, name: str) -> None:
-        started_s = self._clock()
-        self._lanes.load(partial(self._load, name, self._entries[name], started_s))
+    def _is_leaving(self) -> bool:
+        """Whether some model is on its way off the device; its memory comes free after that."""
+        return any(entry.is_closing for entry in self._entries.values())
 
     def _load(self, name: str, entry: _Entry, started_s: float) -> None:
         """On the loader's thread: load, and post what came of it."""
@@ -211,9 +210,9 @@ class Residency:
         try:
             loaded = entry.loader.load(report)
         except MemoryBudgetExceeded as error:
-            self._lanes.post(partial(self._make_room, name, error))
+            self._lanes.post(partial(self._make_room, name, without_locals(error)))
         except SetupError as error:
-            self._lanes.post(partial(self._give_up, name, error))
+            self._lanes.post(partial(self._give_up, name, without_locals(error)))
         except Exception as error:  # a loader's fault must not end the others' service
             _log.exception("model %s: loading failed", name)
             told = (
@@ -221,7 +220,7 @@ class Residency:
                 if isinstance(error, TriptychError)
                 else InternalError(f"Model {name} could not be loaded; the server's log says why.")
             )
-            self._lanes.post(partial(self._give_up, name, told))
+            self._lanes.post(partial(self._give_up, name, without_locals(told)))
         else:
             self._lanes.post(partial(self._finish, name, loaded, started_s))
 
@@ -241,14 +240,16 @@ class Residency:
     def _make_room(self, name: str, error: MemoryBudgetExceeded) -> None:
         """The ledger has no room: send the idlest model away and try again, or give up.
 
-        A start that nobody waits for sends nobody away: those loaded before would not stay.
+        A load that nobody waits for sends nobody away: those loaded before would not stay.
         """
         entry = self._entries[name]
-        is_wanted = name not in self._at_start or entry.waiting or entry.listeners
         idle = [other for other in self.ready if self._hooks.is_idle(other)]
-        if idle and is_wanted:
+        if self._is_leaving():
+            self._load_again(name)
+        elif idle and (entry.waiting or entry.listeners):
             victim = min(idle, key=lambda other: self._entries[other].last_used_s)
-            self._unload(victim, f"giving way to {name}", partial(self._begin, name))
+            self._unload(victim, f"giving way to {name}")
+            self._load_again(name)
         elif self.ready:
             _log.warning("model %s: no room now: %s", name, error.message)
             self._give_up(
@@ -260,6 +261,12 @@ class Residency:
             )
         else:
             self._give_up(name, error)
+
+    def _load_again(self, name: str) -> None:
+        """Before all others, once those that leave have left."""
+        self._active = None
+        self._queue.appendleft(name)
+        self._pump()
 
     def _give_up(self, name: str, error: TriptychError) -> None:
         entry = self._entries[name]
@@ -286,8 +293,8 @@ class Residency:
         for done in listeners:
             done(error)
 
-    def _unload(self, name: str, why: str, then: Callable[[], None]) -> None:
-        """Take a model off the device, between steps; `then` runs on the loop afterwards."""
+    def _unload(self, name: str, why: str) -> None:
+        """Take a model off the device, between steps."""
         _log.info("model %s: unloading (%s)", name, why)
         self._hooks.metrics.add("triptych_model_unloads_total", model=name)
         entry = self._entries[name]
@@ -299,10 +306,10 @@ class Residency:
                 loaded.close()
             except Exception:  # a model that leaves badly must not take the device thread along
                 _log.exception("model %s: unloading failed", name)
-            self._lanes.post(partial(self._left, entry, then))
+            self._lanes.post(partial(self._left, entry))
 
         self._lanes.run(close)
 
-    def _left(self, entry: _Entry, then: Callable[[], None]) -> None:
+    def _left(self, entry: _Entry) -> None:
         entry.is_closing = False
-        then()
+        self._pump()

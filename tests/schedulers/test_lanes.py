@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -81,6 +82,31 @@ def test_launches_run_ahead_and_outcomes_come_in_order(
         *(0, 1, "cannot launch", "cannot finish", 4)
     ]
     assert [outcome.busy_s for outcome in outcomes] == [1.0, 1.0, 0.0, 1.0, 1.0]
+
+
+def test_what_a_failed_step_allocated_goes_with_it(lanes: tuple[ThreadLanes, FakeClock]) -> None:
+    threads, _ = lanes
+    buffers: list[weakref.ref[object]] = []
+
+    class Buffer:
+        pass
+
+    class Failing:
+        def launch(self, plan: Plan) -> Gated:
+            buffer = Buffer()
+            buffers.append(weakref.ref(buffer))
+            raise MemoryError
+
+        def close(self) -> None: ...
+
+    errors: list[bool] = []
+    threads.launch(
+        Failing(),
+        Plan(step_id=0, model="m", kind="k"),
+        lambda outcome: errors.append(outcome.error is not None),
+    )
+    take_until(threads, lambda: errors == [True])
+    eventually(lambda: buffers[0]() is None)
 
 
 def test_calls_between_steps_run_on_the_device_thread_and_posts_on_the_loops(

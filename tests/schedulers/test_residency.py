@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 from fakes import (
@@ -22,6 +23,7 @@ from triptych.core.errors import MemoryBudgetExceeded, TriptychError, WeightsErr
 from triptych.core.job import Job
 from triptych.core.ledger import Ledger
 from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.residency import RETRY_FAILED_AFTER_S
 
@@ -225,6 +227,72 @@ def test_an_idle_model_is_unloaded_and_comes_back() -> None:
     bench.finish("again")
     assert bench.codes("again") == [None]
     assert (chat.num_loads, chat.num_closed) == (2, 1)
+
+
+@pytest.fixture
+def pressed(monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, list[Callable[[], None]]]:
+    """`chat` is idle, `image` lacks room beside it; loads and unloads wait for their turn."""
+    ledger = Ledger(100)
+    config = Config(models=ModelOptions(load="first-use", idle_unload_s=60.0))
+    bench = Bench(
+        loader("chat", ledger, 80), loader("image", ledger, 80), ledger=ledger, config=config
+    )
+    bench.submit("first", "chat")
+    bench.finish("first")
+    calls: list[Callable[[], None]] = []
+    monkeypatch.setattr(bench.lanes, "load", calls.append)
+    monkeypatch.setattr(bench.lanes, "run", calls.append)
+    return bench, calls
+
+
+def test_a_load_without_room_waits_for_a_model_that_is_leaving(
+    pressed: tuple[Bench, list[Callable[[], None]]],
+) -> None:
+    bench, calls = pressed
+    bench.run_for(59.0)
+    bench.submit("job", "image")
+    bench.run_for(2.0)
+    load, unload = calls
+    load()
+    bench.run_for(1.0)
+    assert bench.outputs.final("job") is None
+    assert bench.states() == {"chat": "unloaded", "image": "loading"}
+    unload()
+    bench.run_for(1.0)
+    calls[2]()
+    bench.finish("job")
+    assert bench.codes("job") == [None]
+
+
+def test_a_load_that_nobody_waits_for_any_more_sends_nobody_away(
+    pressed: tuple[Bench, list[Callable[[], None]]],
+) -> None:
+    bench, calls = pressed
+    bench.submit("job", "image")
+    bench.run_for(1.0)
+    bench.engine.cancel(["job"])
+    (load,) = calls
+    load()
+    bench.run_for(1.0)
+    assert bench.states() == {"chat": "ready", "image": "unloaded"}
+    assert len(calls) == 1
+
+
+def test_what_a_failed_load_had_brought_in_goes_with_it() -> None:
+    brought: list[weakref.ref[object]] = []
+
+    class Halfway(FakeLoader):
+        def load(self, report: Callable[[float], None]) -> LoadedModel:
+            weights = FrameRunner()
+            brought.append(weakref.ref(weights))
+            raise WeightsError("truncated") from ValueError("short read")
+
+    bench = Bench(Halfway("chat", lambda: (FakeFrames("chat"), FrameRunner())), config=FIRST_USE)
+    heard: list[TriptychError | None] = []
+    bench.engine.load("chat", heard.append)
+    bench.run_for(1.0)
+    assert isinstance(heard[0], WeightsError)
+    assert brought[0]() is None
 
 
 def test_load_asked_for_reports_how_it_went() -> None:
