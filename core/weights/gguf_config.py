@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gguf.quants import dequantize
@@ -48,6 +48,7 @@ _LAYER_NAMES = {
 _LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ class _Metadata:
 
     def get(self, key: str) -> Any:
         return self.file.metadata.get(f"{self.architecture}.{key}")
+
+    def scalar(self, key: str, default: T) -> T:
+        return self.file.scalar(f"{self.architecture}.{key}", default)
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.get(key)
@@ -129,7 +133,7 @@ def _config(metadata: _Metadata, dtype: str) -> dict[str, Any]:
     file = metadata.file
     num_heads = metadata.integer("attention.head_count")
     hidden_size = metadata.integer("embedding_length")
-    window = metadata.get("attention.sliding_window")
+    window = metadata.scalar("attention.sliding_window", 0)
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None:
         raise WeightsError(f"{file.name} has no tensor 'token_embd.weight'.")
@@ -179,8 +183,8 @@ def _rope_scaling(metadata: _Metadata) -> dict[str, Any] | None:
             "attention_factor": 1.0,
             "original_max_position_embeddings": metadata.integer("context_length"),
         }
-    kind = metadata.get("rope.scaling.type") or "none"
-    if kind == "none":
+    kind = metadata.scalar("rope.scaling.type", "none")
+    if kind in ("", "none"):
         return None
     if kind not in ("linear", "yarn"):
         raise WeightsError(f"{metadata.file.name} has the unsupported rope scaling {kind!r:.40}.")

@@ -57,6 +57,13 @@ class GgufFile:
     tensors: Mapping[str, GgufTensor]
     data: memoryview
 
+    def scalar(self, key: str, default: T) -> T:
+        """The metadata value of `key`; `WeightsError` where it is not of its default's type."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, type(default)):
+            raise WeightsError(f"{self.name} has an unfit {key}.")
+        return value
+
     def rows(self, tensor: GgufTensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The tensor's raw bytes as (rows, bytes per row), mapped; a vector has rows of one."""
         num_rows = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import (
@@ -30,6 +30,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.weights.gguf_header import GgufFile
 
 MAX_TOKEN_CHARS = 512
+T = TypeVar("T")
 _CONTROL, _USER_DEFINED = 3, 4
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -88,8 +89,11 @@ class _Vocabulary:
         if len(self.ids) != len(self.tokens):
             raise WeightsError(f"{file.name} has a vocabulary with a token twice.")
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.file.metadata.get(f"tokenizer.ggml.{key}", default)
+    def get(self, key: str) -> Any:
+        return self.file.metadata.get(f"tokenizer.ggml.{key}")
+
+    def scalar(self, key: str, default: T) -> T:
+        return self.file.scalar(f"tokenizer.ggml.{key}", default)
 
     def special_id(self, name: str) -> int | None:
         """The id that metadata gives the special token `name`, such as `bos`."""
@@ -99,7 +103,9 @@ class _Vocabulary:
         raise WeightsError(f"{self.file.name} has an unfit {name}_token_id.")
 
     def _list(self, key: str, *, required: bool = False) -> Sequence[str]:
-        value = self.get(key, None if required else [])
+        value = self.get(key)
+        if value is None and not required:
+            return []
         if not isinstance(value, list):
             raise WeightsError(f"{self.file.name} has no tokenizer: tokenizer.ggml.{key}.")
         return value
@@ -124,7 +130,7 @@ def tokenizer_files(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]
             f"{file.name} has {len(vocabulary.tokens)} tokens, but embeddings"
             f" for {config['vocab_size']}."
         )
-    kind = vocabulary.get("model")
+    kind = vocabulary.scalar("model", "")
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(vocabulary)
     elif kind == "llama":
@@ -132,7 +138,7 @@ def tokenizer_files(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]
     else:
         raise WeightsError(f"{file.name} has the unsupported tokenizer {kind!r:.40}.")
     _add_special_tokens(tokenizer, vocabulary)
-    adds_bos = bool(vocabulary.get("add_bos_token", adds_bos))
+    adds_bos = vocabulary.scalar("add_bos_token", adds_bos)
     _add_template(tokenizer, vocabulary, adds_bos)
     return {
         "tokenizer.json": tokenizer.to_str(),
@@ -143,7 +149,7 @@ def tokenizer_files(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     """GPT-2 style BPE over bytes, and whether the family begins texts with BOS."""
-    name = vocabulary.get("pre", "default")
+    name = vocabulary.scalar("pre", "default")
     split = _SPLITS.get(name)
     if split is None:
         raise WeightsError(
@@ -178,7 +184,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    prefixed = bool(vocabulary.get("add_space_prefix", True))
+    prefixed = vocabulary.scalar("add_space_prefix", True)
     prefix = [normalizers.Prepend("▁")] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -245,7 +251,7 @@ def _add_special_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
 def _add_template(tokenizer: Tokenizer, vocabulary: _Vocabulary, adds_bos: bool) -> None:
     """Wrap texts in BOS and EOS where the file asks for it."""
     before = [vocabulary.special_id("bos")] if adds_bos else []
-    after = [vocabulary.special_id("eos")] if vocabulary.get("add_eos_token", False) else []
+    after = [vocabulary.special_id("eos")] if vocabulary.scalar("add_eos_token", False) else []
     wrapped = [token_id for token_id in (*before, *after) if token_id is not None]
     if not wrapped:
         return

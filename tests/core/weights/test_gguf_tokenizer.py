@@ -140,7 +140,12 @@ def test_user_defined_tokens_stay_text(tmp_path: Path) -> None:
     ("change", "complaint"),
     [
         ({"model": "bert"}, "unsupported tokenizer 'bert'"),
-        ({"model": None}, "unsupported tokenizer None"),
+        ({"model": None}, "unsupported tokenizer ''"),
+        ({"model": [1, 2]}, "unfit tokenizer.ggml.model"),
+        ({"pre": ["a", "b"]}, "unfit tokenizer.ggml.pre"),
+        ({"add_bos_token": [True, False]}, "unfit tokenizer.ggml.add_bos_token"),
+        ({"add_eos_token": [True, False]}, "unfit tokenizer.ggml.add_eos_token"),
+        ({**SPM, "add_space_prefix": [1.5, 2.5]}, "unfit tokenizer.ggml.add_space_prefix"),
         ({"pre": "future-bpe"}, "unknown pre-tokenizer 'future-bpe'"),
         ({"tokens": None}, "no tokenizer"),
         ({"tokens": [f"t{i}" for i in range(999)], "token_type": None}, "999 tokens"),
