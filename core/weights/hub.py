@@ -22,6 +22,8 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+UNWANTED = ("*/*", "consolidated*")
+"""Other formats of the same weights, in folders of their own or under Mistral's names."""
 
 
 def download_snapshot(repository: str, options: ModelOptions) -> Path:
@@ -65,6 +67,7 @@ def _download(repository: str, options: ModelOptions) -> Path:
             cache_dir=hub_cache_dir(options),
             local_files_only=options.offline or constants.HF_HUB_OFFLINE,
             allow_patterns=list(PATTERNS),
+            ignore_patterns=list(UNWANTED),
         )
     )
     if not any(folder.glob("*.safetensors")):

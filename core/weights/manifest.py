@@ -115,8 +115,9 @@ def _verify(folder: Path, progress: Progress) -> Manifest:
 
 
 def verify_if_sealed(folder: Path) -> None:
-    """Verify a folder that has a manifest; others have nothing to compare with."""
-    if (folder / MANIFEST_NAME).exists():
+    """Verify a folder of ours; others have nothing to compare with, or a manifest of their own."""
+    manifest = folder / MANIFEST_NAME
+    if manifest.is_file() and MAGIC.encode() in manifest.read_bytes():
         verify(folder)
 
 

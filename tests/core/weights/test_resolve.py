@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fakes_weights import FakeInstaller, write_gguf, write_shards
+from huggingface_hub import utils as hub_utils
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import save_file
 
@@ -184,9 +185,15 @@ def test_hub_fetches_safe_files_only(
     assert fake.asked["revision"] == "main"
     assert fake.asked["local_files_only"] is True
     assert fake.asked["cache_dir"] == tmp_path / "cache" / "hub"
-    assert set(fake.asked["allow_patterns"]) == {
-        "*.json", "*.safetensors", "*.jinja", "tokenizer.model",
-    }  # fmt: skip
+    patterns = {key: fake.asked[f"{key}_patterns"] for key in ("allow", "ignore")}
+    files = [
+        *("config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "chat.jinja"),
+        *("pytorch_model.bin", "modeling.py", "consolidated.safetensors", "onnx/config.json"),
+    ]
+    fetched = hub_utils.filter_repo_objects(
+        files, allow_patterns=patterns["allow"], ignore_patterns=patterns["ignore"]
+    )
+    assert list(fetched) == files[:4]
 
 
 def test_hub_repository_of_pickles_is_refused(
