@@ -26,10 +26,13 @@ from transformers import (
     XcodecConfig,
     XcodecModel,
 )
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeCode2WavConfig,
 )
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
 from triptych.modalities.tts.codecs.families.hifigan import HifiGan, HifiGanConfig
 from triptych.modalities.tts.codecs.families.snac import Snac, SnacConfig
 from triptych.modalities.tts.codecs.families.vocos import Vocos, VocosConfig
@@ -39,7 +42,7 @@ _TRANSFORMER = MappingProxyType(
 )
 
 
-def mimi() -> MimiModel:
+def mimi(**changes: object) -> MimiModel:
     return MimiModel(
         MimiConfig(
             **_TRANSFORMER,
@@ -55,6 +58,7 @@ def mimi() -> MimiModel:
             sampling_rate=600,
             upsample_groups=16,
             sliding_window=7,
+            **changes,
         )
     )
 
@@ -74,7 +78,7 @@ def pocket_tts() -> PocketTTSAudioTokenizerModel:
     )
 
 
-def encodec() -> EncodecModel:
+def encodec(**changes: object) -> EncodecModel:
     return EncodecModel(
         EncodecConfig(
             num_filters=4,
@@ -85,6 +89,7 @@ def encodec() -> EncodecModel:
             target_bandwidths=[3.0],
             sampling_rate=2400,
             num_residual_layers=2,
+            **changes,
         )
     )
 
@@ -136,7 +141,7 @@ def vibevoice() -> VibeVoiceAcousticTokenizerModel:
     )
 
 
-def code2wav() -> Qwen3OmniMoeCode2Wav:
+def code2wav(**changes: object) -> Qwen3OmniMoeCode2Wav:
     return Qwen3OmniMoeCode2Wav(
         Qwen3OmniMoeCode2WavConfig(
             **_TRANSFORMER,
@@ -144,7 +149,7 @@ def code2wav() -> Qwen3OmniMoeCode2Wav:
             sliding_window=6,
             num_hidden_layers=2,
             num_quantizers=3,
-            upsample_rates=(4, 3),
+            **{"upsample_rates": (4, 3), **changes},
             upsampling_ratios=(2, 2),
             decoder_dim=16,
         )
@@ -191,6 +196,19 @@ def vocos(**changes: object) -> Vocos:
     return Vocos(VocosConfig(**{**config, **changes}))
 
 
+def bigvgan() -> Qwen2_5OmniToken2WavBigVGANModel:
+    return Qwen2_5OmniToken2WavBigVGANModel(
+        Qwen2_5OmniBigVGANConfig(
+            mel_dim=6,
+            upsample_initial_channel=16,
+            upsample_rates=(3, 2),
+            upsample_kernel_sizes=(7, 4),
+            resblock_kernel_sizes=(3, 5),
+            resblock_dilation_sizes=((1, 3, 5), (1, 2, 3)),
+        )
+    )
+
+
 MODELS: MappingProxyType[str, Callable[[], nn.Module]] = MappingProxyType(
     {
         "mimi": mimi,
@@ -204,6 +222,7 @@ MODELS: MappingProxyType[str, Callable[[], nn.Module]] = MappingProxyType(
         "snac": snac,
         "hifigan": hifigan,
         "speecht5_hifigan": speecht5_hifigan,
+        "bigvgan": bigvgan,
         "vocos": vocos,
         "vocos_same": lambda: vocos(padding="same"),
     }
@@ -215,16 +234,29 @@ def random_model(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     randomise(model)
+    if dtype is torch.float64:
+        _compute_norms_in_double(model)
     return model.to(dtype)
+
+
+def _compute_norms_in_double(model: nn.Module) -> None:
+    """Some norms compute in float32 whatever their input, which would hide a structural error."""
+    for path, module in [*model.named_modules()]:
+        if type(module).__name__.endswith("RMSNorm"):
+            norm = nn.RMSNorm(module.weight.shape, module.variance_epsilon)
+            norm.weight = module.weight
+            model.set_submodule(path, norm)
 
 
 def randomise(model: nn.Module) -> None:
     """Draw every tensor anew, where fresh models have zeros, ones or near-silent weights."""
     with torch.no_grad():
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if not tensor.is_floating_point() or key.endswith("filter"):
+                continue
             if key.endswith(("alpha", "beta")):
                 tensor.uniform_(0.5, 1.5)
             elif tensor.dim() > 1 and not key.endswith("original0"):
-                tensor.normal_(0, tensor[0].numel() ** -0.5)
+                tensor.normal_(0, 0.6 * tensor[0].numel() ** -0.5)
             elif key.endswith(("embed", "embed_sum", "scale", "gamma", "bias")):
                 tensor.normal_(0, 0.5)

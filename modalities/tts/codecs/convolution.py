@@ -7,8 +7,8 @@ convolved twice.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from triptych.core.errors import WeightsError
 from triptych.modalities.tts.codecs.stages import Misfit, Stage
@@ -60,7 +60,36 @@ class StreamingConv1d(Stage):
             step.write(self.state, step.last(x_BCT, self.num_past, self.signal.rate))
         x_BCT = step.at_edges(x_BCT, self.signal, self.num_past, self.padding)
         x_BCT = x_BCT[..., : (num_out - 1) * self.stride + self.span + 1]
-        return F.conv1d(x_BCT, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+        return functional.conv1d(
+            x_BCT, self.weight, self.bias, self.stride, 0, self.dilation, self.groups
+        )
+
+
+class Pad(Stage):
+    """Repeats the first and the last step `num_steps` times each.
+
+    The stream gets longer, and what comes before its first step must wait for it: a delay line.
+    """
+
+    reads_ahead = True
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__()
+        self.num_steps = num_steps
+        self.state = SlotState()
+
+    def bind(self, signal: Signal) -> Signal:
+        """No lag against the longer stream, which begins earlier."""
+        self.signal = signal
+        return Signal(signal.rate, signal.lag, signal.short - 2 * self.num_steps)
+
+    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+        """Older steps first; copies of the ends beyond them."""
+        past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_steps), x_BCT)
+        buffer = torch.cat((past_BCL, x_BCT), -1)
+        step.write(self.state, step.last(buffer, self.num_steps, self.signal.rate))
+        padded = step.at_edges(buffer, self.signal, self.num_steps, Padding.REPLICATE)
+        return padded[..., : x_BCT.shape[-1]]
 
 
 class OverlapTail(Stage):
@@ -97,7 +126,7 @@ class OverlapTail(Stage):
         x_BCT = step.without_invalid(x_BCT, self.signal.rate)
         full = self.spread(step.at_edges(x_BCT, self.signal, 0))
         if self.missing:
-            return F.pad(full, (0, self.missing))
+            return functional.pad(full, (0, self.missing))
         if not self.num_tail:
             return full
         tail = step.read(self.state, (full.shape[1], self.num_tail), full)
@@ -119,7 +148,7 @@ class StreamingConvTranspose1d(OverlapTail):
 
     def spread(self, x_BCT: Tensor) -> Tensor:
         """The transposed convolution, untrimmed and without bias."""
-        return F.conv_transpose1d(
+        return functional.conv_transpose1d(
             x_BCT, self.weight, None, self.stride, 0, 0, self.groups, self.dilation
         )
 

@@ -19,8 +19,9 @@ from triptych.modalities.tts.codecs.protocol import CodecKind, DecodedAudio
 from triptych.modalities.tts.codecs.stages import Stage
 from triptych.modalities.tts.codecs.step import Signal, Step, num_flush_frames
 
-# Largest error of the probe, relative to its loudest sample. Half types round at every layer.
-_TOLERANCES = MappingProxyType({torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1})
+# Largest error of the probe, relative to its loudest sample. Half types round at every layer;
+# some libraries' norms compute in float32 whatever the type.
+_TOLERANCES = MappingProxyType({torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.1})
 _PROBE_CHUNKS = (1, 3, 1, 2)
 
 

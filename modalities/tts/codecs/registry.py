@@ -7,9 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from triptych.core.errors import WeightsError
 from triptych.modalities.tts.codecs.decoder import Adapter, StreamingDecoder
+from triptych.modalities.tts.codecs.families.bigvgan import bigvgan
 from triptych.modalities.tts.codecs.families.code2wav import code2wav
 from triptych.modalities.tts.codecs.families.dac import dac, xcodec
 from triptych.modalities.tts.codecs.families.hifigan import (
@@ -32,6 +34,7 @@ _FAMILIES: MappingProxyType[str, Callable[[Any], Adapter]] = MappingProxyType(
         "HiggsAudioV2TokenizerModel": xcodec,
         "MimiModel": mimi,
         "PocketTTSAudioTokenizerModel": pocket_tts,
+        "Qwen2_5OmniToken2WavBigVGANModel": bigvgan,
         "Qwen3OmniMoeCode2Wav": code2wav,
         "Snac": snac,
         "SpeechT5HifiGan": transformers_hifigan,
@@ -53,10 +56,20 @@ def adapter_for(model: nn.Module) -> Adapter:
 
 
 def build_decoder(model: nn.Module, *, num_rows: int, verify: bool = True) -> StreamingDecoder:
-    """A streaming decoder of `num_rows` rows over a codec model, in eval mode, where it is.
+    """A streaming decoder of `num_rows` rows over a codec model, where it is, sharing its weights.
 
-    Weights are shared with the model, not copied, save for weight-normalised layers. Raises
+    The model is put in eval mode, and its weight norms are folded into plain weights. Raises
     `WeightsError`, naming the module, where the model cannot stream, or if a probe decoded in
     chunks differs from the model's own decoding.
     """
-    return StreamingDecoder(adapter_for(model.eval()), num_rows=num_rows, verify=verify)
+    fold_weight_norms(model.eval())
+    return StreamingDecoder(adapter_for(model), num_rows=num_rows, verify=verify)
+
+
+def fold_weight_norms(model: nn.Module) -> None:
+    """Replace each parametrised weight, computed anew at every use, by its value."""
+    for module in [m for m in model.modules() if parametrize.is_parametrized(m)]:
+        names = module.parametrizations
+        assert isinstance(names, nn.ModuleDict)
+        for name in tuple(names):
+            parametrize.remove_parametrizations(module, name)

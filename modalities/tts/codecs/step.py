@@ -68,7 +68,7 @@ class Step:
         num_valid: Sequence[int] | None = None,
         device: torch.device,
     ) -> None:
-        """`starts` are the frames each row had before; without `num_valid` the streams end there."""
+        """`starts` are the frames each row had; without `num_valid` the streams end there."""
         self.num_frames = num_frames
         self.num_slots = num_slots
         self.is_flush = num_valid is None

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from triptych.modalities.tts.codecs.builder import Rules, Walk, build
 from triptych.modalities.tts.codecs.decoder import Adapter
@@ -60,18 +60,18 @@ class HifiGan(nn.Module):
         """One-shot synthesis."""
         x_BCT = self.conv_pre(features_BDF)
         for index, upsample in enumerate(self.upsampler):
-            x_BCT = upsample(F.leaky_relu(x_BCT, self.config.leaky_relu_slope))
+            x_BCT = upsample(functional.leaky_relu(x_BCT, self.config.leaky_relu_slope))
             blocks = self.resblocks[index * self.num_kernels : (index + 1) * self.num_kernels]
             outputs = [self._block(block, x_BCT) for block in blocks]
             x_BCT = torch.stack(outputs).sum(0) / self.num_kernels
-        pcm_B1S: Tensor = self.conv_post(F.leaky_relu(x_BCT, _LAST_SLOPE))
+        pcm_B1S: Tensor = self.conv_post(functional.leaky_relu(x_BCT, _LAST_SLOPE))
         return pcm_B1S[:, 0].tanh()
 
     def _block(self, block: nn.Module, x_BCT: Tensor) -> Tensor:
         assert isinstance(block, ResidualBlock)
         for first, second in zip(block.convs1, block.convs2, strict=True):
-            y_BCT = first(F.leaky_relu(x_BCT, self.config.leaky_relu_slope))
-            x_BCT = x_BCT + second(F.leaky_relu(y_BCT, self.config.leaky_relu_slope))
+            y_BCT = first(functional.leaky_relu(x_BCT, self.config.leaky_relu_slope))
+            x_BCT = x_BCT + second(functional.leaky_relu(y_BCT, self.config.leaky_relu_slope))
         return x_BCT
 
 
@@ -90,7 +90,12 @@ class ResidualBlock(nn.Module):
 
 
 def _leaky(slope: float) -> Pointwise:
-    return Pointwise(lambda x_BCT: F.leaky_relu(x_BCT, slope))
+    return Pointwise(lambda x_BCT: functional.leaky_relu(x_BCT, slope))
+
+
+def mean(*branches: Stage) -> Stage:
+    """The mean of parallel branches, of whatever delays."""
+    return Chain(Sum(*branches), Pointwise(lambda x_BCT: x_BCT / len(branches)))
 
 
 def _generator(walk: Walk) -> Stage:
@@ -100,11 +105,8 @@ def _generator(walk: Walk) -> Stage:
 
     def fuse(index: int) -> Stage:
         first = index * num_kernels
-        blocks = [
-            _residual_block(walk.at(f"resblocks.{i}"), slope)
-            for i in range(first, first + num_kernels)
-        ]
-        return Chain(Sum(*blocks), Pointwise(lambda x_BCT: x_BCT / num_kernels))
+        paths = [f"resblocks.{i}" for i in range(first, first + num_kernels)]
+        return mean(*[_residual_block(walk.at(path), slope) for path in paths])
 
     stages: list[Stage] = [walk.at("conv_pre").stage()]
     for index in range(len(module.upsampler)):

@@ -234,7 +234,8 @@ def _conv(
     conv = nn.Conv1d(
         num_in, num_out, kernel, padding=padding, dilation=dilation, groups=groups, bias=bias
     )
-    return weight_norm(conv)
+    normed: nn.Module = weight_norm(conv)
+    return normed
 
 
 def _noise(walk: Walk) -> Stage:

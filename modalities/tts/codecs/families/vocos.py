@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from triptych.modalities.tts.codecs.builder import Rules, Walk, build
 from triptych.modalities.tts.codecs.convolution import OverlapTail
@@ -58,7 +58,8 @@ class Vocos(nn.Module):
 
     def forward(self, features_BDF: Tensor) -> Tensor:
         """One-shot synthesis."""
-        return self.head(self.backbone(features_BDF))[:, 0]
+        pcm_B1S: Tensor = self.head(self.backbone(features_BDF))
+        return pcm_B1S[:, 0]
 
 
 class VocosBackbone(nn.Module):
@@ -128,7 +129,7 @@ class IstftHead(nn.Module):
     def overlap_add(self, frames_BNF: Tensor) -> Tensor:
         """Sums of overlapping frames and of their squared windows, [B, 2, S], untrimmed."""
         length = (frames_BNF.shape[-1] - 1) * self.hop + self.n_fft
-        full = F.fold(frames_BNF, (1, length), (1, self.n_fft), stride=(1, self.hop))
+        full = functional.fold(frames_BNF, (1, length), (1, self.n_fft), stride=(1, self.hop))
         return full[:, :, 0]
 
     def normalise(self, sums_B2S: Tensor) -> Tensor:
@@ -143,8 +144,10 @@ class IstftHead(nn.Module):
 
 
 class StreamingOverlapAdd(OverlapTail):
-    """The head's overlap-add. The windows' share is carried like the signal, so that the first
-    and last samples, which fewer frames cover, come out as in one-shot synthesis.
+    """The head's overlap-add.
+
+    The windows' share is carried like the signal, so that the first and last samples, which fewer
+    frames cover, come out as in one-shot synthesis.
     """
 
     def __init__(self, head: IstftHead) -> None:
