@@ -225,8 +225,8 @@ def _tree(root: type[TriptychError]) -> list[type[TriptychError]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
 
 
-BY_CODE: dict[str, type[TriptychError]] = {cls.code: cls for cls in reversed(_tree(TriptychError))}
-"""Error class of each code; where a parent shares its child's code, the parent answers."""
+BY_CODE: dict[str, type[TriptychError]] = {cls.code: cls for cls in _tree(TriptychError)}
+"""Error class of each code; where a parent shares its child's code, the child answers."""
 
 
 def to_info(error: BaseException) -> ErrorInfo:
