@@ -56,10 +56,10 @@ class LlmLoader:
             blueprint = self._blueprint(checkpoint, dtype, native)
             self._reserve(stack, "weights", blueprint.weight_bytes())
             self._reserve(stack, "activations", self._activation_bytes(blueprint))
-            model = blueprint.build(checkpoint, report)
             layout = blueprint.kv_layout(*self._cache_format(dtype))
             num_pages = self._num_pages(blueprint, layout)
             self._reserve(stack, "kv", (num_pages + 1) * layout.page_bytes)
+            model = blueprint.build(checkpoint, report)
             runner = TokenRunner(
                 model,
                 KvCache(layout, num_pages, self._device.torch, native),

@@ -129,14 +129,15 @@ def test_without_room_nothing_is_held(save: Save, capacity: int) -> None:
     assert ledger.by_owner() == {}
 
 
-def test_a_context_that_does_not_fit_says_what_to_lower(save: Save) -> None:
-    cramped = Ledger(64 * MIB)
+def test_a_context_that_does_not_fit_says_what_to_lower_before_weights_are_read(save: Save) -> None:
+    cramped, heard = Ledger(64 * MIB), []
     folder = save()
     loader(folder, cramped, config()).load(lambda _: None)
     held = cramped.by_owner()
     ledger = Ledger(held["tiny/weights"] + held["tiny/activations"] + 2**15)
     with pytest.raises(MemoryBudgetExceeded, match="--max-length"):
-        loader(folder, ledger, config()).load(lambda _: None)
+        loader(folder, ledger, config()).load(heard.append)
+    assert not heard
 
 
 EDITS: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
