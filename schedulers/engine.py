@@ -348,10 +348,9 @@ class Engine:
 
     def _send(self, job: Job, sink: Sink, output: Output) -> None:
         """Every output of a job passes here; nothing follows the final one."""
-        if self._jobs.get(job.job_id) is not job:
-            return
         if output.is_final:
             del self._jobs[job.job_id]
+            job.sink = _discard  # this one knows the job: they would keep each other in memory
             if output.error is not None and output.error.code == NonFinite.code:
                 self._health.note_non_finite(self.clock())
         sink(output)
@@ -411,6 +410,10 @@ class Engine:
         self.on_turn()
         self._residency.close()
         self._lanes.close(patience_s)
+
+
+def _discard(output: Output) -> None:
+    """The sink of a job that has ended."""
 
 
 @dataclass(frozen=True, slots=True)

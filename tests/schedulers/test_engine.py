@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -139,6 +140,21 @@ def test_a_paused_job_waits_and_goes_on() -> None:
     world.engine.set_paused(["slow"], False)
     world.finish("slow")
     assert world.tokens("slow") == answer(prompt_of(1), 50)
+
+
+def test_a_request_is_let_go_with_its_job() -> None:
+    class Request:
+        num_frames, period_s = 2, 0.0
+
+    world = World([FakeLoader("voice", lambda: (FakeFrames("voice"), FrameRunner()))])
+    request = Request()
+    held = weakref.ref(request)
+    world.submit("job", "voice", request)
+    del request
+    world.finish("job")
+    world.submit("next", "voice", FrameRequest(num_frames=2))
+    world.finish("next")
+    assert held() is None
 
 
 def test_unknown_models_bad_requests_and_double_ids_are_answered() -> None:
