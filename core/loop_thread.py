@@ -10,6 +10,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,20 +23,28 @@ Item = TypeVar("Item")
 class End:
     """The end of a stream in a queue: no item can be mistaken for it, not even an exception."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class LoopThread:
-    """Runs coroutines and async generators for synchronous and foreign-loop callers."""
+    """Runs coroutines and async generators for synchronous and foreign-loop callers.
+
+    Once it is closed every call raises `RuntimeError`.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._loop.is_closed()
+
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work` to its end and return what it returned, blocking the caller."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._start(work)
         try:
             return future.result()
         except BaseException:
@@ -44,23 +53,12 @@ class LoopThread:
 
     async def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work` here, awaited on the caller's loop."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(self._start(work))
 
     def iterate(self, make: Callable[[], AsyncGenerator[Item, None]]) -> Iterator[Item]:
         """Iterate an async generator from a synchronous caller; leaving early closes it."""
         ready: queue.SimpleQueue[Item | End] = queue.SimpleQueue()
-
-        async def pump() -> None:
-            try:
-                async with aclosing(make()) as items:
-                    async for item in items:
-                        ready.put(item)
-            except Exception as error:  # carried to the caller, which raises it
-                ready.put(End(error))
-            else:
-                ready.put(End())
-
-        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        future = self._start(_pump(make, ready.put))
         try:
             while not isinstance(item := ready.get(), End):
                 yield item
@@ -72,25 +70,55 @@ class LoopThread:
     async def iterate_async(
         self, make: Callable[[], AsyncGenerator[Item, None]]
     ) -> AsyncGenerator[Item, None]:
-        """Iterate an async generator that runs here from the caller's loop."""
-        items = make()
+        """Iterate an async generator that runs here from the caller's loop, as `iterate` does."""
+        caller = asyncio.get_running_loop()
+        ready: asyncio.Queue[Item | End] = asyncio.Queue()
+
+        def put(item: Item | End) -> None:
+            caller.call_soon_threadsafe(ready.put_nowait, item)
+
+        future = self._start(_pump(make, put))
         try:
-            while True:
-                try:
-                    item = await self.run_async(_next(items))
-                except StopAsyncIteration:
-                    return
+            while not isinstance(item := await ready.get(), End):
                 yield item
+            if item.error is not None:
+                raise item.error
         finally:
-            await self.run_async(items.aclose())
+            future.cancel()
 
     def close(self) -> None:
-        """Stop the loop and wait for its thread."""
-        if self._thread.is_alive():
+        """Cancel what still runs, stop the loop and wait for its thread. Closing twice is fine."""
+        if not self.is_closed:
+            self.run(_cancel_others())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
+    def _start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        if self.is_closed:
+            work.close()
+            raise RuntimeError(f"{self._thread.name} is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-async def _next(items: AsyncGenerator[Item, None]) -> Item:
-    return await anext(items)
+
+async def _pump(
+    make: Callable[[], AsyncGenerator[Item, None]], put: Callable[[Item | End], None]
+) -> None:
+    """Put every item of a generator, and how it ended, to whoever waits for them."""
+    try:
+        async with aclosing(make()) as items:
+            async for item in items:
+                put(item)
+    except BaseException as error:  # carried to the caller, which raises it
+        put(End(error))
+        if not isinstance(error, Exception):
+            raise
+    else:
+        put(End())
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -92,3 +92,57 @@ async def test_async_iteration_closes_too(loop: LoopThread) -> None:
     assert await anext(iterator) == 0
     await iterator.aclose()
     assert left.closed.wait(5)
+
+
+async def test_a_cancelled_reader_is_cancelled_and_its_source_closed(loop: LoopThread) -> None:
+    closed = threading.Event()
+
+    async def endless() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # closing may take a while, too
+            closed.set()
+
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in loop.iterate_async(endless):
+            begun.set()
+
+    reader = asyncio.create_task(read())
+    await begun.wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert await asyncio.to_thread(closed.wait, 5)
+
+
+async def test_an_error_reaches_an_async_reader(loop: LoopThread) -> None:
+    with pytest.raises(ValueError, match="late"):
+        async for _ in loop.iterate_async(Source(ValueError("late")).items):
+            pass
+
+
+def test_closing_ends_what_runs_and_what_waits_for_it() -> None:
+    thread = LoopThread("test")
+    closed = threading.Event()
+
+    async def endless() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    iterator = thread.iterate(endless)
+    assert next(iterator) == 1
+    thread.close()
+    assert closed.is_set()
+    with pytest.raises(asyncio.CancelledError):
+        next(iterator)
+    thread.close()
+    assert thread.is_closed
+    with pytest.raises(RuntimeError, match="test is closed"):
+        thread.run(number())
