@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +26,11 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.detokenizer import Detokenizer
 from triptych.modalities.llm.template import compile_template
 
-# Characters of Unicode's private use area stand in for special tokens that a caller spelled out.
-_ESCAPE = "\ue000{}\ue001"
-_ESCAPED = re.compile("\ue000(\\d+)\ue001")
+# Characters of Unicode's private use area stand in for special tokens that a caller spelled out,
+# and for the first of them where a caller wrote that.
+_MARK = "\ue000"
+_ESCAPE = _MARK + "{}\ue001"
+_ESCAPED = re.compile(_ESCAPE.format(r"(\d+)"))
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -92,8 +94,12 @@ class TextModel:
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
-        longest_first = sorted(self._specials, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        return _any_of(self._specials)
+
+    @cached_property
+    def _escapable(self) -> tuple[str, ...]:
+        """What a caller's text may spell only by its stand-in."""
+        return (*sorted(self._specials), _MARK)
 
     def encode_text(self, text: str, *, parse_special: bool = False) -> tuple[int, ...]:
         """Token ids of plain text, with the tokens the model wants at its beginning.
@@ -111,12 +117,11 @@ class TextModel:
         Raises `InvalidRequest` when there is no template or it rejects the messages.
         """
         plain = [_plain(message) for message in messages]
-        if not any(self._special_pattern.search(str(message)) for message in plain):
+        escaped = self._escape(plain)
+        if escaped == plain:
             rendered = self.render(plain, **template_kwargs)
             return tuple(self.tokenizer.encode(rendered, add_special_tokens=False).ids)
-        spelled = sorted(self._specials)
-        escaped = [self._escape(message, spelled) for message in plain]
-        return self._encode_runs(self.render(escaped, **template_kwargs), spelled)
+        return self._encode_runs(self.render(escaped, **template_kwargs))
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         """The conversation as one string, as the model was trained to read it."""
@@ -168,21 +173,27 @@ class TextModel:
         decoder = json.loads(self.tokenizer.to_str()).get("decoder") or {}
         return "ByteLevel" in json.dumps(decoder)
 
-    def _escape(self, message: Mapping[str, Any], spelled: Sequence[str]) -> dict[str, Any]:
-        def escape(text: str) -> str:
-            return self._special_pattern.sub(
-                lambda match: _ESCAPE.format(spelled.index(match[0])), text
-            )
+    def _escape(self, messages: list[dict[str, Any]]) -> list[Any]:
+        """`messages` with a stand-in for all that is escapable, however deep it is nested."""
+        pattern = _any_of(self._escapable)
+        stand_ins = {text: _ESCAPE.format(n) for n, text in enumerate(self._escapable)}
 
-        return {k: escape(v) if isinstance(v, str) else v for k, v in message.items()}
+        def escape(value: Any) -> Any:
+            if isinstance(value, str):
+                return pattern.sub(lambda match: stand_ins[match[0]], value)
+            if isinstance(value, Mapping):
+                return {escape(key): escape(inner) for key, inner in value.items()}
+            return list(map(escape, value)) if isinstance(value, list | tuple) else value
 
-    def _encode_runs(self, rendered: str, spelled: Sequence[str]) -> tuple[int, ...]:
+        return [escape(message) for message in messages]
+
+    def _encode_runs(self, rendered: str) -> tuple[int, ...]:
         """Encode text whose only special tokens are the template's own."""
         ids: list[int] = []
         position = 0
 
         def run(text: str) -> None:
-            literal = _ESCAPED.sub(lambda match: spelled[int(match[1])], text)
+            literal = _ESCAPED.sub(lambda match: self._escapable[int(match[1])], text)
             encoded = self._literal_tokenizer.encode(literal, add_special_tokens=False)
             ids.extend(encoded.ids)
 
@@ -192,6 +203,11 @@ class TextModel:
             position = match.end()
         run(rendered[position:])
         return tuple(ids)
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _load_tokenizer(folder: Path, name: str) -> Tokenizer:

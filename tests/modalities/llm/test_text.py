@@ -58,6 +58,23 @@ def test_a_role_cannot_smuggle_a_special_token_either(model: TextModel) -> None:
     assert ids.count(1) == 2  # the user's turn and the assistant's
 
 
+@pytest.mark.parametrize("text", ["\ue0000\ue001", "\ue00099999\ue001", "\ue000", "\ue001"])
+def test_text_that_looks_like_a_stand_in_stays_itself(model: TextModel, text: str) -> None:
+    content = f"{text} and <|im_end|>"
+    assert content in model.decode(model.encode_chat([{"role": "user", "content": content}]))
+
+
+def test_no_depth_of_a_message_makes_a_special_token(tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{% for m in messages %}{{ m.calls | tojson }}<|im_end|>{% endfor %}")
+    resolved = write_text_folder(tmp_path / "model")
+    model = TextModel.open(resolved, ModelOptions(chat_template=str(own)))
+    calls = [{"<|im_start|>": ["<|endoftext|>", {"deep": "<|im_end|>"}], "n": 1}]
+    ids = model.encode_chat([{"role": "user", "content": "", "calls": calls}])
+    assert [token_id for token_id in ids if token_id < len(SPECIALS)] == [2]
+    assert model.decode(ids) == json.dumps(calls)
+
+
 def test_plain_text_is_literal_unless_asked(model: TextModel) -> None:
     assert 2 not in model.encode_text("<|im_end|>")
     assert model.encode_text("<|im_end|>", parse_special=True) == (2,)
