@@ -10,17 +10,21 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from triptych.core.errors import ConfigError, RequestError
+from triptych.core.errors import ConfigError, RequestError, TriptychError
 from triptych.core.options import add_options, resolve
 from triptych.core.weights.progress import RichProgress
-from triptych.modalities.llm.pipeline import ChatPipeline, Message
+from triptych.modalities.llm.pipeline import ChatPipeline, ChatReply, Message
 
+_LABELS = frozenset({"id", "custom_id"})
+"""Fields of an entry that are the caller's own: they come back with the answer."""
 _HELP = """[dim]/reset[/] forgets the conversation, [dim]/exit[/] or Ctrl-D leaves."""
 
 
@@ -64,25 +68,18 @@ def run_chat(args: argparse.Namespace) -> int:
         raise ConfigError("Nothing to say: give a prompt, or pipe one in.")
     with _open_pipeline(args) as pipeline:
         if prompt:
-            _answer(pipeline, [*opening, {"role": "user", "content": prompt}], args)
+            messages = [*opening, {"role": "user", "content": prompt}]
+            for piece in pipeline.stream(messages, **_call_options(args)):
+                _show(piece)
+            _show("\n")
         else:
             _converse(pipeline, opening, args)
     return 0
 
 
-def _answer(pipeline: ChatPipeline, messages: list[Message], args: argparse.Namespace) -> str:
-    """Print the answer as it comes; Ctrl-C ends the answer, not the conversation."""
-    pieces: list[str] = []
-    try:
-        for piece in pipeline.stream(messages, **_call_options(args)):
-            pieces.append(piece)
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        if args.prompt:
-            raise
-    print()
-    return "".join(pieces)
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _converse(pipeline: ChatPipeline, opening: list[Message], args: argparse.Namespace) -> None:
@@ -100,16 +97,29 @@ def _converse(pipeline: ChatPipeline, opening: list[Message], args: argparse.Nam
         try:
             answer = _answer(pipeline, messages, args)
         except RequestError as error:
-            console.print(f"[red]{error.message}[/] /reset starts over.")
+            console.print(f"[red]{escape(error.message)}[/] /reset starts over.")
             messages.pop()
         else:
             messages.append({"role": "assistant", "content": answer})
 
 
+def _answer(pipeline: ChatPipeline, messages: list[Message], args: argparse.Namespace) -> str:
+    """Print the answer as it comes; Ctrl-C ends the answer, not the conversation."""
+    pieces: list[str] = []
+    with suppress(KeyboardInterrupt):
+        for piece in pipeline.stream(messages, **_call_options(args)):
+            pieces.append(piece)
+            _show(piece)
+    _show("\n")
+    return "".join(pieces)
+
+
 def _lines(console: Console) -> Iterator[str]:
+    with suppress(ImportError):  # where there is none, lines have no arrow keys and no history
+        import readline  # noqa: F401 - `input` uses it once it is loaded
     while True:
         try:
-            line = console.input("[bold cyan]you[/] ").strip()
+            line = input("you> ").strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
@@ -124,7 +134,8 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
         "-i",
         "--input",
         help='JSONL file, "-" for stdin: one {"prompt": ...} or {"messages": [...]} per line;'
-        " further fields are call options (max_tokens, temperature, ...)",
+        ' "id" and "custom_id" come back as they are, further fields are call options'
+        " (max_tokens, temperature, ...)",
     )
     parser.add_argument("-o", "--output", help="JSONL file to write; default stdout")
     parser.add_argument("--batch", type=int, default=64, help="lines in flight at once")
@@ -133,27 +144,23 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_generate(args: argparse.Namespace) -> int:
     """Answer a batch of prompts, in order, with progress. A bad line becomes an error line."""
+    if args.batch < 1:
+        raise ConfigError("--batch must be at least 1.")
     entries = _read_entries(args)
-    started_s = time.monotonic()
     num_tokens = num_failed = 0
-    with _open_pipeline(args) as pipeline, _open_output(args.output) as out, _bar() as bar:
+    with _open_output(args.output) as out, _open_pipeline(args) as pipeline, _bar(args) as bar:
         task = bar.add_task("generating", total=len(entries))
-        answers = pipeline.map(entries, num_in_flight=args.batch, **_call_options(args))
+        started_s = time.monotonic()
+        asked = [{name: entry[name] for name in entry if name not in _LABELS} for entry in entries]
+        answers = pipeline.map(asked, num_in_flight=args.batch, **_call_options(args))
         for entry, answer in zip(entries, answers, strict=True):
-            if isinstance(answer, RequestError):
-                num_failed += 1
-                result: dict[str, Any] = {"error": {"code": answer.code, "message": str(answer)}}
-            else:
-                num_tokens += answer.usage.num_output_tokens
-                result = {
-                    "text": answer.text,
-                    "finish_reason": answer.finish_reason,
-                    "prompt_tokens": answer.usage.num_prompt_tokens,
-                    "completion_tokens": answer.usage.num_output_tokens,
-                }
-            out.write(json.dumps({**entry, **result}, ensure_ascii=False) + "\n")
+            num_failed += isinstance(answer, TriptychError)
+            if isinstance(answer, ChatReply):
+                num_tokens += sum(sample.usage.num_output_tokens for sample in answer.samples)
+            out.write(json.dumps({**entry, **_result(answer)}, ensure_ascii=False) + "\n")
+            out.flush()
             bar.advance(task)
-    elapsed_s = time.monotonic() - started_s
+        elapsed_s = time.monotonic() - started_s
     Console(stderr=True).print(
         f"{len(entries)} prompts, {num_failed} failed, {num_tokens} tokens in {elapsed_s:.1f} s"
         f" ({num_tokens / elapsed_s:.0f} tok/s)"
@@ -161,16 +168,38 @@ def run_generate(args: argparse.Namespace) -> int:
     return 1 if num_failed else 0
 
 
+def _result(answer: ChatReply | TriptychError) -> dict[str, Any]:
+    """What an answer adds to its entry."""
+    if isinstance(answer, TriptychError):
+        return {"error": {"code": answer.code, "message": answer.message}}
+    texts = [sample.text for sample in answer.samples]
+    return {
+        "text": texts[0],
+        **({"texts": texts} if len(texts) > 1 else {}),
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": answer.usage.num_prompt_tokens,
+        "completion_tokens": sum(sample.usage.num_output_tokens for sample in answer.samples),
+    }
+
+
 def _read_entries(args: argparse.Namespace) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = [{"prompt": prompt} for prompt in args.prompt]
     if args.input:
-        text = sys.stdin.read() if args.input == "-" else Path(args.input).read_text("utf-8")
-        for number, line in enumerate(text.splitlines(), start=1):
+        # Not splitlines: it takes some characters that JSON leaves alone for ends of lines.
+        for number, line in enumerate(_read_input(args.input).split("\n"), start=1):
             if line.strip():
                 entries.append(_read_entry(line, number))
     if not entries:
         raise ConfigError("No prompts: give some as arguments, or a JSONL file with --input.")
     return entries
+
+
+def _read_input(path: str) -> str:
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"--input {path}: cannot be read ({reason}).") from error
 
 
 def _read_entry(line: str, number: int) -> dict[str, Any]:
@@ -186,14 +215,18 @@ def _read_entry(line: str, number: int) -> dict[str, Any]:
 def _open_output(path: str | None) -> IO[str]:
     if path is None:
         return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
-    return open(path, "w", encoding="utf-8")
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written ({error.strerror}).") from error
 
 
-def _bar() -> Progress:
+def _bar(args: argparse.Namespace) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        disable=args.output is None and sys.stdout.isatty(),  # the answers themselves are progress
     )

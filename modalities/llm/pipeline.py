@@ -9,12 +9,15 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
+import msgspec
+
 from triptych.core.config import Config
-from triptych.core.errors import ConfigError, InvalidRequest, RequestError
+from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.loop_thread import LoopThread
 from triptych.core.options import make_config
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
@@ -133,7 +136,7 @@ class ChatPipeline:
 
     def map(
         self, entries: Sequence[Mapping[str, Any]], *, num_in_flight: int = 64, **options: Any
-    ) -> Iterator[ChatReply | RequestError]:
+    ) -> Iterator[ChatReply | TriptychError]:
         """Answer many entries, results in order, `num_in_flight` at a time.
 
         An entry holds `prompt` or `messages`; its other fields are call options that override
@@ -142,9 +145,10 @@ class ChatPipeline:
         return self._loop.iterate(lambda: self._map(entries, num_in_flight, options))
 
     def close(self) -> None:
-        """Stop the engine and give its memory back."""
-        self._loop.run(self._service.client.close())
-        self._loop.close()
+        """Stop the engine and give its memory back. Closing twice is fine."""
+        if not self._loop.is_closed:
+            self._loop.run(self._service.client.close())
+            self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -174,19 +178,19 @@ class ChatPipeline:
 
     async def _map(
         self, entries: Sequence[Mapping[str, Any]], num_in_flight: int, options: Mapping[str, Any]
-    ) -> AsyncGenerator[ChatReply | RequestError, None]:
-        async def answer(entry: Mapping[str, Any]) -> ChatReply | RequestError:
+    ) -> AsyncGenerator[ChatReply | TriptychError, None]:
+        async def answer(entry: Mapping[str, Any]) -> ChatReply | TriptychError:
             own = {k: v for k, v in entry.items() if k not in ("prompt", "messages")}
             conversation = entry["messages"] if "messages" in entry else entry["prompt"]
             try:
                 reply = await self._reply(conversation, {**options, **own})
-            except RequestError as error:
+            except TriptychError as error:
                 return error
             if not isinstance(reply, ChatReply):
                 return InvalidRequest("An entry holds one conversation.", param="messages")
             return reply
 
-        running: deque[asyncio.Task[ChatReply | RequestError]] = deque()
+        running: deque[asyncio.Task[ChatReply | TriptychError]] = deque()
         try:
             for entry in entries:
                 running.append(asyncio.create_task(answer(entry)))
@@ -203,9 +207,11 @@ class ChatPipeline:
     ) -> AsyncGenerator[str, None]:
         if options.get("n", 1) != 1:
             raise InvalidRequest("stream gives one sample: call it with n=1.", param="n")
-        async for delta in self._service.generate(await self._call([conversation], options)):
-            if delta.text:
-                yield delta.text
+        call = await self._call([conversation], options)
+        async with aclosing(self._service.generate(call)) as deltas:
+            async for delta in deltas:
+                if delta.text:
+                    yield delta.text
 
     async def _call(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
@@ -216,40 +222,74 @@ class ChatPipeline:
                 for conversation in conversations
             ]
         )
-        given = dict(options)
-        stop = given.pop("stop", ())
+        own = _call_options(options)
         longest = max(map(len, prompts))
-        given["max_tokens"] = self._service.resolve_max_tokens(
-            self._model, longest, given.get("max_tokens")
-        )
+        given = {
+            name: value for name, value in options.items() if name not in own.__struct_fields__
+        }
+        given["max_tokens"] = self._service.resolve_max_tokens(self._model, longest, own.max_tokens)
         return GenerateCall(
             model=self._model,
             prompts=prompts,
             call_id=uuid.uuid4().hex,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            num_samples=given.pop("n", 1),
-            seed=given.pop("seed", None),
+            stop=(own.stop,) if isinstance(own.stop, str) else own.stop,
+            num_samples=own.n,
+            seed=own.seed,
             sampling=sampling_params(
-                self._service.model(self._model),
-                ignore_eos=given.pop("ignore_eos", False),
-                given=given,
+                self._service.model(self._model), ignore_eos=own.ignore_eos, given=given
             ),
         )
 
 
-def _as_batch(conversation: Any) -> list[Conversation] | None:
+class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call may be given beside the fields of `SamplingParams`."""
+
+    max_tokens: int | None = None
+    stop: str | tuple[str, ...] = ()
+    n: int = 1
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+def _call_options(options: Mapping[str, Any]) -> _CallOptions:
+    names = _CallOptions.__struct_fields__
+    given = {name: options[name] for name in names if options.get(name) is not None}
+    try:
+        return msgspec.convert(given, _CallOptions)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"Call options: {error}.") from error
+
+
+def _as_batch(conversation: Any) -> list[Any] | None:
     """The conversations of a batch, or `None` if this is a single one."""
-    if isinstance(conversation, str) or not conversation:
+    is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
+    if not is_list or not conversation or isinstance(conversation[0], Mapping):
         return None
-    return None if isinstance(conversation[0], Mapping) else list(conversation)
+    return list(conversation)
 
 
-def _as_messages(conversation: Conversation) -> Sequence[Message]:
+def _as_messages(conversation: Any) -> Sequence[Message]:
     if isinstance(conversation, str):
         return [{"role": "user", "content": conversation}]
-    if not conversation:
-        raise InvalidRequest("The conversation is empty.", param="messages")
+    if not isinstance(conversation, Sequence) or not conversation:
+        raise InvalidRequest(
+            "A conversation is a text or a list of messages, and never empty.", param="messages"
+        )
+    if not all(map(_is_message, conversation)):
+        raise InvalidRequest(
+            'A message is {"role": ..., "content": ...}; its content is a text, or parts of text.',
+            param="messages",
+        )
     return conversation
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
+    return content is None or isinstance(content, str)
 
 
 class _Assembly:
@@ -287,6 +327,10 @@ async def _start(resolved: ResolvedModel, config: Config) -> LlmService:
     device, ledger = bring_up(config.device)
     loader = LlmLoader(resolved, config, device, ledger)
     client = LocalClient(Engine([loader], config=config, ledger=ledger))
-    service = LlmService.from_config(config, [resolved], client)
-    await client.load(resolved.name)
+    try:
+        service = LlmService.from_config(config, [resolved], client)
+        await client.load(resolved.name)
+    except BaseException:  # Ctrl-C too: nothing may go on running behind the caller's back
+        await client.close()
+        raise
     return service

@@ -138,8 +138,8 @@ class LlmService:
     def resolve_max_tokens(self, model: str, num_prompt_tokens: int, requested: int | None) -> int:
         """How many tokens may be generated. Raises `ContextLengthExceeded` if none or too few."""
         text = self.model(model)
-        _check_length(text, num_prompt_tokens, requested or 1)
-        return requested or text.context_length - num_prompt_tokens
+        _check_length(text, num_prompt_tokens, 1 if requested is None else requested)
+        return text.context_length - num_prompt_tokens if requested is None else requested
 
     def generate(self, call: GenerateCall) -> AsyncGenerator[TextDelta, None]:
         """Run a call; deltas of all samples come merged, in the order they are made.
@@ -285,7 +285,7 @@ def _validate(call: GenerateCall, model: TextModel) -> None:
         raise InvalidRequest(
             f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty.", param="stop"
         )
-    call.sampling.validate(model.vocab_size)
+    msgspec.structs.replace(call.sampling, seed=call.seed or 0).validate(model.vocab_size)
     for prompt in call.prompts:
         if not prompt:
             raise InvalidRequest("The prompt is empty.", param="prompt")

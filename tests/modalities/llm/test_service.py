@@ -155,6 +155,8 @@ async def test_errors_come_before_anything_is_submitted(model: TextModel) -> Non
     bad: list[tuple[type[Exception], dict[str, object]]] = [
         (NotFound, {"model": "other"}),
         (InvalidRequest, {"num_samples": 0}),
+        (InvalidRequest, {"seed": 2**70}),
+        (InvalidRequest, {"sampling": SamplingParams(max_tokens=0)}),
         (InvalidRequest, {"num_samples": 10**6}),
         (InvalidRequest, {"stop": ("",)}),
         (InvalidRequest, {"prompts": ((),)}),
@@ -195,6 +197,7 @@ def test_max_tokens_defaults_to_the_room_left(model: TextModel) -> None:
     serving = service(model, ScriptedClient(saying(model, "")))
     assert serving.resolve_max_tokens("tiny", 56, None) == 200
     assert serving.resolve_max_tokens("tiny", 56, 10) == 10
+    assert serving.resolve_max_tokens("tiny", 56, 0) == 0  # refused later, never taken for "all"
     for requested in (201, None):
         with pytest.raises(ContextLengthExceeded):
             serving.resolve_max_tokens("tiny", 256 if requested is None else 56, requested)
