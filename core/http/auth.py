@@ -100,10 +100,10 @@ def _read_keys(file: str) -> list[str]:
     if not file:
         return []
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--api-key-file: {file} cannot be read.") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
     if not keys:  # an empty file must not open the server to everyone
         raise ConfigError(f"--api-key-file: {file} holds no key.")
     return keys

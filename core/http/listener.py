@@ -6,6 +6,7 @@ hands the socket to the API process.
 
 from __future__ import annotations
 
+import os
 import socket
 
 from triptych.core.config import ServerOptions
@@ -21,7 +22,7 @@ def bind(options: ServerOptions) -> socket.socket:
         return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"Cannot listen on {options.host}:{options.port} ({error.strerror}):"
+            f"Cannot listen on {options.host}:{options.port} ({_reason(error)}):"
             " choose another --host or --port."
         ) from error
 
@@ -30,3 +31,9 @@ def url_of(listener: socket.socket) -> str:
     """Where `listener` is reached."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _reason(error: OSError) -> str:
+    """The system's own words; `socket.create_server` appends the address to them."""
+    is_name = isinstance(error, socket.gaierror)
+    return str(error.strerror) if is_name or error.errno is None else os.strerror(error.errno)

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from triptych.core.http.disconnect import Lifeline
 from triptych.core.http.errors import error_body, to_public
+from triptych.core.logs import fields
 
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n\n"
@@ -104,7 +105,7 @@ def _frame(document: str | bytes) -> bytes:
 
 
 def _log_failure(error: Exception, request_id: str, *, is_ours: bool) -> None:
-    extra = {"request_id": request_id}
+    extra = fields(request_id=request_id)
     if is_ours:
         _logger.error("stream failed", exc_info=error, extra=extra)
     else:

@@ -46,12 +46,13 @@ def test_sharing_the_cache_is_a_choice() -> None:
 
 def test_keys_come_from_a_file_too(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# team a\nfrom-file\n\n  padded  \n")
+    file.write_text("\ufefffirst\n# team a\nfrom-file\n\n  padded  \n  # team b\n")
     ring = Keyring.from_options(ServerOptions(api_key=("option",), api_key_file=str(file)))
-    for key in ("option", "from-file", "padded"):
+    for key in ("option", "first", "from-file", "padded"):
         assert ring.identify(f"Bearer {key}")
-    with pytest.raises(Unauthorized):
-        ring.identify("Bearer # team a")
+    for comment in ("# team a", "# team b"):
+        with pytest.raises(Unauthorized):
+            ring.identify(f"Bearer {comment}")
 
 
 @pytest.mark.parametrize("content", [None, "", "# only a comment\n", b"\xff\xfe"])

@@ -31,7 +31,7 @@ from triptych.core.http.wire import WireLimits
 def test_a_taken_port_is_one_actionable_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
+        with pytest.raises(ConfigError, match=rf"127.0.0.1:{port} \([\w ]+\): .*--port"):
             bind(ServerOptions(port=port))
 
 

@@ -10,6 +10,7 @@ import pytest
 from fakes_http import ANSWER, FakeEngine, ask, chat, documents, in_process, live, make_app, until
 
 from triptych.core.errors import EngineDown, NonFinite, Overloaded
+from triptych.core.logs import JsonFormatter
 
 
 async def test_a_stream_is_what_openai_sends(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ async def test_an_error_before_the_first_token_has_its_own_status(tmp_path: Path
     ],
 )
 async def test_an_error_after_the_first_token_is_the_last_frame(
-    tmp_path: Path, error: Exception, code: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, code: str
 ) -> None:
     app = make_app(tmp_path, FakeEngine(error=error, num_good=3))
     async with in_process(app) as client:
@@ -58,6 +59,8 @@ async def test_an_error_after_the_first_token_is_the_last_frame(
     assert last["error"]["code"] == code
     assert last["error"]["request_id"] == reply.headers["x-request-id"]
     assert "secret" not in reply.text
+    (told,) = [record for record in caplog.records if record.name == "triptych.core.http.sse"]
+    assert last["error"]["request_id"] in JsonFormatter().format(told)
 
 
 def test_silence_is_broken_by_comments_that_clients_ignore(tmp_path: Path) -> None:
