@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from triptych.core.errors import ConfigError
 from triptych.modalities.llm.bench import plot
@@ -28,7 +30,7 @@ from triptych.modalities.llm.bench.client import (
     tokens_per_word,
 )
 from triptych.modalities.llm.bench.load import Run, Send, closed_loop, open_loop
-from triptych.modalities.llm.bench.report import Result, document, table
+from triptych.modalities.llm.bench.report import Result, document, failures, table
 from triptych.modalities.llm.bench.workload import WORDS, Workload
 
 
@@ -88,17 +90,28 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write. 1 if a request failed."""
     if args.plot:
         plot.require()
+    for flag, path in (("--output", args.output), ("--plot", args.plot)):
+        _check_writable(flag, path)
     workload = _workload(args)
     results = asyncio.run(_measure_all(args, workload))
     console = Console()
     console.print(table(results))
+    failed = failures(results)
+    for line in failed:
+        console.print(Text(line, style="red"))
     load = f"rate {args.rate:g}/s" if args.rate else f"concurrency {args.concurrency or 1}"
     if args.output:
         content = msgspec.json.encode(document(results, workload, load))
         args.output.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
     if args.plot:
         plot.save(results, args.plot)
-    return 1 if any(repeat["num_errors"] for result in results for repeat in result.metrics) else 0
+    return 1 if failed else 0
+
+
+def _check_writable(flag: str, path: Path | None) -> None:
+    """Better now than after measuring for an hour. Raises ConfigError."""
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise ConfigError(f"{flag} {path}: no file can be written there.")
 
 
 def _workload(args: argparse.Namespace) -> Workload:
@@ -106,6 +119,8 @@ def _workload(args: argparse.Namespace) -> Workload:
         raise ConfigError("--rate must be above 0.")
     if not 0 <= args.shared_prefix_tokens < args.prompt_tokens:
         raise ConfigError("--shared-prefix-tokens must be less than --prompt-tokens.")
+    if args.warmup < 0 or not args.timeout_s > 0:
+        raise ConfigError("--warmup must be at least 0, --timeout-s above 0.")
     fields = [field.name for field in dataclasses.fields(Workload)]
     return Workload(**{name: getattr(args, name) for name in fields})
 
@@ -124,7 +139,8 @@ async def _measure_all(args: argparse.Namespace, workload: Workload) -> list[Res
             # Nobody always goes first.
             for target in targets if repeat % 2 == 0 else reversed(targets):
                 send = _sender(client, target, args)
-                runs[target.label].append(await _apply_load(args, send, prompts))
+                with Console(stderr=True).status(f"{target.label}: {repeat + 1}/{args.repeats}"):
+                    runs[target.label].append(await _apply_load(args, send, prompts))
     return [Result(target=target, runs=tuple(runs[target.label])) for target in targets]
 
 
@@ -150,6 +166,9 @@ async def _apply_load(args: argparse.Namespace, send: Send, prompts: Sequence[st
 def _targets(args: argparse.Namespace) -> list[Target]:
     """The servers to measure, as given."""
     urls = [url.rstrip("/").removesuffix("/v1") for url in args.url or ["http://127.0.0.1:8000"]]
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--url {url}: begin it with http:// or https://.")
     count = len(urls)
     labels = _each(args.label, "--label", [f"server {number + 1}" for number in range(count)])
     if len(set(labels)) < count:

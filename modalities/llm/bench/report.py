@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
+from triptych.core.threads import num_usable_cores
 from triptych.core.versions import versions
 from triptych.modalities.llm.bench.client import Target
 from triptych.modalities.llm.bench.load import Run
@@ -76,6 +77,16 @@ def table(results: Sequence[Result]) -> Table:
     return sheet
 
 
+def failures(results: Sequence[Result]) -> list[str]:
+    """A line for each target with failed requests, counting them by kind."""
+    counted = [(result.target.label, count_errors(result.runs)) for result in results]
+    return [
+        f"{label}: " + ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+        for label, kinds in counted
+        if kinds
+    ]
+
+
 def _unit(name: str) -> str:
     return "s" if name.endswith("_s") and not name.endswith("_per_s") else ""
 
@@ -133,7 +144,7 @@ def machine() -> dict[str, Any]:
     """Processor, cores this process may use, memory, system and GPUs."""
     return {
         "cpu": _first_field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
-        "num_cores": len(os.sched_getaffinity(0)),
+        "num_cores": num_usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.system(),
         "gpus": [

@@ -100,12 +100,17 @@ def test_extra_body_is_added_and_wins(fake: FakeServer) -> None:
     ],
 )
 def test_errors_are_counted_and_fail_the_command(
-    failure: str, kind: str, fake: FakeServer, tmp_path: Path
+    failure: str,
+    kind: str,
+    fake: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake.fail_every, fake.failure = 4, failure
     out = tmp_path / "bench.json"
     assert _bench("--url", fake.url, "--repeats", "1", "--output", str(out)) == 1
     (target,) = _written(out)["targets"]
+    assert f"server 1: 2 x {kind}" in capsys.readouterr().out
     # Requests 4 and 8 of 8; two of the six measured ones.
     assert target["errors"] == {kind: 2}
     assert target["repeats"][0]["num_errors"] == 2
@@ -135,6 +140,11 @@ def test_poisson_arrivals(fake: FakeServer, tmp_path: Path) -> None:
     ("argv", "message"),
     [
         (("--url", "http://127.0.0.1:9"), "does not list its models"),
+        (("--url", "127.0.0.1:9"), "http://"),
+        (("--output", "/absent/bench.json"), "--output /absent/bench.json: no file"),
+        (("--plot", "/absent/bench.png"), "--plot /absent/bench.png: no file"),
+        (("--warmup", "-1"), "--warmup must be at least 0"),
+        (("--timeout-s", "0"), "--timeout-s above 0"),
         (("--rate", "0"), "--rate must be above 0"),
         (("--rate", "1", "--concurrency", "2"), "not allowed with"),
         (("--shared-prefix-tokens", "12"), "less than --prompt-tokens"),
