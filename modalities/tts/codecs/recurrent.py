@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from triptych.modalities.tts.codecs.stages import Misfit, Stage
 from triptych.modalities.tts.codecs.step import Signal, SlotState, Step
 
+# Up to so many steps, on a CPU, torch's fused kernel spends longer on packing weights than on them.
+_FEW_STEPS = 4
+
 
 class StreamingLSTM(Stage):
     """A unidirectional `LSTM` over [B, C, T] with its state carried per row."""
@@ -16,6 +19,8 @@ class StreamingLSTM(Stage):
         super().__init__()
         if lstm.bidirectional:
             raise Misfit("runs backwards, too, over the whole utterance.")
+        if lstm.batch_first or lstm.proj_size:
+            raise Misfit("only time-first LSTMs without projections have a streaming twin.")
         self.lstm = lstm
         self.hidden, self.cell = SlotState(), SlotState()
 
@@ -27,36 +32,41 @@ class StreamingLSTM(Stage):
     def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
         """Run on from each row's state."""
         x_TBC = x_BCT.permute(2, 0, 1)
-        if self.lstm.batch_first:
-            x_TBC = x_TBC.transpose(0, 1)
         size = (self.lstm.num_layers, self.lstm.hidden_size)
-        state = tuple(
-            step.read(s, size, x_BCT).transpose(0, 1).contiguous() for s in (self.hidden, self.cell)
+        hidden, cell = (
+            step.read(state, size, x_BCT).transpose(0, 1) for state in (self.hidden, self.cell)
         )
-        if step.is_ragged or step.has_edge(self.signal, 0):
-            y, state = self._run_where_live(x_TBC, state, step)
+        is_partial = step.is_ragged or step.has_edge(self.signal, 0)
+        if is_partial or (x_BCT.is_cpu and len(x_TBC) <= _FEW_STEPS):
+            live_TB = self._live(len(x_TBC), step).T if is_partial else None
+            y_TBC, hidden, cell = self._step_by_step(x_TBC, hidden, cell, live_TB)
         else:
-            y, state = self.lstm(x_TBC, state)
-        for kept, value in zip((self.hidden, self.cell), state, strict=True):
-            step.write(kept, value.transpose(0, 1))
-        if self.lstm.batch_first:
-            y = y.transpose(0, 1)
-        y_BCT: Tensor = y.permute(1, 2, 0)
-        return y_BCT
+            y_TBC, (hidden, cell) = self.lstm(x_TBC, (hidden.contiguous(), cell.contiguous()))
+        step.write(self.hidden, hidden.transpose(0, 1))
+        step.write(self.cell, cell.transpose(0, 1))
+        return y_TBC.permute(1, 2, 0)
 
-    def _run_where_live(
-        self, x: Tensor, state: tuple[Tensor, ...], step: Step
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Step by step, keeping a row's state where the step is not of its stream."""
-        time = 1 if self.lstm.batch_first else 0
-        live_TB = self._live(x.shape[time], step).T
+    def _step_by_step(
+        self, x_TBC: Tensor, hidden_NBH: Tensor, cell_NBH: Tensor, live_TB: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One time step after another, keeping a row's state where the step is not of its stream.
+
+        N layers, H hidden channels.
+        """
+        states = list(zip(hidden_NBH, cell_NBH, strict=True))
         outputs = []
-        for index in range(x.shape[time]):
-            y, new = self.lstm(x.narrow(time, index, 1), state)
-            live_1B1 = live_TB[index][None, :, None]
-            state = tuple(n.where(live_1B1, o) for n, o in zip(new, state, strict=True))
-            outputs.append(y)
-        return torch.cat(outputs, time), state
+        for index, y_BH in enumerate(x_TBC):
+            for layer, weights in enumerate(self.lstm.all_weights):
+                old = states[layer]
+                new = torch.lstm_cell(y_BH, old, *weights)
+                y_BH = new[0]  # noqa: PLW2901 - each layer's output is the next one's input
+                if live_TB is not None:
+                    live_B1 = live_TB[index][:, None]
+                    new = (new[0].where(live_B1, old[0]), new[1].where(live_B1, old[1]))
+                states[layer] = new
+            outputs.append(y_BH)
+        hidden, cell = zip(*states, strict=True)
+        return torch.stack(outputs), torch.stack(hidden), torch.stack(cell)
 
     def _live(self, num_steps: int, step: Step) -> Tensor:
         is_live_BT = step.times(self.signal, num_steps) >= 0

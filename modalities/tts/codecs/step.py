@@ -76,7 +76,8 @@ class Step:
         self.is_ragged = num_valid is not None and any(n != num_frames for n in num_valid)
         self.starts_B = torch.tensor(starts, device=device)
         self.rows_B = torch.tensor(rows, device=device)
-        self._is_every_row = list(rows) == list(range(num_slots))
+        is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
+        self._run = slice(rows[0], rows[0] + len(rows)) if is_run else None  # a view, not a copy
         self.valid_B = torch.tensor(num_valid, device=device) if self.is_ragged else None
         self.seeds_B = self.starts_B  # replaced where a codec draws noise
 
@@ -84,13 +85,15 @@ class Step:
         """This step's rows of `state`, [B, *shape]."""
         if state.tensor is None:
             state.tensor = like.new_zeros(self.num_slots, *shape)
-        return state.tensor if self._is_every_row else state.tensor.index_select(0, self.rows_B)
+        if self._run is not None:
+            return state.tensor[self._run]
+        return state.tensor.index_select(0, self.rows_B)
 
     def write(self, state: SlotState, value: Tensor) -> None:
         """Commit this step's rows of `state`."""
         assert state.tensor is not None
-        if self._is_every_row:
-            state.tensor.copy_(value)
+        if self._run is not None:
+            state.tensor[self._run] = value
         else:
             state.tensor.index_copy_(0, self.rows_B, value)
 

@@ -156,9 +156,9 @@ def test_invalid_frames_of_a_row_are_never_heard(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_streaming_costs_at_most_five_percent_more_operations(name: str) -> None:
-    model = random_model(name, torch.float32)
+    model = random_model(name)  # float64, for the counter cannot see into oneDNN's LSTM
     if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation("eager")  # the counter knows no fused attention on CPUs
+        model.set_attn_implementation("eager")  # nor into fused attention
     decoder, adapter = build_decoder(model, num_rows=1), adapter_for(model)
     # Long against the latency, whose frames a flush decodes once more, as five seconds are.
     num_frames = max(60, 30 * decoder.latency // decoder.hop)

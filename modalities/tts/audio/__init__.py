@@ -1,0 +1,1 @@
+"""Audio on its way out and in: containers, uploaded clips, resampling, speed. Knows no torch."""

@@ -1,0 +1,70 @@
+"""Changing the sample rate of a stream without seams.
+
+Owns the one resampler state of a stream. Knows neither containers nor models. The filter is
+libswresample's windowed sinc; it holds back at most 50 samples of the faster rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+Pcm = npt.NDArray[np.float32]
+"""Mono samples [S]; full scale is -1 to 1."""
+
+_EMPTY: Pcm = np.zeros(0, np.float32)
+
+
+def audio_frame(
+    samples: npt.NDArray[np.generic], sample_format: str, sample_rate: int, start: int
+) -> av.AudioFrame:
+    """Wrap mono `samples` [S], the first of which is sample `start` of its stream."""
+    frame = av.AudioFrame.from_ndarray(samples[None], format=sample_format, layout="mono")
+    frame.sample_rate, frame.pts, frame.time_base = sample_rate, start, Fraction(1, sample_rate)
+    return frame
+
+
+class Resampler:
+    """One mono stream from `source_rate` to `target_rate` (Hz).
+
+    The output does not depend on how the input is cut, starts where the input starts, and is
+    `round(num_samples * target_rate / source_rate)` samples long. Equal rates pass through.
+    """
+
+    def __init__(self, source_rate: int, target_rate: int) -> None:
+        self._source_rate, self._target_rate = source_rate, target_rate
+        self._filter = (
+            None
+            if source_rate == target_rate
+            else av.AudioResampler(format="flt", layout="mono", rate=target_rate)
+        )
+        self._num_in = self._num_out = 0
+
+    def target_length(self, num_samples: int) -> int:
+        """Samples that come out for `num_samples` put in."""
+        return (2 * num_samples * self._target_rate + self._source_rate) // (2 * self._source_rate)
+
+    def push(self, pcm_S: Pcm) -> Pcm:
+        """Take the next samples, any number of them, and return what is ready."""
+        if self._filter is None or not len(pcm_S):
+            return pcm_S
+        frame = audio_frame(pcm_S, "flt", self._source_rate, self._num_in)
+        self._num_in += len(pcm_S)
+        return self._count(self._filter.resample(frame))
+
+    def flush(self) -> Pcm:
+        """End the stream and return its tail."""
+        if self._filter is None or not self._num_in:
+            return _EMPTY
+        num_left = self.target_length(self._num_in) - self._num_out
+        tail = self._count(self._filter.resample(None))[:num_left]
+        return np.pad(tail, (0, num_left - len(tail)))
+
+    def _count(self, frames: Iterable[av.AudioFrame]) -> Pcm:
+        pcm = np.concatenate([_EMPTY, *(frame.to_ndarray()[0] for frame in frames)])
+        self._num_out += len(pcm)
+        return pcm

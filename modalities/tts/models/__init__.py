@@ -1,0 +1,1 @@
+"""Speech models, one folder per family. Importing this package loads no torch."""
