@@ -30,6 +30,8 @@ from triptych.core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
 SECRETS = frozenset({"api_key"})
+MASK = "***"
+"""What is shown in place of a secret."""
 SECTIONS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Config))
 EVERYWHERE = frozenset({"log_level"})
 """Options each command has, whichever sections it asks for."""
@@ -372,6 +374,8 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
     except msgspec.ValidationError as error:
         kind = _kind(option)
         raise ConfigError(f"{where}: expected {kind}, got {_show(option, value)}.") from error
+    if option.name in SECRETS and MASK in converted:
+        raise ConfigError(f"{where}: {MASK!r} only stands for a secret; give the secret itself.")
     if option.choices and converted not in option.choices:
         raise ConfigError(f"{where}: {_bad_choice(option, converted)}")
     if option.within is not None and converted not in option.within:
@@ -439,7 +443,7 @@ def value_of(config: Config, option: Option) -> Any:
 
 
 def _masked(option: Option, value: Any) -> Any:
-    return tuple("***" for _ in value) if option.name in SECRETS else value
+    return tuple(MASK for _ in value) if option.name in SECRETS else value
 
 
 def to_json(config: Config) -> bytes:

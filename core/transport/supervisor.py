@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,12 +38,16 @@ DRAIN_SLACK_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """How to start one child: `config` is one line of JSON, handed over privately."""
+    """How to start one child: `config` is one line of JSON, handed over privately.
+
+    `env` is its whole environment; `None`: that of this process.
+    """
 
     name: str
     argv: tuple[str, ...]
     config: bytes
     pass_fds: tuple[int, ...] = ()
+    env: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +200,11 @@ class _Child:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *spec.argv, stdin=theirs.fileno(), pass_fds=spec.pass_fds, process_group=0
+                *spec.argv,
+                stdin=theirs.fileno(),
+                pass_fds=spec.pass_fds,
+                env=spec.env,
+                process_group=0,
             )
         line = await asyncio.open_connection(sock=ours)
         child = cls(spec, process, line, observer, start_budget_s)

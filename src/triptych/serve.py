@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -26,7 +27,7 @@ from triptych.compose import ChildSetup, build_codec
 from triptych.core import logs
 from triptych.core.config import Config
 from triptych.core.http.listener import bind, url_of
-from triptych.core.options import add_options, resolve
+from triptych.core.options import ENVIRONMENT_PREFIX, add_options, resolve
 from triptych.core.transport.control import FromChild, Phase, Ready
 from triptych.core.transport.endpoint import connect_dealer, private_folder, send_if_connected
 from triptych.core.transport.messages import EngineGone
@@ -102,13 +103,15 @@ def _resolve(config: Config, startup: Startup) -> tuple[ResolvedModel, ...]:
 def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
     """The children, in the order in which they drain: the API finishes while the engine runs."""
     options = setup.config.server
+    # A child has its options from `setup`; a variable may hold a key.
+    env = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
     specs = []
     if not options.headless:
         config, fds = msgspec.json.encode(setup), (setup.listener_fd,)
-        specs.append(ChildSpec(name=API, argv=programs.api, config=config, pass_fds=fds))
+        specs.append(ChildSpec(name=API, argv=programs.api, config=config, pass_fds=fds, env=env))
     if not options.external_engine:
         config = msgspec.json.encode(_without_secrets(setup))
-        specs.append(ChildSpec(name=ENGINE, argv=programs.engine, config=config))
+        specs.append(ChildSpec(name=ENGINE, argv=programs.engine, config=config, env=env))
     return specs
 
 

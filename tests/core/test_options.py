@@ -212,6 +212,8 @@ def test_secrets_are_neither_shown_nor_quoted() -> None:
     resolved = resolve_with_sources(parse(_parser(), ["--api-key", "hush"]), environ={})
     shown = {option.name: value for option, value, _ in describe(resolved)}
     assert shown["api_key"] == ("***",)
+    with pytest.raises(ConfigError, match="the secret itself"):  # a dump is no key to a server
+        make_config({"api_key": shown["api_key"]})
     with pytest.raises(ConfigError) as caught:
         make_config({"api_key": {"hush": 1}})
     assert "hush" not in caught.value.message

@@ -183,13 +183,16 @@ def test_sigterm_while_a_model_is_fetched_exits_0_and_leaves_no_installer(start)
     eventually(lambda: not installer.is_running() or installer.status() == "zombie")
 
 
-def test_the_engine_is_not_told_the_keys():
+def test_the_engine_is_not_told_the_keys(monkeypatch):
+    monkeypatch.setenv("TRIPTYCH_API_KEY", "hush")
     secret = ServerOptions(api_key=("hush",), api_key_file="/keys")
     setup = ChildSetup(config=Config(server=secret), models=(), folder="")
     api, engine = serve._specs(setup, serve.Programs())
     assert b"hush" in api.config
     assert b"hush" not in engine.config
     assert b"/keys" not in engine.config
+    assert "hush" not in engine.env.values()
+    assert engine.env["PATH"]
 
 
 def test_a_taken_port_ends_the_start_in_one_line(start):
