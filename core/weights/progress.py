@@ -41,7 +41,7 @@ class SilentProgress:
 
 
 class RichProgress:
-    """A bar on the terminal's standard error; it leaves nothing behind, and no trace in files."""
+    """A bar on the terminal's standard error, or in a notebook; it leaves no trace in files."""
 
     def __init__(self) -> None:
         self._bar: rich.progress.Progress | None = None
@@ -60,7 +60,7 @@ class RichProgress:
                 DownloadColumn(),
                 console=console,
                 transient=True,
-                disable=not console.is_terminal,
+                disable=not (console.is_terminal or console.is_jupyter),
             )
             self._bar.start()
         if self._task is not None:

@@ -18,3 +18,8 @@ def __getattr__(name: str) -> Any:
 
         return ChatPipeline
     raise AttributeError(f"module 'triptych' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a notebook completes, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -23,6 +23,7 @@ def _loaded_by(code: str) -> set[str]:
 
 def test_exports_are_as_recorded() -> None:
     assert triptych.__all__ == ["ChatPipeline", "__version__"]
+    assert set(triptych.__all__) <= set(dir(triptych))
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -1,5 +1,7 @@
 """The bar shows on a terminal and nowhere else."""
 
+import sys
+
 import pytest
 
 from triptych.core.weights.progress import RichProgress
@@ -24,6 +26,13 @@ def test_bar_on_a_terminal(
     out, err = capsys.readouterr()
     assert out == ""
     assert "Converting [x]" in err
+
+
+def test_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.warns(UserWarning, match="ipywidgets"):  # what a bar is drawn with there
+        work()
 
 
 def test_nothing_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
