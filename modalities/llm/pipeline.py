@@ -318,7 +318,7 @@ class _Assembly:
 
 
 async def _start(resolved: ResolvedModel, config: Config) -> LlmService:
-    """Bring up an engine in this process and wait until the model is ready."""
+    """Bring up an engine in this process, with its model unless that is for the first use."""
     from triptych.core.bring_up import bring_up
     from triptych.modalities.llm.loader import LlmLoader
     from triptych.schedulers.engine import Engine
@@ -329,7 +329,8 @@ async def _start(resolved: ResolvedModel, config: Config) -> LlmService:
     client = LocalClient(Engine([loader], config=config, ledger=ledger))
     try:
         service = LlmService.from_config(config, [resolved], client)
-        await client.load(resolved.name)
+        if config.models.load == "startup":
+            await client.load(resolved.name)
     except BaseException:  # Ctrl-C too: nothing may go on running behind the caller's back
         await client.close()
         raise
