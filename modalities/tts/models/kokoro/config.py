@@ -101,6 +101,7 @@ def read_kokoro_config(values: Mapping[str, Any]) -> KokoroConfig:
     return config
 
 
+# ruff: noqa: RUF001  # phonetic letters look like others
 # fmt: off
 VOCABULARY: Mapping[str, int] = {
     ";": 1, ":": 2, ",": 3, ".": 4, "!": 5, "?": 6, "—": 9, "…": 10, '"': 11, "(": 12, ")": 13,

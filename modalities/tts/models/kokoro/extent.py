@@ -29,9 +29,7 @@ class Extent:
         if min(lengths) == max(lengths):
             return cls(tuple(lengths), None)
         lengths_B = torch.tensor(lengths, device=device)
-        return cls(
-            tuple(lengths), torch.arange(max(lengths), device=device) < lengths_B[:, None]
-        )
+        return cls(tuple(lengths), torch.arange(max(lengths), device=device) < lengths_B[:, None])
 
     def stretched(self, factor: int, extra: int = 0) -> Extent:
         """The extent after upsampling by `factor` and `extra` positions more."""

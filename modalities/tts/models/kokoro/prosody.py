@@ -26,7 +26,8 @@ class StyledLayerNorm(nn.Module):
     def forward(self, x_BTC: Tensor, style_BS: Tensor) -> Tensor:
         """[B, T, C] to the same."""
         gamma_B1C, beta_B1C = self.fc(style_BS)[:, None].chunk(2, dim=-1)
-        return (1 + gamma_B1C) * F.layer_norm(x_BTC, x_BTC.shape[-1:], eps=EPSILON) + beta_B1C
+        x_BTC = F.layer_norm(x_BTC, x_BTC.shape[-1:], eps=EPSILON)
+        return torch.addcmul(x_BTC + beta_B1C, x_BTC, gamma_B1C)
 
 
 class DurationEncoder(nn.Module):
@@ -102,6 +103,7 @@ def _curve_blocks(size: int, style_size: int) -> nn.ModuleList:
 
 def _through(blocks: nn.ModuleList, x_BCF: Tensor, style_BS: Tensor, extent: Extent) -> Tensor:
     for block in blocks:
+        assert isinstance(block, StyledBlock)
         x_BCF = block(x_BCF, style_BS, extent)
         extent = extent.stretched(block.rate)
     return x_BCF

@@ -31,16 +31,11 @@ class HarmonicSource(nn.Module):
     def forward(self, pitch_BP: Tensor, noise_BSH: Tensor, extent: Extent) -> Tensor:
         """[B, S] from pitch in hertz (0 or less where unvoiced) and standard normal noise."""
         pitch_BP = extent.clear(pitch_BP[:, None])[:, 0]
-        voiced_BS1 = (
-            (pitch_BP > VOICED_ABOVE_HZ).repeat_interleave(self.samples_per_pitch, 1)[..., None]
-        ).to(pitch_BP.dtype)
-        noise_amplitude_BS1 = torch.lerp(
-            torch.full_like(voiced_BS1, SINE_AMPLITUDE / 3),
-            torch.full_like(voiced_BS1, VOICED_NOISE),
-            voiced_BS1,
-        )
+        voiced_BP1 = (pitch_BP > VOICED_ABOVE_HZ)[..., None]
+        voiced_BS1 = voiced_BP1.repeat_interleave(self.samples_per_pitch, dim=1)
+        noise_BSH = torch.where(voiced_BS1, VOICED_NOISE, SINE_AMPLITUDE / 3) * noise_BSH
         sines_BSH = SINE_AMPLITUDE * torch.sin(2 * torch.pi * self._cycles(pitch_BP))
-        merged_BS1 = self.l_linear(sines_BSH * voiced_BS1 + noise_amplitude_BS1 * noise_BSH)
+        merged_BS1 = self.l_linear(sines_BSH * voiced_BS1 + noise_BSH)
         return torch.tanh(merged_BS1)[..., 0]
 
     def _cycles(self, pitch_BP: Tensor) -> Tensor:
@@ -52,7 +47,7 @@ class HarmonicSource(nn.Module):
         """
         size = self.samples_per_pitch
         overtones_H = torch.arange(1, NUM_SINUSOIDS + 1, device=pitch_BP.device)
-        step_BPH = (pitch_BP[..., None] * overtones_H / SAMPLE_RATE).double() % 1 * size
+        step_BPH = pitch_BP[..., None].double() * overtones_H / SAMPLE_RATE % 1 * size
         cycles_BPH = step_BPH.cumsum(1) % 1
         start_BPH = torch.cat((cycles_BPH[:, :1], cycles_BPH), 1).to(pitch_BP.dtype)
         first_BPH = torch.zeros_like(step_BPH[:, :1])

@@ -64,4 +64,5 @@ class StyledBlock(nn.Module):
         y_BCT = stretched.clear(F.leaky_relu(self.norm2(y_BCT, style_BS, stretched), 0.2))
         if hasattr(self, "conv1x1"):
             x_BCT = self.conv1x1(x_BCT)
-        return (self.conv2(y_BCT) + x_BCT) * math.sqrt(0.5)
+        y_BCT = self.conv2(y_BCT)
+        return torch.add(x_BCT, y_BCT) * math.sqrt(0.5)

@@ -1,0 +1,189 @@
+"""From what to say and how to samples: a style decoder and an upsampling generator.
+
+Owns the acoustic half of the model: ISTFTNet (arXiv:2203.02395) with snake activations and the
+harmonic source mixed in at every rate. Names follow the released checkpoint.
+
+Legend: B rows, F frames (40 a second), P pitch values (two a frame), S samples, H sinusoids,
+C channels, T positions at the current rate, Y style size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from triptych.modalities.tts.models.kokoro.config import GeneratorConfig, KokoroConfig
+from triptych.modalities.tts.models.kokoro.extent import Extent
+from triptych.modalities.tts.models.kokoro.source import HarmonicSource
+from triptych.modalities.tts.models.kokoro.stft import Stft
+from triptych.modalities.tts.models.kokoro.styled import AdaptiveNorm, StyledBlock
+
+
+class SnakeBlock(nn.Module):
+    """Dilated residual convolutions, each under a styled norm and a snake activation."""
+
+    def __init__(
+        self, channels: int, kernel_size: int, dilations: tuple[int, ...], style_size: int
+    ) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(_same_conv(channels, kernel_size, d) for d in dilations)
+        self.convs2 = nn.ModuleList(_same_conv(channels, kernel_size, 1) for _ in dilations)
+        self.adain1 = nn.ModuleList(AdaptiveNorm(style_size, channels) for _ in dilations)
+        self.adain2 = nn.ModuleList(AdaptiveNorm(style_size, channels) for _ in dilations)
+        self.alpha1, self.alpha2 = _slopes(channels, dilations), _slopes(channels, dilations)
+
+    def forward(self, x_BCT: Tensor, style_BY: Tensor, extent: Extent) -> Tensor:
+        """[B, C, T] to the same."""
+        first = zip(self.adain1, self.alpha1, self.convs1, strict=True)
+        second = zip(self.adain2, self.alpha2, self.convs2, strict=True)
+        for halves in zip(first, second, strict=True):
+            y_BCT = x_BCT
+            for norm, alpha_1C1, conv in halves:
+                y_BCT = _snake(norm(y_BCT, style_BY, extent), alpha_1C1)
+                y_BCT = _convolve(conv, extent.clear(y_BCT))
+            x_BCT = x_BCT + y_BCT
+        return x_BCT
+
+
+class Generator(nn.Module):
+    """Upsamples frames to spectra, guided by the source's own, and inverts them to samples."""
+
+    def __init__(self, config: GeneratorConfig, style_size: int) -> None:
+        super().__init__()
+        rates, channels = config.upsample_rates, config.upsample_initial_channel
+        self.m_source = HarmonicSource(config.samples_per_pitch)
+        self.stft = Stft(config.n_fft, config.hop)
+        self.rates = rates
+        self.ups, self.noise_convs = nn.ModuleList(), nn.ModuleList()
+        self.noise_res, self.resblocks = nn.ModuleList(), nn.ModuleList()
+        for index, (rate, kernel) in enumerate(
+            zip(rates, config.upsample_kernel_sizes, strict=True)
+        ):
+            wide, channels = channels, channels // 2
+            padding = (kernel - rate) // 2
+            self.ups.append(nn.ConvTranspose1d(wide, channels, kernel, rate, padding=padding))
+            stride = math.prod(rates[index + 1 :])
+            self.noise_convs.append(_source_conv(config.n_fft + 2, channels, stride))
+            source_kernel = 11 if stride == 1 else 7
+            self.noise_res.append(SnakeBlock(channels, source_kernel, (1, 3, 5), style_size))
+            self.resblocks.extend(
+                SnakeBlock(channels, size, dilations, style_size)
+                for size, dilations in zip(
+                    config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True
+                )
+            )
+        self.conv_post = nn.Conv1d(channels, config.n_fft + 2, 7, padding=3)
+
+    def forward(
+        self,
+        x_BCT: Tensor,
+        pitch_BP: Tensor,
+        noise_BSH: Tensor,
+        style_BY: Tensor,
+        extent: Extent,
+    ) -> Tensor:
+        """Samples [B, S]. `extent` is in pitch values, at which rate `x_BCT` comes too."""
+        source_BCT, spectra = self._source(pitch_BP, noise_BSH, extent)
+        num_blocks = len(self.resblocks) // len(self.rates)
+        for index, rate in enumerate(self.rates):
+            is_last = index == len(self.rates) - 1
+            x_BCT = self.ups[index](extent.clear(F.leaky_relu(x_BCT, 0.1)))
+            extent = spectra if is_last else extent.stretched(rate)
+            if is_last:
+                x_BCT = F.pad(x_BCT, (1, 0), mode="reflect")
+            guide_BCT = self.noise_convs[index](source_BCT)
+            x_BCT = x_BCT + self.noise_res[index](guide_BCT, style_BY, extent)
+            blocks = self.resblocks[index * num_blocks : (index + 1) * num_blocks]
+            x_BCT = sum(block(x_BCT, style_BY, extent) for block in blocks) / num_blocks
+        x_BCT = self.conv_post(extent.clear(F.leaky_relu(x_BCT)))
+        log_magnitude_BKT, phase_BKT = x_BCT.chunk(2, dim=1)
+        return self.stft.synthesise(log_magnitude_BKT.exp(), phase_BKT.sin(), extent)
+
+    def cast_convolutions(self, dtype: torch.dtype) -> None:
+        """Compute the residual convolutions in `dtype`; norms and activations stay as they are."""
+        for block in (*self.noise_res, *self.resblocks):
+            assert isinstance(block, SnakeBlock)
+            for conv in (*block.convs1, *block.convs2):
+                conv.to(dtype)
+
+    def _source(self, pitch_BP: Tensor, noise_BSH: Tensor, extent: Extent) -> tuple[Tensor, Extent]:
+        """The source's spectra [B, 2K, T], cleared, and their extent."""
+        samples = extent.stretched(self.m_source.samples_per_pitch)
+        spectra = extent.stretched(math.prod(self.rates), 1)
+        source_BS = self.m_source(pitch_BP, noise_BSH, extent)
+        return spectra.clear(self.stft.analyse(source_BS, samples)), spectra
+
+
+class Decoder(nn.Module):
+    """Frames of phoneme features, pitch and energy to samples, in a voice's timbre."""
+
+    def __init__(self, config: KokoroConfig) -> None:
+        super().__init__()
+        size, style = config.hidden_size, config.style_size
+        wide, narrow = config.decoder_channels, config.residual_channels
+        out = config.generator.upsample_initial_channel
+        mixed = wide + 2 + narrow
+        self.encode = StyledBlock(size + 2, wide, style)
+        self.decode = nn.ModuleList(
+            (
+                StyledBlock(mixed, wide, style),
+                StyledBlock(mixed, wide, style),
+                StyledBlock(mixed, wide, style),
+                StyledBlock(mixed, out, style, is_upsampling=True),
+            )
+        )
+        self.F0_conv = nn.Conv1d(1, 1, 3, stride=2, padding=1)
+        self.N_conv = nn.Conv1d(1, 1, 3, stride=2, padding=1)
+        self.asr_res = nn.Conv1d(size, narrow, 1)
+        self.generator = Generator(config.generator, style)
+
+    def forward(
+        self,
+        text_BCF: Tensor,
+        curves: tuple[Tensor, Tensor],
+        noise_BSH: Tensor,
+        style_BY: Tensor,
+        extent: Extent,
+    ) -> Tensor:
+        """Samples [B, S]; `curves` are pitch and energy [B, P], `extent` is in frames."""
+        pitches = extent.stretched(2)
+        pitch_B1P, energy_B1P = (pitches.clear(curve_BP[:, None]) for curve_BP in curves)
+        drawn = (self.F0_conv(pitch_B1P), self.N_conv(energy_B1P))
+        aside = (self.asr_res(text_BCF), *drawn)
+        x_BCF = self.encode(torch.cat((text_BCF, *drawn), 1), style_BY, extent)
+        for block in self.decode:
+            x_BCF = block(torch.cat((x_BCF, *aside), 1), style_BY, extent)
+        return self.generator(x_BCF, curves[0], noise_BSH, style_BY, pitches)  # type: ignore[no-any-return]
+
+
+def _same_conv(channels: int, kernel_size: int, dilation: int) -> nn.Conv1d:
+    padding = dilation * (kernel_size - 1) // 2
+    return nn.Conv1d(channels, channels, kernel_size, padding=padding, dilation=dilation)
+
+
+def _source_conv(in_channels: int, out_channels: int, stride: int) -> nn.Conv1d:
+    """Brings the source's spectra, one per final position, down to a slower rate."""
+    if stride == 1:
+        return nn.Conv1d(in_channels, out_channels, 1)
+    return nn.Conv1d(
+        in_channels, out_channels, 2 * stride, stride=stride, padding=(stride + 1) // 2
+    )
+
+
+def _slopes(channels: int, dilations: tuple[int, ...]) -> nn.ParameterList:
+    return nn.ParameterList(nn.Parameter(torch.ones(1, channels, 1)) for _ in dilations)
+
+
+def _snake(x_BCT: Tensor, alpha_1C1: Tensor) -> Tensor:
+    """The snake, x + sin(alpha x)^2 / alpha (arXiv:2006.08195)."""
+    return torch.addcmul(x_BCT, torch.sin(x_BCT * alpha_1C1).square_(), 1 / alpha_1C1)
+
+
+def _convolve(conv: nn.Module, x_BCT: Tensor) -> Tensor:
+    """Convolve in the type of the weights, which may be shorter than that of the activations."""
+    weight = conv.weight
+    assert isinstance(weight, Tensor)
+    return conv(x_BCT.to(weight.dtype)).to(x_BCT.dtype)  # type: ignore[no-any-return]
