@@ -6,7 +6,6 @@ Owns the window, its mask and the rotary positions; runs the library's own layer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,7 @@ class StreamingTransformer(Stage):
         """Attend to the window and the new steps."""
         num_new = x_BCT.shape[-1]
         # Rows this young have nothing further back: short streams cost what one-shot costs.
-        num_past = min(self.window - 1, ceil(step.max_start * self.signal.rate))
+        num_past = min(self.window - 1, step.max_start * self.signal.rate)
         x_BCT = step.without_invalid(x_BCT, self.signal.rate)
         times_BT = step.times(self.signal, num_new)
         past_and_new_BK = step.times(self.signal, num_past + num_new, before=num_past)

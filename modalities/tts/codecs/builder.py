@@ -18,9 +18,9 @@ from triptych.modalities.tts.codecs.recurrent import StreamingLSTM
 from triptych.modalities.tts.codecs.stages import Chain, Misfit, Pointwise, Stage
 from triptych.modalities.tts.codecs.step import Padding
 
-# Elementwise, or over channels alone whatever the layout.
+# Elementwise, or by channel with channels first.
 _POINTWISE = (nn.ELU, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.SiLU, nn.Tanh)
-_POINTWISE_NAMES = ("Snake1d", "SnakeBeta", "LayerScale")
+_POINTWISE_NAMES = ("Snake1d", "SnakeBeta")
 _PADDINGS = MappingProxyType(
     {
         "zeros": Padding.ZEROS,
@@ -119,4 +119,7 @@ def _is_channel_map(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear | nn.LayerNorm | nn.Dropout):
         return True
     name, home = type(module).__name__, type(module).__module__
-    return name.endswith(("RMSNorm", "RotaryEmbedding")) or home == "transformers.activations"
+    return (
+        name.endswith(("RMSNorm", "LayerScale", "RotaryEmbedding"))
+        or home == "transformers.activations"
+    )

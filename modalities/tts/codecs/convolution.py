@@ -58,7 +58,8 @@ class StreamingConv1d(Stage):
             past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_past), x_BCT)
             x_BCT = torch.cat((past_BCL, x_BCT), -1)
             step.write(self.state, step.last(x_BCT, self.num_past, self.signal.rate))
-        x_BCT = step.at_edges(x_BCT, self.signal, self.num_past, self.padding)
+        if self.span:
+            x_BCT = step.at_edges(x_BCT, self.signal, self.num_past, self.padding)
         x_BCT = x_BCT[..., : (num_out - 1) * self.stride + self.span + 1]
         return functional.conv1d(
             x_BCT, self.weight, self.bias, self.stride, 0, self.dilation, self.groups

@@ -69,6 +69,9 @@ class StreamingDecoder:
         # Frames pushed so far; -1 where no stream lives.
         self._frames = np.full(num_rows, -1, np.int64)
         self._seeds = torch.zeros(num_rows, dtype=torch.int64, device=adapter.device)
+        with torch.inference_mode():
+            # What streams are fed beyond their end; the layers' own padding takes its place.
+            self._silence_1C1 = torch.zeros_like(adapter.embed(adapter.probe_codes(1, 1))[..., :1])
         if verify:
             self._verify()
 
@@ -133,14 +136,12 @@ class StreamingDecoder:
     def flush(self, rows: Sequence[int]) -> DecodedAudio:
         """End the streams in `rows`."""
         num_frames = num_flush_frames(self._signal)
-        if num_frames == 0:
-            pcm_BS = torch.empty(len(rows), 0, device=self._adapter.device)
-            audio = DecodedAudio(pcm_BS, (0,) * len(rows), (0,) * len(rows))
+        if num_frames:
+            latents_BCT = self._silence_1C1.expand(len(rows), -1, num_frames * self._adapter.rate)
+            audio = self._run(latents_BCT, self._step(rows, num_frames, None), rows, ())
         else:
-            codes_BQF = self._adapter.probe_codes(len(rows), 1)
-            latents_BCT = self._adapter.embed(codes_BQF)[..., :1]
-            silence = torch.zeros_like(latents_BCT).repeat(1, 1, num_frames * self._adapter.rate)
-            audio = self._run(silence, self._step(rows, num_frames, None), rows, ())
+            none = (0,) * len(rows)
+            audio = DecodedAudio(self._silence_1C1.new_empty(len(rows), 0), none, none)
         self._frames[list(rows)] = -1
         return audio
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from math import ceil
 
 import torch
@@ -69,17 +70,26 @@ class Step:
         device: torch.device,
     ) -> None:
         """`starts` are the frames each row had; without `num_valid` the streams end there."""
-        self.num_frames = num_frames
-        self.num_slots = num_slots
-        self.is_flush = num_valid is None
+        self.num_frames, self.num_slots = num_frames, num_slots
         self.min_start, self.max_start = min(starts), max(starts)
+        self.is_flush = num_valid is None
         self.is_ragged = num_valid is not None and any(n != num_frames for n in num_valid)
-        self.starts_B = torch.tensor(starts, device=device)
-        self.rows_B = torch.tensor(rows, device=device)
+        self.seeds_B: Tensor | None = None  # for layers that draw noise
+        self._rows, self._starts, self._device = rows, starts, device
         is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._run = slice(rows[0], rows[0] + len(rows)) if is_run else None  # a view, not a copy
         self.valid_B = torch.tensor(num_valid, device=device) if self.is_ragged else None
-        self.seeds_B = self.starts_B  # replaced where a codec draws noise
+
+    # Made when first asked for: most steps of most codecs need neither.
+    @cached_property
+    def rows_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
+        """The rows' slots."""
+        return torch.tensor(self._rows, device=self._device)
+
+    @cached_property
+    def starts_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
+        """Frames each row had before this step."""
+        return torch.tensor(self._starts, device=self._device)
 
     def read(self, state: SlotState, shape: Sequence[int], like: Tensor) -> Tensor:
         """This step's rows of `state`, [B, *shape]."""
@@ -116,7 +126,7 @@ class Step:
 
     def times(self, signal: Signal, length: int, *, before: int = 0) -> Tensor:
         """Time of each of `length` steps at `signal`, [B, length], from `before` steps earlier."""
-        offsets = torch.arange(length, device=self.starts_B.device) - (signal.lag + before)
+        offsets = torch.arange(length, device=self._device) - (signal.lag + before)
         return self.starts_B[:, None] * signal.rate + offsets
 
     def has_edge(self, signal: Signal, before: int, padding: Padding = Padding.ZEROS) -> bool:

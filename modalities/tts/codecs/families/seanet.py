@@ -21,7 +21,7 @@ from triptych.modalities.tts.codecs.builder import (
 )
 from triptych.modalities.tts.codecs.convolution import StreamingConv1d, StreamingConvTranspose1d
 from triptych.modalities.tts.codecs.decoder import Adapter
-from triptych.modalities.tts.codecs.stages import Chain, Stage, Sum, residual
+from triptych.modalities.tts.codecs.stages import Stage, Sum, residual
 
 
 def _convolution(walk: Walk) -> Stage:
@@ -113,7 +113,7 @@ def _latent_decoder(decoder: Any) -> Stage:
     """Upsampling, decoder transformer, SEANet."""
     walk = Walk(decoder, RULES, "decoder")
     upsample = [] if decoder.upsample is None else ["upsample"]
-    return Chain(walk.chain(*upsample, "decoder_transformer", "decoder_seanet"))
+    return walk.chain(*upsample, "decoder_transformer", "decoder_seanet")
 
 
 def _adapter(model: Any, stage: Stage, **fields: Any) -> Adapter:

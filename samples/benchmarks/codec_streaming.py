@@ -1,0 +1,311 @@
+"""Streaming codecs on the CPU: exactness, work and speed, against what else one can do.
+
+    python samples/benchmarks/codec_streaming.py            # all codecs, about five minutes
+    python samples/benchmarks/codec_streaming.py mimi dac
+
+Random weights at published sizes (the two largest at half width): speed and exactness do not
+depend on training. Prints two Markdown tables.
+
+Exactness: the largest difference, over the loudest sample, between decoding in random chunks and
+decoding at once; beside it the same for transformers' own chunked call, where a model has one.
+Work: operations of streaming five seconds and flushing, over those of decoding them at once.
+Speed: one frame pushed to a warm stream, against decoding a window of that frame and the 72 before
+it, which is what servers without state do. Both take turns within each repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    DacConfig,
+    DacModel,
+    EncodecConfig,
+    EncodecModel,
+    HiggsAudioV2TokenizerConfig,
+    HiggsAudioV2TokenizerModel,
+    MimiConfig,
+    MimiModel,
+    PocketTTSAudioTokenizerConfig,
+    PocketTTSAudioTokenizerModel,
+    VibeVoiceAcousticTokenizerConfig,
+    VibeVoiceAcousticTokenizerModel,
+    XcodecConfig,
+    XcodecModel,
+)
+from transformers.cache_utils import DynamicCache
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeCode2WavConfig,
+)
+
+from triptych.modalities.tts.codecs import StreamingDecoder, adapter_for, build_decoder
+from triptych.modalities.tts.codecs.decoder import Adapter, stream_row
+from triptych.modalities.tts.codecs.families.hifigan import HifiGan, HifiGanConfig
+from triptych.modalities.tts.codecs.families.snac import Snac, SnacConfig
+from triptych.modalities.tts.codecs.families.vocos import Vocos, VocosConfig
+
+LEFT_CONTEXT = 72
+NUM_ROWS = 8
+PEER_CHUNK = 25
+
+_DAC_24KHZ = MappingProxyType(
+    {
+        "sampling_rate": 24_000,
+        "upsampling_ratios": [8, 5, 4, 2],
+        "downsampling_ratios": [2, 4, 5, 8],
+    }
+)
+MODELS: MappingProxyType[str, Callable[[], nn.Module]] = MappingProxyType(
+    {
+        "mimi": lambda: MimiModel(MimiConfig()),
+        "encodec": lambda: EncodecModel(EncodecConfig()),
+        "dac": lambda: DacModel(DacConfig(**_DAC_24KHZ)),
+        "vibevoice": lambda: VibeVoiceAcousticTokenizerModel(
+            VibeVoiceAcousticTokenizerConfig(num_filters=16)
+        ),
+        "code2wav": lambda: qwen3_omni.Qwen3OmniMoeCode2Wav(
+            Qwen3OmniMoeCode2WavConfig(hidden_size=512, intermediate_size=1536, decoder_dim=768)
+        ),
+        "pocket_tts": lambda: PocketTTSAudioTokenizerModel(PocketTTSAudioTokenizerConfig()),
+        "xcodec": lambda: XcodecModel(XcodecConfig()),
+        "higgs": lambda: HiggsAudioV2TokenizerModel(HiggsAudioV2TokenizerConfig()),
+        "snac": lambda: Snac(SnacConfig()),
+        "hifigan": lambda: HifiGan(HifiGanConfig()),
+        "vocos": lambda: Vocos(VocosConfig()),
+    }
+)
+
+
+def make(name: str, dtype: torch.dtype) -> nn.Module:
+    """A model with random weights that keep signals of a usual loudness."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    for part in ("encoder", "acoustic_encoder", "encoder_semantic", "semantic_model"):
+        if hasattr(model, part):
+            setattr(model, part, None)
+    with torch.no_grad():
+        for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            is_matrix = tensor.dim() > 1 and tensor.is_floating_point()
+            if key.endswith(("alpha", "beta", "original0")) or not tensor.is_floating_point():
+                continue
+            if is_matrix:
+                tensor.normal_(0, 0.6 * tensor[0].numel() ** -0.5)
+            elif key.endswith(("scale", "gamma", "bias")):
+                tensor.normal_(0, 0.2)
+    if dtype is torch.float64:
+        double_norms(model)
+    return model.to(dtype)
+
+
+def double_norms(model: nn.Module) -> None:
+    """Some norms compute in float32 whatever their input, which would hide a structural error."""
+    for path, module in [*model.named_modules()]:
+        if type(module).__name__.endswith("RMSNorm"):
+            norm = nn.RMSNorm(module.weight.shape, module.variance_epsilon)
+            norm.weight = module.weight
+            model.set_submodule(path, norm)
+
+
+def error(got: Tensor, whole: Tensor) -> str:
+    """Largest difference over the loudest sample; or how many samples are missing."""
+    if got.shape != whole.shape:
+        return f"{len(whole) - len(got)} of {len(whole)} samples lost"
+    return f"{float((got - whole).abs().max() / whole.abs().max()):.0e}"
+
+
+def own_error(name: str, dtype: torch.dtype) -> str:
+    """Ours, over random chunks."""
+    model = make(name, dtype)
+    decoder, adapter = build_decoder(model, num_rows=1, verify=False), adapter_for(model)
+    codes = adapter.probe_codes(1, 40)
+    chunks, shuffle = [1], random.Random(0)
+    while sum(chunks) < 30:
+        chunks.append(shuffle.randint(1, 7))
+    with torch.inference_mode():
+        return error(stream_row(decoder, codes, chunks), adapter.one_shot(codes)[0])
+
+
+def peer_error(name: str) -> str:
+    """Transformers' own chunked call, in float32, chunks of 25 frames."""
+    if name not in PEERS:
+        return "none"
+    model = make(name, torch.float32)
+    adapter = adapter_for(model)
+    codes = adapter.probe_codes(1, 3 * PEER_CHUNK)
+    with torch.inference_mode():
+        return error(PEERS[name](model, codes), adapter.one_shot(codes)[0])
+
+
+def _mimi_chunks(model: Any, codes: Tensor) -> Tensor:
+    """Carries keys and values; its convolutions start anew."""
+    past, parts = DynamicCache(config=model.config), []
+    for part in codes.split(PEER_CHUNK, -1):
+        out = model.decode(part, decoder_past_key_values=past)
+        parts.append(out.audio_values[0, 0])
+    return torch.cat(parts)
+
+
+def _pocket_chunks(model: Any, codes: Tensor) -> Tensor:
+    past, parts = DynamicCache(config=model.config), []
+    for part in codes.split(PEER_CHUNK, -1):
+        out = model.decode(part.transpose(1, 2), decoder_past_key_values=past)
+        parts.append(out.audio_values[0, 0])
+    return torch.cat(parts)
+
+
+def _vibevoice_chunks(model: Any, codes: Tensor) -> Tensor:
+    cache, parts = None, []
+    for part in codes.split(PEER_CHUNK, -1):
+        out = model.decode(part.transpose(1, 2), padding_cache=cache, use_cache=True)
+        cache = out.padding_cache
+        parts.append(out.audio[0, 0])
+    return torch.cat(parts)
+
+
+def _code2wav_chunks(model: Any, codes: Tensor) -> Tensor:
+    decoded: Tensor = model.chunked_decode(codes, chunk_size=PEER_CHUNK)
+    return decoded[0, 0]
+
+
+PEERS: MappingProxyType[str, Callable[[Any, Tensor], Tensor]] = MappingProxyType(
+    {
+        "mimi": _mimi_chunks,
+        "pocket_tts": _pocket_chunks,
+        "vibevoice": _vibevoice_chunks,
+        "code2wav": _code2wav_chunks,
+    }
+)
+
+
+def work_ratio(name: str) -> float:
+    """Operations of streaming five seconds, by one-shot's.
+
+    In float64, because the counter cannot see into oneDNN's LSTM; nor into fused attention.
+    """
+    model = make(name, torch.float64)
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation("eager")
+    decoder, adapter = build_decoder(model, num_rows=1, verify=False), adapter_for(model)
+    codes = adapter.probe_codes(1, 5 * decoder.sample_rate // decoder.hop)
+    with FlopCounterMode(display=False) as whole, torch.inference_mode():
+        adapter.one_shot(codes)
+    decoder.init_state([0])
+    with FlopCounterMode(display=False) as streamed:
+        for part in codes.split(PEER_CHUNK, -1):
+            decoder.push(part, [0])
+        decoder.flush([0])
+    return streamed.get_total_flops() / whole.get_total_flops()
+
+
+@contextmanager
+def stopwatch(into: list[float]) -> Iterator[None]:
+    """Append the milliseconds of the block."""
+    start = time.perf_counter()
+    yield
+    into.append((time.perf_counter() - start) * 1e3)
+
+
+def times(
+    decoder: StreamingDecoder, adapter: Adapter, repeats: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Milliseconds of a one-frame push of one row, of eight, and of a window, taking turns."""
+    frame = adapter.probe_codes(NUM_ROWS, 1)
+    window = adapter.probe_codes(1, LEFT_CONTEXT + 1)
+    rows = range(NUM_ROWS)
+    decoder.init_state(rows)
+    for _ in range(2 + 2 * decoder.latency // decoder.hop):  # past every start-up edge
+        decoder.push(frame, rows)
+    one: list[float] = []
+    eight: list[float] = []
+    windows: list[float] = []
+    for _ in range(repeats + 1):
+        with stopwatch(one):
+            for _ in range(4):
+                decoder.push(frame[:1], [0])
+        one[-1] /= 4
+        with stopwatch(eight):
+            decoder.push(frame, rows)
+        with stopwatch(windows), torch.inference_mode():
+            adapter.one_shot(window)
+    return one[1:], eight[1:], windows[1:]
+
+
+def spread(values: list[float]) -> str:
+    """Median and range."""
+    return f"{statistics.median(values):.1f} [{min(values):.1f}-{max(values):.1f}]"
+
+
+def exactness_row(name: str) -> str:
+    """One line of the first table."""
+    decoder = build_decoder(MODELS[name](), num_rows=1, verify=False)
+    milliseconds = 1e3 / decoder.sample_rate
+    cells = (
+        name,
+        f"{decoder.hop * milliseconds:.1f}",
+        f"{decoder.latency} ({decoder.latency * milliseconds:.1f} ms)",
+        decoder.kind.value,
+        own_error(name, torch.float64),
+        own_error(name, torch.float32),
+        peer_error(name),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def speed_row(name: str, repeats: int) -> str:
+    """One line of the second table."""
+    model = make(name, torch.float32)
+    decoder, adapter = build_decoder(model, num_rows=NUM_ROWS), adapter_for(model)
+    one, eight, windows = times(decoder, adapter, repeats)
+    ratios = [window / push for window, push in zip(windows, one, strict=True)]
+    frame_ms = 1e3 * decoder.hop / decoder.sample_rate
+    cells = (
+        name,
+        spread(one),
+        spread(windows),
+        f"{spread(ratios)} x",
+        f"{frame_ms / statistics.median(one):.1f} x",
+        f"{NUM_ROWS * frame_ms / statistics.median(eight):.1f} x",
+        f"{work_ratio(name):.3f}",
+        f"{decoder.state_bytes / NUM_ROWS / 2**10:.0f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("codecs", nargs="*", choices=[*MODELS, []], default=[])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    names = arguments.codecs or [*MODELS]
+    print(
+        "| codec | frame, ms | delay, samples | kind | float64 | float32 | transformers chunked |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        print(exactness_row(name), flush=True)
+    print()
+    print(
+        "| codec | push of 1 frame, ms | window of 73, ms | push is faster by | real time, 1 row"
+        " | real time, 8 rows | work by one-shot's | state per row, KiB |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for name in names:
+        print(speed_row(name, arguments.repeats), flush=True)
+
+
+if __name__ == "__main__":
+    main()
