@@ -59,7 +59,7 @@ def _open_pipeline(args: argparse.Namespace) -> ChatPipeline:
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych chat`."""
-    parser.add_argument("prompt", nargs="*", help="ask this and leave; without it, a conversation")
+    parser.add_argument("prompt", nargs="*", help="ask this, or else what is piped in, and leave")
     parser.add_argument("--system", help="instructions that precede the conversation")
     _add_common(parser)
 

@@ -181,7 +181,7 @@ class ChatPipeline:
     ) -> AsyncGenerator[ChatReply | TriptychError, None]:
         async def answer(entry: Mapping[str, Any]) -> ChatReply | TriptychError:
             own = {k: v for k, v in entry.items() if k not in ("prompt", "messages")}
-            conversation = entry["messages"] if "messages" in entry else entry["prompt"]
+            conversation = entry.get("messages", entry.get("prompt"))
             try:
                 reply = await self._reply(conversation, {**options, **own})
             except TriptychError as error:

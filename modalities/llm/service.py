@@ -301,6 +301,5 @@ def _check_length(model: TextModel, num_prompt_tokens: int, num_output_tokens: i
         raise ContextLengthExceeded(
             f"{model.name} takes {model.context_length} tokens of context: {num_prompt_tokens} of"
             f" prompt and {num_output_tokens} of output do not fit. Shorten the prompt or lower"
-            " max_tokens.",
-            param="messages",
+            " max_tokens."
         )

@@ -200,6 +200,20 @@ def test_control_c_ends_a_one_shot(
         chat(*argv)
 
 
+@pytest.mark.parametrize("level", ["debug", None])
+def test_a_log_level_is_honoured_where_it_is_given(
+    pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch, level: str | None
+) -> None:
+    configured: list[str] = []
+    monkeypatch.setattr(cli.logs, "configure", lambda options: configured.append(options.log_level))
+    monkeypatch.setattr(ChatPipeline, "from_config", lambda config, progress: pipeline)
+    parser = argparse.ArgumentParser()
+    cli.add_chat_arguments(parser)
+    argv = ["hi", *(["--log-level", level] if level else [])]
+    assert cli.run_chat(parser.parse_args(argv)) == 0
+    assert configured == ([level] if level else [])
+
+
 def test_a_closed_pipeline_says_so(pipeline: ChatPipeline) -> None:
     with pipeline:
         pipeline.close()

@@ -10,6 +10,7 @@ import pytest
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from triptych.modalities.llm.pipeline import ChatReply
+from triptych.schedulers.local import LocalClient
 
 pytestmark = pytest.mark.embedded
 QUESTION = "What is the capital of France?"
@@ -76,11 +77,18 @@ def test_map_keeps_order_and_gives_errors_their_place(chat: ChatPipeline) -> Non
     entries = [
         {"prompt": QUESTION, "max_tokens": 3},
         {"messages": []},
+        {"max_tokens": 1},
         {"prompt": "Hi", "max_tokens": 2, "temperature": 9},
         {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     ]
     replies = list(chat.map(entries, num_in_flight=2, temperature=0))
-    assert [isinstance(reply, InvalidRequest) for reply in replies] == [False, True, True, False]
+    assert [isinstance(reply, InvalidRequest) for reply in replies] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_mistakes_say_what_to_do(chat: ChatPipeline) -> None:
@@ -92,3 +100,13 @@ def test_mistakes_say_what_to_do(chat: ChatPipeline) -> None:
         list(chat.stream("hi", n=2))
     with pytest.raises(ConfigError, match="page"):
         ChatPipeline.from_pretrained(kv_cache_pagesize=16)
+
+
+def test_a_model_for_the_first_use_is_loaded_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(client: LocalClient, model: str) -> None:
+        pytest.fail("loaded before its first use")
+
+    monkeypatch.setattr(LocalClient, "load", load)
+    options = {"max_length": 256, "kv_cache_memory_mb": 64, "load": "first-use"}
+    with ChatPipeline.from_pretrained(progress=False, **options) as chat:
+        assert chat(QUESTION, max_tokens=1).usage.num_output_tokens == 1
