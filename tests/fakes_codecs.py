@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     DacConfig,
@@ -17,8 +18,6 @@ from transformers import (
     HubertConfig,
     MimiConfig,
     MimiModel,
-    PocketTTSAudioTokenizerConfig,
-    PocketTTSAudioTokenizerModel,
     SpeechT5HifiGan,
     SpeechT5HifiGanConfig,
     VibeVoiceAcousticTokenizerConfig,
@@ -63,9 +62,9 @@ def mimi(**changes: object) -> MimiModel:
     )
 
 
-def pocket_tts() -> PocketTTSAudioTokenizerModel:
-    return PocketTTSAudioTokenizerModel(
-        PocketTTSAudioTokenizerConfig(
+def pocket_tts() -> nn.Module:
+    return transformers.PocketTTSAudioTokenizerModel(
+        transformers.PocketTTSAudioTokenizerConfig(
             **_TRANSFORMER,
             num_filters=4,
             upsampling_ratios=[3, 2],
@@ -216,7 +215,8 @@ MODELS: MappingProxyType[str, Callable[[], nn.Module]] = MappingProxyType(
         "dac": dac,
         "vibevoice": vibevoice,
         "code2wav": code2wav,
-        "pocket_tts": pocket_tts,
+        # Younger than the oldest transformers supported.
+        **({"pocket_tts": pocket_tts} if hasattr(transformers, "PocketTTSConfig") else {}),
         "xcodec": xcodec,
         "higgs": higgs,
         "snac": snac,

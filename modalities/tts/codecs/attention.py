@@ -55,12 +55,13 @@ class StreamingTransformer(Stage):
         for layer, window in zip(self.layers, self.windows, strict=True):
             assert isinstance(window, _KeyValueWindow)
             window.enter(step, self.signal.rate, num_past)
-            x_BTC = layer(
+            y = layer(
                 x_BTC,
                 attention_mask=mask,
                 position_embeddings=position_embeddings,
                 past_key_values=window,
             )
+            x_BTC = y[0] if isinstance(y, tuple) else y  # older transformers
         return self.norm(x_BTC).transpose(1, 2)
 
 

@@ -77,7 +77,7 @@ def mimi(model: Any) -> Adapter:
     """`MimiModel`: codes [B, Q, F] of any number of codebooks up to the model's."""
     return _adapter(
         model,
-        _latent_decoder(model.decoder),
+        _latent_decoder(model),
         embed=model.quantizer.decode,
         one_shot=lambda codes: model.decode(codes).audio_values[:, 0],
         num_codebooks=model.config.num_quantizers,
@@ -89,7 +89,7 @@ def pocket_tts(model: Any) -> Adapter:
     """`PocketTTSAudioTokenizerModel`: continuous latents [B, D, F]."""
     return _adapter(
         model,
-        _latent_decoder(model.decoder),
+        _latent_decoder(model),
         embed=model.latent_proj,
         one_shot=lambda z_BDF: model.decode(z_BDF.transpose(1, 2)).audio_values[:, 0],
         num_codebooks=model.config.latent_dim,
@@ -109,11 +109,13 @@ def encodec(model: Any) -> Adapter:
     )
 
 
-def _latent_decoder(decoder: Any) -> Stage:
-    """Upsampling, decoder transformer, SEANet."""
-    walk = Walk(decoder, RULES, "decoder")
-    upsample = [] if decoder.upsample is None else ["upsample"]
-    return walk.chain(*upsample, "decoder_transformer", "decoder_seanet")
+def _latent_decoder(model: Any) -> Stage:
+    """Upsampling, decoder transformer, SEANet: the model's own parts in older transformers."""
+    has_half = hasattr(model.decoder, "decoder_seanet")
+    walk = Walk(model, RULES, "model")
+    walk, seanet = (walk.at("decoder"), "decoder_seanet") if has_half else (walk, "decoder")
+    upsample = [] if walk.module.upsample is None else ["upsample"]
+    return walk.chain(*upsample, "decoder_transformer", seanet)
 
 
 def _adapter(model: Any, stage: Stage, **fields: Any) -> Adapter:

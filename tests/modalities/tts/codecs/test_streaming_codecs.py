@@ -202,8 +202,9 @@ def test_kinds_and_delays_are_the_theoretical_ones() -> None:
         "vocos": ("finite-lookahead", 9 * 8 + 16),
         "vocos_same": ("finite-lookahead", 9 * 8 + 12),
     }
-    assert {name: found[name] for name in expected} == expected
-    assert {found[name][0] for name in found.keys() - expected} == {"finite-lookahead"}
+    assert found == {
+        name: expected.get(name, ("finite-lookahead", found[name][1])) for name in found
+    }
 
 
 def test_code2wav_of_real_strides_trails_by_555_samples() -> None:
