@@ -39,10 +39,12 @@ class Codec:
     """Packets of one mono stream at `sample_rate` (Hz)."""
 
     def __init__(self, spec: CodecSpec, sample_rate: int, bit_rate: int | None) -> None:
-        context = av.AudioCodecContext.create(spec.name, "w")
+        context = av.CodecContext.create(spec.name, "w")
+        assert isinstance(context, av.AudioCodecContext)
         context.sample_rate, context.time_base = sample_rate, Fraction(1, sample_rate)
         context.format, context.layout = av.AudioFormat(spec.sample_format), av.AudioLayout("mono")
-        context.bit_rate = bit_rate or spec.bit_rate
+        if spec.bit_rate:
+            context.bit_rate = bit_rate or spec.bit_rate
         size = {"frame_size": str(int(sample_rate * spec.frame_s))} if spec.frame_s else {}
         context.options = {**spec.options, **size}
         context.open()

@@ -1,50 +1,51 @@
 """Audio files written while their sound is still being made: one encoder object per response.
 
-Owns encoding and its formats. Knows nothing of models, requests or sockets. The encoder is
-started once and never restarted, so a chunk's edge leaves no trace in the sound, and the bytes
-returned so far always decode. For the same samples the sound is the same, however they were cut.
+Owns the formats and how each is put together. Knows nothing of models, requests or sockets. The
+encoder is started once and never restarted, so a chunk's edge leaves no trace in the sound, and
+the bytes returned so far always decode.
 
 Latency is how many samples may have gone in that a decoder cannot yet give back: those that wait
-for a whole frame, plus those that the codec looks ahead. Silence is what a player that ignores
-the declared delay hears in front.
+for a whole frame, and those that the codec looks ahead. A rate that the format does not take is
+raised to the next one that it does, which adds at most 50 samples. A stream without sound is its
+header alone. Of a FLAC stream of unknown length, libsndfile alone reads nothing.
 
-    format  rate                         latency in samples              declared in the container
-    pcm     24 kHz, as OpenAI's clients  0                               -
-            expect
-    wav     any                          0                               length, where known
-    flac    any                          one frame, 20 ms                length, where known
-    opus    8, 12, 16, 24, 48 kHz        one frame, 20 ms, and 6.5 ms    delay, exact end
-    mp3     8 to 48 kHz, nine rates      at 24 kHz 2256 (94 ms),         delay; frames and padding
-                                         at 48 kHz 3408 (71 ms)          where the length is known
-    aac     8 to 96 kHz, twelve rates    3071 (128 ms at 24 kHz)         nothing: ADTS cannot; 1024
-                                                                         samples of silence
-    A rate that the codec does not take is raised to the next one that it does.
+    format  rates                  latency, samples           what the container declares
+    pcm     24 kHz only, which     0                          nothing
+            OpenAI's clients take
+            for granted
+    wav     all                    0                          length, where known
+    flac    all                    a frame less one, 20 ms    length, where known
+    opus    8, 12, 16, 24, 48 kHz  the delay and a frame      delay; exact end
+                                   less one, 26.5 ms
+    mp3     nine, 8 to 48 kHz      the delay, 1105, and two   delay; where the length is known,
+                                   frames less one: 2256 at   also the exact end
+                                   24 kHz, 3408 at 48 kHz
+    aac     twelve, 8 to 96 kHz    the delay, 1024, and two   nothing, as ADTS cannot: 1024 samples
+                                   frames less one: 3071      of silence in front, the last frame
+                                                              padded
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
-import av
 import numpy as np
 
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.tts.audio import framing
-from triptych.modalities.tts.audio.resampling import Pcm, Resampler, audio_frame
+from triptych.modalities.tts.audio.codec import Codec, CodecSpec, to_int16
+from triptych.modalities.tts.audio.resampling import Pcm, Resampler
 
-AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
-FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
-
-_PACKETS_PER_PAGE = 32  # of at most 6 segments, where 255 fit
+_PACKETS_PER_PAGE = 32  # of at most 6 segments each, where 255 fit
 _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 
 
 class AudioEncoder:
-    """One response's audio in one container. Not thread-safe; holds less than two frames."""
+    """One response's audio in one container. Not thread-safe; holds less than a codec frame."""
 
     def __init__(self, container: _Container, content_type: str, resampler: Resampler) -> None:
         self.content_type = content_type
@@ -60,15 +61,18 @@ class AudioEncoder:
         """
         assert not self._is_finished
         assert pcm_S.ndim == 1
-        finite = np.nan_to_num(pcm_S.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
-        return self._take_head() + self._container.push(_clip(self._resampler.push(finite)))
+        finite_S = np.nan_to_num(pcm_S.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+        return self._take_head() + self._push(self._resampler.push(np.clip(finite_S, -1.0, 1.0)))
 
     def finish(self) -> bytes:
         """End the stream and return its last bytes. Nothing may follow."""
         assert not self._is_finished
         self._is_finished = True
-        tail = self._container.push(_clip(self._resampler.flush()))
+        tail = self._push(self._resampler.flush())
         return self._take_head() + tail + self._container.finish()
+
+    def _push(self, pcm_S: Pcm) -> bytes:
+        return self._container.push(np.clip(pcm_S, -1.0, 1.0))  # the resampler may overshoot
 
     def _take_head(self) -> bytes:
         head, self._head = self._head, b""
@@ -76,41 +80,48 @@ class AudioEncoder:
 
 
 def open_encoder(
-    format: str,  # noqa: A002 - the name it has in the request
+    audio_format: str,
     sample_rate: int,
     *,
     num_samples: int | None = None,
     bit_rate: int | None = None,
 ) -> AudioEncoder:
-    """Start one response in `format`, one of `FORMATS`, fed with mono at `sample_rate` (Hz).
+    """Start one response in `audio_format`, one of `FORMATS`, fed with mono at `sample_rate` (Hz).
 
-    Where `num_samples` is known, the header says so; exactly so many must then be encoded.
-    `bit_rate` (bits per second) is for mp3, opus and aac. Raises InvalidRequest for any other
+    Where `num_samples` is given the header declares it, and exactly so many must be encoded.
+    `bit_rate` (bits per second) is for mp3, opus and aac. Raises InvalidRequest for an unknown
     format.
     """
-    if (kind := _FORMATS.get(format)) is None:
+    if (kind := _KINDS.get(audio_format)) is None:
         msg = f"response_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="response_format")
-    higher = (rate for rate in kind.rates if rate >= sample_rate)
-    rate = min(higher, default=max(kind.rates, default=sample_rate)) if kind.rates else sample_rate
+    rate = _nearest_rate(sample_rate, kind.rates)
     resampler = Resampler(sample_rate, rate)
     length = None if num_samples is None else resampler.target_length(num_samples)
-    container = kind.container(kind.codec and Codec(kind.codec, rate, bit_rate), length)
-    return AudioEncoder(container, resampler)
+    container = kind.open(_Stream(rate, length, bit_rate))
+    return AudioEncoder(container, kind.content_type, resampler)
 
 
-def encode_clip(format: str, sample_rate: int, pcm_S: Pcm) -> bytes:  # noqa: A002
-    """A whole clip as one file, which declares its length where the format can."""
-    encoder = open_encoder(format, sample_rate, num_samples=len(pcm_S))
+def encode_clip(audio_format: str, sample_rate: int, pcm_S: Pcm) -> bytes:
+    """Write a whole clip as one file, which declares its length where the format can."""
+    encoder = open_encoder(audio_format, sample_rate, num_samples=len(pcm_S))
     return encoder.encode(pcm_S) + encoder.finish()
 
 
-def _clip(pcm_S: Pcm) -> Pcm:
-    return np.clip(pcm_S, -1.0, 1.0)
+def _nearest_rate(sample_rate: int, rates: Sequence[int]) -> int:
+    if not rates:
+        return sample_rate
+    return min((rate for rate in rates if rate >= sample_rate), default=max(rates))
 
 
-def _to_int16(pcm_S: Pcm) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
-    return np.rint(pcm_S * 32767).astype("<i2")
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    sample_rate: int
+    num_samples: int | None
+    bit_rate: int | None
+
+    def codec(self, spec: CodecSpec) -> Codec:
+        return Codec(spec, self.sample_rate, self.bit_rate)
 
 
 class _Container(Protocol):
@@ -119,75 +130,95 @@ class _Container(Protocol):
     def finish(self) -> bytes: ...
 
 
-class _Samples:
-    """Bare 16-bit samples behind a header."""
-
-    def __init__(self, head: bytes) -> None:
-        self._head = head
-
-    def head(self) -> bytes:
-        return self._head
-
-    def push(self, pcm_S: Pcm) -> bytes:
-        return _to_int16(pcm_S).tobytes()
-
-    def finish(self) -> bytes:
-        return b""
-
-
-class _Packets:
-    """Codec packets, each or all of them behind a header."""
-
-    def __init__(self, codec: Codec, num_samples: int | None) -> None:
-        self._codec = codec
-        self._num_samples = num_samples
+class _Pcm:
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
 
     def head(self) -> bytes:
         return b""
 
     def push(self, pcm_S: Pcm) -> bytes:
-        return self._frame(self._codec.push(pcm_S))
+        return to_int16(pcm_S).astype("<i2").tobytes()
 
     def finish(self) -> bytes:
-        return self._frame(self._codec.finish(pads=True))
-
-    def _frame(self, packets: Sequence[bytes]) -> bytes:
-        raise NotImplementedError
+        return b""
 
 
-class _Flac(_Packets):
+class _Wav(_Pcm):
     def head(self) -> bytes:
-        return framing.flac_header(self._codec.config, self._num_samples)
+        return framing.wav_header(self._stream.sample_rate, self._stream.num_samples)
+
+
+class _Flac:
+    # Any block size is allowed; the encoder's own choice at 24 kHz would wait for 96 ms.
+    SPEC = CodecSpec(name="flac", sample_format="s16", frame_s=Fraction(1, 50))
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream, self._codec = stream, stream.codec(self.SPEC)
+
+    def head(self) -> bytes:
+        return framing.flac_header(self._codec.config, self._stream.num_samples)
+
+    def push(self, pcm_S: Pcm) -> bytes:
+        return b"".join(self._codec.push(pcm_S))
 
     def finish(self) -> bytes:
-        return self._frame(self._codec.finish(pads=False))
-
-    def _frame(self, packets: Sequence[bytes]) -> bytes:
-        return b"".join(packets)
+        return b"".join(self._codec.finish(pads=False))
 
 
-class _Adts(_Packets):
-    def _frame(self, packets: Sequence[bytes]) -> bytes:
-        config = self._codec.config
-        return b"".join(framing.adts_frame(config, packet) for packet in packets)
+class _Adts:
+    SPEC = CodecSpec(name="aac", sample_format="fltp", bit_rate=96_000)
+
+    def __init__(self, stream: _Stream) -> None:
+        self._codec = stream.codec(self.SPEC)
+
+    def head(self) -> bytes:
+        return b""
+
+    def push(self, pcm_S: Pcm) -> bytes:
+        return self._frames(self._codec.push(pcm_S))
+
+    def finish(self) -> bytes:
+        return self._frames(self._codec.finish(pads=True))
+
+    def _frames(self, packets: Sequence[bytes]) -> bytes:
+        return b"".join(framing.adts_frame(self._codec.config, packet) for packet in packets)
 
 
-class _Mp3(_Packets):
-    _has_info = False
+class _Mp3:
+    # Without the reservoir every frame stands alone, and comes out one frame sooner.
+    SPEC = CodecSpec(
+        name="libmp3lame", sample_format="fltp", bit_rate=96_000, options={"reservoir": "0"}
+    )
 
-    def _frame(self, packets: Sequence[bytes]) -> bytes:
-        info = b""
+    def __init__(self, stream: _Stream) -> None:
+        self._stream, self._codec = stream, stream.codec(self.SPEC)
+        self._has_info = False
+
+    def head(self) -> bytes:
+        return b""  # the Info frame copies its header from the first packet
+
+    def push(self, pcm_S: Pcm) -> bytes:
+        return self._frames(self._codec.push(pcm_S))
+
+    def finish(self) -> bytes:
+        return self._frames(self._codec.finish(pads=True))
+
+    def _frames(self, packets: Sequence[bytes]) -> bytes:
+        info, length = b"", self._stream.num_samples
         if packets and not self._has_info:
             self._has_info = True
-            info = framing.mp3_info_frame(packets[0], self._codec.frame_size, self._num_samples)
+            info = framing.mp3_info_frame(packets[0], self._codec.frame_size, length)
         return info + b"".join(packets)
 
 
-class _OggOpus(_Packets):
-    def __init__(self, codec: Codec, num_samples: int | None) -> None:
-        super().__init__(codec, num_samples)
+class _OggOpus:
+    SPEC = CodecSpec(name="libopus", sample_format="flt", bit_rate=64_000)
+
+    def __init__(self, stream: _Stream) -> None:
+        self._codec = stream.codec(self.SPEC)
         self._pages = framing.OggOpusPages()
-        self._scale = framing.OPUS_RATE // codec.sample_rate
+        self._scale = framing.OPUS_RATE // stream.sample_rate
         self._granule = 0
 
     def head(self) -> bytes:
@@ -197,7 +228,7 @@ class _OggOpus(_Packets):
         return b"".join(self._whole_pages(self._codec.push(pcm_S)))
 
     def finish(self) -> bytes:
-        # The codec's delay always leaves a packet for the last page, whose position trims it.
+        # The codec's delay leaves a packet of any sound for the last page, whose position trims it.
         packets = self._codec.finish(pads=True)
         split = (len(packets) - 1) // _PACKETS_PER_PAGE * _PACKETS_PER_PAGE
         pages = b"".join(self._whole_pages(packets[:split]))
@@ -209,3 +240,30 @@ class _OggOpus(_Packets):
             page = packets[start : start + _PACKETS_PER_PAGE]
             self._granule += len(page) * self._codec.frame_size * self._scale
             yield self._pages.page(page, self._granule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    content_type: str
+    open: Callable[[_Stream], _Container]
+    rates: tuple[int, ...] = ()  # () takes all
+
+
+_KINDS: Mapping[str, _Kind] = MappingProxyType(
+    {
+        "mp3": _Kind(content_type="audio/mpeg", open=_Mp3, rates=_MPEG_RATES),
+        "opus": _Kind(
+            content_type="audio/ogg; codecs=opus",
+            open=_OggOpus,
+            rates=(8000, 12000, 16000, 24000, 48000),
+        ),
+        "aac": _Kind(
+            content_type="audio/aac", open=_Adts, rates=(*_MPEG_RATES, 64000, 88200, 96000)
+        ),
+        "flac": _Kind(content_type="audio/flac", open=_Flac),
+        "wav": _Kind(content_type="audio/wav", open=_Wav),
+        "pcm": _Kind(content_type="audio/pcm", open=_Pcm, rates=(24000,)),
+    }
+)
+FORMATS = tuple(_KINDS)
+"""The formats of `response_format`; mp3 is OpenAI's default."""

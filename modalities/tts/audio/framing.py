@@ -57,7 +57,8 @@ def mp3_info_frame(first_frame: bytes, frame_size: int, num_samples: int | None)
     """
     has_mpeg1_side_info = first_frame[1] & 0x08
     prefix = first_frame[:4] + bytes(17 if has_mpeg1_side_info else 9)
-    padding, count = 0, struct.pack(">I", 0)
+    # FFmpeg passes over a tag with neither frames nor bytes in it, and plays it as sound.
+    padding, count = 0, struct.pack(">II", 2, UNKNOWN_SIZE)
     if num_samples is not None:
         num_frames = -(-(num_samples + _LAME_DELAY + _MP3_DECODER_DELAY) // frame_size)
         padding = num_frames * frame_size - _LAME_DELAY - num_samples

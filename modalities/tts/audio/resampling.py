@@ -20,7 +20,7 @@ _EMPTY: Pcm = np.zeros(0, np.float32)
 
 
 def audio_frame(
-    samples: npt.NDArray[np.generic], sample_format: str, sample_rate: int, start: int
+    samples: Pcm | npt.NDArray[np.int16], sample_format: str, sample_rate: int, start: int
 ) -> av.AudioFrame:
     """Wrap mono `samples` [S], the first of which is sample `start` of its stream."""
     frame = av.AudioFrame.from_ndarray(samples[None], format=sample_format, layout="mono")
