@@ -1,4 +1,4 @@
-"""From the declared options to a `Config`: command line, environment, YAML file, JSON.
+"""From the declared options to a `Config`: command line, environment, YAML file.
 
 Owns precedence (command line > environment > file > default), validation and the word each error
 uses. What options there are is `core/config.py`'s; what is refused by name, `core/refused.py`'s.
@@ -426,7 +426,7 @@ def _check_together(config: Config) -> None:
         raise ConfigError("there are more --served-model-name than --model; give one for each.")
 
 
-# -- showing and handing over ------------------------------------------------------------------
+# -- showing -----------------------------------------------------------------------------------
 
 
 def describe(resolved: Resolved) -> Sequence[tuple[Option, Any, str]]:
@@ -444,13 +444,3 @@ def value_of(config: Config, option: Option) -> Any:
 
 def _masked(option: Option, value: Any) -> Any:
     return tuple(MASK for _ in value) if option.name in SECRETS else value
-
-
-def to_json(config: Config) -> bytes:
-    """A configuration for a child process. Holds secrets: hand it over privately."""
-    return msgspec.json.encode(config)
-
-
-def from_json(data: bytes | str) -> Config:
-    """What `to_json` wrote."""
-    return msgspec.json.decode(data, type=Config)
