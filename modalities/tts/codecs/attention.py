@@ -42,6 +42,8 @@ class StreamingTransformer(Stage):
     def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
         """Attend to the window and the new steps."""
         num_new = x_BCT.shape[-1]
+        if not num_new:
+            return x_BCT
         # Rows this young have nothing further back: short streams cost what one-shot costs.
         num_past = min(self.window - 1, step.max_start * self.signal.rate)
         x_BCT = step.without_invalid(x_BCT, self.signal.rate)
@@ -96,5 +98,5 @@ class _KeyValueWindow(nn.Module):
         new_BKDT = new_BKTD.transpose(2, 3)
         past = step.read(state, (*new_BKDT.shape[1:3], self.num_kept), new_BKDT)
         full = torch.cat((past, new_BKDT), -1)
-        step.write(state, step.last(full, self.num_kept, self._rate))
+        step.keep(state, full, self.num_kept, self._rate)
         return full[..., self.num_kept - self._num_past :].transpose(2, 3)

@@ -49,18 +49,25 @@ class StreamingConv1d(Stage):
         self.signal = signal
         self.num_past = lag * self.stride + self.pad_left - signal.lag
         surplus = (self.pad_left + self.pad_right - self.span - 1 - signal.short) // self.stride + 1
-        return Signal(signal.rate // self.stride, lag, -surplus)
+        self.end = Signal(signal.rate // self.stride, lag, -surplus)
+        return self.end
 
     def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
         """Convolve the window that ends with the new steps."""
-        num_out = x_BCT.shape[-1] // self.stride
+        num_out = step.num_steps(self.end)
+        if not num_out:
+            return x_BCT.new_empty(len(x_BCT), len(self.weight), 0)
         if self.num_past:
             past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_past), x_BCT)
             x_BCT = torch.cat((past_BCL, x_BCT), -1)
-            step.write(self.state, step.last(x_BCT, self.num_past, self.signal.rate))
+            step.keep(self.state, x_BCT, self.num_past, self.signal.rate)
+        # Either way: a flush must make up what is beyond the end, reflection holds steps back.
+        num_in = (num_out - 1) * self.stride + self.span + 1
+        if num_in > x_BCT.shape[-1]:
+            x_BCT = functional.pad(x_BCT, (0, num_in - x_BCT.shape[-1]))
         if self.span:
             x_BCT = step.at_edges(x_BCT, self.signal, self.num_past, self.padding)
-        x_BCT = x_BCT[..., : (num_out - 1) * self.stride + self.span + 1]
+        x_BCT = x_BCT[..., :num_in]
         return functional.conv1d(
             x_BCT, self.weight, self.bias, self.stride, 0, self.dilation, self.groups
         )
@@ -82,15 +89,18 @@ class Pad(Stage):
     def bind(self, signal: Signal) -> Signal:
         """No lag against the longer stream, which begins earlier."""
         self.signal = signal
-        return Signal(signal.rate, signal.lag, signal.short - 2 * self.num_steps)
+        self.end = Signal(signal.rate, signal.lag, signal.short - 2 * self.num_steps)
+        return self.end
 
     def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
         """Older steps first; copies of the ends beyond them."""
         past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_steps), x_BCT)
         buffer = torch.cat((past_BCL, x_BCT), -1)
-        step.write(self.state, step.last(buffer, self.num_steps, self.signal.rate))
+        step.keep(self.state, buffer, self.num_steps, self.signal.rate)
+        if step.is_flush:
+            buffer = functional.pad(buffer, (0, self.num_steps))
         padded = step.at_edges(buffer, self.signal, self.num_steps, Padding.REPLICATE)
-        return padded[..., : x_BCT.shape[-1]]
+        return padded[..., : step.num_steps(self.end)]
 
 
 class OverlapTail(Stage):
@@ -103,7 +113,6 @@ class OverlapTail(Stage):
     def __init__(self, stride: int, width: int, trims: tuple[int, int]) -> None:
         super().__init__()
         self.stride, self.num_tail = stride, max(0, width - stride)
-        self.missing = max(0, stride - width)
         self.trim_left = trims[0]
         self.surplus = width - stride - sum(trims)
         self.state = SlotState()
@@ -112,11 +121,11 @@ class OverlapTail(Stage):
         """The rate grows by the stride."""
         self.signal = signal
         lag = signal.lag * self.stride + self.trim_left
-        end = Signal(signal.rate * self.stride, lag, signal.short * self.stride - self.surplus)
-        if end.lag < end.short:
-            raise WeightsError(f"Trimming {end.short - end.lag} steps of the end is not supported.")
-        self.rate = end.rate
-        return end
+        short = signal.short * self.stride - self.surplus
+        if lag < short:
+            raise WeightsError(f"Trimming {short - lag} steps of the end is not supported.")
+        self.end = Signal(signal.rate * self.stride, lag, short)
+        return self.end
 
     def spread(self, x_BCT: Tensor) -> Tensor:
         """All sums that these steps alone make, [B, C', (T - 1) * stride + width]."""
@@ -125,15 +134,18 @@ class OverlapTail(Stage):
     def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
         """Finished sums only."""
         x_BCT = step.without_invalid(x_BCT, self.signal.rate)
-        full = self.spread(step.at_edges(x_BCT, self.signal, 0))
-        if self.missing:
-            return functional.pad(full, (0, self.missing))
-        if not self.num_tail:
-            return full
-        tail = step.read(self.state, (full.shape[1], self.num_tail), full)
-        full[..., : self.num_tail] += tail
-        step.write(self.state, step.last(full, self.num_tail, self.rate))
-        return full[..., : step.num_frames * self.rate]
+        x_BCT = step.at_edges(x_BCT, self.signal, 0)
+        if step.is_flush:
+            x_BCT = functional.pad(x_BCT, (0, 1))  # one silent step leaves all tails finished
+        full = self.spread(x_BCT)
+        if self.num_tail:
+            tail = step.read(self.state, (full.shape[1], self.num_tail), full)
+            full[..., : self.num_tail] += tail
+            step.keep(self.state, full, self.num_tail, self.end.rate)
+        num_out = step.num_steps(self.end)
+        if num_out > full.shape[-1]:
+            full = functional.pad(full, (0, num_out - full.shape[-1]))  # a stride beyond the width
+        return full[..., :num_out]
 
 
 class StreamingConvTranspose1d(OverlapTail):

@@ -17,7 +17,7 @@ from torch import Tensor
 from triptych.core.errors import WeightsError
 from triptych.modalities.tts.codecs.protocol import CodecKind, DecodedAudio
 from triptych.modalities.tts.codecs.stages import Stage
-from triptych.modalities.tts.codecs.step import Signal, Step, num_flush_frames
+from triptych.modalities.tts.codecs.step import Signal, Step
 
 # Largest error of the probe, relative to its loudest sample. Half types round at every layer;
 # some libraries' norms compute in float32 whatever the type.
@@ -70,8 +70,7 @@ class StreamingDecoder:
         self._frames = np.full(num_rows, -1, np.int64)
         self._seeds = torch.zeros(num_rows, dtype=torch.int64, device=adapter.device)
         with torch.inference_mode():
-            # What streams are fed beyond their end; the layers' own padding takes its place.
-            self._silence_1C1 = torch.zeros_like(adapter.embed(adapter.probe_codes(1, 1))[..., :1])
+            self._nothing_1C0 = adapter.embed(adapter.probe_codes(1, 1))[..., :0]
         if verify:
             self._verify()
 
@@ -135,13 +134,12 @@ class StreamingDecoder:
     @torch.inference_mode()
     def flush(self, rows: Sequence[int]) -> DecodedAudio:
         """End the streams in `rows`."""
-        num_frames = num_flush_frames(self._signal)
-        if num_frames:
-            latents_BCT = self._silence_1C1.expand(len(rows), -1, num_frames * self._adapter.rate)
-            audio = self._run(latents_BCT, self._step(rows, num_frames, None), rows, ())
+        step = self._step(rows, 0, None)
+        if step.num_steps(self._signal):
+            audio = self._run(self._nothing_1C0.expand(len(rows), -1, -1), step, rows, ())
         else:
             none = (0,) * len(rows)
-            audio = DecodedAudio(self._silence_1C1.new_empty(len(rows), 0), none, none)
+            audio = DecodedAudio(self._nothing_1C0.new_empty(len(rows), 0), none, none)
         self._frames[list(rows)] = -1
         return audio
 
@@ -169,7 +167,7 @@ class StreamingDecoder:
 
     def _verify(self) -> None:
         """Decode random codes in chunks and at once; raise `WeightsError` where they differ."""
-        num_frames = num_flush_frames(self._signal) + sum(_PROBE_CHUNKS)
+        num_frames = -(-self.latency // self.hop) + sum(_PROBE_CHUNKS)
         codes_BQF = self._adapter.probe_codes(1, num_frames)
         with torch.inference_mode():
             whole_S = self._adapter.one_shot(codes_BQF)[0]

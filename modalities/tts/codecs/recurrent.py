@@ -31,6 +31,8 @@ class StreamingLSTM(Stage):
 
     def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
         """Run on from each row's state."""
+        if not x_BCT.shape[-1]:
+            return x_BCT
         x_TBC = x_BCT.permute(2, 0, 1)
         size = (self.lstm.num_layers, self.lstm.hidden_size)
         hidden, cell = (

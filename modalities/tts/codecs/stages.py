@@ -88,15 +88,15 @@ class Delay(Stage):
 
     def bind(self, signal: Signal) -> Signal:
         """Nothing but lag."""
-        self.rate = signal.rate
-        return Signal(signal.rate, signal.lag + self.num_steps, signal.short)
+        self.end = Signal(signal.rate, signal.lag + self.num_steps, signal.short)
+        return self.end
 
     def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
         """Older steps first."""
         past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_steps), x_BCT)
         buffer = torch.cat((past_BCL, x_BCT), -1)
-        step.write(self.state, step.last(buffer, self.num_steps, self.rate))
-        return buffer[..., : x_BCT.shape[-1]]
+        step.keep(self.state, buffer, self.num_steps, self.end.rate)
+        return buffer[..., : step.num_steps(self.end)]
 
 
 class Sum(Stage):

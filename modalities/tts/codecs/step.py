@@ -4,9 +4,10 @@ Owns the arithmetic of time that all stateful layers share. Knows no layer's mat
 
 Every point of a decoder carries a stream that trails the decoder's input by a constant `lag`, so
 that each push of F frames makes every layer compute exactly F * rate steps, whatever the row. A
-stream therefore begins with `lag` steps of times before 0 and ends, after a flush, with steps
-beyond its true end. `Step.at_edges` puts there what the layer's own padding rule says. In the
-steady state, which the host knows from frame counts, it costs nothing.
+stream therefore begins with `lag` steps of times before 0; a flush makes every layer compute the
+`lag` steps (less what the layer trims) that are still missing, and no more. `Step.at_edges` puts
+outside of a stream what the layer's own padding rule says. In the steady state, which the host
+knows from frame counts, it costs nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from math import ceil
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class SlotState:
 
 
 class Step:
-    """One push, or one flush, of `num_frames` frames to `rows`."""
+    """One push of `num_frames` frames to `rows`; or a flush, which ends them without new frames."""
 
     def __init__(
         self,
@@ -99,6 +99,25 @@ class Step:
             return state.tensor[self._run]
         return state.tensor.index_select(0, self.rows_B)
 
+    def num_steps(self, signal: Signal) -> int:
+        """Steps computed at `signal`."""
+        if self.is_flush:
+            return signal.lag - signal.short
+        return self.num_frames * signal.rate
+
+    def keep(self, state: SlotState, buffer: Tensor, length: int, rate: int) -> None:
+        """Commit to `state` the `length` entries (last dim) that end each row's valid part.
+
+        `buffer` holds at least `length` entries more than this push has steps.
+        """
+        if self.is_flush:
+            return
+        if self.valid_B is None:
+            self.write(state, buffer.narrow(-1, self.num_frames * rate, length))
+        else:
+            offsets_L = torch.arange(length, device=buffer.device)
+            self.write(state, _gather_last(buffer, self.valid_B[:, None] * rate + offsets_L))
+
     def write(self, state: SlotState, value: Tensor) -> None:
         """Commit this step's rows of `state`."""
         assert state.tensor is not None
@@ -106,16 +125,6 @@ class Step:
             state.tensor[self._run] = value
         else:
             state.tensor.index_copy_(0, self.rows_B, value)
-
-    def last(self, buffer: Tensor, length: int, rate: int) -> Tensor:
-        """The `length` entries (last dim) that end each row's valid part.
-
-        `buffer` holds `length` entries more than this step's num_frames * rate.
-        """
-        if self.valid_B is None:
-            return buffer.narrow(-1, self.num_frames * rate, length)
-        index_BL = self.valid_B[:, None] * rate + torch.arange(length, device=buffer.device)
-        return _gather_last(buffer, index_BL)
 
     def without_invalid(self, x_BCT: Tensor, rate: int) -> Tensor:
         """`x_BCT` with zeros in the frames beyond each row's own."""
@@ -161,22 +170,15 @@ class Step:
 
     def bounds(self, signal: Signal, starts: Sequence[int], valid: Sequence[int]) -> Bounds:
         """Which of the steps at `signal` are samples: (starts, stops), one pair per row."""
-        length = self.num_frames * signal.rate
+        length = self.num_steps(signal)
         firsts = tuple(min(max(signal.lag - s * signal.rate, 0), length) for s in starts)
-        if not self.is_flush:
-            return firsts, tuple(
-                max(first, n * signal.rate) for first, n in zip(firsts, valid, strict=True)
-            )
-        held = signal.lag - signal.short
-        return firsts, tuple(max(first, held) for first in firsts)
+        if self.is_flush:
+            return firsts, (length,) * len(firsts)
+        lasts = (n * signal.rate for n in valid)
+        return firsts, tuple(max(pair) for pair in zip(firsts, lasts, strict=True))
 
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def num_flush_frames(signal: Signal) -> int:
-    """Frames that bring out what `signal` holds back."""
-    return max(0, ceil((signal.lag - signal.short) / signal.rate))
 
 
 def _gather_last(buffer: Tensor, index_BT: Tensor) -> Tensor:
