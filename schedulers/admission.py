@@ -142,6 +142,11 @@ class Admission:
         )
 
     @property
+    def max_jobs(self) -> int:
+        """Most jobs that may be inside at once: a call for more is never admitted."""
+        return self._total.jobs.limit
+
+    @property
     def num_jobs(self) -> int:
         """Jobs admitted and not released."""
         return self._total.jobs.inside

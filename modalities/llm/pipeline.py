@@ -165,16 +165,24 @@ class ChatPipeline:
         self, conversation: Any, options: Mapping[str, Any]
     ) -> ChatReply | list[ChatReply]:
         conversations = _as_batch(conversation)
-        call = await self._call([conversation] if conversations is None else conversations, options)
+        if conversations is None:
+            return (await self._replies([conversation], options))[0]
+        size = max(
+            1, self._service.max_jobs // _call_options(options).n
+        )  # what is admitted at once
+        parts = [conversations[at : at + size] for at in range(0, len(conversations), size)]
+        return [reply for part in parts for reply in await self._replies(part, options)]
+
+    async def _replies(
+        self, conversations: Sequence[Conversation], options: Mapping[str, Any]
+    ) -> list[ChatReply]:
+        call = await self._call(conversations, options)
         rows = [_Assembly() for _ in range(len(call.prompts) * call.num_samples)]
         async for delta in self._service.generate(call):
             rows[delta.index].add(delta)
-        samples = [row.finish() for row in rows]
+        samples = tuple(row.finish() for row in rows)
         n = call.num_samples
-        replies = [
-            ChatReply(samples=tuple(samples[at : at + n])) for at in range(0, len(samples), n)
-        ]
-        return replies[0] if conversations is None else replies
+        return [ChatReply(samples=samples[at : at + n]) for at in range(0, len(samples), n)]
 
     async def _map(
         self, entries: Sequence[Mapping[str, Any]], num_in_flight: int, options: Mapping[str, Any]
@@ -190,11 +198,12 @@ class ChatPipeline:
                 return InvalidRequest("An entry holds one conversation.", param="messages")
             return reply
 
+        most = max(1, self._service.max_jobs // _call_options(options).n)
         running: deque[asyncio.Task[ChatReply | TriptychError]] = deque()
         try:
             for entry in entries:
                 running.append(asyncio.create_task(answer(entry)))
-                if len(running) == num_in_flight:
+                if len(running) == min(num_in_flight, most):
                     yield await running.popleft()
             while running:
                 yield await running.popleft()

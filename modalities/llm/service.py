@@ -108,6 +108,11 @@ class LlmService:
         seed = config.device.seed if config.device.seed >= 0 else None
         return cls(client, texts, Admission(options=config.schedule), default_seed=seed)
 
+    @property
+    def max_jobs(self) -> int:
+        """Most samples one call may ask for, over all its prompts."""
+        return self._admission.max_jobs
+
     def model(self, name: str) -> TextModel:
         """The model called `name`. Raises `NotFound`, naming those there are."""
         if name not in self.models:

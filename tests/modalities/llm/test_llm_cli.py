@@ -39,7 +39,7 @@ def pipeline(tmp_path: Path) -> Iterator[ChatPipeline]:
             TokenDelta(finish_reason="stop", stop_token_id=2),
         ]
 
-    admission = Admission(options=ScheduleOptions())
+    admission = Admission(options=ScheduleOptions(max_batch_size=2, max_queue_size=6))
     service = LlmService(ScriptedClient(script), [model], admission)
     with ChatPipeline(service, "tiny", LoopThread("test")) as opened:
         yield opened
@@ -219,6 +219,16 @@ def test_a_closed_pipeline_says_so(pipeline: ChatPipeline) -> None:
         pipeline.close()
     with pytest.raises(RuntimeError, match="closed"):
         pipeline("hi")
+
+
+def test_a_batch_may_be_larger_than_the_queue(pipeline: ChatPipeline) -> None:
+    replies = pipeline(["one", "two"] * 10, n=3)
+    assert isinstance(replies, list)
+    assert [[sample.text for sample in reply.samples] for reply in replies] == [["ok"] * 3] * 20
+    with pytest.raises(InvalidRequest, match="at most 8"):
+        pipeline("one", n=9)
+    answers = list(pipeline.map([{"prompt": "one"}] * 20, n=2))
+    assert all(isinstance(answer, ChatReply) for answer in answers)
 
 
 async def test_messages_from_python_are_checked(pipeline: ChatPipeline) -> None:
