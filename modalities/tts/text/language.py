@@ -1,0 +1,67 @@
+"""The tables of a language, read once from their file and checked.
+
+Owns the data that the rules speak from. Knows nothing of how they are applied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+
+class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Plain word lists; english.toml says what each is for."""
+
+    months: tuple[str, ...]
+    weekdays: tuple[str, ...]
+    timezones: frozenset[str]
+    said: frozenset[str]
+    spelled: frozenset[str]
+    emphasis: frozenset[str]
+    roman_cues: frozenset[str]
+    regnal: frozenset[str]
+    year_cues: frozenset[str]
+    not_counted: frozenset[str]
+    clock_cues: frozenset[str]
+    phone_cues: frozenset[str]
+    starters: frozenset[str]
+    tlds: tuple[str, ...]
+    extensions: tuple[str, ...]
+
+
+class Language(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is said for what is written."""
+
+    phrases: dict[str, str]
+    titles: dict[str, str]
+    inner: dict[str, str]
+    numbered: dict[str, str]
+    final: dict[str, str]
+    streets: dict[str, str]
+    units: dict[str, tuple[str, str]]
+    tight_units: dict[str, tuple[str, str]]
+    per: dict[str, str]
+    currencies: dict[str, tuple[str, str, str, str]]
+    magnitudes: dict[str, str]
+    symbols: dict[str, str]
+    signs: dict[str, str]
+    operators: dict[str, str]
+    address_signs: dict[str, str]
+    greek: dict[str, str]
+    words: Words
+
+
+@cache
+def english() -> Language:
+    """The English tables."""
+    data = files(__package__).joinpath("english.toml").read_bytes()
+    return msgspec.toml.decode(data, type=Language)
+
+
+def alternatives(words: Iterable[str]) -> str:
+    """A regular expression for any of `words`, the longest first."""
+    return "(?:" + "|".join(map(re.escape, sorted(words, key=len, reverse=True))) + ")"

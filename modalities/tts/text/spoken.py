@@ -1,0 +1,182 @@
+"""Spoken text and the exact map from it back to what the user wrote.
+
+Owns spans, segments and how they are cut. Knows nothing of languages or of speech.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+_WORD = re.compile(r"\S+")
+
+
+class Span(NamedTuple):
+    """A half-open range of characters."""
+
+    start: int
+    end: int
+
+
+class Boundary(IntEnum):
+    """How natural it is to stop speaking at a place; greater is better."""
+
+    INSIDE = 0
+    WORD = 1
+    CLAUSE = 2
+    SENTENCE = 3
+    PARAGRAPH = 4
+
+
+class Break(NamedTuple):
+    """A sentence or paragraph ends just before the spoken character `at`."""
+
+    at: int
+    boundary: Boundary
+
+
+class Segment(NamedTuple):
+    """`spoken` was made from `source`; an aligned segment maps character by character."""
+
+    spoken: Span
+    source: Span
+    is_aligned: bool
+
+
+class Word(NamedTuple):
+    """One spoken word, and the whole stretch of the source that it reads out."""
+
+    text: str
+    spoken: Span
+    source: Span
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenText:
+    """Text to speak. Its segments tile both the text and the source, in order.
+
+    A segment may be empty on the spoken side (a dropped emoji), so every source character belongs
+    to exactly one segment. Source offsets count from the start of the user's text, also in slices.
+    """
+
+    text: str
+    segments: tuple[Segment, ...]
+    breaks: tuple[Break, ...] = ()
+    _ends: list[int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ends", [segment.spoken.end for segment in self.segments])
+
+    @property
+    def source(self) -> Span:
+        """The stretch of the source that this text speaks."""
+        if not self.segments:
+            return Span(0, 0)
+        return Span(self.segments[0].source.start, self.segments[-1].source.end)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is no letter in it, so that nothing would be heard."""
+        return not any(map(str.isalpha, self.text))
+
+    def source_span(self, start: int, end: int) -> Span:
+        """The source of the spoken characters `start:end`; `ValueError` if there is none."""
+        if not 0 <= start < end <= len(self.text):
+            raise ValueError(f"no spoken characters {start}:{end} in {len(self.text)}")
+        first = self.segments[bisect_right(self._ends, start)]
+        last = self.segments[bisect_left(self._ends, end)]
+        left = start - first.spoken.start if first.is_aligned else 0
+        right = last.spoken.end - end if last.is_aligned else 0
+        return Span(first.source.start + left, last.source.end - right)
+
+    def source_at(self, position: int) -> int:
+        """Where the source is cut when the text is cut before the spoken character `position`.
+
+        Inside a rewritten segment the cut is placed in proportion, so cuts never go backwards.
+        """
+        index = bisect_right(self._ends, position)
+        if index == len(self.segments):
+            return self.source.end
+        spoken, source, is_aligned = self.segments[index]
+        inside = max(0, position - spoken.start)
+        if is_aligned:
+            return source.start + inside
+        return source.start + inside * (source.end - source.start) // (spoken.end - spoken.start)
+
+    def slice(self, start: int, end: int) -> SpokenText:
+        """The spoken characters `start:end`; neighbouring slices have neighbouring sources."""
+        stop = bisect_right(self._ends, end)
+        first = bisect_right(self._ends, start) if start else 0
+        segments = [self._clip(segment, start, end) for segment in self.segments[first : stop + 1]]
+        return SpokenText(
+            self.text[start:end],
+            tuple(kept for kept in segments if kept is not None),
+            tuple(Break(at - start, what) for at, what in self.breaks if start < at <= end),
+        )
+
+    def _clip(self, segment: Segment, start: int, end: int) -> Segment | None:
+        spoken, source, is_aligned = segment
+        if spoken.start >= end and spoken.end > end:
+            return None
+        low, high = max(spoken.start, start), min(spoken.end, end)
+        clipped = Span(
+            source.start if low == spoken.start else self.source_at(low),
+            source.end if high == spoken.end else self.source_at(high),
+        )
+        return Segment(Span(low - start, high - start), clipped, is_aligned)
+
+    def words(self) -> Iterator[Word]:
+        """The spoken words in order, punctuation included, each with its source."""
+        for match in _WORD.finditer(self.text):
+            span = Span(*match.span())
+            yield Word(match.group(), span, self.source_span(*span))
+
+
+class SpokenBuilder:
+    """Collects segments in source order; `build` proves that they tile the source."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._segments: list[Segment] = []
+        self._breaks: list[Break] = []
+        self._length = 0
+        self._source = 0
+
+    @property
+    def source(self) -> int:
+        """Up to where the source has been spoken."""
+        return self._source
+
+    def add(self, spoken: str, source_end: int, *, is_aligned: bool) -> None:
+        """Say `spoken` for the source from where the last segment ended up to `source_end`."""
+        assert source_end >= self._source
+        segment = Segment(
+            Span(self._length, self._length + len(spoken)),
+            Span(self._source, source_end),
+            is_aligned,
+        )
+        self._length, self._source = segment.spoken.end, source_end
+        self._pieces.append(spoken)
+        if is_aligned and self._segments and self._segments[-1].is_aligned:
+            last = self._segments.pop()
+            segment = Segment(
+                Span(last.spoken.start, segment.spoken.end),
+                Span(last.source.start, source_end),
+                True,
+            )
+        self._segments.append(segment)
+
+    def mark(self, boundary: Boundary) -> None:
+        """Note that a sentence or paragraph ends here."""
+        if self._length:
+            self._breaks.append(Break(self._length, boundary))
+
+    def build(self, source_length: int) -> SpokenText:
+        """The finished text; source that nothing was said for becomes a silent segment."""
+        if self._source < source_length:
+            self.add("", source_length, is_aligned=False)
+        return SpokenText("".join(self._pieces), tuple(self._segments), tuple(self._breaks))
