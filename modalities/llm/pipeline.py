@@ -167,11 +167,13 @@ class ChatPipeline:
         conversations = _as_batch(conversation)
         if conversations is None:
             return (await self._replies([conversation], options))[0]
-        size = max(
-            1, self._service.max_jobs // _call_options(options).n
-        )  # what is admitted at once
+        size = self._num_at_once(options)
         parts = [conversations[at : at + size] for at in range(0, len(conversations), size)]
         return [reply for part in parts for reply in await self._replies(part, options)]
+
+    def _num_at_once(self, options: Mapping[str, Any]) -> int:
+        """How many conversations are admitted together."""
+        return max(1, self._service.max_jobs // _call_options(options).n)
 
     async def _replies(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
@@ -198,12 +200,12 @@ class ChatPipeline:
                 return InvalidRequest("An entry holds one conversation.", param="messages")
             return reply
 
-        most = max(1, self._service.max_jobs // _call_options(options).n)
+        most = min(num_in_flight, self._num_at_once(options))
         running: deque[asyncio.Task[ChatReply | TriptychError]] = deque()
         try:
             for entry in entries:
                 running.append(asyncio.create_task(answer(entry)))
-                if len(running) == min(num_in_flight, most):
+                if len(running) == most:
                     yield await running.popleft()
             while running:
                 yield await running.popleft()
