@@ -45,6 +45,7 @@ def folder() -> Path:
 
 
 @pytest.mark.embedded
+@pytest.mark.timeout(900)  # a minute where the cores are free; they may not be
 def test_greedy_tokens_equal_transformers(folder: Path) -> None:
     """Each of our tokens is what transformers would pick after the ones before it: by induction
     the whole answer is the same. So one forward per answer is enough of the reference."""
