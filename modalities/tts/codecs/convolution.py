@@ -169,8 +169,8 @@ class StreamingConvTranspose1d(OverlapTail):
 
     def _product(self, x_BCT: Tensor) -> Tensor:
         """As one matrix product: for a few steps torch's own CPU kernel is several times slower."""
-        num_in, num_out, kernel = self.weight.shape
-        columns_BTN = x_BCT.transpose(1, 2) @ self.weight.view(num_in, num_out * kernel)
+        kernel = self.weight.shape[-1]
+        columns_BTN = x_BCT.transpose(1, 2) @ self.weight.flatten(1)
         length = (x_BCT.shape[-1] - 1) * self.stride + kernel
         full = functional.fold(
             columns_BTN.transpose(1, 2), (1, length), (1, kernel), stride=(1, self.stride)

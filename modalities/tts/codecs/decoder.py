@@ -124,6 +124,7 @@ class StreamingDecoder:
         """Decode the next frames of `rows`."""
         num_frames = codes_BQF.shape[-1]
         valid = [num_frames] * len(rows) if num_valid is None else list(num_valid)
+        assert len(codes_BQF) == len(rows) == len(valid), "codes, rows and counts go together"
         step = self._step(rows, num_frames, valid)
         if step.is_ragged:
             codes_BQF = step.without_invalid(codes_BQF, 1)
@@ -147,16 +148,7 @@ class StreamingDecoder:
         starts = self._frames[list(rows)].tolist()
         assert min(starts) >= 0, "push or flush of a row that init_state has not started"
         assert len(set(rows)) == len(rows), "a row twice in one call"
-        step = Step(
-            rows,
-            self._num_rows,
-            num_frames=num_frames,
-            starts=starts,
-            num_valid=valid,
-            device=self._adapter.device,
-        )
-        step.seeds_B = self._seeds[step.rows_B]
-        return step
+        return Step(rows, num_frames=num_frames, starts=starts, num_valid=valid, seeds=self._seeds)
 
     def _run(
         self, latents_BCT: Tensor, step: Step, rows: Sequence[int], valid: Sequence[int]

@@ -62,25 +62,27 @@ class Step:
     def __init__(
         self,
         rows: Sequence[int],
-        num_slots: int,
         *,
         num_frames: int,
         starts: Sequence[int],
-        num_valid: Sequence[int] | None = None,
-        device: torch.device,
+        num_valid: Sequence[int] | None,
+        seeds: Tensor,
     ) -> None:
-        """`starts` are the frames each row had; without `num_valid` the streams end there."""
-        self.num_frames, self.num_slots = num_frames, num_slots
+        """`starts` are the frames each row had; without `num_valid` the streams end there.
+
+        `seeds` are all slots', for layers that draw noise; they also say where to compute.
+        """
+        self.num_frames = num_frames
         self.min_start, self.max_start = min(starts), max(starts)
         self.is_flush = num_valid is None
         self.is_ragged = num_valid is not None and any(n != num_frames for n in num_valid)
-        self.seeds_B: Tensor | None = None  # for layers that draw noise
-        self._rows, self._starts, self._device = rows, starts, device
+        self._rows, self._starts, self._seeds = rows, starts, seeds
+        self._device = seeds.device
         is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._run = slice(rows[0], rows[0] + len(rows)) if is_run else None  # a view, not a copy
-        self.valid_B = torch.tensor(num_valid, device=device) if self.is_ragged else None
+        self.valid_B = torch.tensor(num_valid, device=self._device) if self.is_ragged else None
 
-    # Made when first asked for: most steps of most codecs need neither.
+    # Made when first asked for: most steps of most codecs need none.
     @cached_property
     def rows_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
         """The rows' slots."""
@@ -91,10 +93,15 @@ class Step:
         """Frames each row had before this step."""
         return torch.tensor(self._starts, device=self._device)
 
+    @cached_property
+    def seeds_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
+        """What keys each row's noise."""
+        return self._seeds[self.rows_B]
+
     def read(self, state: SlotState, shape: Sequence[int], like: Tensor) -> Tensor:
         """This step's rows of `state`, [B, *shape]."""
         if state.tensor is None:
-            state.tensor = like.new_zeros(self.num_slots, *shape)
+            state.tensor = like.new_zeros(len(self._seeds), *shape)
         if self._run is not None:
             return state.tensor[self._run]
         return state.tensor.index_select(0, self.rows_B)

@@ -194,7 +194,6 @@ class StreamingNoise(Stage):
 
     def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
         """Draw by each row's seed and time."""
-        assert step.seeds_B is not None
         self.block.seeds_B = step.seeds_B
         y_BCT: Tensor = self.block(x_BCT, step.times(self.signal, x_BCT.shape[-1]))
         return y_BCT

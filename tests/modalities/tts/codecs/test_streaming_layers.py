@@ -1,0 +1,126 @@
+"""Stacks of random layers, streamed in random chunks, equal torch's own forward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from triptych.core.errors import WeightsError
+from triptych.modalities.tts.codecs.builder import build
+from triptych.modalities.tts.codecs.convolution import Pad
+from triptych.modalities.tts.codecs.decoder import Adapter, StreamingDecoder, stream_row
+from triptych.modalities.tts.codecs.stages import Chain, Pointwise
+
+WIDTH = 4
+RULES = MappingProxyType({"Recurrent": lambda walk: walk.at("lstm").stage()})
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> nn.Module:
+    kernel, dilation = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    span = (kernel - 1) * dilation
+    return nn.Conv1d(
+        WIDTH,
+        WIDTH,
+        kernel,
+        stride=draw(st.sampled_from([1, 1, 2])),
+        padding=draw(st.sampled_from([0, span // 2, span])),
+        dilation=dilation,
+        groups=draw(st.sampled_from([1, 2, WIDTH])),
+        bias=draw(st.booleans()),
+        padding_mode=draw(st.sampled_from(["zeros", "replicate"])),
+    )
+
+
+@st.composite
+def transposed_convolutions(draw: st.DrawFn) -> nn.Module:
+    kernel, stride = draw(st.integers(1, 7)), draw(st.sampled_from([1, 2, 4]))
+    dilation = draw(st.integers(1, 2))
+    return nn.ConvTranspose1d(
+        WIDTH,
+        WIDTH,
+        kernel,
+        stride,
+        padding=draw(st.integers(0, (kernel - 1) * dilation // 2)),
+        output_padding=draw(st.integers(0, max(stride, dilation) - 1)),
+        groups=draw(st.sampled_from([1, 2])),
+        bias=draw(st.booleans()),
+        dilation=dilation,
+    )
+
+
+class Recurrent(nn.Module):
+    """An LSTM among convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, WIDTH, 2)
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        return self.lstm(x_BCT.permute(2, 0, 1))[0].permute(1, 2, 0)
+
+
+LAYERS = st.one_of(
+    convolutions(),
+    transposed_convolutions(),
+    st.just(nn.ELU()),
+    st.builds(Recurrent),
+)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    layers=st.lists(LAYERS, min_size=1, max_size=4),
+    chunks=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+)
+def test_any_stack_of_layers_streams_exactly(layers: list[nn.Module], chunks: list[int]) -> None:
+    torch.manual_seed(0)
+    # Four steps a frame, so that strides have something to divide.
+    stack = nn.Sequential(nn.ConvTranspose1d(WIDTH, WIDTH, 4, 4), *layers).double()
+    features = torch.randn(1, WIDTH, sum(chunks), dtype=torch.float64)
+    try:
+        decoder = StreamingDecoder(adapter_of(stack), num_rows=1, verify=False)
+        with torch.inference_mode():
+            whole = stack(features)[0, 0]
+    except WeightsError:  # trims, or strides, that streams do not allow
+        reject()
+    except RuntimeError:  # too short for a kernel without padding
+        reject()
+    streamed = stream_row(decoder, features, chunks)
+    assert streamed.shape == whole.shape
+    assert torch.allclose(streamed, whole, rtol=0, atol=1e-10)
+
+
+def adapter_of(stack: nn.Module) -> Adapter:
+    return Adapter(
+        stage=Chain(build(stack, RULES, path="stack"), Pointwise(lambda x_BCT: x_BCT[:, :1])),
+        embed=lambda x_BCT: x_BCT,
+        one_shot=lambda x_BCT: stack(x_BCT)[:, 0],
+        sample_rate=8,
+        num_codebooks=WIDTH,
+        codebook_size=None,
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    num_steps=st.integers(1, 6),
+    kernel=st.integers(1, 5),
+    chunks=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+)
+def test_repeated_ends_stream_exactly(num_steps: int, kernel: int, chunks: list[int]) -> None:
+    conv = nn.Conv1d(WIDTH, WIDTH, kernel, padding=kernel // 2).double()
+    adapter = adapter_of(conv)
+    adapter = replace(adapter, stage=Chain(adapter.stage, Pad(num_steps)))
+    features = torch.randn(1, WIDTH, sum(chunks), dtype=torch.float64)
+    with torch.inference_mode():
+        whole = nn.functional.pad(conv(features)[:, :1], (num_steps, num_steps), mode="replicate")
+    streamed = stream_row(StreamingDecoder(adapter, num_rows=1, verify=False), features, chunks)
+    assert torch.allclose(streamed, whole[0, 0], rtol=0, atol=1e-12)
