@@ -4,7 +4,7 @@ Owns the acoustic half of the model: ISTFTNet (arXiv:2203.02395) with snake acti
 harmonic source mixed in at every rate. Names follow the released checkpoint.
 
 Legend: B rows, F frames (40 a second), P pitch values (two a frame), S samples, H sinusoids,
-C channels, T positions at the current rate, Y style size.
+C channels, T positions at the current rate, Y style size, K frequencies, N spectra.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from triptych.modalities.tts.models.kokoro.config import GeneratorConfig, KokoroConfig
 from triptych.modalities.tts.models.kokoro.extent import Extent
 from triptych.modalities.tts.models.kokoro.source import HarmonicSource
-from triptych.modalities.tts.models.kokoro.stft import Stft
 from triptych.modalities.tts.models.kokoro.styled import AdaptiveNorm, StyledBlock
 
 
@@ -55,8 +54,7 @@ class Generator(nn.Module):
         super().__init__()
         rates, channels = config.upsample_rates, config.upsample_initial_channel
         self.m_source = HarmonicSource(config.samples_per_pitch)
-        self.stft = Stft(config.n_fft, config.hop)
-        self.rates = rates
+        self.config, self.rates = config, rates
         self.ups, self.noise_convs = nn.ModuleList(), nn.ModuleList()
         self.noise_res, self.resblocks = nn.ModuleList(), nn.ModuleList()
         for index, (rate, kernel) in enumerate(
@@ -78,15 +76,10 @@ class Generator(nn.Module):
         self.conv_post = nn.Conv1d(channels, config.n_fft + 2, 7, padding=3)
 
     def forward(
-        self,
-        x_BCT: Tensor,
-        pitch_BP: Tensor,
-        noise_BSH: Tensor,
-        style_BY: Tensor,
-        extent: Extent,
-    ) -> Tensor:
-        """Samples [B, S]. `extent` is in pitch values, at which rate `x_BCT` comes too."""
-        source_BCT, spectra = self._source(pitch_BP, noise_BSH, extent)
+        self, x_BCT: Tensor, source_BKN: Tensor, style_BY: Tensor, extent: Extent
+    ) -> list[Tensor]:
+        """Every row's samples [S]. `extent` is in pitch values, as is `x_BCT`."""
+        spectra = extent.stretched(math.prod(self.rates), 1)
         num_blocks = len(self.resblocks) // len(self.rates)
         for index, rate in enumerate(self.rates):
             is_last = index == len(self.rates) - 1
@@ -94,13 +87,36 @@ class Generator(nn.Module):
             extent = spectra if is_last else extent.stretched(rate)
             if is_last:
                 x_BCT = F.pad(x_BCT, (1, 0), mode="reflect")
-            guide_BCT = self.noise_convs[index](source_BCT)
+            guide_BCT = self.noise_convs[index](source_BKN)
             x_BCT = x_BCT + self.noise_res[index](guide_BCT, style_BY, extent)
             blocks = self.resblocks[index * num_blocks : (index + 1) * num_blocks]
             x_BCT = sum(block(x_BCT, style_BY, extent) for block in blocks) / num_blocks
-        x_BCT = self.conv_post(extent.clear(F.leaky_relu(x_BCT)))
-        log_magnitude_BKT, phase_BKT = x_BCT.chunk(2, dim=1)
-        return self.stft.synthesise(log_magnitude_BKT.exp(), phase_BKT.sin(), extent)
+        x_BCN = self.conv_post(extent.clear(F.leaky_relu(x_BCT)))
+        log_magnitude_BKN, phase_BKN = x_BCN.chunk(2, dim=1)
+        spectrum_BKN = torch.polar(log_magnitude_BKN.exp(), phase_BKN.sin())
+        rows = zip(spectrum_BKN, spectra.lengths, strict=True)
+        return [self._inverse(spectrum_KN[:, :length]) for spectrum_KN, length in rows]
+
+    def source(self, pitch_P: Tensor, noise_SH: Tensor) -> Tensor:
+        """What guides one row: its source's magnitudes, then phases, [2K, N].
+
+        Phases jump between -pi and pi, so the least difference in pitch can be heard. Rows must
+        come here with bits that do not depend on their batch: one by one.
+        """
+        n_fft = self.config.n_fft
+        spectrum_KN = torch.stft(
+            self.m_source(pitch_P, noise_SH),
+            n_fft,
+            self.config.hop,
+            window=torch.hann_window(n_fft, device=pitch_P.device, dtype=pitch_P.dtype),
+            return_complex=True,
+        )
+        return torch.cat((spectrum_KN.abs(), spectrum_KN.angle()))
+
+    def _inverse(self, spectrum_KN: Tensor) -> Tensor:
+        n_fft = self.config.n_fft
+        window = torch.hann_window(n_fft, device=spectrum_KN.device, dtype=spectrum_KN.real.dtype)
+        return torch.istft(spectrum_KN, n_fft, self.config.hop, window=window)
 
     def cast_convolutions(self, dtype: torch.dtype) -> None:
         """Compute the residual convolutions in `dtype`; norms and activations stay as they are."""
@@ -108,13 +124,6 @@ class Generator(nn.Module):
             assert isinstance(block, SnakeBlock)
             for conv in (*block.convs1, *block.convs2):
                 conv.to(dtype)
-
-    def _source(self, pitch_BP: Tensor, noise_BSH: Tensor, extent: Extent) -> tuple[Tensor, Extent]:
-        """The source's spectra [B, 2K, T], cleared, and their extent."""
-        samples = extent.stretched(self.m_source.samples_per_pitch)
-        spectra = extent.stretched(math.prod(self.rates), 1)
-        source_BS = self.m_source(pitch_BP, noise_BSH, extent)
-        return spectra.clear(self.stft.analyse(source_BS, samples)), spectra
 
 
 class Decoder(nn.Module):
@@ -144,19 +153,21 @@ class Decoder(nn.Module):
         self,
         text_BCF: Tensor,
         curves: tuple[Tensor, Tensor],
-        noise_BSH: Tensor,
+        source_BKN: Tensor,
         style_BY: Tensor,
         extent: Extent,
-    ) -> Tensor:
-        """Samples [B, S]; `curves` are pitch and energy [B, P], `extent` is in frames."""
-        pitches = extent.stretched(2)
-        pitch_B1P, energy_B1P = (pitches.clear(curve_BP[:, None]) for curve_BP in curves)
-        drawn = (self.F0_conv(pitch_B1P), self.N_conv(energy_B1P))
+    ) -> list[Tensor]:
+        """Every row's samples [S]; `curves` are pitch and energy [B, P], `extent` is in frames.
+
+        `curves` and `source_BKN` are padded with zeros.
+        """
+        pitch_BP, energy_BP = curves
+        drawn = (self.F0_conv(pitch_BP[:, None]), self.N_conv(energy_BP[:, None]))
         aside = (self.asr_res(text_BCF), *drawn)
         x_BCF = self.encode(torch.cat((text_BCF, *drawn), 1), style_BY, extent)
         for block in self.decode:
             x_BCF = block(torch.cat((x_BCF, *aside), 1), style_BY, extent)
-        return self.generator(x_BCF, curves[0], noise_BSH, style_BY, pitches)  # type: ignore[no-any-return]
+        return self.generator(x_BCF, source_BKN, style_BY, extent.stretched(2))  # type: ignore[no-any-return]
 
 
 def _same_conv(channels: int, kernel_size: int, dilation: int) -> nn.Conv1d:

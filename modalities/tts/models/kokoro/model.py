@@ -1,17 +1,17 @@
 """Kokoro as a whole: sentences of phonemes in, samples out, several at once.
 
-Owns batching and what of a sentence is drawn from its seed. Knows nothing of files, text or HTTP.
-Every sentence is one piece: norms and recurrences run over all of it, so the first sample needs
-the last phoneme, and streaming goes sentence by sentence.
+Owns batching: sentences are planned one by one, and their sound is decoded in buckets of length.
+Knows nothing of files, text or HTTP. Every sentence is one piece: norms and recurrences run over
+all of it, so the first sample needs the last phoneme, and streaming goes sentence by sentence.
 
-Legend: B rows, T tokens, F frames, S samples, C channels, Y the two style vectors together.
+Legend: B rows, T tokens, F frames, P pitch values, S samples, C channels, Y style vectors, K and N
+frequencies and spectra.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,13 @@ from triptych.modalities.tts.models.kokoro.text import Albert, TextEncoder
 from triptych.modalities.tts.models.kokoro.voices import Voices, style_of
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
-TOKEN_BUCKET, FRAME_BUCKET = 32, 128
-MAX_BATCH_TOKENS, MAX_BATCH_FRAMES = 4096, 4096
+FRAME_BUCKET = 128
+MAX_BATCH_FRAMES = 4096
 MAX_FRAMES = 4096
 """The longest sentence, about 100 s: what one row may need of memory is bounded."""
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+Noise = Callable[[int, int], Tensor]
+"""Standard normal noise [S, H] for a seed and a number of samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,16 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A sentence whose timing is known: its features, each held for its token's frames."""
+    """A sentence whose timing and melody are decided, and only its sound is not.
 
-    sentence: Sentence
-    features_FC: Tensor
+    Phoneme features for every frame, pitch and energy, and what guides the generator.
+    """
+
+    timbre_Y: Tensor
     text_FC: Tensor
+    pitch_P: Tensor
+    energy_P: Tensor
+    source_KN: Tensor
 
     @property
     def num_frames(self) -> int:
@@ -77,60 +82,52 @@ class KokoroModel(nn.Module):
         self.decoder = Decoder(config)
 
     @property
-    def samples_per_frame(self) -> int:
-        """Samples per decoder frame."""
-        return 2 * self.config.generator.samples_per_pitch
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.bert_encoder.weight.device
 
-    def plan(self, sentences: Sequence[Sentence]) -> list[Plan]:
-        """Time sentences in one batch. Raises `InvalidRequest` where one gets too long."""
-        device = self.bert_encoder.weight.device
-        rows = [(BOUNDARY_ID, *s.phoneme_ids, BOUNDARY_ID) for s in sentences]
-        extent = Extent.of([len(row) for row in rows], device)
-        ids_BT = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
-        style_BY = self._styles(sentences)[1]
-        hidden_BTC = self.bert_encoder(self.bert(ids_BT, extent))
-        features_BTC, frames_BT = self.predictor.durations(hidden_BTC, style_BY, extent)
-        speed_B1 = torch.tensor([[s.speed] for s in sentences], device=device)
-        frames_BT = (frames_BT / speed_B1).round().clamp(min=1).long()
-        text_BTC = self.text_encoder(ids_BT, extent)
-        durations = zip(extent.lengths, frames_BT.cpu(), strict=True)
-        held = [_hold(frames_T[:length]).to(device) for length, frames_T in durations]
-        return [
-            Plan(sentence=s, features_FC=features_TC[index_F], text_FC=text_TC[index_F])
-            for s, index_F, features_TC, text_TC in zip(
-                sentences, held, features_BTC, text_BTC, strict=True
-            )
-        ]
+    def plan(self, sentence: Sentence, noise: Noise = source_noise) -> Plan:
+        """Decide how one sentence will go. Raises `InvalidRequest` where it gets too long.
 
-    def render(self, plans: Sequence[Plan], noise_BSH: Tensor) -> list[Tensor]:
-        """The samples [S] of timed sentences, in one batch. `noise_BSH` is standard normal."""
-        device = self.bert_encoder.weight.device
-        extent = Extent.of([plan.num_frames for plan in plans], device)
-        timbre_BY, prosody_BY = self._styles([plan.sentence for plan in plans])
-        features_BFC = pad_sequence([plan.features_FC for plan in plans], batch_first=True)
-        text_BFC = pad_sequence([plan.text_FC for plan in plans], batch_first=True)
-        curves = self.predictor.curves(features_BFC, prosody_BY, extent)
-        pcm_BS = self.decoder(text_BFC.transpose(1, 2), curves, noise_BSH, timbre_BY, extent)
-        num_samples = extent.stretched(self.samples_per_frame).lengths
-        return [pcm_S[:length] for pcm_S, length in zip(pcm_BS, num_samples, strict=True)]
+        Never batched, though the work is a tenth at most: durations are rounded and phases wrap, so
+        that a batch's different rounding of the last bit would now and then be heard.
+        """
+        ids = (BOUNDARY_ID, *sentence.phoneme_ids, BOUNDARY_ID)
+        ids_1T = torch.tensor([ids], device=self.device)
+        timbre_1Y, prosody_1Y = sentence.style_Y.to(self.bert_encoder.weight)[None].chunk(2, dim=-1)
+        hidden_1TC = self.bert_encoder(self.bert(ids_1T))
+        features_1TC, frames_1T = self.predictor.durations(hidden_1TC, prosody_1Y)
+        frames_T = (frames_1T[0] / sentence.speed).round().clamp(min=1).long()
+        num_frames = _checked(int(frames_T.sum()))
+        token_F = torch.repeat_interleave(frames_T, output_size=num_frames)
+        pitch_1P, energy_1P = self.predictor.curves(features_1TC[:, token_F], prosody_1Y)
+        num_samples = pitch_1P.shape[1] * self.config.generator.samples_per_pitch
+        noise_SH = noise(sentence.seed, num_samples).to(pitch_1P)
+        return Plan(
+            timbre_Y=timbre_1Y[0],
+            text_FC=self.text_encoder(ids_1T)[0, token_F],
+            pitch_P=pitch_1P[0],
+            energy_P=energy_1P[0],
+            source_KN=self.decoder.generator.source(pitch_1P[0], noise_SH),
+        )
 
-    def noise(self, plans: Sequence[Plan]) -> Tensor:
-        """Each sentence's own noise [B, S, H], padded."""
-        rows = [source_noise(p.sentence.seed, p.num_frames * self.samples_per_frame) for p in plans]
-        return pad_sequence(rows, batch_first=True).to(self.bert_encoder.weight.device)
-
-    def _styles(self, sentences: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
-        """Timbre and prosody, both [B, style size]."""
-        style_BY = torch.stack([s.style_Y for s in sentences])
-        timbre_BY, prosody_BY = style_BY.to(self.bert_encoder.weight).chunk(2, dim=-1)
-        return timbre_BY, prosody_BY
+    def render(self, plans: Sequence[Plan]) -> list[Tensor]:
+        """The samples [S] of each plan, decoded in one batch."""
+        return self.decoder(  # type: ignore[no-any-return]
+            _padded([plan.text_FC for plan in plans]).transpose(1, 2),
+            (_padded([plan.pitch_P for plan in plans]), _padded([plan.energy_P for plan in plans])),
+            _padded([plan.source_KN.T for plan in plans]).transpose(1, 2),
+            torch.stack([plan.timbre_Y for plan in plans]),
+            Extent.of([plan.num_frames for plan in plans], self.device),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kokoro:
     """A loaded model with its voices.
 
-    A row's samples depend on its own sentence alone, up to the rounding of batched arithmetic.
+    Sentences of one call share batches. A sentence's samples depend on itself alone: others in its
+    batch change them by less than 1e-5, and their number not at all.
     """
 
     config: KokoroConfig
@@ -161,63 +158,49 @@ class Kokoro:
 
     @torch.inference_mode()
     def synthesize_batch(self, sentences: Sequence[Sentence]) -> list[Tensor]:
-        """The samples [S] of every sentence, in order.
+        """The samples [S] of every sentence, in order; sentences of like lengths are one batch.
 
-        Sentences of like lengths share a batch: first by tokens, then, once timed, by frames.
         Raises `NonFinite` when the network's output is no audio.
         """
-        plans = _in_batches(sentences, _num_tokens, self.model.plan, TOKEN_BUCKET, MAX_BATCH_TOKENS)
-        return _in_batches(plans, _num_frames, self._render, FRAME_BUCKET, MAX_BATCH_FRAMES)
-
-    def _render(self, plans: Sequence[Plan]) -> list[Tensor]:
-        rows = [pcm_S.cpu() for pcm_S in self.model.render(plans, self.model.noise(plans))]
-        if not all(bool(pcm_S.isfinite().all()) for pcm_S in rows):
-            raise NonFinite("The speech model gave something that is no audio.")
-        return rows
-
-
-def _num_tokens(sentence: Sentence) -> int:
-    return len(sentence.phoneme_ids) + 2
+        plans = [self.model.plan(sentence) for sentence in sentences]
+        # A CPU is busy with one row already: batches would only add padding.
+        budget = 1 if self.model.device.type == "cpu" else MAX_BATCH_FRAMES
+        samples: dict[int, Tensor] = {}
+        for batch in batches([plan.num_frames for plan in plans], budget):
+            rows = self.model.render([plans[index] for index in batch])
+            samples.update((index, _audio(row)) for index, row in zip(batch, rows, strict=True))
+        return [samples[index] for index in range(len(plans))]
 
 
-def _num_frames(plan: Plan) -> int:
-    return plan.num_frames
+def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Indices of `lengths` that share a bucket, as many at once as `budget` holds when padded."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if batch:
+            longest = lengths[batch[0]]
+            is_like = lengths[index] // FRAME_BUCKET == longest // FRAME_BUCKET
+            if not is_like or (len(batch) + 1) * longest > budget:
+                yield batch
+                batch = []
+        batch.append(index)
+    if batch:
+        yield batch
 
 
-def _hold(frames_T: Tensor) -> Tensor:
-    """For every frame, the token it belongs to [F]."""
-    num_frames = int(frames_T.sum())
+def _checked(num_frames: int) -> int:
     if num_frames > MAX_FRAMES:
         raise InvalidRequest(
             f"A sentence of {num_frames} frames is too long (at most {MAX_FRAMES}); split it, or"
             " speak faster."
         )
-    return torch.repeat_interleave(frames_T)
+    return num_frames
 
 
-def _in_batches(
-    items: Sequence[Item],
-    size_of: Callable[[Item], int],
-    run: Callable[[Sequence[Item]], list[Result]],
-    bucket: int,
-    budget: int,
-) -> list[Result]:
-    """`run` over batches of items of like size, its results in the items' order."""
-    results: dict[int, Result] = {}
-    for batch in _batches([size_of(item) for item in items], bucket, budget):
-        results.update(zip(batch, run([items[index] for index in batch]), strict=True))
-    return [results[index] for index in range(len(items))]
+def _padded(rows: list[Tensor]) -> Tensor:
+    return pad_sequence(rows, batch_first=True)
 
 
-def _batches(sizes: Sequence[int], bucket: int, budget: int) -> Iterator[list[int]]:
-    """Indices of `sizes` that share a bucket, as many at once as `budget` holds when padded."""
-    order = sorted(range(len(sizes)), key=lambda index: sizes[index], reverse=True)
-    batch: list[int] = []
-    for index in order:
-        is_like = batch and sizes[index] // bucket == sizes[batch[0]] // bucket
-        if batch and not (is_like and (len(batch) + 1) * sizes[batch[0]] <= budget):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+def _audio(pcm_S: Tensor) -> Tensor:
+    if not bool(pcm_S.isfinite().all()):
+        raise NonFinite("The speech model gave something that is no audio.")
+    return pcm_S.cpu()

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from triptych.modalities.tts.models.kokoro.config import KokoroConfig
-from triptych.modalities.tts.models.kokoro.extent import Extent, run_lstm
+from triptych.modalities.tts.models.kokoro.extent import Extent
 from triptych.modalities.tts.models.kokoro.styled import EPSILON, StyledBlock
 
 
@@ -40,12 +40,12 @@ class DurationEncoder(nn.Module):
             self.lstms.append(_lstm_with_style(config))
             self.lstms.append(StyledLayerNorm(config.style_size, config.hidden_size))
 
-    def forward(self, x_BTC: Tensor, style_BS: Tensor, extent: Extent) -> Tensor:
+    def forward(self, x_BTC: Tensor, style_BS: Tensor) -> Tensor:
         """[B, T, C] to [B, T, C + S]."""
         x_BTC = _with_style(x_BTC, style_BS)
         for block in self.lstms:
             if isinstance(block, nn.LSTM):
-                x_BTC = run_lstm(block, x_BTC, extent)
+                x_BTC = block(x_BTC)[0]
             else:
                 x_BTC = _with_style(block(x_BTC, style_BS), style_BS)
         return x_BTC
@@ -63,22 +63,18 @@ class ProsodyPredictor(nn.Module):
         self.F0, self.N = _curve_blocks(size, style), _curve_blocks(size, style)
         self.F0_proj, self.N_proj = nn.Conv1d(size // 2, 1, 1), nn.Conv1d(size // 2, 1, 1)
 
-    def durations(
-        self, hidden_BTC: Tensor, style_BS: Tensor, extent: Extent
-    ) -> tuple[Tensor, Tensor]:
+    def durations(self, hidden_BTC: Tensor, style_BS: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B, T, C + S] for `curves`, and frames per token [B, T] at normal speed."""
-        features_BTC = self.text_encoder(hidden_BTC, style_BS, extent)
-        logits_BTN = self.duration_proj(run_lstm(self.lstm, features_BTC, extent))
+        features_BTC = self.text_encoder(hidden_BTC, style_BS)
+        logits_BTN = self.duration_proj(self.lstm(features_BTC)[0])
         return features_BTC, logits_BTN.sigmoid().sum(-1)
 
-    def curves(
-        self, features_BFC: Tensor, style_BS: Tensor, extent: Extent
-    ) -> tuple[Tensor, Tensor]:
+    def curves(self, features_BFC: Tensor, style_BS: Tensor) -> tuple[Tensor, Tensor]:
         """Pitch in hertz and log energy, both [B, P], of features held for their durations."""
-        x_BCF = run_lstm(self.shared, features_BFC, extent).transpose(1, 2)
+        x_BCF = self.shared(features_BFC)[0].transpose(1, 2)
         return (
-            self.F0_proj(_through(self.F0, x_BCF, style_BS, extent))[:, 0],
-            self.N_proj(_through(self.N, x_BCF, style_BS, extent))[:, 0],
+            self.F0_proj(_through(self.F0, x_BCF, style_BS))[:, 0],
+            self.N_proj(_through(self.N, x_BCF, style_BS))[:, 0],
         )
 
 
@@ -101,11 +97,10 @@ def _curve_blocks(size: int, style_size: int) -> nn.ModuleList:
     )
 
 
-def _through(blocks: nn.ModuleList, x_BCF: Tensor, style_BS: Tensor, extent: Extent) -> Tensor:
+def _through(blocks: nn.ModuleList, x_BCF: Tensor, style_BS: Tensor) -> Tensor:
     for block in blocks:
-        assert isinstance(block, StyledBlock)
-        x_BCF = block(x_BCF, style_BS, extent)
-        extent = extent.stretched(block.rate)
+        full = Extent.of([x_BCF.shape[-1]] * len(x_BCF), x_BCF.device)
+        x_BCF = block(x_BCF, style_BS, full)
     return x_BCF
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from triptych.modalities.tts.models.kokoro.config import AlbertConfig, KokoroConfig
-from triptych.modalities.tts.models.kokoro.extent import Extent, run_lstm
 
 ALBERT_EPSILON = 1e-12
 
@@ -45,14 +44,13 @@ class AlbertAttention(nn.Module):
         self.value, self.dense = nn.Linear(size, size), nn.Linear(size, size)
         self.LayerNorm = nn.LayerNorm(size, eps=ALBERT_EPSILON)
 
-    def forward(self, x_BTC: Tensor, extent: Extent) -> Tensor:
-        """Attend over each row's real tokens."""
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """[B, T, C] to the same."""
         q_BHTD, k_BHTD, v_BHTD = (
             project(x_BTC).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        mask_B11T = None if extent.mask_BT is None else extent.mask_BT[:, None, None]
-        y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, attn_mask=mask_B11T)
+        y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD)
         return self.LayerNorm(x_BTC + self.dense(y_BHTD.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
 
 
@@ -66,9 +64,9 @@ class AlbertLayer(nn.Module):
         self.ffn_output = nn.Linear(config.intermediate_size, config.hidden_size)
         self.full_layer_layer_norm = nn.LayerNorm(config.hidden_size, eps=ALBERT_EPSILON)
 
-    def forward(self, x_BTC: Tensor, extent: Extent) -> Tensor:
+    def forward(self, x_BTC: Tensor) -> Tensor:
         """[B, T, C] to the same."""
-        x_BTC = self.attention(x_BTC, extent)
+        x_BTC = self.attention(x_BTC)
         y_BTC = self.ffn_output(F.gelu(self.ffn(x_BTC), approximate="tanh"))
         return self.full_layer_layer_norm(y_BTC + x_BTC)  # type: ignore[no-any-return]
 
@@ -83,11 +81,11 @@ class Albert(nn.Module):
         self.mapping = nn.Linear(config.embedding_size, config.hidden_size)
         self.layer = AlbertLayer(config)
 
-    def forward(self, ids_BT: Tensor, extent: Extent) -> Tensor:
+    def forward(self, ids_BT: Tensor) -> Tensor:
         """[B, T] ids to [B, T, C]."""
         x_BTC = self.mapping(self.embeddings(ids_BT))
         for _ in range(self.num_layers):
-            x_BTC = self.layer(x_BTC, extent)
+            x_BTC = self.layer(x_BTC)
         return x_BTC  # type: ignore[no-any-return]
 
 
@@ -104,11 +102,11 @@ class TextEncoder(nn.Module):
         )
         self.lstm = nn.LSTM(size, size // 2, batch_first=True, bidirectional=True)
 
-    def forward(self, ids_BT: Tensor, extent: Extent) -> Tensor:
+    def forward(self, ids_BT: Tensor) -> Tensor:
         """[B, T] ids to [B, T, C]."""
         x_BTC = self.embedding(ids_BT)
         for block in self.cnn:
             convolve, norm = block.children()
-            y_BCT = convolve(extent.clear(x_BTC.transpose(1, 2)))
+            y_BCT = convolve(x_BTC.transpose(1, 2))
             x_BTC = F.leaky_relu(norm(y_BCT.transpose(1, 2)), 0.2)
-        return run_lstm(self.lstm, x_BTC, extent)
+        return self.lstm(x_BTC)[0]  # type: ignore[no-any-return]
