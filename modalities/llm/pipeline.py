@@ -30,6 +30,7 @@ from triptych.modalities.llm.service import (
     Usage,
     sampling_params,
 )
+from triptych.modalities.llm.text import TextModel
 
 Message = Mapping[str, Any]
 Conversation = str | Sequence[Message]
@@ -335,14 +336,14 @@ async def _start(resolved: ResolvedModel, config: Config) -> LlmService:
     from triptych.schedulers.engine import Engine
     from triptych.schedulers.local import LocalClient
 
+    text = TextModel.open(resolved, config.models)  # first: it fails fast where it fails
     device, ledger = bring_up(config.device)
     loader = LlmLoader(resolved, config, device, ledger)
     client = LocalClient(Engine([loader], config=config, ledger=ledger))
     try:
-        service = LlmService.from_config(config, [resolved], client)
         if config.models.load == "startup":
             await client.load(resolved.name)
     except BaseException:  # Ctrl-C too: nothing may go on running behind the caller's back
         await client.close()
         raise
-    return service
+    return LlmService.from_config(config, [text], client)

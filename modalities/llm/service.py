@@ -20,7 +20,6 @@ from triptych.core.config import Config
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NotFound
 from triptych.core.sampling.params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
-from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.detokenizer import Detokenizer, Piece
 from triptych.modalities.llm.merge import merge
 from triptych.modalities.llm.text import TextModel
@@ -100,13 +99,10 @@ class LlmService:
         self._default_seed = default_seed
 
     @classmethod
-    def from_config(
-        cls, config: Config, models: Sequence[ResolvedModel], client: EngineClient
-    ) -> Self:
-        """The service of resolved models. Raises `SetupError` for a folder unfit for text."""
-        texts = [TextModel.open(model, config.models) for model in models]
+    def from_config(cls, config: Config, models: Sequence[TextModel], client: EngineClient) -> Self:
+        """The service of `models` with the admission and seed of a configuration."""
         seed = config.device.seed if config.device.seed >= 0 else None
-        return cls(client, texts, Admission(options=config.schedule), default_seed=seed)
+        return cls(client, models, Admission(options=config.schedule), default_seed=seed)
 
     @property
     def max_jobs(self) -> int:

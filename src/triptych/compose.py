@@ -56,6 +56,8 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.app import create_app
     from triptych.modalities.llm.routes import llm_router
     from triptych.modalities.llm.service import LlmService
+    from triptych.modalities.llm.text import TextModel
 
-    service = LlmService.from_config(config, models, client)
+    texts = [TextModel.open(model, config.models) for model in models]
+    service = LlmService.from_config(config, texts, client)
     return create_app(config, client, [llm_router(service)])
