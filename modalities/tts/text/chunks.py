@@ -189,7 +189,7 @@ def _fitting(
     middle = (span.start + span.end) // 2
     while span.start < middle and not text[middle].isalpha():
         middle -= 1  # a cut before an accent or a mark would leave it to the next utterance
-    if weight <= most or middle == span.start:
+    if weight <= most or not _has_letter(text, span.start, middle):
         yield _Atom(span.end, weight, boundary)
         return
     yield from _fitting(text, Span(span.start, middle), Boundary.INSIDE, most, measure)

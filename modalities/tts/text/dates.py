@@ -43,7 +43,7 @@ def date_rules(voice: Voice) -> RuleSet:
     return RuleSet(
         digit=(
             Rule(
-                re.compile(rf"(\d{{4}})([-/.])(\d\d?)\2(\d\d?)(?![\w-]\d)(?:[T ](?={clock}))?"),
+                re.compile(rf"(\d{{4}})([-/.])(\d\d?)\2(\d\d?)(?!\d|-\d)(?:[T ](?={clock}))?"),
                 dates.iso,
             ),
             Rule(re.compile(r"(\d{4})-(0\d)(?![\w-])"), dates.year_month),

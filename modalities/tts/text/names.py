@@ -40,13 +40,12 @@ def name_rules(voice: Voice) -> RuleSet:
     names = _Names(voice)
     lang = voice.language
     cues = alternatives(lang.words.roman_cues)
+    titles = alternatives({**lang.titles, **lang.streets})
     return RuleSet(
         letter=(
             Rule(re.compile(rf"(?<!\w)({alternatives(lang.numbered)})\. ?(?=\d)"), names.numbered),
             Rule(
-                re.compile(
-                    rf"(?<![^\W\d_.])({alternatives({**lang.titles, **lang.streets})})(\.?){WORD_END}"
-                ),
+                re.compile(rf"(?<![^\W\d_.])({titles})(\.?){WORD_END}"),
                 names.title,
             ),
             Rule(
@@ -64,11 +63,11 @@ def name_rules(voice: Voice) -> RuleSet:
                 re.compile(rf"(?<!\w)({cues}) ([IVXLCDM]{{1,12}}){WORD_END}(?! [A-Z]{WORD_END})"),
                 names.chapter,
             ),
-            Rule(re.compile(rf"(?<!\w)([IVX]{{1,8}}){WORD_END}(?!\.\w)"), names.roman),
+            Rule(re.compile(r"(?<!\w)([IVX]{1,8})(?!\w|\.\w| [A-Z](?!\w))"), names.roman),
             Rule(re.compile(r"(?<!\w)[vV](?=\d)"), lambda match: "version"),
             Rule(re.compile(r"([A-Z]{2,12})('?s)?(?![^\W\d_])"), names.acronym),
             Rule(
-                re.compile(r"(?<![^\W\d_])([^\W\d_])(?!\w)"), lambda match: lang.greek.get(match[1])
+                re.compile(r"(?<![^\W\d_])[^\W\d_](?!\w)"), lambda match: lang.greek.get(match[0])
             ),
         ),
     )

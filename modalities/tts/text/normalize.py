@@ -189,6 +189,8 @@ class _Scan:
 
     def say(self, spoken: str, start: int, end: int) -> int:
         """A rule's words for the characters `start:end`."""
+        if self._is_mute(spoken[0]):
+            return end
         self._part_from_last(spoken[0], is_said=True)
         self._open(self._starts[start])
         self._emit(spoken, self._starts[end], is_aligned=False)
@@ -198,7 +200,7 @@ class _Scan:
     def copy(self, start: int, end: int) -> int:
         """The characters `start:end` as they are."""
         text, starts = self.text, self._starts
-        if self._num_silent >= _MAX_SILENCE and not text[start].isalpha():
+        if self._is_mute(text[start]):
             return end
         self._part_from_last(text[start], is_said=False)
         self._open(starts[start])
@@ -213,14 +215,19 @@ class _Scan:
 
     def end_sentence(self, end: int, boundary: Boundary) -> None:
         """Close the sentence; a paragraph without a mark at its end gets a full stop."""
-        if self.text[:end].endswith("\n") and self._last.isalnum():
+        if self.text.endswith("\n", 0, end) and self._last.isalnum():
             self._emit(".", self._starts[end - 1], is_aligned=False)
-        self.space(end)
+        if self.text[end - 1].isspace():
+            self.space(end)
         self._boundary = boundary if self._last else None
 
     def finish(self, source_length: int) -> SpokenText:
         """The whole text, once everything has been read."""
         return self._builder.build(source_length)
+
+    def _is_mute(self, char: str) -> bool:
+        """Whether `char` would only prolong a silence."""
+        return self._num_silent >= _MAX_SILENCE and not char.isalpha()
 
     def _part_from_last(self, char: str, *, is_said: bool) -> None:
         """Make a space due where two words would touch."""
@@ -243,4 +250,7 @@ class _Scan:
     def _emit(self, spoken: str, source_end: int, *, is_aligned: bool) -> None:
         self._builder.add(spoken, source_end, is_aligned=is_aligned)
         self._last = spoken[-1]
-        self._num_silent = 0 if any(map(str.isalpha, spoken)) else self._num_silent + len(spoken)
+        at = len(spoken)
+        while at and not spoken[at - 1].isalpha():
+            at -= 1
+        self._num_silent = len(spoken) - at + (0 if at else self._num_silent)

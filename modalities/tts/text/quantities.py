@@ -25,6 +25,7 @@ from triptych.modalities.tts.text.rules import (
 _DASH = r"(?:-| ?– ?)"
 _POWERS = {"2": "square", "3": "cubic"}
 _LENGTHS = frozenset(("m", "km", "cm", "mm", "dm", "nm", "μm", "ft", "in", "mi", "yd"))
+_CODE_LETTERS = frozenset("BCFMkx")
 _RAISED = {"2": "squared", "3": "cubed"}
 _OUT_OF = (10, 100)
 
@@ -50,7 +51,7 @@ def quantity_rules(voice: Voice) -> RuleSet:
             re.compile(r"(?:(?<!/)(\d{1,6}) )?(\d{1,4})/(\d{1,4})(?![\w/]|[.,]\d)"),
             quantities.fraction,
         ),
-        Rule(re.compile(rf"({NUM}){_DASH}({NUM})(?![\w%-]|\.\d)"), quantities.range),
+        Rule(re.compile(rf"(?<!\d-)({NUM}){_DASH}({NUM})(?![\w%-]|\.\d)"), quantities.range),
         Rule(re.compile(NUM), quantities.plain),
         Rule(re.compile(r"\d{1,40}"), lambda match: digits(match[0])),
     ]
@@ -166,7 +167,9 @@ class _Quantities:
         unit = match["tight"] or match["loose"]
         if unit in ('"', "'") and self._closes_quote(match, unit):
             return None
-        if unit in ("C", "F") and (is_attached(match) or len(low) < 2):
+        if unit in _CODE_LETTERS and is_attached(match):
+            return None  # "B2B"
+        if unit in ("C", "F") and len(low) < 2:
             return None  # "Figure 5C"
         if match["power"] and unit not in _LENGTHS:
             return None

@@ -94,7 +94,7 @@ class _Splitter:
             (text.rfind(c, max(0, dot - _MAX_WORD), dot) + 1 for c in ' \n\t("“'), default=0
         )
         word = text[max(begin, dot - _MAX_WORD) : dot].lstrip("'‘[")
-        if _LIST_NUMBER.match(word) and not text[self._start : dot - len(word)].strip():
+        if _LIST_NUMBER.match(word) and self._begins_at(dot - len(word)):
             return False
         if after[:1].isdigit() and (word in lang.numbered or self._is_month_or_day(word)):
             return False
@@ -102,8 +102,17 @@ class _Splitter:
             return True
         if word == "etc":
             return after[:1].isupper()
-        is_inner = word in lang.inner or (word in lang.titles and word not in lang.streets)
+        is_inner = word in lang.inner or (word in lang.titles and not self._is_street(word, dot))
         return not is_inner and after in lang.words.starters
+
+    def _is_street(self, word: str, dot: int) -> bool:
+        """Whether the abbreviation before `dot` stands after a name ("Main St."), not before."""
+        before = self._text[max(0, dot - _MAX_WORD) : dot - len(word)].rstrip(" ")
+        return word in self._language.streets and before[before.rfind(" ") + 1 :][:1].isupper()
+
+    def _begins_at(self, at: int) -> bool:
+        """Whether the open sentence begins with the word at `at`."""
+        return at - self._start <= _MAX_WORD and not self._text[self._start : at].strip()
 
     def _is_abbreviation(self, word: str) -> bool:
         """Whether a full stop after `word` belongs to it, and need not end a sentence."""

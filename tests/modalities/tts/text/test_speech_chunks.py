@@ -1,0 +1,111 @@
+# typographic signs are the subject here
+import pytest
+
+from triptych.modalities.tts.text.chunks import ChunkLimits, Utterance, split_utterances
+from triptych.modalities.tts.text.guard import estimate_seconds
+from triptych.modalities.tts.text.normalize import Normalizer
+from triptych.modalities.tts.text.spoken import Boundary
+
+normalize = Normalizer()
+
+
+def _split(text: str, most: float, **limits: object) -> list[Utterance]:
+    return list(split_utterances(normalize(text), ChunkLimits(most=most, **limits)))  # type: ignore[arg-type]
+
+
+def _texts(text: str, most: float, **limits: object) -> list[str]:
+    return [utterance.text for utterance in _split(text, most, **limits)]
+
+
+def test_what_fits_is_one_utterance() -> None:
+    (utterance,) = _split("Hello there. How are you?", 100)
+    assert utterance.text == "Hello there. How are you?"
+    assert utterance.source == (0, 25)
+    assert (utterance.index, utterance.context) == (0, "")
+    assert utterance.boundary is Boundary.PARAGRAPH
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "parts"),
+    [
+        ("One two. Three four. Five six.", 22, ["One two. Three four.", "Five six."]),
+        ("One two three, four five six seven", 20, ["One two three,", "four five six seven"]),
+        ("One two three four five", 10, ["One two", "three", "four five"]),
+        ("A b c. D e f, g h i j k l.", 12, ["A b c.", "D e f,", "g h i j k l."]),
+        ("Aaaaaaaaaa", 4, ["Aa", "aaa", "aa", "aaa"]),
+        ("これは長い、とても長い文です。次。", 10, ["これは長い、", "とても長い文です。", "次。"]),
+        (
+            "Short.\n\nA long paragraph here. And so on.",
+            36,
+            ["Short. A long paragraph here.", "And so on."],
+        ),
+        (
+            "A first paragraph here.\n\nTwo. Three four five.",
+            32,
+            ["A first paragraph here.", "Two. Three four five."],
+        ),
+    ],
+)
+def test_cuts_at_the_best_place(text: str, most: float, parts: list[str]) -> None:
+    assert _texts(text, most) == parts
+
+
+def test_what_was_written_as_one_is_cut_last() -> None:
+    parts = _texts("We paid $1234.56 and left", 50)
+    assert parts[0] == "We paid"
+    assert parts[1].startswith("one thousand two hundred")
+
+
+def test_a_cut_inside_one_token_shares_its_source() -> None:
+    text = "$123,456,789.12"
+    parts = _split(text, 30)
+    assert len(parts) > 2
+    assert [part.source.start for part in parts[1:]] == [part.source.end for part in parts[:-1]]
+    assert (parts[0].source.start, parts[-1].source.end) == (0, len(text))
+
+
+def test_the_first_utterance_can_be_shorter() -> None:
+    text = "Well, this is a sentence that goes on. It has a second one."
+    assert _texts(text, 100, first_most=20)[0] == "Well, this is a"[:5]
+    assert len(_texts(text, 100)) == 1
+
+
+def test_the_tail_of_what_was_said_is_handed_on() -> None:
+    first, second, third = _split(
+        "One two three. Four five six. Seven.", 15, num_context_characters=12
+    )
+    assert first.context == ""
+    assert second.context == "two three."
+    assert third.context == "five six."
+    assert _split("One. Two.", 5, num_context_characters=0)[1].context == ""
+
+
+def test_the_pause_after_an_utterance_is_told() -> None:
+    text = "One. Two, three four.\n\nFive six seven eight nine ten."
+    ends = [utterance.boundary for utterance in _split(text, 12)]
+    assert ends[:3] == [Boundary.SENTENCE, Boundary.CLAUSE, Boundary.PARAGRAPH]
+    assert ends[-1] is Boundary.PARAGRAPH
+
+
+def test_no_utterance_is_silent() -> None:
+    text = '😀 ... Hello! ... " ( 🎉 ) — there — 😀\n\n***\n\n— end ... ? !'
+    for utterance in _split(text, 6):
+        assert not utterance.spoken.is_silent
+
+
+def test_silence_has_no_utterances() -> None:
+    assert _split("😀", 10) == []
+
+
+def test_limits_in_seconds() -> None:
+    text = "This is a sentence of some length. " * 30
+    parts = _split(text, 6.0, first_most=3.0, measure=estimate_seconds)
+    assert estimate_seconds(parts[0].text) <= 3.0
+    assert all(estimate_seconds(part.text) <= 6.0 for part in parts)
+    assert all(part.text.endswith(".") for part in parts)
+
+
+@pytest.mark.parametrize("limits", [{"most": 0}, {"most": 5, "first_most": -1}])
+def test_a_limit_of_nothing_is_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="longer than nothing"):
+        ChunkLimits(**limits)  # type: ignore[arg-type]
