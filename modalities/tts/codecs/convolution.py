@@ -14,6 +14,10 @@ from triptych.core.errors import WeightsError
 from triptych.modalities.tts.codecs.stages import Misfit, Stage
 from triptych.modalities.tts.codecs.step import Padding, Signal, SlotState, Step
 
+# On a CPU, up to so many steps of all rows, torch's kernels spend longer on repacking weights than
+# on a plain matrix product (several times, for the wide layers that come first in decoders).
+_FEW_STEPS = 40
+
 
 class StreamingConv1d(Stage):
     """A `Conv1d` over its last inputs and the new ones.
@@ -68,9 +72,23 @@ class StreamingConv1d(Stage):
         if self.span:
             x_BCT = step.at_edges(x_BCT, self.signal, self.num_past, self.padding)
         x_BCT = x_BCT[..., :num_in]
+        if x_BCT.is_cpu and self.groups == 1 and len(x_BCT) * num_out <= _FEW_STEPS:
+            return self._product(x_BCT, num_out)
         return functional.conv1d(
             x_BCT, self.weight, self.bias, self.stride, 0, self.dilation, self.groups
         )
+
+    def _product(self, x_BCT: Tensor, num_out: int) -> Tensor:
+        """As one matrix product, without repacking the weights."""
+        width = self.weight.shape[-1]
+        at_row, at_channel, at_step = x_BCT.stride()
+        windows_BTCK = x_BCT.as_strided(
+            (len(x_BCT), num_out, x_BCT.shape[1], width),
+            (at_row, at_step * self.stride, at_channel, at_step * self.dilation),
+            x_BCT.storage_offset(),
+        )
+        y_BTC = functional.linear(windows_BTCK.flatten(2), self.weight.flatten(1), self.bias)
+        return y_BTC.transpose(1, 2)
 
 
 class Pad(Stage):
@@ -168,7 +186,7 @@ class StreamingConvTranspose1d(OverlapTail):
         )
 
     def _product(self, x_BCT: Tensor) -> Tensor:
-        """As one matrix product: for a few steps torch's own CPU kernel is several times slower."""
+        """As one matrix product, which for any number of steps is no slower than torch's kernel."""
         kernel = self.weight.shape[-1]
         columns_BTN = x_BCT.transpose(1, 2) @ self.weight.flatten(1)
         length = (x_BCT.shape[-1] - 1) * self.stride + kernel
