@@ -49,7 +49,7 @@ def address_rules(voice: Voice) -> RuleSet:
                 addresses.phone,
             ),
             Rule(
-                re.compile(r"(?:\d{2,5}(?:[ -]\d{2,5}){1,5}|\d{7,15})(?![\w-])"),
+                re.compile(r"(?:\d{2,5}(?:[ -]\d{2,5}){1,5}|\d{7,15}|\d{3})(?![\w-])"),
                 addresses.cued_phone,
             ),
             Rule(re.compile(r"\d{1,6}(?:\.\d{1,6}){2,5}(?![\w.]\w)"), addresses.version),

@@ -163,7 +163,9 @@ class _Dates:
         if days is None:
             return None
         article = "" if match.string[: match.start()].endswith(("the ", "The ")) else "the "
-        return self._with_year(f"{article}{days} of {self._month(match['month'])}", match)
+        return ended(
+            self._with_year(f"{article}{days} of {self._month(match['month'])}", match), match
+        )
 
     def month_day(self, match: re.Match[str]) -> str | None:
         days = self._days(match)

@@ -31,7 +31,7 @@ def phrase_rules(voice: Voice) -> RuleSet:
     """The rule for tokens that are listed whole; it comes before all others."""
     phrases = voice.language.phrases
     pattern = rf"(?<!\w){alternatives(phrases)}(?:(?<=\W)|{WORD_END})"
-    rule = Rule(re.compile(pattern), lambda match: phrases[match[0]])
+    rule = Rule(re.compile(pattern), lambda match: ended(phrases[match[0]], match))
     return RuleSet(digit=(rule,), letter=(rule,), sign=(rule,))
 
 

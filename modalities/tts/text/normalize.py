@@ -4,7 +4,7 @@ Owns the scan: one pass over the cleaned text, sentence by sentence, in which th
 matches speaks and everything else is copied. Knows no rule in particular and nothing of speech.
 
 What comes out holds letters, spaces and the marks that shape prosody: `. , ; : ! ? … — - ' " ( )`
-and their wide forms. Normalising it again changes nothing.
+and their wide forms. Text that is already spoken comes out as it went in.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -116,7 +116,10 @@ class Normalizer:
         if char == "/" and before.isalnum() and after.isalnum():
             return scan.say("slash", at, at + 1)
         word = self._word_for(char)
-        return scan.say(word, at, at + 1) if word and after != char else scan.drop(at + 1)
+        if word and after != char:
+            return scan.say(word, at, at + 1)
+        is_alone = (before, after) == (" ", " ")
+        return scan.say("—", at, at + 1) if is_alone else scan.drop(at + 1)
 
     def _operator_at(self, text: str, at: int, end: int) -> str | None:
         """The operator at `at` if it stands between two operands, evenly spaced."""
@@ -177,6 +180,7 @@ class _Scan:
         self._last = ""  # the last character said
         self._num_silent = 0  # characters said since the last letter
         self._is_spaced = False  # a space is due before the next word
+        self._is_letter = False  # the last word is one capital; with a dot it were an initial
         self._was_said = False  # the last words were a rule's
         self._boundary: Boundary | None = None  # a sentence ended, to be marked with the next word
 
@@ -214,9 +218,10 @@ class _Scan:
         return end
 
     def end_sentence(self, end: int, boundary: Boundary) -> None:
-        """Close the sentence; a paragraph without a mark at its end gets a full stop."""
-        if self.text.endswith("\n", 0, end) and self._last.isalnum():
-            self._emit(".", self._starts[end - 1], is_aligned=False)
+        """Close the sentence; a paragraph without a mark at its end gets one."""
+        if self.text.endswith("\n", 0, end) and self._last.isalpha():
+            mark = "," if self._is_letter else "."
+            self._emit(mark, self._starts[end - 1], is_aligned=False)
         if self.text[end - 1].isspace():
             self.space(end)
         self._boundary = boundary if self._last else None
@@ -240,7 +245,7 @@ class _Scan:
         if self._is_spaced and self._last:
             self._builder.add(" ", source, is_aligned=False)
             self._num_silent += 1
-            self._is_spaced = False
+            self._is_spaced, self._last = False, " "
         elif source > self._builder.source:
             self._builder.add("", source, is_aligned=False)
         if self._boundary is not None:
@@ -249,6 +254,8 @@ class _Scan:
 
     def _emit(self, spoken: str, source_end: int, *, is_aligned: bool) -> None:
         self._builder.add(spoken, source_end, is_aligned=is_aligned)
+        is_alone = len(spoken) == 1 or spoken[-2:-1] == " "
+        self._is_letter = is_alone and spoken[-1].isupper() and not self._last.isalpha()
         self._last = spoken[-1]
         at = len(spoken)
         while at and not spoken[at - 1].isalpha():

@@ -25,8 +25,10 @@ from triptych.modalities.tts.text.rules import (
 _DASH = r"(?:-| ?– ?)"
 _POWERS = {"2": "square", "3": "cubic"}
 _LENGTHS = frozenset(("m", "km", "cm", "mm", "dm", "nm", "μm", "ft", "in", "mi", "yd"))
+_OPERATION = re.compile(r" ?[-+=*/<>]")
 _CODE_LETTERS = frozenset("BCFMkx")
 _RAISED = {"2": "squared", "3": "cubed"}
+_STATE = re.compile(r"[A-Z]{2}\Z")  # before a postal code
 _OUT_OF = (10, 100)
 
 
@@ -171,6 +173,8 @@ class _Quantities:
             return None  # "B2B"
         if unit in ("C", "F") and len(low) < 2:
             return None  # "Figure 5C"
+        if unit == "x" and _OPERATION.match(match.string, match.end(), match.endpos):
+            return None  # "2x + 1"
         if match["power"] and unit not in _LENGTHS:
             return None
         one, many = self._lang.units.get(unit) or self._lang.tight_units[unit]
@@ -186,8 +190,10 @@ class _Quantities:
         before = match.string[max(0, match.start() - 200) : match.start()]
         return before.count(mark) % 2 == 1 or mark == "'"
 
-    def feet(self, match: re.Match[str]) -> str:
+    def feet(self, match: re.Match[str]) -> str | None:
         feet, inches = match[1], match[2]
+        if is_attached(match) or float(inches) >= 12:
+            return None  # "Q4'23"
         return (
             f"{self._say.number(feet)} {'foot' if is_singular(feet) else 'feet'} "
             f"{self._say.number(inches)} {'inch' if is_singular(inches) else 'inches'}"
@@ -258,6 +264,8 @@ class _Quantities:
         numeral = match[0]
         if is_attached(match) and numeral.isdecimal():
             return self._say.code(numeral)
+        if len(numeral) == 5 and numeral.isdecimal() and _STATE.match(word_before(match)):
+            return digits(numeral)
         if self._is_year(numeral) and not self._counts(match):
             return self._say.year(int(numeral))
         return self._say.number(numeral)

@@ -1,4 +1,7 @@
 # ruff: noqa: RUF001  # typographic signs are the subject here
+import subprocess
+import sys
+
 import pytest
 
 from triptych.modalities.tts.text.normalize import NormalizeOptions, Normalizer
@@ -106,6 +109,9 @@ a 5-km run => a five kilometer run
 3 × 4 => three times four
 4x => four times
 v1 V2.0 => version one version two point zero
+Q4'23 => Q four twenty-three
+2x + 1 => two x plus one
+2 tbsp. of oil => two tablespoons of oil
 Figure 5C => Figure five C
 "It is 5" => "It is five"
 """
@@ -140,6 +146,7 @@ DATES = """
 March 5, 2024 => March fifth, twenty twenty-four
 Mar. 5th => March fifth
 5 March 2024 => the fifth of March, twenty twenty-four
+on 12 May. => on the twelfth of May.
 on the 5th of May => on the fifth of May
 2024-03-05 => March fifth, twenty twenty-four
 2024/03/05 => March fifth, twenty twenty-four
@@ -203,6 +210,7 @@ the FBI's CEOs => the F B I's C E O's
 HTML => H T M L
 do it NOW => do it now
 STOP SHOUTING AT THE CAT PLEASE => stop shouting at the cat please
+She has a Ph.D. => She has a P H D.
 AT&T, R&D, PhD => A T and T, R and D, P H D
 MP3, COVID-19, F-16, B2B => M P three, COVID nineteen, F sixteen, B two B
 GPT-4o => G P T four o
@@ -232,6 +240,8 @@ report.pdf and main.py! => report dot p d f and main dot p y!
 +44 20 7946 0958 => plus four four, two zero, seven nine four six, zero nine five eight
 555-1234 => five five five, one two three four
 Tel: 020 7946 0958 => Tel: zero two zero, seven nine four six, zero nine five eight
+Call 911! => Call nine one one!
+Springfield, IL 62701 => Springfield, I L six two seven zero one
 call 5551234567 => call five five five one two three four five six seven
 192.168.0.1 => one nine two dot one six eight dot zero dot one
 v1.2.3 => version one point two point three
@@ -249,6 +259,7 @@ a - b – c — d -- e => a — b — c — d — e
 “Hi” «there» => "Hi" "there"
 it’s => it's
 [x] {y} => (x) (y)
+he / she * we => he — she — we
 he/she and/or => he slash she and or
 snake_case => snake case
 a\u200bb\x00c => abc
@@ -360,3 +371,19 @@ def test_copied_letters_map_one_to_one() -> None:
 def test_a_span_must_hold_characters(start: int, end: int) -> None:
     with pytest.raises(ValueError, match="no spoken characters"):
         US("Hello").source_span(start, end)
+
+
+def test_a_lone_letter_before_a_break_is_no_initial() -> None:
+    assert US("Plan A\n\nBegin with B\n\nC").text == "Plan A, Begin with B, C"
+
+
+def test_long_runs_of_signs_become_a_short_pause() -> None:
+    for sign in ". ", "–", "(", "'\"", "?!", "—  ":
+        assert len(US("a " + sign * 5000 + " b").text) < 16
+
+
+def test_reading_text_needs_no_torch() -> None:
+    modules = ("normalize", "chunks", "coverage")
+    names = ", ".join(f"triptych.modalities.tts.text.{name}" for name in modules)
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

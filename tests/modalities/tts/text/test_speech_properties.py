@@ -23,18 +23,17 @@ NORMALIZERS = [
     )
 ]
 
-TOKENS = st.sampled_from(
-    """
+_WRITTEN = """
     Hello the quick, brown fox. The She said: etc. e.g. i.e. vs. Dr. Mr. St. Main J. K. A. I U.S.
     a.m. Inc. No. p. NASA FBI CEOs IEEE NOW Chapter Henry VIII IV X World War II 5 007 1,234 3.14 -7
     1999 2007 1980s '90s 21st $3.50 £2m €1,200 5¢ US$5 100USD 50% 1/2 ½ 24/7 5km/h 20°C 6'2" 10–20
     10-20 5-km 9:30pm 17:05 12:34:56 2h30m 3/4/2024 2024-03-05 March May Mar. 5, 555-123-4567 (555)
-    +1 https://a.io/b?c=1 me@x.org a.pdf #TagMe @you v1.2.3 1.2.3.4 H2O CO2 C++ AT&T and/or x^2 10⁻³
-    = + < > & * ** _ ` ~ ( ) [ ] { } " ' — – - -- ... … ! ?! 😀 👍🏽 🇺🇸 ™ © é ﬁ ² ₂ 東京。 はい！ नमस्ते
+    +1 https://a.io/b?c=1 me@x.org a.pdf #TagMe @you v1.2.3 1.2.3.4 H2O CO2 C++ AT&T and/or
+    x^2 10⁻³ =
+    + < > & * ** _ ` ~ ( ) [ ] { } " ' — – - -- ... … ! ?! 😀 👍🏽 🇺🇸 ™ © é ﬁ ² ₂ 東京。 はい！ नमस्ते
     привет # > $ % @ / | ^
-    """.split()
-    + ["\\", "\u200b", "\x00", "\ud800", "e\u0301"]
-)
+"""
+TOKENS = st.sampled_from([*_WRITTEN.split(), "\\", "\u200b", "\x00", "\ud800", "e\u0301"])
 SPACED = st.lists(TOKENS | st.sampled_from(["\n", "\n\n", "\n- ", "\n1. "]), max_size=16).map(
     " ".join
 )
