@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from fakes_kokoro import write_hub_folder
 from torch import Tensor
 
 from triptych.modalities.tts.models.kokoro.config import KOKORO_82M, read_kokoro_config
@@ -40,34 +40,42 @@ CONFIG = {
     },
 }
 IDS = (50, 60, 3, 70, 156, 90, 61, 16, 44, 5)
-NUM_PHASES = 11
+NUM_MAGNITUDES = 11
+RECORDED_LENGTH = 28_800
+RECORDED_SAMPLES = (
+    -0.008597023270,
+    -0.098075846373,
+    -0.249130189878,
+    -0.174751988374,
+    -0.197105038187,
+    -0.088830909989,
+    -0.003900585568,
+    -0.065596072637,
+)
+"""The first of every eighth of what the reference made of `our_model`."""
 
 
-def weights_like(shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """Weights of a plausible size, that speak: voiced pitch, a few frames a phoneme."""
+def our_model(*, hears_phases: bool) -> KokoroModel:
+    """Weights of a plausible size, that speak: voiced pitch, a few frames a phoneme.
+
+    Without phases the generator is deaf to those of its source, which jump wherever rounding tips
+    an angle from -pi to pi.
+    """
+    model = KokoroModel(read_kokoro_config(CONFIG)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
-    weights = {}
-    for name, shape in shapes.items():
-        fan_in = max(shape[1:].numel(), 1)
-        noise = torch.randn(shape, generator=generator)
-        is_scale = name.endswith(("norm.weight", "LayerNorm.weight", "layer_norm.weight", "gamma"))
-        if is_scale or "alpha" in name or name.endswith("weight_g"):
-            weights[name] = 1 + 0.1 * noise
-        else:
-            weights[name] = noise * (0.1 if len(shape) == 1 else fan_in**-0.5)
-    weights["predictor.F0_proj.bias"].fill_(160.0)
-    weights["predictor.F0_proj.weight"].mul_(10)
-    weights["predictor.duration_proj.linear_layer.bias"].sub_(2.5)
-    weights["decoder.generator.conv_post.weight_g"].mul_(0.3)
-    return weights
-
-
-def without_phases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Deaf to the source's phases, which jump where rounding tips an angle from -pi to pi."""
-    for name in weights:
-        if ".noise_convs." in name and name.endswith("weight"):
-            weights[name][:, NUM_PHASES:] = 0
-    return weights
+    for name, parameter in model.named_parameters():
+        is_scale = "alpha" in name or (parameter.ndim == 1 and name.endswith("weight"))
+        spread = parameter[0].numel() ** -0.5 if parameter.ndim > 1 and not is_scale else 0.1
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(spread * noise + float(is_scale))
+    model.predictor.F0_proj.get_parameter("bias").fill_(160.0)
+    model.predictor.F0_proj.weight.mul_(10)
+    model.predictor.duration_proj.bias.sub_(2.5)
+    model.decoder.generator.conv_post.weight.mul_(0.3)
+    if not hears_phases:
+        for conv in model.decoder.generator.noise_convs:
+            conv.get_parameter("weight")[:, NUM_MAGNITUDES:] = 0
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -92,42 +100,20 @@ class Pair:
     """The reference and ours with the same weights, by way of one file in the hub's layout."""
 
     def __init__(self, reference: ModuleType, folder: Path, *, hears_phases: bool) -> None:
-        shapes = {
-            name: tensor.shape
-            for name, tensor in self._theirs(reference, None).state_dict().items()
-            if "position_ids" not in name
-        }
-        weights = weights_like(shapes)
-        self.weights = weights if hears_phases else without_phases(weights)
-        save_hub_file(self.weights, folder)
-        self.theirs = self._theirs(reference, folder / "kokoro.pth")
-        self.ours = KokoroModel(read_kokoro_config(CONFIG)).eval()
-        self.ours.load_state_dict(hub_tensors(folder))
+        model = our_model(hears_phases=hears_phases)
+        write_hub_folder(folder, model, CONFIG)
+        file = str(folder / "kokoro-v1_0.pth")
+        self.theirs = reference.KModel(repo_id="here", config=CONFIG, model=file).eval()
+        self.ours = model
+        self.ours.load_state_dict(
+            {name: tensor for name, tensor in hub_tensors(folder).items() if "voices." not in name}
+        )
 
     def to(self, dtype: torch.dtype) -> Pair:
         self.theirs.to(dtype)
         self.theirs.decoder.generator.stft.window = torch.hann_window(20, dtype=dtype)
         self.ours.to(dtype)
         return self
-
-    @staticmethod
-    def _theirs(reference: ModuleType, file: Path | None) -> Any:
-        def load(*_: object, **__: object) -> dict[str, Any]:
-            return {}
-
-        with pytest.MonkeyPatch.context() as patch:
-            if file is None:
-                patch.setattr(reference.torch, "load", load)
-            model = reference.KModel(repo_id="here", config=CONFIG, model=str(file or "nowhere"))
-        return model.eval()
-
-
-def save_hub_file(weights: dict[str, Tensor], folder: Path) -> None:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in weights.items():
-        module, _, rest = name.partition(".")
-        parts.setdefault(module, {})[f"module.{rest}"] = tensor
-    torch.save(parts, folder / "kokoro.pth")
 
 
 def silent(seed: int, num_samples: int) -> Tensor:
@@ -201,3 +187,13 @@ def test_speech_from_one_source_is_the_references_in_single(
     speech, _ = pair.theirs.forward_with_tokens(ids, style(torch.float32)[None], speed)
     ours_S = ours_says(pair.ours, speed, torch.float32)
     torch.testing.assert_close(ours_S, speech, atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("double")
+def test_speech_is_what_the_reference_gave() -> None:
+    """Recorded from the reference in double, with `test_speech_is_the_references` at speed 1."""
+    model = our_model(hears_phases=False).double()
+    pcm_S = ours_says(model, 1.0, torch.float64)
+    recorded = torch.tensor(RECORDED_SAMPLES)
+    assert len(pcm_S) == RECORDED_LENGTH
+    torch.testing.assert_close(pcm_S[:: RECORDED_LENGTH // 8][:8], recorded, atol=1e-6, rtol=0)
