@@ -193,7 +193,7 @@ def work_ratio(name: str) -> float:
 
     In float64, because the counter cannot see into oneDNN's LSTM; nor into fused attention.
     """
-    model = make(name, torch.float64)
+    model: Any = make(name, torch.float64)
     if hasattr(model, "set_attn_implementation"):
         model.set_attn_implementation("eager")
     decoder, adapter = build_decoder(model, num_rows=1, verify=False), adapter_for(model)
@@ -205,7 +205,7 @@ def work_ratio(name: str) -> float:
         for part in codes.split(PEER_CHUNK, -1):
             decoder.push(part, [0])
         decoder.flush([0])
-    return streamed.get_total_flops() / whole.get_total_flops()
+    return float(streamed.get_total_flops() / whole.get_total_flops())
 
 
 @contextmanager
@@ -292,7 +292,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     names = arguments.codecs or [*MODELS]
     print(
-        "| codec | frame, ms | delay, samples | kind | float64 | float32 | transformers chunked |"
+        "| codec | frame, ms | delay, samples | kind | float64 | float32"
+        " | transformers, in chunks |"
     )
     print("|---|---|---|---|---|---|---|")
     for name in names:

@@ -72,14 +72,15 @@ class StreamingConv1d(Stage):
         if self.span:
             x_BCT = step.at_edges(x_BCT, self.signal, self.num_past, self.padding)
         x_BCT = x_BCT[..., :num_in]
-        if x_BCT.is_cpu and self.groups == 1 and len(x_BCT) * num_out <= _FEW_STEPS:
+        is_plain = self.groups == 1 or self.groups == x_BCT.shape[1] == len(self.weight)
+        if x_BCT.is_cpu and is_plain and len(x_BCT) * num_out <= _FEW_STEPS:
             return self._product(x_BCT, num_out)
         return functional.conv1d(
             x_BCT, self.weight, self.bias, self.stride, 0, self.dilation, self.groups
         )
 
     def _product(self, x_BCT: Tensor, num_out: int) -> Tensor:
-        """As one matrix product, without repacking the weights."""
+        """As one product, of matrices or by channel, without repacking the weights."""
         width = self.weight.shape[-1]
         at_row, at_channel, at_step = x_BCT.stride()
         windows_BTCK = x_BCT.as_strided(
@@ -87,8 +88,11 @@ class StreamingConv1d(Stage):
             (at_row, at_step * self.stride, at_channel, at_step * self.dilation),
             x_BCT.storage_offset(),
         )
-        y_BTC = functional.linear(windows_BTCK.flatten(2), self.weight.flatten(1), self.bias)
-        return y_BTC.transpose(1, 2)
+        if self.groups == 1:
+            y_BTC = functional.linear(windows_BTCK.flatten(2), self.weight.flatten(1), self.bias)
+            return y_BTC.transpose(1, 2)
+        y_BTC = (windows_BTCK * self.weight[:, 0]).sum(-1)
+        return (y_BTC if self.bias is None else y_BTC + self.bias).transpose(1, 2)
 
 
 class Pad(Stage):
