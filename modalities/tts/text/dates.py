@@ -23,89 +23,85 @@ from triptych.modalities.tts.text.rules import (
 _MERIDIEM = r"(?: ?(?P<half>[AaPp])(?:\.[Mm]\.?|[Mm])(?![\w]))"
 _DASH = r"(?:-| ?– ?)"
 _DAYS = rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?:{_DASH}(?P<last>\d{{1,2}})(?:st|nd|rd|th)?)?"
+_CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.\d{1,9})?)?"
+_YEAR = r"(?:,? (?P<year>\d{4})(?![\w,]\d|[\w%])|(?P<noyear>))"
 _MIN_YEAR_DIGITS = 4
 
 
 def date_rules(voice: Voice) -> RuleSet:
     """The rules for dates and times."""
     dates = _Dates(voice)
-    months = _month_names(voice)
-    short_months = alternatives(
-        {*(name[:3] for name in voice.language.words.months), "Sept"} - {"May"}
-    )
-    weekdays = alternatives(
-        f"{name[:n]}" for name in voice.language.words.weekdays for n in (3, 4, 5)
-    )
-    zone = alternatives(voice.language.words.timezones)
-    clock = r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.\d{1,9})?)?"
-    year = r"(?:,? (?P<year>\d{4})(?![\w,]\d|[\w%])|(?P<noyear>))"
-    day_first = rf"(?:(?<=the )|(?P<the>[Tt]he )?){_DAYS}"
     return RuleSet(
-        digit=(
-            Rule(
-                re.compile(rf"(\d{{4}})([-/.])(\d\d?)\2(\d\d?)(?!\d|-\d)(?:[T ](?={clock}))?"),
-                dates.iso,
-            ),
-            Rule(re.compile(r"(\d{4})-(0\d)(?![\w-])"), dates.year_month),
-            Rule(
-                re.compile(r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|\d{2})(?![\w/]|[.-]\d)"),
-                dates.numeric,
-            ),
-            Rule(
-                re.compile(rf"{day_first} (?:of )?(?P<month>{months})\.?{year}{WORD_END}"),
-                dates.day_month,
-            ),
-            Rule(
-                re.compile(rf"{clock}{_MERIDIEM}?(?P<zone>Z| ?{zone}{WORD_END})?h?(?![\w:])"),
-                dates.clock,
-            ),
-            Rule(
-                re.compile(rf"(?P<from>\d{{1,2}}){_DASH}(?P<hour>\d{{1,2}}){_MERIDIEM}"),
-                dates.hours,
-            ),
-            Rule(re.compile(rf"(?P<hour>\d{{1,2}}){_MERIDIEM}"), dates.hour),
-            Rule(re.compile(r"(\d{1,5}):(\d{1,5})(?![\w:])"), dates.ratio),
-            Rule(
-                re.compile(
-                    rf"(?:(\d{{1,3}})h ?)?(\d{{1,3}})(?:m|min) ?(?:(\d{{1,3}})s)?{WORD_END}"
-                ),
-                dates.duration,
-            ),
-            Rule(re.compile(rf"(\d{{1,3}})h(\d\d)(){WORD_END}"), dates.duration),
-        ),
-        letter=(
-            Rule(
-                re.compile(
-                    rf"(?<!\w)(?P<month>{months})\.? {_DAYS}"
-                    rf"{year}(?![\w:%]|[.,]\d)"
-                ),
-                dates.month_day,
-            ),
-            Rule(
-                re.compile(rf"(?<!\w)(?P<month>{months})\.? (?P<year>\d{{4}})(?![\w%]|,\d)"),
-                dates.month_year,
-            ),
-            Rule(
-                re.compile(
-                    rf"(?<!\w)({weekdays})\.?(?=,? (?:{months}|\d)|[-–]{weekdays}{WORD_END})"
-                ),
-                dates.weekday,
-            ),
-            Rule(re.compile(rf"(?<!\w)({weekdays})\.(?!\w)"), dates.weekday),
-            Rule(re.compile(rf"(?<=[a-z][-–])({weekdays}){WORD_END}"), dates.weekday),
-            Rule(re.compile(rf"(?<!\w)({short_months})\.(?!\w)"), dates.month),
-        ),
-        sign=(
-            Rule(
-                re.compile(
-                    r"(?:(?<=[\dMm.])|(?<=[\dMm.] ))– ?(?=\d)"
-                    r"|(?:(?<=[ap]m)|(?<=[ap]m )|(?<=[ap]\.m\.)|(?<=:\d\d))- ?(?=\d)"
-                    rf"|(?<=[a-z.])[-–](?=(?:{weekdays}|{months}){WORD_END})"
-                ),
-                lambda match: "to",
-            ),
-        ),
+        digit=(*_numeric_dates(voice, dates), *_times(voice, dates)),
+        letter=_named_dates(voice, dates),
+        sign=(_until(voice),),
     )
+
+
+def _numeric_dates(voice: Voice, dates: _Dates) -> tuple[Rule, ...]:
+    """Dates that begin with digits."""
+    day_first = rf"(?:(?<=the )|(?P<the>[Tt]he )?){_DAYS}"
+    month = rf"(?P<month>{_month_names(voice)})"
+    return (
+        Rule(
+            re.compile(rf"(\d{{4}})([-/.])(\d\d?)\2(\d\d?)(?!\d|-\d)(?:[T ](?={_CLOCK}))?"),
+            dates.iso,
+        ),
+        Rule(re.compile(r"(\d{4})-(0\d)(?![\w-])"), dates.year_month),
+        Rule(
+            re.compile(r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|\d{2})(?![\w/]|[.-]\d)"),
+            dates.numeric,
+        ),
+        Rule(re.compile(rf"{day_first} (?:of )?{month}\.?{_YEAR}{WORD_END}"), dates.day_month),
+    )
+
+
+def _times(voice: Voice, dates: _Dates) -> tuple[Rule, ...]:
+    """Clock times and durations, which all begin with digits."""
+    zone = rf"(?P<zone>Z| ?{alternatives(voice.language.words.timezones)}{WORD_END})?"
+    length = rf"(?:(\d{{1,3}})h ?)?(\d{{1,3}})(?:m|min) ?(?:(\d{{1,3}})s)?{WORD_END}"
+    hours = rf"(?P<from>\d{{1,2}}){_DASH}(?P<hour>\d{{1,2}}){_MERIDIEM}"
+    return (
+        Rule(re.compile(rf"{_CLOCK}{_MERIDIEM}?{zone}h?(?![\w:])"), dates.clock),
+        Rule(re.compile(hours), dates.hours),
+        Rule(re.compile(rf"(?P<hour>\d{{1,2}}){_MERIDIEM}"), dates.hour),
+        Rule(re.compile(r"(\d{1,5}):(\d{1,5})(?![\w:])"), dates.ratio),
+        Rule(re.compile(length), dates.duration),
+        Rule(re.compile(rf"(\d{{1,3}})h(\d\d)(){WORD_END}"), dates.duration),
+    )
+
+
+def _named_dates(voice: Voice, dates: _Dates) -> tuple[Rule, ...]:
+    """Dates that begin with a month or weekday, short or in full."""
+    months, weekdays = _month_names(voice), _weekday_names(voice)
+    month = rf"(?<!\w)(?P<month>{months})\.?"
+    short = alternatives({*(name[:3] for name in voice.language.words.months), "Sept"} - {"May"})
+    before_date = rf"(?=,? (?:{months}|\d)|[-–]{weekdays}{WORD_END})"
+    return (
+        Rule(re.compile(rf"{month} {_DAYS}{_YEAR}(?![\w:%]|[.,]\d)"), dates.month_day),
+        Rule(re.compile(rf"{month} (?P<year>\d{{4}})(?![\w%]|,\d)"), dates.month_year),
+        Rule(re.compile(rf"(?<!\w)({weekdays})\.?{before_date}"), dates.weekday),
+        Rule(re.compile(rf"(?<!\w)({weekdays})\.(?!\w)"), dates.weekday),
+        Rule(re.compile(rf"(?<=[a-z][-–])({weekdays}){WORD_END}"), dates.weekday),
+        Rule(re.compile(rf"(?<!\w)({short})\.(?!\w)"), dates.month),
+    )
+
+
+def _until(voice: Voice) -> Rule:
+    """The dash between two times or days."""
+    names = f"(?:{_weekday_names(voice)}|{_month_names(voice)})"
+    return Rule(
+        re.compile(
+            r"(?:(?<=[\dMm.])|(?<=[\dMm.] ))– ?(?=\d)"
+            r"|(?:(?<=[ap]m)|(?<=[ap]m )|(?<=[ap]\.m\.)|(?<=:\d\d))- ?(?=\d)"
+            rf"|(?<=[a-z.])[-–](?={names}{WORD_END})"
+        ),
+        lambda match: "to",
+    )
+
+
+def _weekday_names(voice: Voice) -> str:
+    return alternatives(name[:n] for name in voice.language.words.weekdays for n in (3, 4, 5))
 
 
 def _month_names(voice: Voice) -> str:

@@ -58,7 +58,7 @@ def name_rules(voice: Voice) -> RuleSet:
                 re.compile(r"(?<![^\W\d_.])((?:[A-Za-z]\.){2,8}[A-Za-z]?)(?![\w])"),
                 names.initialism,
             ),
-            Rule(re.compile(r"(?<![^\W\d_.'])([A-Z])\.(?= ?[A-Z])"), names.initial),
+            Rule(re.compile(r"(?<![^\W\d_.'])(?<!(?<![\w°])[A-Z] )([A-Z])\.(?!\w*\.)"), names.initial),
             Rule(
                 re.compile(rf"(?<!\w)({cues}) ([IVXLCDM]{{1,12}}){WORD_END}(?! [A-Z]{WORD_END})"),
                 names.chapter,
@@ -105,8 +105,8 @@ class _Names:
     def initialism(self, match: re.Match[str]) -> str:
         return ended(" ".join(match[1].replace(".", "").upper()), match)
 
-    def initial(self, match: re.Match[str]) -> str:
-        return match[1]
+    def initial(self, match: re.Match[str]) -> str | None:
+        return None if is_sentence_end(match) else match[1]
 
     def chapter(self, match: re.Match[str]) -> str | None:
         value = _roman(match[2])

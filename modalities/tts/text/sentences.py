@@ -21,6 +21,7 @@ _STOP = re.compile(
     r"|(?P<wide>[。！？]+[\"'”’」』）)]*\s*)"
     r"|(?<![.!?…])(?P<plain>[.!?…]++[\"'”’»)\]]*+)(?=\s|\Z)"
 )
+_SPELLED = re.compile(r"(?:\A|(?<=[ \-(\"'\n]))[A-Z] [A-Z]\Z")
 _SPACE = re.compile(r"\s*")
 _OPENERS = "\"'“‘«([¿¡*_#"
 _DOTTED = re.compile(r"(?:[A-Za-z]\.)+[A-Za-z]\Z")
@@ -112,7 +113,8 @@ class _Splitter:
 
     def _begins_at(self, at: int) -> bool:
         """Whether the open sentence begins with the word at `at`."""
-        return at - self._start <= _MAX_WORD and not self._text[self._start : at].strip()
+        before = self._text[self._start : min(at, self._start + _MAX_WORD)]
+        return not any(map(str.isalnum, before))
 
     def _is_abbreviation(self, word: str) -> bool:
         """Whether a full stop after `word` belongs to it, and need not end a sentence."""
@@ -134,13 +136,7 @@ class _Splitter:
 
     def _is_spelled(self, dot: int) -> bool:
         """Whether the capital before `dot` is the last of several ("F B I."), not an initial."""
-        before = self._text[max(0, dot - 4) : dot - 1]
-        return (
-            len(before) >= 2
-            and before[-1] == " "
-            and before[-2].isupper()
-            and (len(before) == 2 or not before[-3].isalnum())
-        )
+        return _SPELLED.search(self._text, max(0, dot - 4), dot) is not None
 
 
 def _is_hard(text: str, start: int, end: int) -> bool:

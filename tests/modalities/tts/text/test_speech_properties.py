@@ -34,11 +34,28 @@ _WRITTEN = """
     привет # > $ % @ / | ^
 """
 TOKENS = st.sampled_from([*_WRITTEN.split(), "\\", "\u200b", "\x00", "\ud800", "e\u0301"])
-SPACED = st.lists(TOKENS | st.sampled_from(["\n", "\n\n", "\n- ", "\n1. "]), max_size=16).map(
-    " ".join
+WORDS = st.lists(TOKENS, max_size=16).map(" ".join)
+PHRASES = st.lists(
+    st.sampled_from(
+        """
+        Dr. Smith met Mr. Jones|on Main St. near St. Paul|J. K. Rowling wrote|in the U.S. and
+        the U.K.'s CEOs|NASA, the FBI and HTML|Chapter IV, Part I of|Henry VIII|after World War II
+        at 9:30 p.m. sharp|from 17:05 to 18:00 UTC|12:34:56|2h30m|on 3/4/2024|by March 5, 2024,
+        2024-03-05|the 5th of May|May 5–7|in 1999|the 1980s and '90s|1250 items|10–20 km|10-20%
+        $3.50|£2m|€1,200|5¢|-$5|US$20|$5/month|50%|1/2|1½|24/7|-7|007|3.14|21st|20 °C|6'2" tall
+        5 km/h|3.2 GB|555-123-4567|+44 20 7946 0958|https://a.io/b?c=1|me@x.org|a.pdf|#TagMe2|@you
+        v1.2.3|H2O and CO2|C++|AT&T|and/or|x^2|10⁻³|3 + 4 = 7|a < b|e.g. this|etc.|Acme Inc. and
+        No. 5|pp. 3-4|"Hello," she said.|(see Fig. 3)|Wait...|What?!|Yes! — no|well-known|don't|😀
+        👍🏽|🇺🇸|™|©|ﬁne café|東京。|नमस्ते|привет|**bold**|_x_|`code`|STOP IT NOW PLEASE|he/she|--help
+        """.replace("\n", "|").split("|")
+    ),
+    max_size=8,
+).map(" ".join)
+LINES = st.lists(WORDS, max_size=4).flatmap(
+    lambda lines: st.sampled_from(["\n", "\n\n", "\n- ", "\n1. "]).map(lambda sep: sep.join(lines))
 )
 GLUED = st.lists(TOKENS | st.text(max_size=3), max_size=16).map("".join)
-TEXTS = SPACED | GLUED | st.text(max_size=40)
+TEXTS = WORDS | PHRASES | LINES | GLUED | st.text(max_size=40)
 
 
 def _is_speakable(char: str) -> bool:
@@ -78,8 +95,8 @@ def test_only_speakable_characters_come_out(text: str, normalize: Normalizer) ->
     assert "  " not in spoken
 
 
-@settings(max_examples=300)
-@given(SPACED, st.sampled_from(NORMALIZERS))
+@settings(max_examples=500)
+@given(PHRASES, st.sampled_from(NORMALIZERS))
 def test_spoken_text_is_spoken_as_it_is(text: str, normalize: Normalizer) -> None:
     once = normalize(text).text
     assert normalize(once).text == once
