@@ -58,7 +58,9 @@ def name_rules(voice: Voice) -> RuleSet:
                 re.compile(r"(?<![^\W\d_.])((?:[A-Za-z]\.){2,8}[A-Za-z]?)(?![\w])"),
                 names.initialism,
             ),
-            Rule(re.compile(r"(?<![^\W\d_.'])(?<!(?<![\w°])[A-Z] )([A-Z])\.(?!\w*\.)"), names.initial),
+            Rule(
+                re.compile(r"(?<![^\W\d_.'])(?<!(?<![\w°])[A-Z] )([A-Z])\.(?!\w*\.)"), names.initial
+            ),
             Rule(
                 re.compile(rf"(?<!\w)({cues}) ([IVXLCDM]{{1,12}}){WORD_END}(?! [A-Z]{WORD_END})"),
                 names.chapter,
