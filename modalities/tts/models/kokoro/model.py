@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.errors import InvalidRequest, NonFinite
+from triptych.modalities.tts.codecs.protocol import CodecKind
 from triptych.modalities.tts.models.kokoro.config import (
     BOUNDARY_ID,
     SAMPLE_RATE,
@@ -134,6 +135,7 @@ class Kokoro:
     model: KokoroModel
     voices: Voices
     sample_rate: int = SAMPLE_RATE
+    kind: CodecKind = CodecKind.GLOBAL
 
     def sentence(
         self, phoneme_ids: Sequence[int], voice: str, *, speed: float = 1.0, seed: int = 0

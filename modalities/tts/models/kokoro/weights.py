@@ -126,12 +126,19 @@ def load_kokoro(
         model.decoder.generator.cast_convolutions(generator_dtype)
         targets = (Target(name, parameter) for name, parameter in model.named_parameters())
         load_tensors(checkpoint, targets, ignored=lambda name: name.startswith(VOICE_PREFIX))
-        tables = {
-            name.removeprefix(VOICE_PREFIX): checkpoint.read(name).clone()
-            for name in checkpoint.tensors
-            if name.startswith(VOICE_PREFIX)
-        }
-    return Kokoro(config=config, model=model, voices=Voices(tables))
+        voices = Voices(dict(_read_voices(checkpoint, 2 * config.style_size)))
+    return Kokoro(config=config, model=model, voices=voices)
+
+
+def _read_voices(checkpoint: Checkpoint, size: int) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, info in checkpoint.tensors.items():
+        if name.startswith(VOICE_PREFIX):
+            if len(info.shape) != 3 or info.shape[0] == 0 or info.shape[1:] != (1, size):
+                raise WeightsError(
+                    f"The voice {name.removeprefix(VOICE_PREFIX)!r} has shape {list(info.shape)},"
+                    f" but this model's have [lengths, 1, {size}]."
+                )
+            yield name.removeprefix(VOICE_PREFIX), checkpoint.read(name).clone()
 
 
 def _key(*identities: str) -> str:

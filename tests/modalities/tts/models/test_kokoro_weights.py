@@ -77,6 +77,14 @@ def test_incomplete_weights_name_the_tensor(tmp_path: Path, change: str) -> None
         load_kokoro(tmp_path, CPU)
 
 
+@pytest.mark.parametrize("shape", [(0, 1, 16), (62, 1, 15), (62, 16)])
+def test_voices_of_another_model_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    tensors = {**tiny_model().state_dict(), "voices.af_odd": torch.zeros(shape)}
+    write_folder(tmp_path, tensors, TINY)
+    with pytest.raises(WeightsError, match="'af_odd' has shape"):
+        load_kokoro(tmp_path, CPU)
+
+
 def test_files_that_hold_more_than_tensors_are_refused(hub: Path, tmp_path: Path) -> None:
     torch.save({"bert": {"x": Path("anything")}}, hub / "kokoro-v1_0.pth")
     with pytest.raises(WeightsError, match="more than tensors"):
