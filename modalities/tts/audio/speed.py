@@ -41,19 +41,25 @@ class TimeStretch:
         self._buffer: Pcm = np.zeros(-self._origin, np.float32)
         self._fade_out: Pcm = np.zeros(self._step, np.float32)
         self._last = -2 * self._step  # position of the frame before
-        self._num_frames = self._num_in = 0
+        self._ready: Pcm = np.zeros(0, np.float32)
+        self._num_frames = self._num_in = self._num_out = 0
 
     def push(self, pcm_S: Pcm) -> Pcm:
         """Take the next samples, any number of them, and return what is ready."""
         self._num_in += len(pcm_S)
-        return self._extend(pcm_S)
+        return self._take(self._extend(pcm_S))
 
     def flush(self) -> Pcm:
         """End the stream and return its tail."""
-        total = round(self._num_in / self._speed)
-        num_left = total - max(self._num_frames - 1, 0) * self._step
-        silence = np.zeros(2 * self._search + 4 * self._step, np.float32)
-        return self._extend(silence)[:num_left]
+        return self._take(self._extend(np.zeros(2 * self._search + 4 * self._step, np.float32)))
+
+    def _take(self, pcm_S: Pcm) -> Pcm:
+        """What may go out: a step may reach beyond the end that the input so far would have."""
+        self._ready = np.concatenate([self._ready, pcm_S])
+        num_due = round(self._num_in / self._speed) - self._num_out
+        out_S, self._ready = self._ready[:num_due], self._ready[num_due:]
+        self._num_out += len(out_S)
+        return out_S
 
     @property
     def _due(self) -> int:

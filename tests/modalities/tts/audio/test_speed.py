@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from audio_signals import babble
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from triptych.modalities.tts.audio.resampling import Pcm
@@ -33,6 +33,7 @@ def stretch(pcm_S: Pcm, speed: float, sizes: list[int] | None = None) -> Pcm:
     num_samples=st.integers(0, 6000),
     sizes=st.lists(st.integers(0, 900), max_size=8),
 )
+@example(speed=3.0, num_samples=840, sizes=[])  # the last step reached beyond the end
 def test_length_follows_speed_and_cuts_leave_no_trace(speed, num_samples, sizes):
     pcm_S = babble(6000, RATE)[:num_samples]
     whole_S = stretch(pcm_S, speed)
