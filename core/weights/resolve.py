@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -40,8 +42,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model whose files are here: the served name, and a folder with everything it needs.
 
-    `folder` holds config.json, tokenizer.json and safetensors files; `digest` (SHA-256, hex)
-    identifies their content.
+    `folder` holds config.json, safetensors files, and where the model reads text tokenizer.json;
+    `digest` (SHA-256, hex) identifies their content.
     """
 
     name: str
@@ -50,14 +52,33 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A model that a modality brings under a name of its own, and the layouts it can convert.
+
+    `fetch` brings the model called `name`; `adopt` turns a folder in somebody else's layout into
+    ours, and leaves (`None`) what it does not know. Both give a folder with config.json and
+    safetensors files, and the digest of its weights; both raise `WeightsError`.
+    """
+
+    name: str
+    fetch: Callable[[ModelOptions, Progress, Installer], tuple[Path, str]]
+    adopt: Callable[[Path, ModelOptions, Progress], tuple[Path, str] | None]
+
+
 def resolve_all(
-    options: ModelOptions, progress: Progress, *, install: Installer = run_installer
+    options: ModelOptions,
+    progress: Progress,
+    *,
+    install: Installer = run_installer,
+    sources: Sequence[Source] = (),
+    defaults: Sequence[str] = (EMBEDDED_REFERENCE,),
 ) -> tuple[ResolvedModel, ...]:
-    """Resolve every `--model`, or the embedded one where none is given.
+    """Resolve every `--model`, or the `defaults` where none is given.
 
     Raises `ConfigError` when names clash, `WeightsError` when a model is unfit or unreachable.
     """
-    references = options.model or (EMBEDDED_REFERENCE,)
+    references = options.model or tuple(defaults)
     served = options.served_model_name
     if len(served) > len(references):
         raise ConfigError("There are more names in --served-model-name than models.")
@@ -71,7 +92,14 @@ def resolve_all(
                 f"Two models would be served as {name!r}; write --model NAME=REFERENCE."
             )
     return tuple(
-        resolve(reference, name=name, options=options, progress=progress, install=install)
+        resolve(
+            reference,
+            name=name,
+            options=options,
+            progress=progress,
+            install=install,
+            sources=sources,
+        )
         for reference, name in zip(references, names, strict=True)
     )
 
@@ -83,13 +111,19 @@ def resolve(
     options: ModelOptions,
     progress: Progress,
     install: Installer = run_installer,
+    sources: Sequence[Source] = (),
 ) -> ResolvedModel:
     """Bring the model behind `reference` onto this machine and prove its files.
 
     `name` overrides the name it is served under. Raises `WeightsError` in one actionable line.
     """
     try:
-        folder, digest = _materialise(_split(reference)[1], options, progress, install)
+        place = _split(reference)[1]
+        named = next((source for source in sources if source.name == place), None)
+        if named is not None:
+            folder, digest = named.fetch(options, progress, install)
+        else:
+            folder, digest = _materialise(place, options, progress, install, sources)
     finally:
         progress.stop()
     return ResolvedModel(
@@ -124,7 +158,11 @@ def _split(reference: str) -> tuple[str, str]:
 
 
 def _materialise(
-    place: str, options: ModelOptions, progress: Progress, install: Installer
+    place: str,
+    options: ModelOptions,
+    progress: Progress,
+    install: Installer,
+    sources: Sequence[Source],
 ) -> tuple[Path, str]:
     """The local folder of what is at `place`, and the digest of its weights."""
     cache = WeightsCache.open(options.cache_dir)
@@ -134,6 +172,9 @@ def _materialise(
     if place.endswith(".gguf"):
         return _from_gguf(Path(place).expanduser(), cache, progress)
     folder = _local_or_hub(place, options)
+    for source in sources:
+        if adopted := source.adopt(folder, options, progress):
+            return adopted
     return folder, _check_folder(folder)
 
 
@@ -206,12 +247,12 @@ def _check_folder(folder: Path) -> str:
     Hashing all of a large checkpoint at every start would cost more than it tells: the digest is
     over the configs, and of each weight file over its header, length and time of change.
     """
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise WeightsError(f"The model folder {folder.name} has no {name}.")
+    if not (folder / "config.json").is_file():
+        raise WeightsError(f"The model folder {folder.name} has no config.json.")
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
-        digest.update((folder / name).read_bytes())
+        if (folder / name).is_file():
+            digest.update((folder / name).read_bytes())
     tensors = read_layout(folder)
     digest.update(msgspec.json.encode([tensors[name] for name in sorted(tensors)]))
     for file in weight_files(folder):

@@ -19,7 +19,7 @@ from triptych.core.weights import hub
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.packages import EMBEDDED
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import ResolvedModel, resolve, resolve_all, served_name
+from triptych.core.weights.resolve import ResolvedModel, Source, resolve, resolve_all, served_name
 
 
 def options(folder: Path, **changes: Any) -> ModelOptions:
@@ -52,11 +52,40 @@ def test_local_folder_is_used_in_place(local: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_incomplete_folder_names_the_file(name: str, local: Path, tmp_path: Path) -> None:
-    (local / name).unlink()
-    with pytest.raises(WeightsError, match=f"local has no {name}"):
+def test_incomplete_folder_names_the_file(local: Path, tmp_path: Path) -> None:
+    (local / "config.json").unlink()
+    with pytest.raises(WeightsError, match="local has no config.json"):
         bring(str(local), options(tmp_path))
+
+
+def test_tokenizer_is_part_of_the_identity_where_there_is_one(local: Path, tmp_path: Path) -> None:
+    digest = bring(str(local), options(tmp_path)).digest
+    (local / "tokenizer.json").unlink()
+    assert bring(str(local), options(tmp_path)).digest != digest
+
+
+def test_source_brings_its_own_model_and_adopts_foreign_folders(
+    local: Path, tmp_path: Path
+) -> None:
+    ours = tmp_path / "ours"
+    source = Source(
+        name="ours-1b",
+        fetch=lambda options, progress, install: (ours, "fetched"),
+        adopt=lambda folder, options, progress: (
+            (ours, "adopted") if (folder / "foreign.txt").exists() else None
+        ),
+    )
+    opts = options(tmp_path, model=("ours-1b", f"other={local}"))
+    named, plain = resolve_all(opts, SilentProgress(), sources=[source])
+    assert (named.name, named.folder, named.digest) == ("ours-1b", str(ours), "fetched")
+    assert (plain.name, plain.folder) == ("other", str(local))
+    (local / "foreign.txt").touch()
+    _, plain = resolve_all(opts, SilentProgress(), sources=[source])
+    assert (plain.folder, plain.digest) == (str(ours), "adopted")
+    (default,) = resolve_all(
+        options(tmp_path), SilentProgress(), sources=[source], defaults=["ours-1b"]
+    )
+    assert default.digest == "fetched"
 
 
 def test_gguf_file_is_converted_once(tmp_path: Path) -> None:
