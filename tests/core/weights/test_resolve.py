@@ -54,7 +54,7 @@ def test_local_folder_is_used_in_place(local: Path, tmp_path: Path) -> None:
 
 def test_incomplete_folder_names_the_file(local: Path, tmp_path: Path) -> None:
     (local / "config.json").unlink()
-    with pytest.raises(WeightsError, match="local has no config.json"):
+    with pytest.raises(WeightsError, match=r"local has no config\.json"):
         bring(str(local), options(tmp_path))
 
 
