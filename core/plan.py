@@ -11,6 +11,9 @@ from typing import Protocol
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.tokens import TokenLogprob
 
+StepCodes = tuple[int, ...]
+"""What one step of a speech model yields: one id, or a column of codes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -80,9 +83,14 @@ class TokenPlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRowResult:
-    """What one row yielded, in plan order. `is_finite` is false where its logits held NaN."""
+    """What one row yielded, in plan order. `is_finite` is false where its logits held NaN.
+
+    Where a step yields several codes at once, they are in `codes`, and `token_ids` holds the
+    frame id that names them; where a step is one id, `codes` is empty.
+    """
 
     token_ids: tuple[int, ...] = ()
+    codes: StepCodes = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     is_finite: bool = True
