@@ -37,13 +37,15 @@ class SlotStart:
     """A row taking a batch slot: everything the runner keeps for it until the slot is reused.
 
     `history_ids` is prompt plus output so far (a resumed row has both); `num_prompt_tokens` says
-    where the output begins, for penalties that count output only.
+    where the output begins, for penalties that count output only. `frames` are the codes of the
+    frame ids among `history_ids`, in their order (see `core.frames`).
     """
 
     slot: int
     sampling: SamplingParams
     history_ids: tuple[int, ...]
     num_prompt_tokens: int
+    frames: tuple[StepCodes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,15 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
-    """One row to generate: `n` samples of a prompt are `n` requests with their own index."""
+    """One row to generate: `n` samples of a prompt are `n` requests with their own index.
+
+    `prompt_frames` are the codes of the frame ids in the prompt, in their order: models whose
+    steps yield frames of codes (see `core.frames`) cannot tell a frame by its id alone.
+    """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    prompt_frames: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
     tenant: str = ""
     adapter: str = ""

@@ -331,6 +331,8 @@ class TokenScheduler:
             self._end(row, JobState.FINISHED)
             return
         row.output_ids.append(token_id)
+        if result.codes:
+            row.output_frames.append(result.codes)
         if len(row.output_ids) < row.max_outputs:
             self._send(row, result)
             return
@@ -381,6 +383,7 @@ def _slot_start(row: Row) -> SlotStart:
         sampling=row.request.sampling,
         history_ids=row.token_ids(0, row.num_known),
         num_prompt_tokens=row.num_prompt_tokens,
+        frames=(*row.request.prompt_frames, *row.output_frames),
     )
 
 

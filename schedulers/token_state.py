@@ -15,6 +15,7 @@ from triptych.core.config import ScheduleOptions
 from triptych.core.job import Job
 from triptych.core.kv.keys import page_key
 from triptych.core.kv.pages import Lease, PagePool
+from triptych.core.plan import StepCodes
 from triptych.core.tokens import TokenLogprob, TokenRequest
 
 
@@ -36,6 +37,7 @@ class Row:
     root: bytes
     keys: list[bytes]
     output_ids: list[int] = field(default_factory=list)
+    output_frames: list[StepCodes] = field(default_factory=list)
     lease: Lease | None = None
     slot: int = -1
     is_paused: bool = False
