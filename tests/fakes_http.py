@@ -21,10 +21,12 @@ from fastapi import FastAPI
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
+from triptych.core.http.models import models_router
 from triptych.core.http.server import HttpServer, serve
 from triptych.core.http.wire import WireLimits
 from triptych.core.job import Output
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.modalities.llm.replies import card_of
 from triptych.modalities.llm.routes import llm_router
 from triptych.modalities.llm.service import LlmService
 from triptych.modalities.llm.text import TextModel
@@ -139,7 +141,9 @@ def make_app(
 ) -> FastAPI:
     """The whole app in front of `engine`."""
     service = make_service(folder, engine, **(schedule or {}))
-    return create_app(Config(server=ServerOptions(**server)), engine, [llm_router(service)])
+    cards = [card_of(model) for model in service.models.values()]
+    routers = [llm_router(service), models_router(cards)]
+    return create_app(Config(server=ServerOptions(**server)), engine, routers)
 
 
 @contextmanager

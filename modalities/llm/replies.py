@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel
 
+from triptych.core.http.models import ModelCard
 from triptych.modalities.llm.service import TextDelta, TokenText, Usage
 from triptych.modalities.llm.text import TextModel
 
@@ -138,28 +139,6 @@ class CompletionReply(_Reply):
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
     usage: UsageReply | None = None
-
-
-class ModelCard(BaseModel):
-    """One model that is served."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: Literal["triptych"] = "triptych"
-    max_model_len: int
-
-    @classmethod
-    def of(cls, model: TextModel) -> ModelCard:
-        """The card of `model`."""
-        return cls(id=model.name, created=model.created, max_model_len=model.context_length)
-
-
-class ModelList(BaseModel):
-    """Answer of `/v1/models`."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
 
 
 class Tokens(BaseModel):
@@ -362,6 +341,13 @@ def _top(entry: TokenText) -> TopLogprob:
 
 def _finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
+
+
+def card_of(model: TextModel) -> ModelCard:
+    """How `/v1/models` shows `model`."""
+    return ModelCard(
+        id=model.name, created=model.created, task="chat", max_model_len=model.context_length
+    )
 
 
 def _fingerprint(model: TextModel) -> str:

@@ -1,4 +1,4 @@
-"""The OpenAI text API: chat, completions, models, tokenize, detokenize.
+"""The OpenAI text API: chat, completions, tokenize, detokenize.
 
 Owns the way from a validated request to a call of the service, and from its deltas to an answer.
 What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
@@ -10,9 +10,9 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -20,7 +20,6 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream
-from triptych.core.limits import MAX_NAME_CHARS
 from triptych.core.logs import fields
 from triptych.modalities.llm.protocol import (
     ChatRequest,
@@ -34,8 +33,6 @@ from triptych.modalities.llm.replies import (
     ChatShape,
     CompletionReply,
     CompletionShape,
-    ModelCard,
-    ModelList,
     Prompt,
     Shape,
     Tokens,
@@ -52,7 +49,6 @@ def llm_router(service: LlmService) -> APIRouter:
     """Routes of the text API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
     _add_generation(router, service)
-    _add_models(router, service)
     _add_tokens(router, service)
     return router
 
@@ -86,20 +82,6 @@ def _add_generation(router: APIRouter, service: LlmService) -> None:
             has_usage=body.has_usage_chunk,
         )
         return await _answer(service, body, context, call, shape)
-
-
-def _add_models(router: APIRouter, service: LlmService) -> None:
-    @router.get("/v1/models")
-    async def list_models() -> ModelList:
-        """The models served here."""
-        return ModelList(data=[ModelCard.of(model) for model in service.models.values()])
-
-    @router.get("/v1/models/{name:path}")
-    async def show_model(
-        name: Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)],
-    ) -> ModelCard:
-        """One model."""
-        return ModelCard.of(service.model(name))
 
 
 def _add_tokens(router: APIRouter, service: LlmService) -> None:

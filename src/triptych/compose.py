@@ -54,10 +54,13 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
     """The HTTP app in front of `client`."""
     from triptych.core.http.app import create_app
+    from triptych.core.http.models import models_router
+    from triptych.modalities.llm.replies import card_of
     from triptych.modalities.llm.routes import llm_router
     from triptych.modalities.llm.service import LlmService
     from triptych.modalities.llm.text import TextModel
 
     texts = [TextModel.open(model, config.models) for model in models]
     service = LlmService.from_config(config, texts, client)
-    return create_app(config, client, [llm_router(service)])
+    cards = [card_of(text) for text in texts]
+    return create_app(config, client, [llm_router(service), models_router(cards)])

@@ -229,6 +229,7 @@ async def test_models_are_listed_and_shown(client: httpx.AsyncClient) -> None:
     assert listed["object"] == "list"
     (card,) = listed["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 4096)
+    assert card["task"] == "chat"
     assert (await client.get("/v1/models/tiny")).json() == card
     assert (await client.get("/v1/models/org/none")).status_code == 404
 
