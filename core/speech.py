@@ -80,7 +80,8 @@ class HearRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """Speech to be written down: samples at the model's rate, and how to write.
 
     `prompt_ids` are words that came before, `language` is empty where the model knows but one or
-    shall find out. `temperature` 0 takes the likeliest token.
+    shall find out. `temperature` 0 takes the likeliest token. Where `is_last` is false more sound
+    follows in another request: what does not fill a window any more is left to that.
     """
 
     pcm: bytes
@@ -90,6 +91,7 @@ class HearRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     temperature: float = 0.0
     seed: int = 0
     has_word_times: bool = False
+    is_last: bool = True
     tenant: str = ""
 
 
@@ -115,9 +117,11 @@ class HeardSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class HearDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="heard"):
-    """What one step added to a transcript. `text_ids` go out at once; `segments` when they end."""
+    """What one step added to a transcript: the segments of a window, once nothing changes them.
 
-    text_ids: tuple[int, ...] = ()
+    `heard_s` counts from the beginning of the sound; times of segments and tokens do, too.
+    """
+
     segments: tuple[HeardSegment, ...] = ()
     language: str = ""
     heard_s: float = 0.0
