@@ -8,20 +8,17 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
+from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
-from triptych.core.loop_thread import LoopThread
-from triptych.core.options import make_config
-from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
-from triptych.core.weights.resolve import ResolvedModel, resolve_all
+from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.service import (
     GenerateCall,
     LlmService,
@@ -31,6 +28,12 @@ from triptych.modalities.llm.service import (
     sampling_params,
 )
 from triptych.modalities.llm.text import TextModel
+from triptych.modalities.pipeline import Pipeline
+from triptych.schedulers.base import ModelLoader
+
+if TYPE_CHECKING:
+    from triptych.core.device import Device
+    from triptych.core.ledger import Ledger
 
 Message = Mapping[str, Any]
 Conversation = str | Sequence[Message]
@@ -72,7 +75,7 @@ class ChatReply:
         return self.text
 
 
-class ChatPipeline:
+class ChatPipeline(Pipeline[LlmService]):
     """A chat model in this process.
 
     >>> with ChatPipeline.from_pretrained() as chat:        # doctest: +SKIP
@@ -85,35 +88,20 @@ class ChatPipeline:
     Every call has an async twin that may be awaited on any loop.
     """
 
-    def __init__(self, service: LlmService, model: str, loop: LoopThread) -> None:
-        self._service = service
-        self._model = model
-        self._loop = loop
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], LlmService]:
+        text = TextModel.open(resolved, config.models)
+        return lambda client: LlmService.from_config(config, [text], client)
 
     @classmethod
-    def from_pretrained(
-        cls, model: str = "embedded", *, progress: bool = True, **options: Any
-    ) -> Self:
-        """Load `model` (as `--model` takes it); `options` are those of `triptych serve`.
+    def _open_loader(
+        cls, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> ModelLoader:
+        from triptych.modalities.llm.loader import LlmLoader
 
-        Raises errors of `core.errors.SetupError`: an unknown option, unfit weights, no memory.
-        """
-        config = make_config({"model": (model,), **options})
-        return cls.from_config(config, RichProgress() if progress else SilentProgress())
-
-    @classmethod
-    def from_config(cls, config: Config, progress: Progress) -> Self:
-        """Load the one model of a resolved configuration."""
-        if len(config.models.model) > 1:
-            raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
-        (resolved,) = resolve_all(config.models, progress)
-        loop = LoopThread("triptych-pipeline")
-        try:
-            service = loop.run(_start(resolved, config))
-        except BaseException:
-            loop.close()
-            raise
-        return cls(service, resolved.name, loop)
+        return LlmLoader(resolved, config, device, ledger)
 
     @overload
     def __call__(self, conversation: Conversation, **options: Any) -> ChatReply: ...
@@ -144,23 +132,6 @@ class ChatPipeline:
         `options`. An entry that cannot be answered yields its error and harms no other.
         """
         return self._loop.iterate(lambda: self._map(entries, num_in_flight, options))
-
-    def close(self) -> None:
-        """Stop the engine and give its memory back. Closing twice is fine."""
-        if not self._loop.is_closed:
-            self._loop.run(self._service.client.close())
-            self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     async def _reply(
         self, conversation: Any, options: Mapping[str, Any]
@@ -327,23 +298,3 @@ class _Assembly:
             usage=self._last.usage,
             logprobs=tuple(self._logprobs),
         )
-
-
-async def _start(resolved: ResolvedModel, config: Config) -> LlmService:
-    """Bring up an engine in this process, with its model unless that is for the first use."""
-    from triptych.core.bring_up import bring_up
-    from triptych.modalities.llm.loader import LlmLoader
-    from triptych.schedulers.engine import Engine
-    from triptych.schedulers.local import LocalClient
-
-    text = TextModel.open(resolved, config.models)  # first: it fails fast where it fails
-    device, ledger = bring_up(config.device)
-    loader = LlmLoader(resolved, config, device, ledger)
-    client = LocalClient(Engine([loader], config=config, ledger=ledger))
-    try:
-        if config.models.load == "startup":
-            await client.load(resolved.name)
-    except BaseException:  # Ctrl-C too: nothing may go on running behind the caller's back
-        await client.close()
-        raise
-    return LlmService.from_config(config, [text], client)

@@ -1,0 +1,130 @@
+"""A model in this process: what every pipeline is, whatever its model makes.
+
+Owns bringing up an engine behind a Python object, the thread its loop runs on, and their end.
+Knows no modality: a pipeline says which models it takes, and opens the two halves of each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import ConfigError
+from triptych.core.loop_thread import LoopThread
+from triptych.core.options import make_config
+from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
+from triptych.schedulers.base import ModelLoader
+
+if TYPE_CHECKING:
+    from triptych.core.device import Device
+    from triptych.core.ledger import Ledger
+
+
+class Service(Protocol):
+    """What answers calls with the help of an engine."""
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine, which is stopped with the pipeline."""
+        ...
+
+
+ServiceT = TypeVar("ServiceT", bound=Service)
+
+
+class Pipeline(ABC, Generic[ServiceT]):
+    """One model and its engine in this process, called from any thread or loop."""
+
+    _embedded: ClassVar[str] = EMBEDDED_REFERENCE
+    """The model that "embedded" stands for."""
+    _sources: ClassVar[Sequence[Source]] = ()
+    """Models with a name of their own, and layouts that are converted."""
+
+    def __init__(self, service: ServiceT, model: str, loop: LoopThread) -> None:
+        self._service = service
+        self._model = model
+        self._loop = loop
+
+    @classmethod
+    @abstractmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], ServiceT]:
+        """Read what the API side needs of a model, and return what makes its service."""
+
+    @classmethod
+    @abstractmethod
+    def _open_loader(
+        cls, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> ModelLoader:
+        """What brings the model onto the device. May import torch."""
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str = EMBEDDED_REFERENCE, *, progress: bool = True, **options: Any
+    ) -> Self:
+        """Load `model` (as `--model` takes it); `options` are those of `triptych serve`.
+
+        Raises errors of `core.errors.SetupError`: an unknown option, unfit weights, no memory.
+        """
+        config = make_config({"model": (model,), **options})
+        return cls.from_config(config, RichProgress() if progress else SilentProgress())
+
+    @classmethod
+    def from_config(cls, config: Config, progress: Progress) -> Self:
+        """Load the one model of a resolved configuration."""
+        models = config.models
+        if len(models.model) > 1:
+            raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
+        if models.model == (EMBEDDED_REFERENCE,):
+            models = replace(models, model=())
+        (resolved,) = resolve_all(models, progress, sources=cls._sources, defaults=(cls._embedded,))
+        loop = LoopThread("triptych-pipeline")
+        try:
+            service = loop.run(cls._start(resolved, config))
+        except BaseException:
+            loop.close()
+            raise
+        return cls(service, resolved.name, loop)
+
+    @classmethod
+    async def _start(cls, resolved: ResolvedModel, config: Config) -> ServiceT:
+        """Bring up an engine with its model, unless that is for the first use."""
+        from triptych.core.bring_up import bring_up
+        from triptych.schedulers.engine import Engine
+        from triptych.schedulers.local import LocalClient
+
+        make_service = cls._open_service(resolved, config)  # first: it fails fast where it fails
+        device, ledger = bring_up(config.device)
+        loader = cls._open_loader(resolved, config, device, ledger)
+        client = LocalClient(Engine([loader], config=config, ledger=ledger))
+        try:
+            if config.models.load == "startup":
+                await client.load(resolved.name)
+        except BaseException:  # Ctrl-C too: nothing may go on running behind the caller's back
+            await client.close()
+            raise
+        return make_service(client)
+
+    def close(self) -> None:
+        """Stop the engine and give its memory back. Closing twice is fine."""
+        if not self._loop.is_closed:
+            self._loop.run(self._service.client.close())
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
