@@ -244,6 +244,9 @@ class ServerOptions:
     api_key_file: str = option("", "File with one accepted API key per line.")
     cors_origin: tuple[str, ...] = option((), "Origin allowed to call from a browser.")
     max_request_bytes: int = option(4 * 2**20, "Largest request body.", within=_COUNT)
+    max_upload_bytes: int = option(
+        26 * 2**20, "Largest form with a file in it, such as sound to transcribe.", within=_COUNT
+    )
     request_timeout_s: float = option(600.0, "Longest time one request may take.", within=_DURATION)
     stream_timeout_s: float = option(
         30.0, "How long a client may stop reading its stream.", within=_DURATION

@@ -30,6 +30,13 @@ MAX_JSON_CONTAINERS = 2**17
 MAX_JSON_FIELDS = 2048
 """Fields of one JSON object."""
 
+# Forms
+MAX_FORM_PARTS = 64
+MAX_FORM_FIELD_BYTES = 64 * 1024
+"""One field that is not a file."""
+MAX_PART_HEADERS = 8
+MAX_PART_HEADER_BYTES = 4096
+
 # Text and arrays
 MAX_NAME_CHARS = 256
 MAX_TEXT_CHARS = 4 * 2**20

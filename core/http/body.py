@@ -72,25 +72,42 @@ class _Parsed(Request):
 async def read_body(
     request: Request, max_bytes: int, *, timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:
-    """The whole body. Raises `PayloadTooLarge` over `max_bytes`, `RequestTimeout` if it is late."""
+    """The whole body. Raises what `receive_body` raises."""
+    body = bytearray()
+    await receive_body(request, body.extend, max_bytes, timeout_s=timeout_s)
+    return bytes(body)
+
+
+async def receive_body(
+    request: Request,
+    take: Callable[[bytes], object],
+    max_bytes: int,
+    *,
+    timeout_s: float = BODY_TIMEOUT_S,
+) -> None:
+    """Hand the body to `take`, piece by piece as it arrives.
+
+    Raises `PayloadTooLarge` over `max_bytes`, `RequestTimeout` if it is late, and what `take` does.
+    """
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or len(declared) > 20 or int(declared) > max_bytes:
         raise _too_large(max_bytes)
-    body = bytearray()
+    num_bytes = 0
     try:
         async with asyncio.timeout(timeout_s):
             more = True
             while more:
                 message = await request.receive()
-                body += message.get("body", b"")
+                piece = message.get("body", b"")
                 more = message.get("more_body", False)
-                if len(body) > max_bytes:
+                num_bytes += len(piece)
+                if num_bytes > max_bytes:
                     raise _too_large(max_bytes)
+                take(piece)
     except TimeoutError as error:
         raise RequestTimeout(
             f"The body did not arrive within {timeout_s:g} s; send it faster."
         ) from error
-    return bytes(body)
 
 
 def parse_json(raw: bytes) -> Any:
@@ -115,12 +132,17 @@ def parse_json(raw: bytes) -> Any:
     return value
 
 
+def check_not_compressed(request: Request) -> None:
+    """Refuse, with `UnsupportedMedia`, a body that would have to be unpacked."""
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMedia("Compressed bodies are not read; send it as it is.")
+
+
 def _check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMedia("Send the body as JSON, with 'Content-Type: application/json'.")
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedMedia("Compressed bodies are not read; send the JSON as it is.")
+    check_not_compressed(request)
 
 
 def _check_structure(raw: bytes) -> None:

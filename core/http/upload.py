@@ -1,0 +1,180 @@
+"""Forms with files: `multipart/form-data`, read as it arrives, with a cap on everything.
+
+Owns what a form may hold: parts, sizes of fields, headers and the whole. What a client says of a
+file, its name and type, is kept as data and believed by nobody. What the fields mean is the
+business of the route's pydantic model, what the file holds that of a decode child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi.exceptions import RequestValidationError
+from multipart import (
+    MultipartError,
+    MultipartSegment,
+    ParserLimitReached,
+    PushMultipartParser,
+    parse_options_header,
+)
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
+from triptych.core.http.body import check_not_compressed, receive_body
+from triptych.core.limits import (
+    MAX_FORM_FIELD_BYTES,
+    MAX_FORM_PARTS,
+    MAX_NAME_CHARS,
+    MAX_PART_HEADER_BYTES,
+    MAX_PART_HEADERS,
+)
+
+_MAX_BOUNDARY_CHARS = 70  # RFC 2046
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file of a form: its bytes, and the name that the client gives it."""
+
+    filename: str
+    data: bytearray
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a form said. A field named `x[]` may be repeated and is a list; no other may."""
+
+    fields: dict[str, str | list[str]] = field(default_factory=dict)
+    files: dict[str, Upload] = field(default_factory=dict)
+
+    def file(self, *names: str) -> Upload:
+        """The form's one file, under one of `names`. Raises `InvalidRequest`."""
+        if not self.files:
+            raise InvalidRequest(f"{names[0]} is required, as a file.", param=names[0])
+        (name, upload), *others = self.files.items()
+        if name not in names or others:
+            odd = _shown(name if name not in names else others[0][0])
+            raise InvalidRequest(f"One file is read here, {names[0]}; not {odd}.", param=names[0])
+        return upload
+
+    def parsed(self, model: type[_Model]) -> _Model:
+        """The fields, checked by `model`. Raises FastAPI's `RequestValidationError`."""
+        try:
+            return model.model_validate(self.fields)
+        except ValidationError as error:
+            raise RequestValidationError(
+                [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
+            ) from error
+
+
+async def read_form(request: Request) -> Form:
+    """The request's form.
+
+    Raises `UnsupportedMedia` where it is none, `PayloadTooLarge` over `max_upload_bytes` or
+    another cap, `InvalidRequest` where it is malformed, `RequestTimeout` where it is late.
+    """
+    reader = _Reader(_boundary(request))
+    await receive_body(request, reader.take, request.app.state.options.max_upload_bytes)
+    return reader.finish()
+
+
+def form_body(model: type[BaseModel], file: str) -> dict[str, Any]:
+    """A form of `model`'s fields and `file`, for the `openapi_extra` of its route."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema["properties"][file] = {"type": "string", "format": "binary"}
+    schema["required"] = [*schema.get("required", []), file]
+    content = {"multipart/form-data": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+class _Reader:
+    """A form under construction."""
+
+    def __init__(self, boundary: str) -> None:
+        self._form = Form()
+        self._name = ""
+        self._is_file = False
+        self._part = bytearray()
+        self._parser = PushMultipartParser(
+            boundary,
+            max_header_size=MAX_PART_HEADER_BYTES,
+            max_header_count=MAX_PART_HEADERS,
+            max_segment_count=MAX_FORM_PARTS,
+        )
+
+    def take(self, piece: bytes) -> None:
+        """Read the next bytes."""
+        if piece:
+            self._follow(self._parser.parse(piece))
+
+    def finish(self) -> Form:
+        """The form, once all its bytes were taken."""
+        self._follow(self._parser.parse(b""))
+        return self._form
+
+    def _follow(self, events: Iterable[MultipartSegment | bytes | None]) -> None:
+        try:
+            for event in events:
+                if isinstance(event, MultipartSegment):
+                    self._begin(event)
+                elif event is None:
+                    self._end()
+                else:
+                    self._extend(event)
+        except ParserLimitReached as error:
+            raise PayloadTooLarge(f"The form is over a limit: {error.args[0]}.") from error
+        except MultipartError as error:
+            raise InvalidRequest(f"The form is malformed: {error.args[0]}.") from error
+
+    def _begin(self, segment: MultipartSegment) -> None:
+        name = segment.name or ""
+        if not 0 < len(name) <= MAX_NAME_CHARS:
+            raise InvalidRequest("A part of the form has no name, or one that is too long.")
+        self._name, self._is_file = name, segment.filename is not None
+        self._part = bytearray()
+        is_taken = name in self._form.files or isinstance(self._form.fields.get(name), str)
+        if is_taken or (self._is_file and name in self._form.fields):
+            raise InvalidRequest(f"Duplicate field {_shown(name)}.", param=_shown(name))
+        if self._is_file:
+            self._form.files[name] = Upload(segment.filename or "", self._part)
+
+    def _extend(self, piece: bytes) -> None:
+        self._part += piece
+        if not self._is_file and len(self._part) > MAX_FORM_FIELD_BYTES:
+            msg = f"A field of the form is over {MAX_FORM_FIELD_BYTES} bytes."
+            raise PayloadTooLarge(msg, param=_shown(self._name))
+
+    def _end(self) -> None:
+        if self._is_file:
+            return
+        try:
+            text = self._part.decode("utf-8")
+        except UnicodeDecodeError as error:
+            msg = f"{_shown(self._name)} is not UTF-8 text."
+            raise InvalidRequest(msg, param=_shown(self._name)) from error
+        if self._name.endswith("[]"):
+            values = self._form.fields.setdefault(self._name, [])
+            assert isinstance(values, list)  # `_begin` lets nothing else by
+            values.append(text)
+        else:
+            self._form.fields[self._name] = text
+
+
+def _boundary(request: Request) -> str:
+    check_not_compressed(request)
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary: str = options.get("boundary", "")
+    if kind != "multipart/form-data":
+        raise UnsupportedMedia("Send a form with the file in it, as 'multipart/form-data'.")
+    if not (0 < len(boundary) <= _MAX_BOUNDARY_CHARS and boundary.isascii()):
+        raise InvalidRequest("The form's boundary is missing or malformed.")
+    return boundary
+
+
+def _shown(name: str) -> str:
+    """A client's word, fit to be repeated to it."""
+    return ascii(name[:80])[1:-1]
