@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from triptych.core.errors import TriptychError
 from triptych.core.plan import Plan, StepResult
 
 
@@ -63,11 +64,12 @@ class StagedPlan(Plan):
 class StagedRowResult:
     """What one row's stage yielded: something to send, if any, and what comes next.
 
-    Without a `next_stage` the unit is over.
+    Without a `next_stage` the unit is over. An `error` ends the row's job, and no other.
     """
 
     payload: Any = None
     next_stage: Stage | None = None
+    error: TriptychError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

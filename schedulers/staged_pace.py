@@ -1,0 +1,118 @@
+"""When the next piece of a job's answer is due, for jobs whose work is done stage by stage.
+
+Owns what the staged scheduler asks of a request: how many units it is, and by when its listener
+or reader needs more. Knows nothing of the order among jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import msgspec
+
+from triptych.core.speech import SpeechDelta, SpeechRequest
+from triptych.core.staged_plan import Stage
+
+_SAMPLE_BYTES = 4
+
+
+class JobPace(Protocol):
+    """One job's size and deadlines. Made from its request when it is submitted."""
+
+    @property
+    def num_units(self) -> int:
+        """How many units the job is; at least one."""
+        ...
+
+    def first_stage(self, unit: int) -> Stage:
+        """The stage that a unit begins with."""
+        ...
+
+    def due_s(self) -> float:
+        """By when the unit after those sent must be over; infinity where nobody waits for it."""
+        ...
+
+    def send(self, payload: Any, now_s: float) -> Any:
+        """Note that `payload` goes out now; returns it with the job's running counts filled in."""
+        ...
+
+    def cancelled(self) -> Any:
+        """The last payload of a job that was cancelled; `None` for none."""
+        ...
+
+
+class TargetPace:
+    """A job that is one unit, due a while after it arrived."""
+
+    num_units = 1
+
+    def __init__(self, first_stage: Stage, due_s: float = math.inf, cancelled: Any = None) -> None:
+        self._first_stage = first_stage
+        self._due_s = due_s
+        self._cancelled = cancelled
+
+    def first_stage(self, unit: int) -> Stage:
+        """The stage that the job begins with."""
+        return self._first_stage
+
+    def due_s(self) -> float:
+        """The same all the time."""
+        return self._due_s
+
+    def send(self, payload: Any, now_s: float) -> Any:
+        """The payload as it is."""
+        return payload
+
+    def cancelled(self) -> Any:
+        """What the job was given for this end."""
+        return self._cancelled
+
+
+class SpeechPace:
+    """Speech in sentences, each due when the listener has heard those before it.
+
+    The first is due `target_s` after the request arrived. From its sound on the listener is taken
+    to play without a stop, so every later one is due when what was sent runs dry. A request that
+    is not live is due never.
+    """
+
+    def __init__(
+        self, request: SpeechRequest, *, arrival_s: float, target_s: float, sample_rate: int
+    ) -> None:
+        self._request = request
+        self._sample_rate = sample_rate
+        self._runs_dry_s = arrival_s + target_s if request.is_live else math.inf
+        self._has_begun = False
+        self._num_steps = 0
+
+    @property
+    def num_units(self) -> int:
+        """One per segment."""
+        return len(self._request.segments)
+
+    def first_stage(self, unit: int) -> Stage:
+        """Every segment begins with its prompt."""
+        return Stage("begin", len(self._request.segments[unit].prompt_ids))
+
+    def due_s(self) -> float:
+        """When the listener's buffer runs dry."""
+        return self._runs_dry_s
+
+    def send(self, payload: SpeechDelta, now_s: float) -> SpeechDelta:
+        """Note its sound; fills in the counts of the whole job so far."""
+        sound_s = len(payload.pcm) / _SAMPLE_BYTES / self._sample_rate
+        if self._request.is_live and sound_s:
+            began_s = max(self._runs_dry_s, now_s) if self._has_begun else now_s
+            self._runs_dry_s, self._has_begun = began_s + sound_s, True
+        self._num_steps += payload.num_output_tokens
+        spoken = self._request.segments[: payload.segment + 1]
+        return msgspec.structs.replace(
+            payload,
+            num_prompt_tokens=sum(len(segment.prompt_ids) for segment in spoken),
+            num_output_tokens=self._num_steps,
+        )
+
+    def cancelled(self) -> SpeechDelta:
+        """A delta that says so."""
+        return SpeechDelta(finish_reason="cancelled", num_output_tokens=self._num_steps)
