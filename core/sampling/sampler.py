@@ -145,7 +145,8 @@ class Sampler:
         logits_BV = logits_BV.float()
         is_finite_B = torch.isfinite(logits_BV.sum(-1))
         edited_BV = self._edit(logits_BV, rows, slots_B, position_B)
-        token_ids_B = self._draw(edited_BV, rows, slots_B, position_B)
+        uniform_B = self._uniforms(rows, position_B)
+        token_ids_B = self._draw(edited_BV, rows, slots_B, uniform_B)
         if rows["has_penalty"].any():
             index = self._index(rows["has_penalty"])
             self._penalties.count(slots_B[index], token_ids_B[index])
@@ -157,6 +158,19 @@ class Sampler:
             tuple(rows["num_top"].tolist()),
             self._logprobs(logits_BV, token_ids_B, rows["num_top"]),
         )
+
+    def frame_sampler(
+        self, slots: Sequence[int], positions: Sequence[int], num_codes: int
+    ) -> FrameSampler:
+        """For rows that draw `num_codes` codes at one position; else as `sample`.
+
+        Temperature, top-k, top-p and min-p count; what edits logits does not.
+        """
+        rows = self._slots[np.asarray(slots)]
+        first_B = np.asarray(positions, np.int64) * num_codes
+        uniform_QB = self._uniforms(rows, first_B + np.arange(num_codes)[:, None])
+        slots_B = self._to_device(np.asarray(slots, np.int64))
+        return FrameSampler(self, rows, slots_B, uniform_QB)
 
     def prompt_logprobs(
         self, logits_TV: torch.Tensor, next_ids_T: torch.Tensor, num_top: int
@@ -194,13 +208,12 @@ class Sampler:
         logits_BV: torch.Tensor,
         rows: Rows,
         slots_B: torch.Tensor,
-        position_B: NDArray[np.int64],
+        uniform_B: torch.Tensor | None,
     ) -> torch.Tensor:
         is_greedy = rows["is_greedy"]
-        if is_greedy.all():
+        if uniform_B is None:
             return logits_BV.argmax(-1)
         is_random = ~is_greedy
-        uniform_B = self._to_device(uniforms(rows["key"], position_B))
         if is_random.all():
             return self._draw_random(logits_BV, rows, slots_B, uniform_B)
         greedy, random = self._index(is_greedy), self._index(is_random)
@@ -210,6 +223,12 @@ class Sampler:
             logits_BV[random], rows[is_random], slots_B[random], uniform_B[random]
         )
         return token_ids_B
+
+    def _uniforms(self, rows: Rows, positions: NDArray[np.int64]) -> torch.Tensor | None:
+        """A number per row (last axis) and position; `None` where every row is greedy."""
+        if rows["is_greedy"].all():
+            return None
+        return self._to_device(uniforms(rows["key"], positions))
 
     def _draw_random(
         self, logits_RV: torch.Tensor, rows: Rows, slots_R: torch.Tensor, uniform_R: torch.Tensor
@@ -243,6 +262,49 @@ class Sampler:
 
     def _to_device(self, array: NDArray[np.int64] | NDArray[np.float64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+class FrameSampler:
+    """Draws the codes of one frame for some rows, one code of all rows at a time.
+
+    `slots_B` and `is_finite_B` (no logits so far held NaN or infinities) are on the device.
+    """
+
+    __slots__ = ("_rows", "_sampler", "_uniform_QB", "is_finite_B", "slots_B")
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        rows: Rows,
+        slots_B: torch.Tensor,
+        uniform_QB: torch.Tensor | None,
+    ) -> None:
+        self._sampler = sampler
+        self._rows = rows
+        self._uniform_QB = uniform_QB
+        self.slots_B = slots_B
+        self.is_finite_B = torch.ones_like(slots_B, dtype=torch.bool)
+
+    def draw(self, logits_BV: torch.Tensor, code: int) -> torch.Tensor:
+        """Ids of the `code`-th code of each row's frame, from logits of any float type."""
+        logits_BV = logits_BV.float()
+        self.is_finite_B &= torch.isfinite(logits_BV.sum(-1))
+        uniform_B = None if self._uniform_QB is None else self._uniform_QB[code]
+        return self._sampler._draw(logits_BV, self._rows, self.slots_B, uniform_B)
+
+    def draw_all(self, logits_BQV: torch.Tensor) -> torch.Tensor:
+        """All codes of each row's frame at once: `codes_BQ`."""
+        num_rows, num_codes, _ = logits_BQV.shape
+        logits_BQV = logits_BQV.float()
+        self.is_finite_B &= torch.isfinite(logits_BQV.sum((1, 2)))
+        uniform_QB = self._uniform_QB
+        codes: torch.Tensor = self._sampler._draw(
+            logits_BQV.flatten(0, 1),
+            np.repeat(self._rows, num_codes),
+            self.slots_B.repeat_interleave(num_codes),
+            None if uniform_QB is None else uniform_QB.t().flatten(),
+        )
+        return codes.view(num_rows, num_codes)
 
 
 def _flags(start: SlotStart) -> tuple[int | bool, ...]:

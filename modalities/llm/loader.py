@@ -18,6 +18,7 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.ledger import Ledger
 from triptych.core.sampling.sampler import Sampler
+from triptych.core.text_head import TextHead
 from triptych.core.token_runner import TokenRunner
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.checkpoint import Checkpoint
@@ -60,13 +61,14 @@ class LlmLoader:
             num_pages = self._num_pages(blueprint, layout)
             self._reserve(stack, "kv", (num_pages + 1) * layout.page_bytes)
             model = blueprint.build(checkpoint, report)
+            max_batch_size, device = self._config.schedule.max_batch_size, self._device.torch
+            sampler = self._sampler(blueprint, native)
             runner = TokenRunner(
-                model,
-                KvCache(layout, num_pages, self._device.torch, native),
-                self._sampler(blueprint, native),
-                max_batch_size=self._config.schedule.max_batch_size,
+                TextHead(model, sampler, max_batch_size=max_batch_size, device=device),
+                KvCache(layout, num_pages, device, native),
+                max_batch_size=max_batch_size,
                 max_length=blueprint.max_length,
-                device=self._device.torch,
+                device=device,
             )
             stack.callback(runner.close)
             scheduler = self._scheduler(blueprint, layout, num_pages)

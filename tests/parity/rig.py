@@ -16,7 +16,8 @@ from triptych.core.layers.decoder import Decoder
 from triptych.core.plan import SlotStart, TokenPlan, TokenRow, TokenStepResult
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.sampling.sampler import Sampler
-from triptych.core.token_runner import CausalModel, TokenRunner
+from triptych.core.text_head import CausalModel, TextHead
+from triptych.core.token_runner import TokenRunner
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import load_tensors
 from triptych.modalities.llm.models.families import read_decoder_config
@@ -95,10 +96,10 @@ class Rig:
         self.free_slots = list(range(max_batch_size))
         self.kv = KvCache(layout, num_pages, CPU, native)
         self.recorder = recorder(model)
+        sampler = Sampler(vocab_size=model.vocab_size, max_batch_size=max_batch_size, device=CPU)
         self.runner = TokenRunner(
-            self.recorder,
+            TextHead(self.recorder, sampler, max_batch_size=max_batch_size, device=CPU),
             self.kv,
-            Sampler(vocab_size=model.vocab_size, max_batch_size=max_batch_size, device=CPU),
             max_batch_size=max_batch_size,
             max_length=max_length,
             device=CPU,

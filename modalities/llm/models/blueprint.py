@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from triptych.core.layers.attention import KvLayout
-from triptych.core.token_runner import CausalModel
+from triptych.core.text_head import CausalModel
 from triptych.core.weights.checkpoint import Checkpoint
 
 

@@ -20,7 +20,7 @@ from triptych.core.job import Job, Output
 from triptych.core.ledger import Ledger
 from triptych.core.plan import PendingStep, Plan
 from triptych.core.sampling.params import SamplingParams
-from triptych.core.token_runner import TokenRunner
+from triptych.core.text_head import TextHead
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.loader import LlmLoader
@@ -216,8 +216,8 @@ def test_the_implementation_can_be_chosen(
 ) -> None:
     built = []
     monkeypatch.setattr(
-        "triptych.modalities.llm.loader.TokenRunner",
-        lambda model, *args, **kwargs: built.append(model) or TokenRunner(model, *args, **kwargs),
+        "triptych.modalities.llm.loader.TextHead",
+        lambda model, *args, **kwargs: built.append(model) or TextHead(model, *args, **kwargs),
     )
     options = config(models=ModelOptions(model_impl=wanted))
     loader(save(), Ledger(64 * MIB), options).load(lambda _: None).close()
