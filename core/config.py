@@ -235,6 +235,71 @@ class ScheduleOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechOptions:
+    """Speech that is made while it is listened to."""
+
+    audio_decoder: str = option(
+        "", "The codec of a speech-token model, as `--model` names models; empty: the model's own."
+    )
+    audio_decoder_weights: str = option(
+        "", "A safetensors file with the codec's weights instead of its folder's."
+    )
+    audio_decoder_config: str = option(
+        "", "A JSON file with fields to set in the codec's configuration."
+    )
+    chunk_size: tuple[int, ...] = option(
+        (),
+        "Codec frames decoded at a time: one number, or one for each chunk in turn, of which the"
+        " last repeats. Without it a stream's first chunk is as small as can be, and later ones"
+        " grow as far as its listener's buffer allows.",
+        within=_COUNT,
+    )
+    buffer: int = option(
+        0,
+        "Codec frames before a chunk that are decoded again with it, for their context alone;"
+        " decoders that keep their state need none.",
+        within=_BOUND,
+    )
+    block_causal: bool = option(
+        False, "Frames decoded again for their context do not see the chunk that follows them."
+    )
+    prepend_prompt_speech_tokens: str = option(
+        "never",
+        "Let the audio decoder hear the voice's own clip before its first chunk (once), and a"
+        " windowed decoder before later ones too, while its context is not full (rolling).",
+        choices=("never", "once", "rolling"),
+    )
+    prepend_prompt_speech_tokens_causal: bool = option(
+        False, "Frames of the voice's clip do not see the chunk that follows them."
+    )
+    max_streams: int = option(32, "Voices that may speak at once; others wait.", within=_COUNT)
+    target_first_audio_s: float = option(
+        0.3, "The first audio of a stream is due this long after its request.", within=_DURATION
+    )
+    max_lead_s: float = option(
+        0.0,
+        "Speech is made no further ahead of its listener than this; 0: as far as the device has"
+        " time for.",
+        within=_BOUND,
+    )
+    ce_delay_ms: float = option(
+        0.0, "How long a first prompt may wait for others to share its step.", within=_BOUND
+    )
+    enable_prioritize_first_decode: bool = option(
+        False, "Who was just let in gets its first audio before the next prompt is let in."
+    )
+    max_queue_size_tg: int = option(
+        0, "Speech-token rows that may run at once; 0: as --max-batch-size.", within=_BOUND
+    )
+    min_batch_size_tg: int = option(
+        0,
+        "While fewer speech-token rows run, waiting prompts go before them, as far as no listener"
+        " has to wait for it.",
+        within=_BOUND,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """The HTTP server and its processes."""
 
@@ -297,5 +362,6 @@ class Config:
     device: DeviceOptions = DeviceOptions()
     cache: CacheOptions = CacheOptions()
     schedule: ScheduleOptions = ScheduleOptions()
+    speech: SpeechOptions = SpeechOptions()
     server: ServerOptions = ServerOptions()
     debug: DebugOptions = DebugOptions()

@@ -39,7 +39,7 @@ EVERYWHERE = frozenset({"log_level"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One declared option. `type` is str, int, float, bool or tuple[str, ...]."""
+    """One declared option. `type` is str, int, float, bool, or a tuple of str or int."""
 
     name: str
     section: str
@@ -75,6 +75,11 @@ class Option:
     def is_repeatable(self) -> bool:
         """Whether the flag may be given several times."""
         return bool(self.type == tuple[str, ...])
+
+    @property
+    def is_numbers(self) -> bool:
+        """Whether it is a list of numbers, as `1,2,4`."""
+        return bool(self.type == tuple[int, ...])
 
 
 @functools.cache
@@ -142,6 +147,9 @@ def add_options(
     _add_standing_flags(parser)
 
 
+_METAVARS: Mapping[Any, str] = {int: "N", float: "X", tuple[int, ...]: "N,N,..."}
+
+
 def _add_option(group: argparse._ArgumentGroup | argparse.ArgumentParser, option: Option) -> None:
     common: dict[str, Any] = {
         "dest": option.name,
@@ -151,7 +159,7 @@ def _add_option(group: argparse._ArgumentGroup | argparse.ArgumentParser, option
     if option.is_switch:
         group.add_argument(*option.flags, action=argparse.BooleanOptionalAction, **common)
         return
-    metavar = "|".join(option.choices) or {int: "N", float: "X"}.get(option.type, "TEXT")
+    metavar = "|".join(option.choices) or _METAVARS.get(option.type, "TEXT")
     action = "append" if option.is_repeatable else "store"
     group.add_argument(*option.flags, action=action, metavar=metavar, **common)
 
@@ -363,8 +371,11 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
 
 def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
     """`value` in the option's type, checked against its choices and range."""
+    given = value
     if option.is_repeatable and isinstance(value, str):
         value = [value]
+    if option.is_numbers:
+        value, is_text = _numbers(value)
     if is_text and option.is_switch and isinstance(value, str):
         value = {"on": "true", "yes": "true", "off": "false", "no": "false"}.get(
             value.lower(), value
@@ -373,19 +384,29 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
         converted = msgspec.convert(value, option.type, strict=not is_text)
     except msgspec.ValidationError as error:
         kind = _kind(option)
-        raise ConfigError(f"{where}: expected {kind}, got {_show(option, value)}.") from error
+        raise ConfigError(f"{where}: expected {kind}, got {_show(option, given)}.") from error
     if option.name in SECRETS and MASK in converted:
         raise ConfigError(f"{where}: {MASK!r} only stands for a secret; give the secret itself.")
     if option.choices and converted not in option.choices:
         raise ConfigError(f"{where}: {_bad_choice(option, converted)}")
-    if option.within is not None and converted not in option.within:
+    numbers = converted if option.is_numbers else (converted,)
+    if option.within is not None and not all(number in option.within for number in numbers):
         raise ConfigError(f"{where}: must be {option.within}, got {format_value(converted)}.")
     return converted
+
+
+def _numbers(value: Any) -> tuple[Any, bool]:
+    """A list of numbers as it was given, split up, and whether they are still text."""
+    if isinstance(value, str):
+        return [number.strip() for number in value.split(",")], True
+    return ([value] if isinstance(value, int) else value), False
 
 
 def _kind(option: Option) -> str:
     if option.is_repeatable:
         return "text or a list of texts"
+    if option.is_numbers:
+        return "whole numbers separated by commas"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names[option.type]
 

@@ -59,7 +59,6 @@ _SPECULATIVE = "speculative decoding is not offered yet; leave it out, answers s
 _GRAMMAR = "structured output is not offered yet; ask for the format in the prompt and check it."
 _IMAGES_OUT = "image models are not served yet; leave it out."
 _IMAGES_IN = "vision models are not served yet; leave it out."
-_SPEECH = "speech models are not served yet; leave it out."
 _EMBEDDINGS = "embedding models are not served; use a server for embeddings beside this one."
 _EXPERTS = "mixture-of-experts models are not served natively yet; leave it out."
 _SPLIT = (
@@ -149,7 +148,6 @@ STANDING: tuple[Standing, ...] = (
     Standing(_named("execute-empty-batches"), ("false",), "a step always has work."),
     Standing(_named("ep-use-allreduce"), ("false",), _ONE_DEVICE),
     Standing(_named("pool-embeddings"), ("false",), _EMBEDDINGS),
-    Standing(_named("enable-prioritize-first-decode"), ("false",), _SPEECH),
     Standing(_named("use-relaxed-acceptance-for-thinking"), ("false",), _SPECULATIVE),
     Standing(_named("first-block-caching taylorseer teacache"), ("false",), _IMAGES_OUT),
     Standing(_named("profile-serve"), ("false",), "use `py-spy record -- triptych serve ...`."),
@@ -298,12 +296,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         " limit-mm-data-per-request enable-mm-global-cache enable-prefix-mm-cache"
         " enable-precise-embedding-interpolation",
     ),
-    (
-        _SPEECH,
-        "audio-decoder audio-decoder-weights audio-decoder-config chunk-size buffer block-causal"
-        " prepend-prompt-speech-tokens prepend-prompt-speech-tokens-causal run-model-test-mode"
-        " ce-delay-ms min-batch-size-tg",
-    ),
+    ("run the tests: they check each model against its reference.", "run-model-test-mode"),
     (
         _IMAGES_OUT,
         "residual-threshold taylorseer-cache-interval taylorseer-max-order"
@@ -314,7 +307,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "diffusion language models are not served; leave it out.",
         "dllm-algorithm dllm-algorithm-config",
     ),
-    ("use --max-batch-size: every running row decodes.", "max-queue-size-tg"),
     ("use --max-batch-input-tokens.", "max-prefill-tokens prefill-max-requests"),
     ("use --kv-cache-memory-mb, the size of the cache.", "max-total-tokens"),
     (
@@ -449,6 +441,11 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
             ("float8_e4m3fn", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"),
             "8 and 4 bit caches are not offered yet; use bfloat16.",
         ),
+    },
+    "prepend_prompt_speech_tokens": {
+        "NEVER": "write never.",
+        "ONCE": "write once.",
+        "ROLLING": "write rolling.",
     },
     "model_impl": {"sglang": "write native.", "vllm": "write native."},
     "schedule_policy": dict.fromkeys(

@@ -1,6 +1,7 @@
 """Options: precedence, validation, and the words an error uses."""
 
 import argparse
+import re
 from pathlib import Path
 
 import msgspec
@@ -218,6 +219,32 @@ def test_secrets_are_neither_shown_nor_quoted() -> None:
     assert "hush" not in caught.value.message
 
 
+@pytest.mark.parametrize("value", ["1, 4,8", [1, 4, 8], (1, 4, 8)])
+def test_numbers_may_be_a_list_or_text(value: object) -> None:
+    assert make_config({"chunk_size": value}).speech.chunk_size == (1, 4, 8)
+    assert make_config({"chunk_size": 25}).speech.chunk_size == (25,)
+
+
+def test_numbers_come_from_flags_and_variables() -> None:
+    config = resolve(parse(_parser(), ["--chunk-size", "1,2"]), environ={})
+    assert config.speech.chunk_size == (1, 2)
+    assert resolve(environ={"TRIPTYCH_CHUNK_SIZE": "7"}).speech.chunk_size == (7,)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("1,x", "chunk_size: expected whole numbers separated by commas, got '1,x'."),
+        ("", "chunk_size: expected whole numbers separated by commas, got ''."),
+        ([2, 0], "chunk_size: must be at least 1, got 2, 0."),
+        (1.5, "chunk_size: expected whole numbers separated by commas, got 1.5."),
+    ],
+)
+def test_wrong_numbers_are_explained(value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        make_config({"chunk_size": value})
+
+
 def test_help_names_default_and_escapes_percent() -> None:
     text = _parser().format_help()
     assert "[default 32]" in text
@@ -234,6 +261,8 @@ def _values(option: Option) -> st.SearchStrategy[object]:
             return st.integers(0, 20).map(lambda exponent: 2**exponent)
         if option.type is int:
             return st.integers(int(low), int(high))
+        if option.is_numbers:
+            return st.lists(st.integers(int(low), int(high))).map(tuple)
         return st.floats(low, high, exclude_min=option.within.is_open)
     return {bool: st.booleans(), str: st.text()}.get(option.type, st.tuples(st.text(), st.text()))
 
