@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from triptych.core.decoders.families import read_decoder_config
+from triptych.core.decoders.tensor_names import decoder_targets, is_unused
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache, KvLayout
@@ -20,8 +22,6 @@ from triptych.core.text_head import CausalModel, TextHead
 from triptych.core.token_runner import TokenRunner
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import load_tensors
-from triptych.modalities.llm.models.families import read_decoder_config
-from triptych.modalities.llm.models.tensor_names import decoder_targets, is_unused
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)

@@ -1,1 +1,1 @@
-"""Model families: how each reads its config and names its tensors."""
+"""Language models that are not ours: transformers' own, on our paged cache."""

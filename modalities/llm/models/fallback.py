@@ -51,7 +51,7 @@ class _Step:
 
 
 class FallbackBlueprint:
-    """Implements `modalities.llm.models.blueprint.Blueprint` with a class of transformers."""
+    """Implements `core.decoders.blueprint.Blueprint` with a class of transformers."""
 
     def __init__(
         self,

@@ -11,9 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from triptych.core.errors import WeightsError
-from triptych.core.layers.decoder import DecoderConfig
-from triptych.modalities.llm.models.hf_config import (
+from triptych.core.decoders.hf_config import (
     CausalLmConfig,
     Count,
     attention_of,
@@ -21,6 +19,8 @@ from triptych.modalities.llm.models.hf_config import (
     layer_windows,
     parse,
 )
+from triptych.core.errors import WeightsError
+from triptych.core.layers.decoder import DecoderConfig
 
 Reader = Callable[[Mapping[str, Any], int], DecoderConfig]
 

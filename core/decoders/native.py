@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
+from triptych.core.decoders.families import read_decoder_config
+from triptych.core.decoders.tensor_names import decoder_targets, is_unused
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder
 from triptych.core.layers.linear import is_packable
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import load_tensors
-from triptych.modalities.llm.models.families import read_decoder_config
-from triptych.modalities.llm.models.tensor_names import decoder_targets, is_unused
 
 
 class NativeBlueprint:
-    """Implements `modalities.llm.models.blueprint.Blueprint` with `core.layers.decoder`."""
+    """Implements `core.decoders.blueprint.Blueprint` with `core.layers.decoder`."""
 
     def __init__(
         self,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from triptych.core.decoders.families import FAMILIES, read_decoder_config
+from triptych.core.decoders.tensor_names import decoder_targets
 from triptych.core.errors import SetupError, WeightsError
 from triptych.core.layers.decoder import Decoder
-from triptych.modalities.llm.models.families import FAMILIES, read_decoder_config
-from triptych.modalities.llm.models.tensor_names import decoder_targets
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,

@@ -1,0 +1,1 @@
+"""Decoder-only language models by their published layouts: configurations, tensor names."""
