@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triptych.core.layers.attention import Attention
-from triptych.core.layers.decoder import Decoder, Mlp
+from triptych.core.layers.decoder import Decoder, DecoderStack, Mlp
 from triptych.core.layers.linear import Linear
 from triptych.core.weights.loading import Target
 
@@ -17,15 +17,20 @@ from triptych.core.weights.loading import Target
 def decoder_targets(decoder: Decoder) -> Iterator[Target]:
     """Every tensor the decoder needs, and the view it goes to."""
     yield Target("model.embed_tokens.weight", decoder.embedding_VC)
-    yield Target("model.norm.weight", decoder.norm.weight_C)
     if not decoder.config.has_tied_embeddings:
         yield Target("lm_head.weight", decoder.head.weight_OI)
-    for index, layer in enumerate(decoder.layers):
-        prefix = f"model.layers.{index}"
-        yield Target(f"{prefix}.input_layernorm.weight", layer.input_norm.weight_C)
-        yield Target(f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm.weight_C)
-        yield from _attention_targets(f"{prefix}.self_attn", layer.attention)
-        yield from _mlp_targets(f"{prefix}.mlp", layer.mlp)
+    yield from stack_targets(decoder, "model")
+
+
+def stack_targets(stack: DecoderStack, prefix: str) -> Iterator[Target]:
+    """The tensors of layers and final norm, under `prefix`."""
+    yield Target(f"{prefix}.norm.weight", stack.norm.weight_C)
+    for index, layer in enumerate(stack.layers):
+        name = f"{prefix}.layers.{index}"
+        yield Target(f"{name}.input_layernorm.weight", layer.input_norm.weight_C)
+        yield Target(f"{name}.post_attention_layernorm.weight", layer.mlp_norm.weight_C)
+        yield from _attention_targets(f"{name}.self_attn", layer.attention)
+        yield from mlp_targets(f"{name}.mlp", layer.mlp)
 
 
 def is_unused(name: str) -> bool:
@@ -48,7 +53,8 @@ def _attention_targets(prefix: str, attention: Attention) -> Iterator[Target]:
         yield Target(f"{prefix}.k_norm.weight", attention.qk_norm_2D[1])
 
 
-def _mlp_targets(prefix: str, mlp: Mlp) -> Iterator[Target]:
+def mlp_targets(prefix: str, mlp: Mlp) -> Iterator[Target]:
+    """The tensors of one MLP."""
     num_outputs, num_features = mlp.down.weight_OI.shape
     sizes = {"gate_proj": num_features, "up_proj": num_features}
     yield from _fused_targets(prefix, mlp.gate_up, sizes)

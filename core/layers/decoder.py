@@ -90,8 +90,8 @@ class DecoderLayer:
         return self.mlp(self.mlp_norm(x_TC), x_TC)
 
 
-class Decoder:
-    """Embedding, layers, final norm, and the projection onto the vocabulary.
+class DecoderStack:
+    """Layers and final norm: from embedded positions to hidden states.
 
     Parameters are allocated uninitialised: fill them, then call `prepare` once.
     """
@@ -99,14 +99,6 @@ class Decoder:
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self.dtype = dtype
-        self.head = Linear(
-            config.hidden_size, config.vocab_size, has_bias=False, dtype=dtype, device=device
-        )
-        self.embedding_VC = (
-            self.head.weight_OI
-            if config.has_tied_embeddings
-            else torch.empty_like(self.head.weight_OI)
-        )
         self.layers = [
             DecoderLayer(config, layer=layer, dtype=dtype, device=device)
             for layer in range(len(config.attention))
@@ -115,11 +107,6 @@ class Decoder:
         self._rotary = Rotary(config.rope, device)
         self._fused: NativeLayers | None = None
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits."""
-        return self.config.vocab_size
-
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses, one at a time.
 
@@ -127,9 +114,52 @@ class Decoder:
         """
         for layer in self.layers:
             layer.prepare(native)
-        self.head.prepare(native)
         if native is not None and can_fuse(self):
             self._fused = NativeLayers(self, native)
+
+    def rotations(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine rows of a step's positions, for all layers."""
+        return self._rotary.rows(positions_T, self.dtype)
+
+    def run(
+        self,
+        x_TC: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv: KvCache,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """The last hidden state of every position, normalised; `x_TC` may be overwritten."""
+        cos_sin = self.rotations(positions_T)
+        if self._fused is not None and self._fused.can_read(kv):
+            return self._fused(x_TC, cos_sin, kv, batch)
+        for layer in self.layers:
+            x_TC = layer(x_TC, cos_sin, kv, batch)
+        return self.norm(x_TC)
+
+
+class Decoder(DecoderStack):
+    """Embedding, layers, final norm, and the projection onto the vocabulary."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, dtype=dtype, device=device)
+        self.head = Linear(
+            config.hidden_size, config.vocab_size, has_bias=False, dtype=dtype, device=device
+        )
+        self.embedding_VC = (
+            self.head.weight_OI
+            if config.has_tied_embeddings
+            else torch.empty_like(self.head.weight_OI)
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.config.vocab_size
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """As for a stack; the projection too."""
+        super().prepare(native)
+        self.head.prepare(native)
 
     def forward(
         self,
@@ -140,12 +170,7 @@ class Decoder:
     ) -> torch.Tensor:
         """The last hidden state of every token, normalised: `hidden_TC`."""
         x_TC = self.embedding_VC.index_select(0, token_ids_T)
-        cos_sin = self._rotary.rows(positions_T, self.dtype)
-        if self._fused is not None and self._fused.can_read(kv):
-            return self._fused(x_TC, cos_sin, kv, batch)
-        for layer in self.layers:
-            x_TC = layer(x_TC, cos_sin, kv, batch)
-        return self.norm(x_TC)
+        return self.run(x_TC, positions_T, kv, batch)
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Scores of the whole vocabulary for each row: `logits_RV`."""

@@ -25,10 +25,10 @@ from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache
 
 if TYPE_CHECKING:
-    from triptych.core.layers.decoder import Decoder, DecoderLayer
+    from triptych.core.layers.decoder import DecoderLayer, DecoderStack
 
 
-def can_fuse(decoder: Decoder) -> bool:
+def can_fuse(decoder: DecoderStack) -> bool:
     """Whether the layers of a prepared decoder are alike, and all their weights packed."""
     configs = decoder.config.attention
     linears = (
@@ -48,7 +48,7 @@ def can_fuse(decoder: Decoder) -> bool:
 class NativeLayers:
     """Runs a decoder's layers and its final norm."""
 
-    def __init__(self, decoder: Decoder, native: NativeKernels) -> None:
+    def __init__(self, decoder: DecoderStack, native: NativeKernels) -> None:
         config, first = decoder.config, decoder.config.attention[0]
         self._native = native
         self._config, self._norm_C = config, decoder.norm.weight_C
