@@ -7,23 +7,15 @@ unknown field. Every number is bounded and finite, every string and array has a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    StringConstraints,
-    Tag,
-    model_validator,
-)
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
-from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, Refused
+from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
 
 
 def _within(name: str, description: str) -> Any:
@@ -31,13 +23,6 @@ def _within(name: str, description: str) -> Any:
     return Field(default=None, ge=low, le=high, description=description)
 
 
-def _inert() -> Any:
-    return Field(default=None, description="Accepted, and without effect here.")
-
-
-Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME_CHARS)]
-Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
-Label = Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 TokenIds = Annotated[
@@ -100,12 +85,6 @@ Prompt = Annotated[
 ]
 
 
-class Strict(BaseModel):
-    """A request or a part of one: no coercion, no unknown fields, no non-finite numbers."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
 class TextPart(Strict):
     """A part of a message's content. Text is the only kind offered."""
 
@@ -156,7 +135,7 @@ class StreamOptions(Strict):
     """What a stream carries besides text."""
 
     include_usage: bool | None = Field(default=None, description="End with a usage chunk.")
-    include_obfuscation: bool | None = _inert()
+    include_obfuscation: bool | None = inert()
 
 
 class SamplingFields(Strict):
@@ -187,7 +166,7 @@ class SamplingFields(Strict):
     )
     stream: bool | None = Field(default=None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = None
-    user: Label | None = _inert()
+    user: Label | None = inert()
 
     @model_validator(mode="before")
     @classmethod
@@ -241,13 +220,13 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool | None = Field(
         default=None, description="Let the template open the answer (the default)."
     )
-    store: bool | None = _inert()
-    metadata: Metadata | None = _inert()
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = _inert()
-    safety_identifier: Label | None = _inert()
-    prompt_cache_key: Label | None = _inert()
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = _inert()
-    parallel_tool_calls: bool | None = _inert()
+    store: bool | None = inert()
+    metadata: Metadata | None = inert()
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert()
+    safety_identifier: Label | None = inert()
+    prompt_cache_key: Label | None = inert()
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert()
+    parallel_tool_calls: bool | None = inert()
 
     @model_validator(mode="before")
     @classmethod
@@ -351,14 +330,3 @@ class DetokenizeRequest(Strict):
 
     model: Name
     tokens: Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)]
-
-
-def without_refused(fields: Any, table: Mapping[str, Refused]) -> Any:
-    """`fields` less those of `table`. Raises `UnsupportedOption` where one asks for something."""
-    if not isinstance(fields, dict):
-        return fields
-    for name in sorted(table.keys() & fields.keys()):
-        value = fields[name]
-        if value is not None and value not in table[name].neutral:
-            raise UnsupportedOption(f"{name} is not offered: {table[name].instead}", param=name)
-    return {name: value for name, value in fields.items() if name not in table}

@@ -6,18 +6,9 @@ Owns their names, the values that ask for nothing (and are let pass), and what t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """What to do `instead`, and the `neutral` values that change nothing."""
-
-    instead: str
-    neutral: tuple[Any, ...] = ()
-
+from triptych.core.http.fields import Refused
 
 _TOOLS = "describe the tools in a message and read the calls from the answer's text."
 _SCHEMA = "ask for the format in a message and check the answer; free text is what comes."

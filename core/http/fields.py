@@ -1,0 +1,51 @@
+"""What the fields of every JSON body have in common.
+
+Owns the strict model, bounded texts and names, and the ways a field can be other than honoured:
+accepted as inert (it asks for nothing that could change an answer here), or refused by name with
+the alternative. Any other name is an unknown field. Knows no route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from triptych.core import limits
+from triptych.core.errors import UnsupportedOption
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME_CHARS)]
+Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
+Label = Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)]
+
+
+class Strict(BaseModel):
+    """A request or a part of one: no coercion, no unknown fields, no non-finite numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def inert() -> Any:
+    """The default of a field that is let pass and changes nothing."""
+    return Field(default=None, description="Accepted, and without effect here.")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What to do `instead`, and the `neutral` values that change nothing."""
+
+    instead: str
+    neutral: tuple[Any, ...] = ()
+
+
+def without_refused(fields: Any, table: Mapping[str, Refused]) -> Any:
+    """`fields` less those of `table`. Raises `UnsupportedOption` where one asks for something."""
+    if not isinstance(fields, dict):
+        return fields
+    for name in sorted(table.keys() & fields.keys()):
+        value = fields[name]
+        if value is not None and value not in table[name].neutral:
+            raise UnsupportedOption(f"{name} is not offered: {table[name].instead}", param=name)
+    return {name: value for name, value in fields.items() if name not in table}
