@@ -1,0 +1,73 @@
+"""The listener's clock."""
+
+import math
+
+import pytest
+
+from triptych.schedulers.playback import Playback
+
+
+def test_first_audio_is_due_when_promised_and_starts_the_clock() -> None:
+    playback = Playback(10.3)
+    assert not playback.has_begun
+    assert playback.lead_s(10.0) == pytest.approx(0.3)
+    playback.give(0.08, 10.1)
+    assert playback.has_begun
+    assert playback.due_s == pytest.approx(10.18)
+    assert playback.num_underruns == 0
+
+
+def test_a_late_first_audio_is_no_underrun() -> None:
+    playback = Playback(10.3)
+    playback.give(0.5, 12.0)
+    assert (playback.num_underruns, playback.due_s) == (0, 12.5)
+
+
+def test_audio_in_time_adds_up() -> None:
+    playback = Playback(1.0)
+    for now_s in (1.0, 1.1, 1.2):
+        playback.give(0.2, now_s)
+    assert playback.due_s == pytest.approx(1.6)
+    assert playback.given_s == pytest.approx(0.6)
+    assert playback.num_underruns == 0
+
+
+def test_a_dry_buffer_is_an_underrun_and_playing_goes_on_from_there() -> None:
+    playback = Playback(1.0)
+    playback.give(0.2, 1.0)
+    assert playback.lead_s(1.5) == pytest.approx(-0.3)
+    playback.give(0.2, 1.5)
+    assert playback.num_underruns == 1
+    assert playback.underrun_s == pytest.approx(0.3)
+    assert playback.due_s == pytest.approx(1.7)
+
+
+def test_a_listener_who_stops_keeps_the_buffer() -> None:
+    playback = Playback(1.0)
+    playback.give(1.0, 1.0)
+    playback.stop(1.4)
+    playback.stop(1.9)
+    playback.go_on(50.0)
+    assert playback.due_s == pytest.approx(50.6)
+    playback.go_on(60.0)
+    assert playback.due_s == pytest.approx(50.6), "going on twice changes nothing"
+
+
+def test_a_dry_listener_who_stops_owes_nothing() -> None:
+    playback = Playback(1.0)
+    playback.give(0.1, 1.0)
+    playback.stop(5.0)
+    playback.go_on(9.0)
+    assert playback.due_s == pytest.approx(9.0)
+
+
+def test_nobody_listening_is_never_due() -> None:
+    playback = Playback(math.inf)
+    playback.give(0.1, 1.0)
+    playback.give(0.1, 99.0)
+    playback.stop(100.0)
+    playback.go_on(101.0)
+    assert playback.has_begun
+    assert not playback.is_live
+    assert math.isinf(playback.due_s)
+    assert (playback.num_underruns, playback.given_s) == (0, pytest.approx(0.2))
