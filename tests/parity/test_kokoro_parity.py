@@ -21,6 +21,7 @@ from torch import Tensor
 
 from triptych.modalities.tts.models.kokoro.config import KOKORO_82M, read_kokoro_config
 from triptych.modalities.tts.models.kokoro.convert import hub_tensors
+from triptych.modalities.tts.models.kokoro.joints import finish
 from triptych.modalities.tts.models.kokoro.model import KokoroModel, Sentence
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference's own
@@ -128,7 +129,7 @@ def style(dtype: torch.dtype) -> Tensor:
 def ours_says(model: KokoroModel, speed: float, dtype: torch.dtype) -> Tensor:
     sentence = Sentence(phoneme_ids=IDS, style_Y=style(dtype), speed=speed)
     with torch.inference_mode():
-        return model.render([model.plan(sentence, silent)])[0]
+        return finish(model.render([finish(model.plan(sentence, silent))]))[0]
 
 
 @pytest.fixture

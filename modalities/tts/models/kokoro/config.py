@@ -49,6 +49,11 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Samples per value of the pitch curve."""
         return math.prod(self.upsample_rates) * self.hop
 
+    @property
+    def samples_per_frame(self) -> int:
+        """Samples per decoder frame, which holds two pitch values."""
+        return 2 * self.samples_per_pitch
+
 
 class KokoroConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model. The last two fields are constants of the architecture that files leave out."""
@@ -118,6 +123,9 @@ VOCABULARY: Mapping[str, int] = {
     "ː": 158, "ʰ": 162, "ʲ": 164, "↓": 169, "→": 171, "↗": 172, "↘": 173, "ᵻ": 177,
 }
 # fmt: on
+
+MODEL_TYPE = "kokoro"
+"""What tells the folders we write from others'; the hub's config.json says nothing of the kind."""
 
 KOKORO_82M: Mapping[str, Any] = {
     "n_token": 178,

@@ -21,6 +21,7 @@ from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-d
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import SINGLE_NAME, read_json
+from triptych.modalities.tts.models.kokoro.config import MODEL_TYPE
 from triptych.modalities.tts.models.kokoro.onnx_graph import Node, OnnxGraph
 
 VOICE_PREFIX = "voices."
@@ -43,7 +44,8 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[st
     """Write the model and its voices into an existing `folder`."""
     whole = {name: tensor.float().contiguous() for name, tensor in tensors.items()}
     save_file(whole, folder / SINGLE_NAME, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+    text = json.dumps({"model_type": MODEL_TYPE, **config}, ensure_ascii=False)
+    (folder / "config.json").write_text(text, encoding="utf-8")
 
 
 def hub_tensors(folder: Path) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from triptych.modalities.tts.models.kokoro.config import GeneratorConfig, KokoroConfig
 from triptych.modalities.tts.models.kokoro.extent import Extent
-from triptych.modalities.tts.models.kokoro.source import HarmonicSource
+from triptych.modalities.tts.models.kokoro.harmonics import HarmonicSource
+from triptych.modalities.tts.models.kokoro.joints import Joints, gmacs
 from triptych.modalities.tts.models.kokoro.styled import AdaptiveNorm, StyledBlock
 
 
@@ -34,13 +35,14 @@ class SnakeBlock(nn.Module):
         self.adain2 = nn.ModuleList(AdaptiveNorm(style_size, channels) for _ in dilations)
         self.alpha1, self.alpha2 = _slopes(channels, dilations), _slopes(channels, dilations)
 
-    def forward(self, x_BCT: Tensor, style_BY: Tensor, extent: Extent) -> Tensor:
+    def forward(self, x_BCT: Tensor, style_BY: Tensor, extent: Extent) -> Joints[Tensor]:
         """[B, C, T] to the same."""
         first = zip(self.adain1, self.alpha1, self.convs1, strict=True)
         second = zip(self.adain2, self.alpha2, self.convs2, strict=True)
         for halves in zip(first, second, strict=True):
             y_BCT = x_BCT
             for norm, alpha_1C1, conv in halves:
+                yield gmacs(conv, x_BCT)
                 y_BCT = _snake(norm(y_BCT, style_BY, extent), alpha_1C1)
                 y_BCT = _convolve(conv, extent.clear(y_BCT))
             x_BCT = x_BCT + y_BCT
@@ -77,20 +79,24 @@ class Generator(nn.Module):
 
     def forward(
         self, x_BCT: Tensor, source_BKN: Tensor, style_BY: Tensor, extent: Extent
-    ) -> list[Tensor]:
+    ) -> Joints[list[Tensor]]:
         """Every row's samples [S]. `extent` is in pitch values, as is `x_BCT`."""
         spectra = extent.stretched(math.prod(self.rates), 1)
         num_blocks = len(self.resblocks) // len(self.rates)
         for index, rate in enumerate(self.rates):
             is_last = index == len(self.rates) - 1
+            yield gmacs(self.ups[index], x_BCT)
             x_BCT = self.ups[index](extent.clear(F.leaky_relu(x_BCT, 0.1)))
             extent = spectra if is_last else extent.stretched(rate)
             if is_last:
                 x_BCT = F.pad(x_BCT, (1, 0), mode="reflect")
             guide_BCT = self.noise_convs[index](source_BKN)
-            x_BCT = x_BCT + self.noise_res[index](guide_BCT, style_BY, extent)
-            blocks = self.resblocks[index * num_blocks : (index + 1) * num_blocks]
-            x_BCT = sum(block(x_BCT, style_BY, extent) for block in blocks) / num_blocks
+            x_BCT = x_BCT + (yield from self.noise_res[index](guide_BCT, style_BY, extent))
+            total_BCT = torch.zeros((), device=x_BCT.device)
+            for block in self.resblocks[index * num_blocks : (index + 1) * num_blocks]:
+                total_BCT = total_BCT + (yield from block(x_BCT, style_BY, extent))
+            x_BCT = total_BCT / num_blocks
+        yield gmacs(self.conv_post, x_BCT)
         x_BCN = self.conv_post(extent.clear(F.leaky_relu(x_BCT)))
         log_magnitude_BKN, phase_BKN = x_BCN.chunk(2, dim=1)
         spectrum_BKN = torch.polar(log_magnitude_BKN.exp(), phase_BKN.sin())
@@ -156,18 +162,20 @@ class Decoder(nn.Module):
         source_BKN: Tensor,
         style_BY: Tensor,
         extent: Extent,
-    ) -> list[Tensor]:
+    ) -> Joints[list[Tensor]]:
         """Every row's samples [S]; `curves` are pitch and energy [B, P], `extent` is in frames.
 
         `curves` and `source_BKN` are padded with zeros.
         """
+        yield gmacs(self.encode, text_BCF)
         pitch_BP, energy_BP = curves
         drawn = (self.F0_conv(pitch_BP[:, None]), self.N_conv(energy_BP[:, None]))
         aside = (self.asr_res(text_BCF), *drawn)
         x_BCF = self.encode(torch.cat((text_BCF, *drawn), 1), style_BY, extent)
         for block in self.decode:
+            yield gmacs(block, x_BCF)
             x_BCF = block(torch.cat((x_BCF, *aside), 1), style_BY, extent)
-        return self.generator(x_BCF, source_BKN, style_BY, extent.stretched(2))  # type: ignore[no-any-return]
+        return (yield from self.generator(x_BCF, source_BKN, style_BY, extent.stretched(2)))
 
 
 def _same_conv(channels: int, kernel_size: int, dilation: int) -> nn.Conv1d:

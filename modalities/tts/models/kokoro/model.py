@@ -26,8 +26,9 @@ from triptych.modalities.tts.models.kokoro.config import (
 )
 from triptych.modalities.tts.models.kokoro.decoder import Decoder
 from triptych.modalities.tts.models.kokoro.extent import Extent
+from triptych.modalities.tts.models.kokoro.harmonics import source_noise
+from triptych.modalities.tts.models.kokoro.joints import Joints, finish, gmacs
 from triptych.modalities.tts.models.kokoro.prosody import ProsodyPredictor
-from triptych.modalities.tts.models.kokoro.source import source_noise
 from triptych.modalities.tts.models.kokoro.text import Albert, TextEncoder
 from triptych.modalities.tts.models.kokoro.voices import Voices, style_of
 
@@ -87,7 +88,7 @@ class KokoroModel(nn.Module):
         """Where the weights are."""
         return self.bert_encoder.weight.device
 
-    def plan(self, sentence: Sentence, noise: Noise = source_noise) -> Plan:
+    def plan(self, sentence: Sentence, noise: Noise = source_noise) -> Joints[Plan]:
         """Decide how one sentence will go. Raises `InvalidRequest` where it gets too long.
 
         Never batched, though the work is a tenth at most: durations are rounded and phases wrap, so
@@ -96,12 +97,14 @@ class KokoroModel(nn.Module):
         ids = (BOUNDARY_ID, *sentence.phoneme_ids, BOUNDARY_ID)
         ids_1T = torch.tensor([ids], device=self.device)
         timbre_1Y, prosody_1Y = sentence.style_Y.to(self.bert_encoder.weight)[None].chunk(2, dim=-1)
-        hidden_1TC = self.bert_encoder(self.bert(ids_1T))
+        hidden_1TC = self.bert_encoder((yield from self.bert(ids_1T)))
+        yield gmacs(self.predictor.text_encoder, ids_1T[:, None])
         features_1TC, frames_1T = self.predictor.durations(hidden_1TC, prosody_1Y)
         frames_T = (frames_1T[0] / sentence.speed).round().clamp(min=1).long()
         num_frames = _checked(int(frames_T.sum()))
         token_F = torch.repeat_interleave(frames_T, output_size=num_frames)
-        pitch_1P, energy_1P = self.predictor.curves(features_1TC[:, token_F], prosody_1Y)
+        pitch_1P, energy_1P = yield from self.predictor.curves(features_1TC[:, token_F], prosody_1Y)
+        yield gmacs(self.text_encoder, ids_1T[:, None])
         num_samples = pitch_1P.shape[1] * self.config.generator.samples_per_pitch
         noise_SH = noise(sentence.seed, num_samples).to(pitch_1P)
         return Plan(
@@ -112,7 +115,7 @@ class KokoroModel(nn.Module):
             source_KN=self.decoder.generator.source(pitch_1P[0], noise_SH),
         )
 
-    def render(self, plans: Sequence[Plan]) -> list[Tensor]:
+    def render(self, plans: Sequence[Plan]) -> Joints[list[Tensor]]:
         """The samples [S] of each plan, decoded in one batch."""
         return self.decoder(  # type: ignore[no-any-return]
             _padded([plan.text_FC for plan in plans]).transpose(1, 2),
@@ -164,13 +167,13 @@ class Kokoro:
 
         Raises `NonFinite` when the network's output is no audio.
         """
-        plans = [self.model.plan(sentence) for sentence in sentences]
+        plans = [finish(self.model.plan(sentence)) for sentence in sentences]
         # A CPU is busy with one row already: batches would only add padding.
         budget = 1 if self.model.device.type == "cpu" else MAX_BATCH_FRAMES
         samples: dict[int, Tensor] = {}
         for batch in batches([plan.num_frames for plan in plans], budget):
-            rows = self.model.render([plans[index] for index in batch])
-            samples.update((index, _audio(row)) for index, row in zip(batch, rows, strict=True))
+            rows = finish(self.model.render([plans[index] for index in batch]))
+            samples.update((index, audio(row)) for index, row in zip(batch, rows, strict=True))
         return [samples[index] for index in range(len(plans))]
 
 
@@ -202,7 +205,8 @@ def _padded(rows: list[Tensor]) -> Tensor:
     return pad_sequence(rows, batch_first=True)
 
 
-def _audio(pcm_S: Tensor) -> Tensor:
+def audio(pcm_S: Tensor) -> Tensor:
+    """Samples on the CPU. Raises `NonFinite` where they are no audio."""
     if not bool(pcm_S.isfinite().all()):
         raise NonFinite("The speech model gave something that is no audio.")
     return pcm_S.cpu()

