@@ -82,6 +82,18 @@ class Lifeline:
             self.cut(None)
             await self._gone.wait()
 
+    async def abort(self) -> bool:
+        """Drop the connection, where there is one: the client sees that the answer is not whole.
+
+        Nothing may be sent after it.
+        """
+        if self._abort is None:
+            return False
+        self._is_aborted = self._is_answered = True
+        self._abort()
+        await self._gone.wait()
+        return True
+
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass

@@ -53,6 +53,15 @@ class HttpMetrics:
         self._next_token = self._histogram(
             "triptych_inter_token_seconds", "Time between the tokens of one answer."
         )
+        self._first_audio = self._histogram(
+            "triptych_time_to_first_audio_seconds", "Time from a request to its first sound."
+        )
+        self._audio = Counter(
+            "triptych_audio_seconds_total",
+            "Seconds of sound sent.",
+            ("model",),
+            registry=self.registry,
+        )
         self._in_flight = Gauge(
             "triptych_http_requests_in_flight",
             "Requests being answered now.",
@@ -78,6 +87,10 @@ class HttpMetrics:
             self._first_token.labels(model), self._next_token.labels(model), arrived_s
         )
 
+    def audio_clock(self, model: str, arrived_s: float) -> AudioClock:
+        """A clock for one request for sound, as `token_clock` is for text."""
+        return AudioClock(self._first_audio.labels(model), self._audio.labels(model), arrived_s)
+
 
 class TokenClock:
     """Times the tokens of one request, sample by sample."""
@@ -100,6 +113,23 @@ class TokenClock:
             for _ in range(num_tokens):
                 self._following.observe((now_s - last_s) / num_tokens)
         self._last_s[index] = now_s
+
+
+class AudioClock:
+    """Times the first sound of one request, and counts all of it."""
+
+    def __init__(self, first: Histogram, seconds: Counter, arrived_s: float) -> None:
+        self._first = first
+        self._seconds = seconds
+        self._arrived_s = arrived_s
+        self._is_silent = True
+
+    def tick(self, duration_s: float) -> None:
+        """`duration_s` of sound is here."""
+        if duration_s and self._is_silent:
+            self._is_silent = False
+            self._first.observe(time.monotonic() - self._arrived_s)
+        self._seconds.inc(duration_s)
 
 
 class EngineCollector(Collector):

@@ -1,7 +1,8 @@
 """Server-sent events as OpenAI sends them.
 
-Owns the frames: one JSON document per `data:` line, `[DONE]` at the end, an error frame when the
-stream breaks, comments while it is silent. What is in a document is the route's.
+Owns the frames: one JSON document per `data:` line, an error frame when the stream breaks, comments
+while it is silent. What is in a document is the route's, and whether `[DONE]` or a document of its
+own kind ends the stream.
 """
 
 from __future__ import annotations
@@ -30,17 +31,25 @@ class EventStream(Response):
 
     The answer starts with the first document, or with the first heartbeat if that is sooner: an
     error before either has the HTTP status it deserves, one after is the last frame. The stream
-    of documents is closed whatever happens, which cancels the jobs behind it.
+    of documents is closed whatever happens, which cancels the jobs behind it. `end` are the bytes
+    after the last document.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, documents: AsyncGenerator[BaseModel, None], *, heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        documents: AsyncGenerator[BaseModel, None],
+        *,
+        heartbeat_s: float,
+        end: bytes = DONE,
+    ) -> None:
         super().__init__()
         del self.headers["content-length"]
         self.headers.update({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._documents = documents
         self._heartbeat_s = heartbeat_s
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
@@ -51,7 +60,8 @@ class EventStream(Response):
             async with aclosing(self._documents) as documents:
                 async for document in documents:
                     await writer.write(_frame(document.model_dump_json(exclude_unset=True)))
-            await writer.write(DONE)
+            if self._end:
+                await writer.write(self._end)
         except asyncio.CancelledError:
             reason = line.take_reason() if writer.has_started else None
             if reason is None:
@@ -60,9 +70,9 @@ class EventStream(Response):
         except Exception as error:  # the answer has begun: only a frame can tell the client
             if not writer.has_started:
                 raise
-            public = to_public(error)
-            _log_failure(error, scope["state"]["request_id"], is_ours=public is not error)
-            await writer.write(_frame(error_body(public, scope["state"]["request_id"])))
+            log_broken(error, scope)
+            body = error_body(to_public(error), scope["state"]["request_id"])
+            await writer.write(_frame(body))
         finally:
             heart.cancel()
         await writer.end()
@@ -104,9 +114,10 @@ def _frame(document: str | bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def _log_failure(error: Exception, request_id: str, *, is_ours: bool) -> None:
-    extra = fields(request_id=request_id)
-    if is_ours:
-        _logger.error("stream failed", exc_info=error, extra=extra)
-    else:
+def log_broken(error: BaseException, scope: Scope) -> None:
+    """Log why a stream ended in its middle: our own faults with everything known of them."""
+    extra = fields(request_id=scope["state"]["request_id"])
+    if to_public(error) is error:
         _logger.warning("stream ended with %s", type(error).__name__, extra=extra)
+    else:
+        _logger.error("stream failed", exc_info=error, extra=extra)

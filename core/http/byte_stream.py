@@ -1,0 +1,73 @@
+"""A file sent while it is being made.
+
+Owns how such an answer begins and ends, above all when its making fails: there is no place in a
+file for an error. What the bytes are is the route's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from triptych.core.http.disconnect import Lifeline
+from triptych.core.http.sse import log_broken
+
+
+class ByteStream(Response):
+    """Streams `chunks`, none of them empty, as they come.
+
+    The answer starts with the first chunk: an error before it has the HTTP status it deserves. One
+    after it cuts the connection, so that no client takes the beginning of a file for the whole.
+    `describe` gives headers that are known by then. The chunks are closed whatever happens, which
+    cancels the jobs behind them.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        media_type: str,
+        describe: Callable[[], Awaitable[Mapping[str, str]]],
+    ) -> None:
+        super().__init__(media_type=media_type, headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._describe = describe
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            async with aclosing(self._chunks) as chunks:
+                async for chunk in chunks:
+                    await self._send(send, chunk, is_last=False)
+            await self._send(send, b"", is_last=True)
+        except asyncio.CancelledError:
+            line: Lifeline = scope["state"]["lifeline"]
+            reason = line.take_reason() if self._has_started else None
+            if reason is None:
+                raise
+            await _cut(reason, scope)
+        except Exception as error:  # the answer has begun: only its breaking off tells the client
+            if not self._has_started:
+                raise
+            await _cut(error, scope)
+
+    async def _send(self, send: Send, chunk: bytes, *, is_last: bool) -> None:
+        if not self._has_started:
+            self.headers.update(await self._describe())
+            self._has_started = True
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+        await send({"type": "http.response.body", "body": chunk, "more_body": not is_last})
+
+
+async def _cut(error: BaseException, scope: Scope) -> None:
+    log_broken(error, scope)
+    line: Lifeline = scope["state"]["lifeline"]
+    if not await line.abort():
+        raise error  # no server here whose connection could be cut
