@@ -1,0 +1,1 @@
+"""Files from strangers, decoded where they can do no harm."""

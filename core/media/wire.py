@@ -1,0 +1,125 @@
+"""What a pool and its decode children say to each other, over a socket pair.
+
+Owns the messages and their framing: four bytes of length, msgpack, and the raw bytes that some
+messages announce. Neither end trusts a length beyond its cap.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from triptych.core.errors import ErrorInfo
+
+_LENGTH: Final = struct.Struct(">I")
+_MAX_MESSAGE_BYTES: Final = 64 * 1024
+_Message = TypeVar("_Message")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """Down, once: the modules whose functions are served, and the memory one request may take."""
+
+    modules: tuple[str, ...]
+    memory_bytes: int
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Up, once: the modules are imported and the limits stand."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """Down: run a function on the `num_bytes` that follow, for at most `cpu_s` of work."""
+
+    name: str
+    args: dict[str, Any]
+    num_bytes: int
+    cpu_s: int
+
+
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """Up, any number: `num_bytes` of the result follow."""
+
+    num_bytes: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """Up: the function returned."""
+
+    value: Any = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Up: the function raised. `detail` is for the log; empty where the error was meant."""
+
+    error: ErrorInfo
+    detail: str = ""
+
+
+Reply = Piece | Done | Failed
+_DECODE_REPLY: Final = msgspec.msgpack.Decoder(Reply).decode
+
+
+class Line:
+    """One end. Every call raises EOFError or OSError once the other end is gone.
+
+    Calls that are not over by `deadline_s` (of the monotonic clock) raise TimeoutError.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self.deadline_s: float | None = None
+
+    def send(self, message: msgspec.Struct, data: bytes | bytearray | memoryview = b"") -> None:
+        """Send `message`, and the `data` that it announces."""
+        packed = msgspec.msgpack.encode(message)
+        self._wait_until_deadline()
+        self._end.sendall(_LENGTH.pack(len(packed)) + packed)
+        if data:
+            self._wait_until_deadline()
+            self._end.sendall(data)
+
+    def receive(self, kind: type[_Message]) -> _Message:
+        """The next message. Raises `msgspec.MsgspecError` for what is not `kind`."""
+        return msgspec.msgpack.decode(self._packed(), type=kind)
+
+    def receive_reply(self) -> Reply:
+        """The next reply. Raises `msgspec.MsgspecError` for what is none."""
+        reply: Reply = _DECODE_REPLY(self._packed())
+        return reply
+
+    def _packed(self) -> bytearray:
+        (num_bytes,) = _LENGTH.unpack(self.read(_LENGTH.size))
+        if num_bytes > _MAX_MESSAGE_BYTES:
+            raise msgspec.DecodeError("a message is too long")
+        return self.read(num_bytes)
+
+    def read(self, num_bytes: int) -> bytearray:
+        """The next `num_bytes`."""
+        data = bytearray(num_bytes)
+        self.fill(memoryview(data))
+        return data
+
+    def fill(self, view: memoryview) -> None:
+        """Read until `view` is full."""
+        start = 0
+        while start < len(view):
+            self._wait_until_deadline()
+            num_bytes = self._end.recv_into(view[start:])
+            if not num_bytes:
+                raise EOFError("the other end is closed")
+            start += num_bytes
+
+    def close(self) -> None:
+        """Tell the other end that this one is done."""
+        self._end.close()
+
+    def _wait_until_deadline(self) -> None:
+        if self.deadline_s is not None:
+            left_s = self.deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the deadline has passed")
+            self._end.settimeout(left_s)

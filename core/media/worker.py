@@ -1,0 +1,133 @@
+"""A decode child: `python -m triptych.core.media.worker`, started by a `DecodePool`.
+
+Owns the walls around one untrusted file at a time. Everything is imported first; then the process
+gives up what a decoder never needs, for good: it can open no file and no socket (no descriptor is
+left to it), start no process, write nothing, and take no more memory than allowed. It ends with
+its parent, or when its line closes. Knows nothing of formats: the functions come from the modules
+that the pool names, each with `DECODERS`, a mapping of names to functions, and with `prepare`,
+which is called before the walls go up and must load whatever they would load later.
+
+A decode function takes the file's bytes and keyword arguments, yields the result as buffers, and
+may return a small value; what it raises of `RequestError` is told to the caller.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import math
+import os
+import resource
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, to_info
+from triptych.core.media.wire import Call, Done, Failed, Line, Piece, Ready, Setup
+from triptych.core.transport.control import die_with_parent
+
+DecodeFunction = Callable[..., Iterator[Any]]
+
+_NICENESS: Final = 10
+_NOBODY: Final = 65534
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_MAX_DETAIL_CHARS: Final = 2000
+
+
+def main() -> None:
+    """Serve one request after the other until the line closes."""
+    line = Line(socket.socket(fileno=os.dup(0)))
+    try:
+        setup = line.receive(Setup)
+        functions = _functions(setup.modules)
+        _confine(setup.memory_bytes)
+        line.send(Ready())
+        while True:
+            _answer(line, functions)
+    except (EOFError, OSError):
+        os._exit(0)  # the pool has closed the line, or died
+
+
+def _functions(modules: tuple[str, ...]) -> Mapping[str, DecodeFunction]:
+    found: dict[str, DecodeFunction] = {}
+    for module in map(importlib.import_module, modules):
+        module.prepare()
+        found.update(module.DECODERS)
+    return found
+
+
+def _confine(memory_bytes: int) -> None:
+    """Give up every right that is not needed any more."""
+    os.nice(_NICENESS)
+    if sys.platform == "linux":
+        # When memory is short all the same, this process goes before any other.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        page_bytes = resource.getpagesize()
+        held_bytes = page_bytes * int(Path("/proc/self/statm").read_text().split()[0])
+        _limit(resource.RLIMIT_AS, held_bytes + memory_bytes)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.close(null)
+    _become_nobody()
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_NPROC, 0)
+    _limit(resource.RLIMIT_NOFILE, 0)  # what is open stays open: the line
+
+
+def _become_nobody() -> None:
+    """Root could raise its limits again; nobody cannot."""
+    if os.geteuid() == 0:
+        with suppress(OSError):  # where root is a guest's, there may be nobody else to become
+            os.setgroups([])
+            os.setgid(_NOBODY)
+            os.setuid(_NOBODY)
+    die_with_parent()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def _limit(what: int, most: int) -> None:
+    resource.setrlimit(what, (most, most))
+
+
+def _answer(line: Line, functions: Mapping[str, DecodeFunction]) -> None:
+    call = line.receive(Call)
+    data = line.read(call.num_bytes)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + call.cpu_s, most))
+    try:
+        line.send(Done(_relay(line, functions[call.name](data, **call.args))))
+    except RequestError as error:
+        line.send(Failed(to_info(error)))
+    except MemoryError:
+        line.send(Failed(to_info(PayloadTooLarge("The file takes too much memory to decode."))))
+    except Exception as error:  # the process boundary: whatever a file makes a decoder raise
+        line.send(_unexpected(error))
+
+
+def _relay(line: Line, pieces: Iterator[Any]) -> Any:
+    """Send the pieces as they come; what the function returned."""
+    while True:
+        try:
+            piece = memoryview(next(pieces))
+        except StopIteration as end:
+            return end.value
+        if piece.nbytes:
+            line.send(Piece(piece.nbytes), piece.cast("B"))
+
+
+def _unexpected(error: Exception) -> Failed:
+    public = InvalidRequest("The file could not be decoded; it seems to be damaged.")
+    detail = "".join(traceback.format_exception(error))
+    return Failed(to_info(public), detail[-_MAX_DETAIL_CHARS:])
+
+
+if __name__ == "__main__":
+    main()
