@@ -1,0 +1,1 @@
+"""Images. Importing this package loads neither torch nor diffusers."""

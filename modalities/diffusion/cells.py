@@ -1,0 +1,127 @@
+"""Tensors of many rows in one block: a row holds numbers of cells, steps gather and scatter them.
+
+Owns the storage of latents, sampler history and cached outputs, and the one operation all of them
+share: a weighted sum with coefficients of each row's own. Knows no sampler and no cache.
+
+Rows that join and leave never copy their neighbours, and a step is a handful of device operations
+whatever the number of rows. Growing doubles the block and keeps the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Weights = npt.NDArray[np.float64]
+
+
+class CellPool:
+    """Cells of one shape and dtype. A cell belongs to whoever took it until it is given back.
+
+    A cell just taken is zero. Not thread-safe: the engine's thread owns it.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, num_cells: int = 8
+    ) -> None:
+        self._cells = torch.empty((num_cells, *shape), dtype=dtype, device=device)
+        self._free = list(range(num_cells - 1, -1, -1))
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one cell."""
+        return self._cells.shape[1:]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cells live."""
+        return self._cells.device
+
+    @property
+    def num_used(self) -> int:
+        """Cells taken and not given back."""
+        return len(self._cells) - len(self._free)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the block holds of the device, used or not."""
+        return self._cells.nbytes
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """`count` free cells."""
+        while len(self._free) < count:
+            self._grow()
+        cells = tuple(self._free.pop() for _ in range(count))
+        self._cells.index_fill_(0, self._index(cells), 0)  # what another row left never shows
+        return cells
+
+    def give_back(self, cells: Sequence[int]) -> None:
+        """Free cells that were taken, each once."""
+        assert not set(cells) & set(self._free), "a cell was given back twice"
+        self._free.extend(cells)
+
+    def read(self, cells: Sequence[int]) -> Tensor:
+        """A copy of the cells, `[len(cells), *shape]`."""
+        return self._cells.index_select(0, self._index(cells))
+
+    def write(self, cells: Sequence[int], values: Tensor) -> None:
+        """Overwrite cells with `values`, `[len(cells), *shape]`, in the pool's dtype."""
+        self._cells.index_copy_(0, self._index(cells), values.to(self._cells.dtype))
+
+    def _index(self, cells: Sequence[int]) -> Tensor:
+        return torch.tensor(cells, dtype=torch.int64, device=self._cells.device)
+
+    def _grow(self) -> None:
+        size = len(self._cells)
+        self._cells = torch.cat([self._cells, torch.empty_like(self._cells)])
+        self._free.extend(range(2 * size - 1, size - 1, -1))
+
+
+class CellPools:
+    """One pool per shape, dtype and device, made when first asked for."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[torch.Size, torch.dtype, torch.device], CellPool] = {}
+
+    def pool(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> CellPool:
+        """The pool of cells like these."""
+        key = (torch.Size(shape), dtype, device)
+        if key not in self._pools:
+            self._pools[key] = CellPool(shape, dtype=dtype, device=device)
+        return self._pools[key]
+
+    @property
+    def num_used(self) -> int:
+        """Cells taken in all pools: zero when no row is left."""
+        return sum(pool.num_used for pool in self._pools.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """What the pools hold of their devices."""
+        return sum(pool.num_bytes for pool in self._pools.values())
+
+    def trim(self) -> None:
+        """Let go of pools that no row uses, such as those of a size nobody draws any more."""
+        self._pools = {key: pool for key, pool in self._pools.items() if pool.num_used}
+
+
+def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
+    """Sum over i of `weights_RI[r, i] * columns[i][r]`, each row with its own weights.
+
+    A column that no row wants is not touched, so it may hold anything. Terms are added one by one
+    in the order of the columns: a row's result is the same bits in every batch.
+    """
+    wanted = [index for index in range(len(columns)) if weights_RI[:, index].any()]
+    if not wanted:
+        return torch.zeros_like(columns[0])
+    first = columns[wanted[0]]
+    w_IR = torch.from_numpy(weights_RI.T[wanted]).to(first.device, first.dtype)
+    w_IR = w_IR.view(*w_IR.shape, *[1] * (first.ndim - 1))
+    total = first * w_IR[0]
+    for index, w_R in zip(wanted[1:], w_IR[1:], strict=True):
+        total.addcmul_(columns[index], w_R)
+    return total

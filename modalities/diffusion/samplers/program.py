@@ -1,0 +1,79 @@
+r"""A sampler as a table of small matrices.
+
+Owns what every sampler has in common. Knows no particular one, and no tensor.
+
+Euler, Heun, DPM-Solver, UniPC, DDIM and LCM differ in their formulas, but one step of each is
+linear in the same few tensors: the sample, what the sampler remembers, the model's output and fresh
+noise. So a sampler is a matrix per step, worked out once, in float64, from the noise levels:
+
+    (sample', history') = weights[step] @ (sample, history, output, noise)
+
+The formulas stay readable, because a sampler writes them over unit vectors (`Columns`): a quantity
+is the vector of its coefficients. Rows with different samplers, steps and settings then advance in
+one batch, each by its own matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+
+class Columns:
+    """The unit vectors of a step: what a sampler's formulas are written over."""
+
+    def __init__(self, num_history: int) -> None:
+        self.sample, *self.history, self.output, self.noise = np.eye(num_history + 3)
+
+    def matrix(self, sample: Vector, history: Sequence[Vector] = ()) -> Vector:
+        """One step's weights: what the sample and each remembered tensor become."""
+        assert len(history) == len(self.history)
+        return np.stack([sample, *history])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Program:
+    """One row's way from noise to picture: N evaluations of the model, H remembered tensors.
+
+    Legend: N evaluations, S = 1 + H states, C = S + 2 columns (states, output, noise).
+    """
+
+    timesteps_N: Vector  # what the model is told, in the noise scheduler's own unit
+    noise_levels_N: Vector  # share of noise in the sample, 1 pure noise: where caches extrapolate
+    input_scales_N: Vector  # what the sample is multiplied by before the model sees it
+    weights_NSC: Vector
+    clean_N2: Vector  # the clean sample expected at a step: coefficients of (sample, output)
+    initial_scale: float  # standard deviation of the noise to start from
+
+    def __len__(self) -> int:
+        return len(self.timesteps_N)
+
+    @property
+    def num_states(self) -> int:
+        """The sample and the tensors remembered with it."""
+        return len(self.weights_NSC[0])
+
+    def needs_noise(self, step: int) -> bool:
+        """Whether fresh noise enters at this step."""
+        return bool(self.weights_NSC[step, :, -1].any())
+
+    @cached_property
+    def influence(self) -> Vector:
+        """How much of each output ends up in the final sample.
+
+        Exact for outputs that are given: the final sample is their sum with these weights, plus a
+        multiple of the first sample and of the noise.
+        """
+        influence = np.empty(len(self))
+        to_final_S = np.eye(self.num_states)[0]
+        for step in range(len(self) - 1, -1, -1):
+            through_C = to_final_S @ self.weights_NSC[step]
+            influence[step] = through_C[-2]
+            to_final_S = through_C[:-2]
+        return influence

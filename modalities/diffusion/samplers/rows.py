@@ -1,0 +1,174 @@
+"""Rows on their way from noise to picture, advanced together whatever their samplers and steps.
+
+Owns a row's latents, its sampler's memory, its step and its noise. Knows no model.
+
+Legend: R rows, S states of a program (the sample first).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.modalities.diffusion.cells import CellPool, CellPools, weighted_sum
+from triptych.modalities.diffusion.samplers.program import Program
+from triptych.modalities.diffusion.samplers.registry import Spacing, build_program, open_scheduler
+
+
+@dataclass(eq=False, kw_only=True)
+class SampleRow:
+    """One picture being drawn. `release_row` must be called once, however it ends.
+
+    `step` counts evaluations of the model done. Exactly one of `program` and `foreign` (diffusers'
+    scheduler object, this row's own) says how it goes on.
+    """
+
+    pool: CellPool
+    cells: tuple[int, ...]
+    generator: torch.Generator
+    timesteps: Sequence[float]
+    noise_levels: Sequence[float]
+    program: Program | None = None
+    foreign: Any = None
+    step: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the sample is the finished latents."""
+        return self.step == len(self.timesteps)
+
+    @property
+    def sample(self) -> Tensor:
+        """The latents as they are now, in float32."""
+        return self.pool.read(self.cells[:1])[0]
+
+
+def start_row(
+    latents: Tensor,
+    config: Mapping[str, Any],
+    spacing: Spacing,
+    *,
+    generator: torch.Generator,
+    pools: CellPools,
+) -> SampleRow:
+    """A row that begins at `latents` (unit noise, without a batch dimension).
+
+    `config` is the model's scheduler_config.json; `generator` (on the CPU) gives whatever noise the
+    sampler adds later. Errors as of `open_scheduler`.
+    """
+    scheduler = open_scheduler(config, spacing)
+    program = build_program(scheduler)
+    pool = pools.pool(latents.shape, torch.float32, latents.device)
+    cells = pool.take(program.num_states if program else 1)
+    scale = program.initial_scale if program else float(getattr(scheduler, "init_noise_sigma", 1.0))
+    pool.write(cells[:1], latents[None] * scale)
+    times = [float(time) for time in scheduler.timesteps]
+    levels = program.noise_levels_N if program else _foreign_levels(scheduler)
+    return SampleRow(
+        pool=pool,
+        cells=cells,
+        generator=generator,
+        timesteps=times,
+        noise_levels=[float(level) for level in levels],
+        program=program,
+        foreign=None if program else scheduler,
+    )
+
+
+def release_row(row: SampleRow) -> None:
+    """Give the row's storage back."""
+    row.pool.give_back(row.cells)
+
+
+def model_inputs(rows: Sequence[SampleRow]) -> Tensor:
+    """What the model sees of rows with latents of one shape: `[R, ...]`, float32."""
+    samples = rows[0].pool.read([row.cells[0] for row in rows])
+    for index, row in enumerate(rows):
+        if hasattr(row.foreign, "scale_model_input"):
+            time = row.foreign.timesteps[row.step]
+            samples[index] = row.foreign.scale_model_input(samples[index, None], time)[0]
+    scales_R1 = np.array([[_input_scale(row)] for row in rows])
+    return weighted_sum(scales_R1, [samples]) if (scales_R1 != 1).any() else samples
+
+
+def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
+    """Take one step with the model's outputs, `[R, ...]` in the order of the rows.
+
+    Rows share a batch if their latents have one shape; samplers and steps may all differ.
+    """
+    outputs = outputs.float()
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        assert not row.is_done, "the row is finished"
+        if row.program is None:
+            _advance_foreign(row, outputs[index])
+        else:
+            groups[row.program.num_states].append(index)
+    for members in groups.values():
+        chosen = outputs if len(members) == len(rows) else outputs[members]
+        _advance_programs([rows[index] for index in members], chosen)
+    for row in rows:
+        row.step += 1
+
+
+def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:
+    """The finished latents as the outputs of this step foretell them, for previews, `[R, ...]`.
+
+    Before `advance`. A row of a foreign sampler foretells its present sample.
+    """
+    weights_R2 = np.array([_clean_weights(row) for row in rows])
+    samples = rows[0].pool.read([row.cells[0] for row in rows])
+    return weighted_sum(weights_R2, [samples, outputs.float()])
+
+
+def _input_scale(row: SampleRow) -> float:
+    return float(row.program.input_scales_N[row.step]) if row.program else 1.0
+
+
+def _clean_weights(row: SampleRow) -> Iterable[float]:
+    return (1.0, 0.0) if row.program is None else row.program.clean_N2[row.step]
+
+
+def _advance_programs(rows: Sequence[SampleRow], outputs: Tensor) -> None:
+    weights_RSC = np.stack([row.program.weights_NSC[row.step] for row in rows if row.program])
+    pool, num_states = rows[0].pool, weights_RSC.shape[1]
+    columns = [pool.read([row.cells[state] for row in rows]) for state in range(num_states)]
+    columns += [outputs, _fresh_noise(rows, outputs)]
+    for state in range(num_states):
+        value = weighted_sum(weights_RSC[:, state], columns)
+        pool.write([row.cells[state] for row in rows], value)
+
+
+def _fresh_noise(rows: Sequence[SampleRow], like: Tensor) -> Tensor:
+    """Each row's own noise, drawn on the CPU so that every device draws the same picture."""
+    if not any(row.program and row.program.needs_noise(row.step) for row in rows):
+        return like  # no row weighs it
+    shape = like.shape[1:]
+    drawn = [
+        torch.randn(shape, generator=row.generator)
+        if row.program and row.program.needs_noise(row.step)
+        else torch.zeros(shape)
+        for row in rows
+    ]
+    return torch.stack(drawn).to(like.device)
+
+
+def _advance_foreign(row: SampleRow, output: Tensor) -> None:
+    takes_noise = "generator" in row.foreign.step.__code__.co_varnames
+    extra = {"generator": row.generator} if takes_noise else {}
+    sample = row.pool.read(row.cells)
+    time = row.foreign.timesteps[row.step]
+    result = row.foreign.step(output[None], time, sample, return_dict=False, **extra)
+    row.pool.write(row.cells, result[0])
+
+
+def _foreign_levels(scheduler: Any) -> list[float]:
+    """The share of noise by timestep: the scheduler's own levels need not match its evaluations."""
+    span = float(scheduler.config.get("num_train_timesteps", 1000))
+    return [float(time) / span for time in scheduler.timesteps]
