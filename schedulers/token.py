@@ -12,6 +12,7 @@ pages and slot free, since until then the device may write to them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import (
@@ -37,16 +38,30 @@ from triptych.core.plan import (
 )
 from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.schedulers.base import Proposal, SchedulerStats
-from triptych.schedulers.token_draft import Admission, Draft, make_draft
+from triptych.schedulers.token_draft import NO_HOLD, Admission, Draft, Hold, make_draft
 from triptych.schedulers.token_state import Piece, Row, Step, TokenState
 
 
 @dataclass(frozen=True, slots=True)
 class _Intent:
-    """A draft, and the version of the state it was made from."""
+    """A draft, what it left out, and the version of the state it was made from."""
 
     draft: Draft
+    hold: Hold
     version: int
+
+
+class TokenProgress(NamedTuple):
+    """How far a job is, with steps in flight counted as done.
+
+    `num_left` positions are to be computed for its next token (1: it is being answered), if it
+    `can_step`; `num_outputs` tokens are drawn.
+    """
+
+    num_left: int
+    num_outputs: int
+    can_step: bool
+    is_waiting: bool
 
 
 @dataclass(slots=True)
@@ -88,7 +103,7 @@ class TokenScheduler:
         request = job.request
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
         assert job.job_id not in self._state.rows, "job ids are unique"
-        max_outputs = self._check_size(request)
+        max_outputs = self._max_outputs(request)
         if len(self._state.rows) >= self._options.max_queue_size + self._options.max_batch_size:
             raise Overloaded("The queue is full; try again later.", retry_after_s=1.0)
         is_ranked = self._options.schedule_policy == "priority"
@@ -124,9 +139,30 @@ class TokenScheduler:
         self._version += 1
         self._state.set_paused(row, is_paused)
 
-    def propose(self, now_s: float) -> Proposal | None:
-        """The next step, or none while all depends on steps in flight or on slow readers."""
-        draft = make_draft(self._state)
+    def check_size(self, request: TokenRequest) -> None:
+        """Raise InvalidRequest or ContextLengthExceeded if the request can never run here."""
+        self._max_outputs(request)
+
+    def progress(self, job_id: str) -> TokenProgress:
+        """How far a job is that has not ended."""
+        row = self._state.rows[job_id]
+        num_found = 0
+        if row.lease is None:
+            keys = row.lookup_keys(self._pool.page_size)
+            num_found = len(self._pool.peek(keys)) * self._pool.page_size
+        return TokenProgress(
+            num_left=row.num_remaining - num_found,
+            num_outputs=len(row.output_ids) + row.num_unknown,
+            can_step=row.can_step,
+            is_waiting=row.lease is None,
+        )
+
+    def propose(self, now_s: float, hold: Hold = NO_HOLD) -> Proposal | None:
+        """The next step, or none while all depends on steps in flight or on slow readers.
+
+        `hold` is for whoever drives this scheduler by a policy of its own.
+        """
+        draft = make_draft(self._state, hold)
         if not draft.pieces:
             return None
         num_tokens = sum(piece.num_tokens for piece in draft.pieces)
@@ -140,7 +176,7 @@ class TokenScheduler:
             },
             due_s=min(self._due_s(piece.row) for piece in draft.pieces),
             num_rows=len(draft.pieces),
-            intent=_Intent(draft, self._version),
+            intent=_Intent(draft, hold, self._version),
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
@@ -148,7 +184,7 @@ class TokenScheduler:
         intent = proposal.intent
         assert isinstance(intent, _Intent), "a proposal of this scheduler"
         is_fresh = intent.version == self._version
-        draft = intent.draft if is_fresh else make_draft(self._state)
+        draft = intent.draft if is_fresh else make_draft(self._state, intent.hold)
         if not draft.pieces:
             return None
         self._version += 1
@@ -227,7 +263,7 @@ class TokenScheduler:
         self._pool.check()
         self._state.check()
 
-    def _check_size(self, request: TokenRequest) -> int:
+    def _max_outputs(self, request: TokenRequest) -> int:
         """Most tokens the request may yield. Raises if it can never run here."""
         num_prompt = len(request.prompt_ids)
         if not num_prompt:

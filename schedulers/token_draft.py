@@ -19,6 +19,7 @@ do, and booking does just that. The rules, in the order they are applied:
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
@@ -39,6 +40,21 @@ class Admission:
     row: Row
     num_cached: int
     num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What is kept out of a step by whoever owns the scheduler, though it could take part.
+
+    Jobs of `job_ids` stand still, waiting or running; prompts take `max_prompt_tokens` at most.
+    A second try after an OutOfMemory is not held up.
+    """
+
+    job_ids: frozenset[str] = frozenset()
+    max_prompt_tokens: int = sys.maxsize
+
+
+NO_HOLD = Hold()
 
 
 @dataclass(slots=True)
@@ -66,11 +82,11 @@ class Draft:
         return "mixed" if num_decode_rows else "prefill"
 
 
-def make_draft(state: TokenState) -> Draft:
+def make_draft(state: TokenState, hold: Hold = NO_HOLD) -> Draft:
     """The next step. Without pieces there is nothing to do before something else happens."""
     if state.retries:
         return _draft_retry(state)
-    drafter = _Drafter(state)
+    drafter = _Drafter(state, hold)
     if state.options.enable_in_flight_batching:
         drafter.add_decodes()
         drafter.add_prompts()
@@ -93,9 +109,10 @@ def _draft_retry(state: TokenState) -> Draft:
 class _Drafter:
     """Fills one draft, keeping count of what it has promised."""
 
-    def __init__(self, state: TokenState) -> None:
+    def __init__(self, state: TokenState, hold: Hold) -> None:
         self.draft = Draft()
         self._state = state
+        self._hold = hold
         self._options = state.options
         self._pool = state.pool
         self._num_rows_left = min(len(state.free_slots), state.max_rows - len(state.running))
@@ -115,7 +132,7 @@ class _Drafter:
         """One token for every row that is being answered, as far as pages go."""
         victims = self._victims()
         for row in self._state.running:
-            if not row.is_decoding or not row.can_step or row in self._sitting_out:
+            if not row.is_decoding or not self._can_step(row):
                 continue
             if self._find_page(row, victims):
                 self.draft.pieces.append(Piece(row, row.num_booked, 1, is_sampled=True))
@@ -127,14 +144,22 @@ class _Drafter:
         if self.draft.pieces:
             share = int(self._options.max_prompt_share * self._options.max_batch_input_tokens)
             self._num_tokens_left = min(self._num_tokens_left, max(1, share))
+        if not self._hold.max_prompt_tokens:
+            return
+        self._num_tokens_left = min(self._num_tokens_left, self._hold.max_prompt_tokens)
         for row in self._state.running:
-            if not row.is_decoding and row.can_step and row not in self._sitting_out:
+            if not row.is_decoding and self._can_step(row):
                 if not self._has_budget(row.num_remaining) or not self._has_context(row):
                     return
                 self._add_chunk(row, row.num_booked)
         has_rows = self._num_rows_left or any(map(self._is_idle, self._state.running))
         if has_rows and not self._is_short:
             self._add_waiting()
+
+    def _can_step(self, row: Row) -> bool:
+        """Whether `row`, which runs, may take part."""
+        is_held = row in self._sitting_out or row.job.job_id in self._hold.job_ids
+        return row.can_step and not is_held
 
     def _is_idle(self, row: Row) -> bool:
         """Whether `row` only keeps its place for a slow reader, and may lose it to a prompt."""
@@ -200,7 +225,7 @@ class _Drafter:
         for row in islice(self._state.waiting, _MAX_LOOKAHEAD):
             if len(blocked) == _MAX_BLOCKED:
                 return
-            if self._still_awaits(row):
+            if row.job.job_id in self._hold.job_ids or self._still_awaits(row):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             awaited = self._find_awaited(row, len(found))
@@ -224,7 +249,10 @@ class _Drafter:
     def _is_coming(self, key: bytes) -> bool:
         """Whether a row that is not held up computes the page called `key`."""
         owner = self._state.computing.get(key)
-        return key in self._claimed or (owner is not None and not owner.is_paused)
+        is_moving = owner is not None and not (
+            owner.is_paused or owner.job.job_id in self._hold.job_ids
+        )
+        return key in self._claimed or is_moving
 
     def _find_awaited(self, row: Row, num_found: int) -> bytes | None:
         """The last of the pages that `row` lacks and that are coming in one go.
