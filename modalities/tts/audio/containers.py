@@ -47,11 +47,14 @@ _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 class AudioEncoder:
     """One response's audio in one container. Not thread-safe; holds less than a codec frame."""
 
-    def __init__(self, container: _Container, content_type: str, resampler: Resampler) -> None:
-        self.content_type = content_type
+    def __init__(self, container: _Container, kind: _Kind, resampler: Resampler) -> None:
+        self.content_type = kind.content_type
+        self.sample_rate = resampler.target_rate
+        """Of what a decoder gives back (Hz); Opus always gives 48 kHz."""
         self._container = container
         self._resampler = resampler
         self._head = container.head()
+        self._num_samples = 0
         self._is_finished = False
 
     def encode(self, pcm_S: Pcm) -> bytes:
@@ -71,7 +74,16 @@ class AudioEncoder:
         tail = self._push(self._resampler.flush())
         return self._take_head() + tail + self._container.finish()
 
+    def final_head(self) -> bytes:
+        """What to write over the beginning of a finished stream, so that it tells its length.
+
+        Empty where the format tells none.
+        """
+        assert self._is_finished
+        return self._container.final_head(self._num_samples)
+
     def _push(self, pcm_S: Pcm) -> bytes:
+        self._num_samples += len(pcm_S)
         return self._container.push(np.clip(pcm_S, -1.0, 1.0))  # the resampler may overshoot
 
     def _take_head(self) -> bytes:
@@ -99,7 +111,7 @@ def open_encoder(
     resampler = Resampler(sample_rate, rate)
     length = None if num_samples is None else resampler.target_length(num_samples)
     container = kind.open(_Stream(rate, length, bit_rate))
-    return AudioEncoder(container, kind.content_type, resampler)
+    return AudioEncoder(container, kind, resampler)
 
 
 def encode_clip(audio_format: str, sample_rate: int, pcm_S: Pcm) -> bytes:
@@ -128,14 +140,22 @@ class _Container(Protocol):
     def head(self) -> bytes: ...
     def push(self, pcm_S: Pcm) -> bytes: ...
     def finish(self) -> bytes: ...
+    def final_head(self, num_samples: int) -> bytes: ...
 
 
-class _Pcm:
-    def __init__(self, stream: _Stream) -> None:
-        self._stream = stream
+class _Headless:
+    """A container that says nothing in front, and nothing of its length."""
 
     def head(self) -> bytes:
         return b""
+
+    def final_head(self, num_samples: int) -> bytes:
+        return b""
+
+
+class _Pcm(_Headless):
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
 
     def push(self, pcm_S: Pcm) -> bytes:
         return to_int16(pcm_S).astype("<i2").tobytes()
@@ -148,6 +168,9 @@ class _Wav(_Pcm):
     def head(self) -> bytes:
         return framing.wav_header(self._stream.sample_rate, self._stream.num_samples)
 
+    def final_head(self, num_samples: int) -> bytes:
+        return framing.wav_header(self._stream.sample_rate, num_samples)
+
 
 class _Flac:
     # Any block size is allowed; the encoder's own choice at 24 kHz would wait for 96 ms.
@@ -159,6 +182,9 @@ class _Flac:
     def head(self) -> bytes:
         return framing.flac_header(self._codec.config, self._stream.num_samples)
 
+    def final_head(self, num_samples: int) -> bytes:
+        return framing.flac_header(self._codec.config, num_samples)
+
     def push(self, pcm_S: Pcm) -> bytes:
         return b"".join(self._codec.push(pcm_S))
 
@@ -166,14 +192,11 @@ class _Flac:
         return b"".join(self._codec.finish(pads=False))
 
 
-class _Adts:
+class _Adts(_Headless):
     SPEC = CodecSpec(name="aac", sample_format="fltp", bit_rate=96_000)
 
     def __init__(self, stream: _Stream) -> None:
         self._codec = stream.codec(self.SPEC)
-
-    def head(self) -> bytes:
-        return b""
 
     def push(self, pcm_S: Pcm) -> bytes:
         return self._frames(self._codec.push(pcm_S))
@@ -185,7 +208,7 @@ class _Adts:
         return b"".join(framing.adts_frame(self._codec.config, packet) for packet in packets)
 
 
-class _Mp3:
+class _Mp3(_Headless):  # the Info frame copies its header from the first packet
     # Without the reservoir every frame stands alone, and comes out one frame sooner.
     SPEC = CodecSpec(
         name="libmp3lame", sample_format="fltp", bit_rate=96_000, options={"reservoir": "0"}
@@ -193,10 +216,7 @@ class _Mp3:
 
     def __init__(self, stream: _Stream) -> None:
         self._stream, self._codec = stream, stream.codec(self.SPEC)
-        self._has_info = False
-
-    def head(self) -> bytes:
-        return b""  # the Info frame copies its header from the first packet
+        self._first_packet = b""
 
     def push(self, pcm_S: Pcm) -> bytes:
         return self._frames(self._codec.push(pcm_S))
@@ -205,14 +225,20 @@ class _Mp3:
         return self._frames(self._codec.finish(pads=True))
 
     def _frames(self, packets: Sequence[bytes]) -> bytes:
-        info, length = b"", self._stream.num_samples
-        if packets and not self._has_info:
-            self._has_info = True
-            info = framing.mp3_info_frame(packets[0], self._codec.frame_size, length)
+        info = b""
+        if packets and not self._first_packet:
+            self._first_packet = packets[0]
+            info = self._info(self._stream.num_samples)
         return info + b"".join(packets)
 
+    def final_head(self, num_samples: int) -> bytes:
+        return self._info(num_samples) if self._first_packet else b""
 
-class _OggOpus:
+    def _info(self, num_samples: int | None) -> bytes:
+        return framing.mp3_info_frame(self._first_packet, self._codec.frame_size, num_samples)
+
+
+class _OggOpus(_Headless):  # its last page tells where the sound ends
     SPEC = CodecSpec(name="libopus", sample_format="flt", bit_rate=64_000)
 
     def __init__(self, stream: _Stream) -> None:

@@ -36,7 +36,8 @@ class Resampler:
     """
 
     def __init__(self, source_rate: int, target_rate: int) -> None:
-        self._source_rate, self._target_rate = source_rate, target_rate
+        self.target_rate = target_rate
+        self._source_rate = source_rate
         self._filter = (
             None
             if source_rate == target_rate
@@ -46,7 +47,7 @@ class Resampler:
 
     def target_length(self, num_samples: int) -> int:
         """Samples that come out for `num_samples` put in."""
-        return (2 * num_samples * self._target_rate + self._source_rate) // (2 * self._source_rate)
+        return (2 * num_samples * self.target_rate + self._source_rate) // (2 * self._source_rate)
 
     def push(self, pcm_S: Pcm) -> Pcm:
         """Take the next samples, any number of them, and return what is ready."""

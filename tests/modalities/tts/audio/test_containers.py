@@ -214,6 +214,26 @@ def test_a_wav_tells_its_length_only_where_it_is_known():
         )
 
 
+@pytest.mark.parametrize("sample_rate", [22050, 24000])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_finished_stream_can_be_told_its_length(kind, sample_rate):
+    pcm_S = sweep(5000, sample_rate)
+    encoder = open_encoder(kind, sample_rate)
+    stream = encoder.encode(pcm_S) + encoder.finish()
+    head = encoder.final_head()
+    assert head + stream[len(head) :] == encode_clip(kind, sample_rate, pcm_S)
+    assert bool(head) == (kind in ("wav", "flac", "mp3"))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_rate_of_a_stream_is_told(kind):
+    encoder = open_encoder(kind, 23000)
+    data = encoder.encode(sweep(9000, 23000)) + encoder.finish()
+    if kind != "pcm":
+        assert decode_av(data, kind)[1] == (48000 if kind == "opus" else encoder.sample_rate)
+    assert encoder.sample_rate == (23000 if kind in ("wav", "flac") else 24000)
+
+
 def test_bare_samples_come_at_the_rate_that_clients_expect():
     pcm_S = sweep(22050, 22050)
     decoded_S = np.frombuffer(encode("pcm", 22050, pcm_S, [100] * 9), "<i2") / 32767
