@@ -59,7 +59,7 @@ def _layers(options: ServerOptions, metrics: HttpMetrics, in_flight: InFlight) -
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(options.cors_origin),
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["authorization", "content-type", "x-request-id"],
         expose_headers=["x-request-id", "retry-after"],
     )

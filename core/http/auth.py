@@ -29,10 +29,14 @@ PUBLIC_ROUTES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """A caller. `key` tells callers apart in admission and logs; `tenant` salts their cache."""
+    """A caller. `key` tells callers apart in admission and logs; `tenant` salts their cache.
+
+    `owner` is to whom belongs what outlives the process, such as voices: the same in every run.
+    """
 
     key: str = ""
     tenant: str = ""
+    owner: str = ""
 
 
 class Keyring:
@@ -65,7 +69,11 @@ class Keyring:
                 "Wrong or missing API key: send it as 'Authorization: Bearer <key>'."
             )
         tenant = hmac.new(self._salt, given, hashlib.sha256).hexdigest()[:32]
-        return Principal(key=tenant[:12], tenant="" if self._is_cache_shared else tenant)
+        return Principal(
+            key=tenant[:12],
+            tenant="" if self._is_cache_shared else tenant,
+            owner=hmac.new(given, b"owner", hashlib.sha256).hexdigest()[:32],
+        )
 
 
 class RequireKey:

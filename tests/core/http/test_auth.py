@@ -38,6 +38,15 @@ def test_callers_are_told_apart_and_their_cache_is_their_own() -> None:
     assert Keyring(("one",)).identify("Bearer one").tenant != one.tenant  # salted per process
 
 
+@pytest.mark.parametrize("is_cache_shared", [False, True])
+def test_what_a_key_owns_is_its_own_in_every_run(is_cache_shared: bool) -> None:
+    rings = [Keyring(("one", "two"), is_cache_shared=is_cache_shared) for _ in range(2)]
+    ones = {ring.identify("Bearer one").owner for ring in rings}
+    twos = {ring.identify("Bearer two").owner for ring in rings}
+    assert len(ones) == len(twos) == len(ones ^ twos) - 1 == 1
+    assert "" not in ones | twos
+
+
 def test_sharing_the_cache_is_a_choice() -> None:
     options = ServerOptions(api_key=("one", "two"), share_prefix_across_keys=True)
     ring = Keyring.from_options(options)
