@@ -15,7 +15,7 @@ from triptych.core.decoders.families import read_decoder_config
 from triptych.core.decoders.tensor_names import decoder_targets, is_unused
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
-from triptych.core.layers.decoder import Decoder
+from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.layers.linear import is_packable
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import load_tensors
@@ -50,11 +50,8 @@ class NativeBlueprint:
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most a step of so many tokens and sampled rows holds beside weights and cache."""
-        config, first = self.config, self.config.attention[0]
-        num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
-        widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
-        values = num_tokens * (4 * config.hidden_size + widest + self.max_length)
-        return values * self._dtype.itemsize + 4 * 4 * num_rows * config.vocab_size
+        values = num_tokens * position_values(self.config)
+        return values * self._dtype.itemsize + 4 * 4 * num_rows * self.vocab_size
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache this model needs."""
@@ -66,3 +63,11 @@ class NativeBlueprint:
         load_tensors(checkpoint, decoder_targets(decoder), ignored=is_unused, report=report)
         decoder.prepare(self._native)
         return decoder
+
+
+def position_values(config: DecoderConfig) -> int:
+    """The most values that a step's layers hold for each position beside weights and cache."""
+    first = config.attention[0]
+    num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
+    widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
+    return 4 * config.hidden_size + widest + config.rope.max_length

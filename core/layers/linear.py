@@ -14,6 +14,8 @@ from torch.nn.functional import linear
 from triptych.core.device import has_fast_cpu_bfloat16
 from triptych.core.kernels.native.library import NativeKernels
 
+_META = torch.device("meta")
+
 
 class Linear:
     """`y_TO = x_TI @ weight_OI.T + bias_O (+ residual_TO)`.
@@ -40,8 +42,21 @@ class Linear:
         self._native: NativeKernels | None = None
         self._num_outputs = num_outputs
 
+    @classmethod
+    def of(cls, weight_OI: torch.Tensor) -> Linear:
+        """A projection without bias over a weight that is there already."""
+        num_outputs, num_inputs = weight_OI.shape
+        linear = cls(num_inputs, num_outputs, has_bias=False, dtype=weight_OI.dtype, device=_META)
+        linear.weight_OI = weight_OI
+        return linear
+
     def prepare(self, native: NativeKernels | None = None) -> None:
-        """Pack the loaded weight; the plain copy is dropped unless somebody else holds it."""
+        """Pack the loaded weight; the plain copy is dropped unless somebody else holds it.
+
+        Who shares a projection may prepare it again.
+        """
+        if self.packed is not None:
+            return
         weight = self.weight_OI
         if native is not None and native.can_pack(weight):
             self._native, self.packed = native, native.pack(weight)

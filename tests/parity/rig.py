@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from triptych.core.plan import SlotStart, TokenPlan, TokenRow, TokenStepResult
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.text_head import CausalModel, TextHead
-from triptych.core.token_runner import TokenRunner
+from triptych.core.token_runner import TokenHead, TokenRunner
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import load_tensors
 
@@ -69,6 +69,7 @@ class Row:
     num_bound_pages: int = 0
     is_bound: bool = False
     logits: dict[int, torch.Tensor] = field(default_factory=dict)  # by position of the token drawn
+    frames: list[tuple[int, ...]] = field(default_factory=list)  # codes of frame ids in `tokens`
 
 
 def decoder_rig(decoder: Decoder, **options: Any) -> Rig:
@@ -78,15 +79,18 @@ def decoder_rig(decoder: Decoder, **options: Any) -> Rig:
 class Rig:
     """A runner with pages to give away. Nothing here is clever, so the runner must be right."""
 
+    head_type: Callable[..., TokenHead] = TextHead
+
     def __init__(
         self,
-        model: CausalModel,
+        model: Any,
         layout: KvLayout,
         *,
         max_batch_size: int = 16,
         max_length: int = 96,
-        recorder: type[Recorder] = Recorder,
+        recorder: Callable[[Any], Any] = Recorder,
         native: NativeKernels | None = None,
+        vocab_size: int = 0,
     ) -> None:
         self.page_size = layout.page_size
         num_pages = max_batch_size * -(-max_length // self.page_size)
@@ -96,9 +100,10 @@ class Rig:
         self.free_slots = list(range(max_batch_size))
         self.kv = KvCache(layout, num_pages, CPU, native)
         self.recorder = recorder(model)
-        sampler = Sampler(vocab_size=model.vocab_size, max_batch_size=max_batch_size, device=CPU)
+        size = vocab_size or model.vocab_size
+        sampler = Sampler(vocab_size=size, max_batch_size=max_batch_size, device=CPU)
         self.runner = TokenRunner(
-            TextHead(self.recorder, sampler, max_batch_size=max_batch_size, device=CPU),
+            self.head_type(self.recorder, sampler, max_batch_size=max_batch_size, device=CPU),
             self.kv,
             max_batch_size=max_batch_size,
             max_length=max_length,
@@ -106,8 +111,15 @@ class Rig:
         )
         self.num_steps = 0
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams = GREEDY) -> Row:
-        return Row(self.free_slots.pop(), list(prompt), len(prompt), sampling)
+    def open(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams = GREEDY,
+        frames: Sequence[tuple[int, ...]] = (),
+    ) -> Row:
+        row = Row(self.free_slots.pop(), list(prompt), len(prompt), sampling)
+        row.frames += frames
+        return row
 
     def share(self, sequence: Row, donor: Row, num_pages: int) -> None:
         """A prefix hit: the donor's first pages, whose tokens are not computed again."""
@@ -137,6 +149,7 @@ class Rig:
         for (sequence, _), row, out in zip(work, rows, result.rows, strict=True):
             sequence.num_cached += row.num_tokens
             sequence.tokens += out.token_ids
+            sequence.frames += [out.codes] if out.codes else []
         for sequence, logits_V in zip(sampled, self.recorder.last_logits_RV, strict=True):
             sequence.logits[len(sequence.tokens) - 1] = logits_V
         return result
@@ -155,6 +168,7 @@ class Rig:
             sampling=sequence.sampling,
             history_ids=tuple(sequence.tokens),
             num_prompt_tokens=sequence.num_prompt_tokens,
+            frames=tuple(sequence.frames),
         )
 
     def _row(self, sequence: Row, count: int) -> TokenRow:

@@ -1,0 +1,46 @@
+"""The rig for models whose steps yield frames of codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from parity.rig import Rig
+
+from triptych.core.frame_head import FrameDraws, FrameHead, FrameInputs
+from triptych.core.frames import frame_id
+from triptych.core.layers.attention import KvCache
+from triptych.core.sampling.sampler import FrameSampler
+
+
+class FrameRecorder:
+    """A frame model that remembers the logits it would draw the first code from."""
+
+    def __init__(self, model: Any, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.model = model
+        self.num_codes = model.num_codes
+        self._logits = logits
+        self.last_logits_RV = torch.empty(0)
+
+    def bind(self, slot: int, prompt_ids: Sequence[int], num_steps: int) -> None:
+        self.model.bind(slot, prompt_ids, num_steps)
+
+    def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
+        return self.model.forward(inputs, kv)
+
+    def draw(
+        self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
+    ) -> FrameDraws:
+        self.last_logits_RV = self._logits(hidden_RC)
+        return self.model.draw(hidden_RC, positions_R, sampler)
+
+
+class FrameRig(Rig):
+    """Its model has `num_logits`, the size of a codebook."""
+
+    head_type = FrameHead
+
+
+def frame_ids(frames: Sequence[Sequence[int]]) -> list[int]:
+    return [frame_id(codes) for codes in frames]
