@@ -312,6 +312,12 @@ class ServerOptions:
     max_upload_bytes: int = option(
         26 * 2**20, "Largest form with a file in it, such as sound to transcribe.", within=_COUNT
     )
+    max_voices_per_key: int = option(
+        32, "Voices that one API key may make from recordings.", within=_BOUND
+    )
+    max_voices: int = option(
+        1024, "Voices made from recordings that are kept in all.", within=_BOUND
+    )
     request_timeout_s: float = option(600.0, "Longest time one request may take.", within=_DURATION)
     stream_timeout_s: float = option(
         30.0, "How long a client may stop reading its stream.", within=_DURATION

@@ -1,0 +1,1 @@
+"""Custom voices: recordings that models which clone shall imitate."""
