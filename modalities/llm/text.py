@@ -19,6 +19,7 @@ from typing import Any
 from jinja2 import Template
 from tokenizers import Tokenizer
 
+from triptych.core.byte_level import unspell
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.core.weights.layout import read_json
@@ -159,7 +160,7 @@ class TextModel:
         if token in self._specials:
             return token.encode()
         if self._is_byte_level:
-            return bytes(_BYTES[char] for char in token if char in _BYTES)
+            return unspell(token)
         if match := re.fullmatch(r"<0x([0-9A-F]{2})>", token):
             return bytes([int(match[1], 16)])
         return token.replace("▁", " ").encode()
@@ -271,15 +272,3 @@ def _load_template(
     if isinstance(source, list):  # several named templates: the plain one is called "default"
         source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
     return compile_template(source) if isinstance(source, str) else None
-
-
-def _byte_table() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte, inverted (Radford et al. 2019, encoder.py)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    table = {chr(byte): byte for byte in printable}
-    table.update({chr(256 + n): byte for n, byte in enumerate(others)})
-    return table
-
-
-_BYTES = _byte_table()

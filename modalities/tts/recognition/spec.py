@@ -1,0 +1,161 @@
+"""What the configs of a Whisper folder say, checked: special tokens, languages, sizes.
+
+Owns reading config.json and generation_config.json for both processes. Knows no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.layout import read_json
+
+SAMPLE_RATE = 16_000
+HOP_SAMPLES = 160
+FRAMES_PER_S = SAMPLE_RATE // HOP_SAMPLES
+"""Of the log-mel spectrogram. The encoder halves it, and timestamps count its positions."""
+FRAMES_PER_POSITION = 2
+
+MAX_PART_S = 600
+"""Seconds of sound in one request to the engine: what it keeps of a recording is bounded so."""
+
+Task = Literal["transcribe", "translate"]
+
+
+class _Config(msgspec.Struct):
+    """The fields of config.json that matter here."""
+
+    vocab_size: int
+    num_mel_bins: int
+    d_model: int
+    encoder_layers: int
+    encoder_attention_heads: int
+    encoder_ffn_dim: int
+    decoder_layers: int
+    decoder_attention_heads: int
+    max_source_positions: int
+    max_target_positions: int
+    median_filter_width: int = 7
+
+
+class _Generation(msgspec.Struct):
+    """The fields of generation_config.json that matter here."""
+
+    no_timestamps_token_id: int
+    decoder_start_token_id: int
+    eos_token_id: int | list[int]
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    max_initial_timestamp_index: int | None = None
+    alignment_heads: list[tuple[int, int]] | None = None
+    lang_to_id: dict[str, int] = {}
+    task_to_id: dict[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhisperSpec:
+    """One Whisper model in numbers. Without `languages` it knows English alone."""
+
+    config: _Config
+    start_id: int
+    end_id: int
+    no_timestamps_id: int
+    suppressed_ids: tuple[int, ...]
+    suppressed_first_ids: tuple[int, ...]
+    max_first_timestamp: int | None
+    alignment_heads: tuple[tuple[int, int], ...]
+    languages: Mapping[str, int] = field(default_factory=dict)
+    tasks: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> WhisperSpec:
+        """The spec of a resolved folder. Raises `WeightsError` for what is no Whisper model."""
+        return cls.of(
+            read_json(folder / "config.json"), read_json(folder / "generation_config.json")
+        )
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> WhisperSpec:
+        """The spec that two configs make."""
+        if config.get("model_type") != "whisper":
+            raise WeightsError("config.json is not that of a Whisper model.")
+        try:
+            sizes = msgspec.convert(config, _Config)
+            given = msgspec.convert(generation, _Generation)
+        except msgspec.ValidationError as error:
+            raise WeightsError(f"The model's configs lack what recognition needs: {error}.") from (
+                error
+            )
+        ends = given.eos_token_id
+        return cls(
+            config=sizes,
+            start_id=given.decoder_start_token_id,
+            end_id=ends[0] if isinstance(ends, list) else ends,
+            no_timestamps_id=given.no_timestamps_token_id,
+            suppressed_ids=tuple(given.suppress_tokens or ()),
+            suppressed_first_ids=tuple(given.begin_suppress_tokens or ()),
+            max_first_timestamp=given.max_initial_timestamp_index,
+            alignment_heads=tuple(given.alignment_heads or _upper_heads(sizes)),
+            languages={_code(token): token_id for token, token_id in given.lang_to_id.items()},
+            tasks=given.task_to_id,
+        )
+
+    @property
+    def first_timestamp_id(self) -> int:
+        """The token for the beginning of a window; those after it count positions."""
+        return self.no_timestamps_id + 1
+
+    @property
+    def no_speech_id(self) -> int:
+        """Drawn right after the start token where nobody speaks."""
+        return self.no_timestamps_id - 1
+
+    @property
+    def previous_id(self) -> int:
+        """Begins the text of what came before."""
+        return self.no_timestamps_id - 2
+
+    @property
+    def window_frames(self) -> int:
+        """Frames the encoder takes at once."""
+        return self.config.max_source_positions * FRAMES_PER_POSITION
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of earlier text that a window can be told."""
+        return self.config.max_target_positions // 2 - 1
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Tokens one window may give."""
+        return self.config.max_target_positions // 2
+
+    def start_ids(self, language: str, task: Task) -> tuple[int, ...]:
+        """The tokens that begin a transcript in `language`, which the model must know."""
+        if not self.languages:
+            return (self.start_id,)
+        return (self.start_id, self.languages[language], self.tasks[task])
+
+    def is_timestamp(self, token_id: int) -> bool:
+        """Whether a token says a time."""
+        return token_id >= self.first_timestamp_id
+
+    def is_text(self, token_id: int) -> bool:
+        """Whether a token spells a piece of text: all special tokens follow the end token."""
+        return token_id < self.end_id
+
+
+def _code(token: str) -> str:
+    """`en` of `<|en|>`."""
+    return token.removeprefix("<|").removesuffix("|>")
+
+
+def _upper_heads(sizes: _Config) -> list[tuple[int, int]]:
+    """All heads of the upper half of the layers, where nobody found out which follow words."""
+    layers = range(sizes.decoder_layers // 2, sizes.decoder_layers)
+    return [(layer, head) for layer in layers for head in range(sizes.decoder_attention_heads)]
