@@ -1,0 +1,180 @@
+"""What windows hold and what of them is given out, on a codec whose sound tells what it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from triptych.core.errors import ConfigError
+from triptych.modalities.tts.codecs.protocol import CodecDecoder
+from triptych.modalities.tts.codecs.window import (
+    OneShotCodec,
+    PromptUse,
+    WindowDecoder,
+    WindowPolicy,
+)
+
+HOP = 2
+PROMPT = (91, 92, 93, 94)
+
+
+class Spy:
+    """Each frame sounds as its code; keeps every window, and the blocks it came in."""
+
+    def __init__(self) -> None:
+        self.windows: list[list[int]] = []
+        self.blocks: list[list[int]] = []
+
+    def decode(self, codes_BQF: torch.Tensor) -> torch.Tensor:
+        self.windows += codes_BQF[:, 0].tolist()
+        return codes_BQF[:, 0].float().repeat_interleave(HOP, 1)
+
+    def decode_blocks(self, codes_BQF: torch.Tensor, blocks: Sequence[int]) -> torch.Tensor:
+        self.blocks.append(list(blocks))
+        return self.decode(codes_BQF)
+
+
+def decoder(spy: Spy, *, has_blocks: bool = True, **policy: object) -> WindowDecoder:
+    codec = OneShotCodec(
+        decode=spy.decode,
+        num_codebooks=1,
+        sample_rate=100,
+        hop=HOP,
+        decode_blocks=spy.decode_blocks if has_blocks else None,
+    )
+    return WindowDecoder(codec, WindowPolicy(**policy), num_rows=4)
+
+
+def frames(*codes: int) -> torch.Tensor:
+    return torch.tensor([[codes]])
+
+
+def speak(spy: Spy, chunks: Sequence[int], **policy: object) -> list[float]:
+    """The sound of codes 1, 2, 3, ... in chunks of so many, after the prompt was heard."""
+    window = decoder(spy, **policy)
+    window.init_state([0])
+    window.hear(0, frames(*PROMPT)[0])
+    codes = iter(range(1, sum(chunks) + 1))
+    sound: list[float] = []
+    for size in chunks:
+        sound += window.push(frames(*(next(codes) for _ in range(size))), [0]).row(0).tolist()
+    return sound + window.flush([0]).row(0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("policy", "windows"),
+    [
+        ({}, [[1], [2, 3], [4, 5], [6]]),
+        ({"buffer": 2}, [[1], [1, 2, 3], [2, 3, 4, 5], [4, 5, 6]]),
+        ({"prompt_use": PromptUse.ONCE}, [[*PROMPT, 1], [2, 3], [4, 5], [6]]),
+        (
+            {"buffer": 2, "prompt_use": PromptUse.ONCE},
+            [[*PROMPT, 1], [1, 2, 3], [2, 3, 4, 5], [4, 5, 6]],
+        ),
+        (
+            {"buffer": 4, "prompt_use": PromptUse.ROLLING},
+            [[*PROMPT, 1], [92, 93, 94, 1, 2, 3], [94, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6]],
+        ),
+        ({"prompt_use": PromptUse.ROLLING}, [[*PROMPT, 1], [2, 3], [4, 5], [6]]),
+        (
+            {"buffer": 9, "prompt_use": PromptUse.ROLLING},
+            [[*PROMPT, 1], [*PROMPT, 1, 2, 3], [*PROMPT, *range(1, 6)], [*PROMPT, *range(1, 7)]],
+        ),
+    ],
+)
+def test_a_window_is_its_chunk_and_what_is_before_it(
+    policy: dict[str, object], windows: list[list[int]]
+) -> None:
+    spy = Spy()
+    sound = speak(spy, [1, 2, 2, 1], **policy)
+    assert spy.windows == windows
+    assert sound == [float(code) for code in range(1, 7) for _ in range(HOP)]
+    assert not spy.blocks
+
+
+@pytest.mark.parametrize(
+    ("policy", "blocks"),
+    [
+        ({"buffer": 2, "is_block_causal": True}, [[1, 2], [2, 2]]),
+        ({"is_block_causal": True}, []),
+        (
+            {"buffer": 2, "prompt_use": PromptUse.ONCE, "is_prompt_causal": True},
+            [[4, 1]],
+        ),
+        (
+            {
+                "buffer": 3,
+                "prompt_use": PromptUse.ROLLING,
+                "is_prompt_causal": True,
+                "is_block_causal": True,
+            },
+            [[4, 1], [2, 1, 2], [3, 2]],
+        ),
+        (
+            {"buffer": 3, "prompt_use": PromptUse.ROLLING, "is_block_causal": True},
+            [[3, 2], [3, 2]],
+        ),
+    ],
+)
+def test_a_causal_context_is_a_block_of_its_own(
+    policy: dict[str, object], blocks: list[list[int]]
+) -> None:
+    spy = Spy()
+    speak(spy, [1, 2, 2], **policy)
+    assert spy.blocks == blocks
+
+
+def test_windows_of_one_shape_are_decoded_together_and_never_padded() -> None:
+    spy = Spy()
+    window = decoder(spy, buffer=1)
+    window.init_state([0, 1, 2])
+    codes = torch.tensor([[[1, 2, 3]], [[4, 5, 6]], [[7, 0, 0]]])
+    audio = window.push(codes, [0, 1, 2], [3, 3, 1])
+    assert sorted(map(len, spy.windows)) == [1, 3, 3]
+    assert [audio.row(i).tolist()[::HOP] for i in range(3)] == [[1, 2, 3], [4, 5, 6], [7]]
+    audio = window.push(codes[:2], [1, 2], [0, 2])
+    assert audio.row(0).tolist() == []
+    assert spy.windows[-1] == [7, 4, 5]
+
+
+def test_what_fails_to_decode_is_not_past() -> None:
+    spy, is_broken = Spy(), False
+
+    def decode(codes_BQF: torch.Tensor) -> torch.Tensor:
+        if is_broken:
+            raise torch.OutOfMemoryError
+        return spy.decode(codes_BQF)
+
+    codec = OneShotCodec(decode=decode, num_codebooks=1, sample_rate=100, hop=HOP)
+    window = WindowDecoder(codec, WindowPolicy(buffer=1), num_rows=1)
+    window.init_state([0])
+    window.push(frames(1), [0])
+    is_broken = True
+    with pytest.raises(torch.OutOfMemoryError):
+        window.push(frames(2), [0])
+    is_broken = False
+    window.push(frames(2, 3), [0])
+    assert spy.windows[-1] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        ({"buffer": 2, "is_block_causal": True}, "block_causal"),
+        (
+            {"prompt_use": PromptUse.ONCE, "is_prompt_causal": True},
+            "prepend_prompt_speech_tokens_causal",
+        ),
+    ],
+)
+def test_a_causal_context_is_refused_where_the_decoder_has_none(
+    policy: dict[str, object], name: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}:"):
+        decoder(Spy(), has_blocks=False, **policy)
+
+
+def test_it_is_a_codec_decoder() -> None:
+    assert isinstance(decoder(Spy()), CodecDecoder)
