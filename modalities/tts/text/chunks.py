@@ -7,6 +7,7 @@ seconds, tokens or phonemes. Knows nothing of engines.
 # ruff: noqa: RUF001  # typographic signs are the subject here
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,12 +31,18 @@ class ChunkLimits:
     """Greatest measure of an utterance."""
     first_most: float | None = None
     """The same for the first utterance, smaller so that sound begins sooner."""
+    growth: float = math.inf
+    """How many times longer than the one before it an utterance may be, up to `most`."""
     measure: Measure = len
     """Of a piece of spoken text. Pieces are summed, so it should be additive."""
     num_context_characters: int = 200
 
     def __post_init__(self) -> None:
-        if self.most <= 0 or (self.first_most is not None and self.first_most <= 0):
+        if (
+            self.most <= 0
+            or self.growth < 1
+            or (self.first_most is not None and self.first_most <= 0)
+        ):
             raise ValueError("an utterance must be allowed to be longer than nothing")
 
 
@@ -87,7 +94,8 @@ def split_utterances(spoken: SpokenText, limits: ChunkLimits) -> Iterator[Uttera
             yield _utterance(
                 spoken, Span(start, window[num - 1].end), window[num - 1], index, limits
             )
-            start, index, most = window[num - 1].end, index + 1, limits.most
+            start, index = window[num - 1].end, index + 1
+            most = min(limits.most, most * limits.growth)
             del window[:num]
             weight = sum(kept.weight for kept in window)
         window.append(atom)

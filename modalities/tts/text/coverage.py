@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from triptych.core.speech import SpeechFinish
 from triptych.modalities.tts.text.chunks import Utterance
-from triptych.modalities.tts.text.guard import ExpectedDuration, SpeechFinishReason
+from triptych.modalities.tts.text.guard import ExpectedDuration
 from triptych.modalities.tts.text.spoken import Span
 
 
 def spoken_fraction(
-    reason: SpeechFinishReason | None, duration_s: float, expected: ExpectedDuration
+    reason: SpeechFinish | None, duration_s: float, expected: ExpectedDuration
 ) -> float:
     """Which part of an utterance `duration_s` of sound has spoken, as far as durations tell.
 

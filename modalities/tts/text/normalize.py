@@ -21,6 +21,7 @@ from triptych.modalities.tts.text.dates import date_rules
 from triptych.modalities.tts.text.language import Language, alternatives, english
 from triptych.modalities.tts.text.names import name_rules, phrase_rules
 from triptych.modalities.tts.text.numbers import NumberWords
+from triptych.modalities.tts.text.pronounced import put_back, take_out
 from triptych.modalities.tts.text.quantities import quantity_rules
 from triptych.modalities.tts.text.rules import Voice
 from triptych.modalities.tts.text.sentences import Sentence, split_sentences
@@ -66,12 +67,13 @@ class Normalizer:
         self._operator = re.compile(rf"( ?)({operators})\1(?=[\w(])")
 
     def __call__(self, text: str) -> SpokenText:
-        """The words of `text`; time is linear in its length."""
-        cleaned = clean(text, emoji=self._options.emoji)
+        """The words of `text`; time is linear in its length. A notation's phonemes are kept."""
+        plain, notations = take_out(text)
+        cleaned = clean(plain, emoji=self._options.emoji)
         scan = _Scan(cleaned)
         for sentence in split_sentences(cleaned.text, self._language):
             self._read(scan, sentence)
-        return scan.finish(len(text))
+        return put_back(scan.finish(len(plain)), notations)
 
     def _read(self, scan: _Scan, sentence: Sentence) -> None:
         text, at, end = scan.text, sentence.start, sentence.end

@@ -47,6 +47,13 @@ class Segment(NamedTuple):
     is_aligned: bool
 
 
+class Pronunciation(NamedTuple):
+    """The writer's own phonemes for the spoken characters `spoken`."""
+
+    spoken: Span
+    phonemes: str
+
+
 class Word(NamedTuple):
     """One spoken word, and the whole stretch of the source that it reads out."""
 
@@ -66,6 +73,7 @@ class SpokenText:
     text: str
     segments: tuple[Segment, ...]
     breaks: tuple[Break, ...] = ()
+    pronunciations: tuple[Pronunciation, ...] = ()
     _ends: list[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -116,6 +124,11 @@ class SpokenText:
             self.text[start:end],
             tuple(kept for kept in segments if kept is not None),
             tuple(Break(at - start, what) for at, what in self.breaks if start < at <= end),
+            tuple(
+                Pronunciation(Span(span.start - start, min(span.end, end) - start), phonemes)
+                for span, phonemes in self.pronunciations
+                if start <= span.start < end
+            ),
         )
 
     def _clip(self, segment: Segment, start: int, end: int) -> Segment | None:

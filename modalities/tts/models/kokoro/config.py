@@ -124,6 +124,9 @@ VOCABULARY: Mapping[str, int] = {
 }
 # fmt: on
 
+VOICE_PREFIX = "voices."
+"""Before the names of the tensors that are voices."""
+
 MODEL_TYPE = "kokoro"
 """What tells the folders we write from others'; the hub's config.json says nothing of the kind."""
 

@@ -20,11 +20,10 @@ from torch import Tensor
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.layout import SINGLE_NAME, read_json
-from triptych.modalities.tts.models.kokoro.config import MODEL_TYPE
+from triptych.core.weights.layout import SINGLE_NAME
+from triptych.modalities.tts.models.kokoro.config import MODEL_TYPE, VOICE_PREFIX
 from triptych.modalities.tts.models.kokoro.onnx_graph import Node, OnnxGraph
 
-VOICE_PREFIX = "voices."
 VOICE_SHAPE = (510, 1, 256)
 _RENAMED = (
     (re.compile(r"^bert\.encoder\.albert_layer_groups\.0\.albert_layers\.0\."), "bert.layer."),
@@ -67,11 +66,6 @@ def hub_file(folder: Path) -> Path:
             f"A Kokoro folder holds {SINGLE_NAME}, or one .pth file; found {len(files)} of those."
         )
     return files[0]
-
-
-def hub_config(folder: Path) -> dict[str, Any]:
-    """The hub folder's config.json."""
-    return read_json(folder / "config.json")
 
 
 def onnx_tensors(file: Path) -> dict[str, Tensor]:

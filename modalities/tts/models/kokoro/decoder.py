@@ -175,7 +175,8 @@ class Decoder(nn.Module):
         for block in self.decode:
             yield gmacs(block, x_BCF)
             x_BCF = block(torch.cat((x_BCF, *aside), 1), style_BY, extent)
-        return (yield from self.generator(x_BCF, source_BKN, style_BY, extent.stretched(2)))
+        generated = self.generator(x_BCF, source_BKN, style_BY, extent.stretched(2))
+        return (yield from generated)  # type: ignore[no-any-return]
 
 
 def _same_conv(channels: int, kernel_size: int, dilation: int) -> nn.Conv1d:

@@ -1,7 +1,6 @@
 """Voices: tables of style vectors, one per sentence length, and mixtures of them.
 
-Owns the notation `af_heart*0.7+af_bella*0.3` and the choice of a row. Knows neither files nor the
-network.
+Owns mixing and the choice of a row. Knows neither files nor the network.
 
 Legend: N sentence lengths, Y the two style vectors together (timbre, then prosody).
 """
@@ -9,8 +8,6 @@ Legend: N sentence lengths, Y the two style vectors together (timbre, then proso
 from __future__ import annotations
 
 import difflib
-import math
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -18,38 +15,7 @@ import torch
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest
-
-MAX_PARTS = 8
-MAX_WEIGHT = 1000.0
-_PART = re.compile(r"(?P<name>[A-Za-z0-9_-]+)\s*(?:\*\s*(?P<weight>[0-9]*\.?[0-9]+))?")
-_EXAMPLE = "Write NAME, or a mixture such as af_heart*0.7+af_bella*0.3."
-
-
-def parse_mixture(text: str) -> tuple[tuple[str, float], ...]:
-    """Names and shares (summing to 1) of `name*weight+name*weight`; a lone name weighs 1.
-
-    Raises `InvalidRequest` that says what to write.
-    """
-    parts = text.split("+")
-    if len(parts) > MAX_PARTS:
-        raise InvalidRequest(f"A voice mixes at most {MAX_PARTS} others.", param="voice")
-    pairs = [_parse_part(part.strip()) for part in parts]
-    total = math.fsum(weight for _, weight in pairs)
-    return tuple((name, weight / total) for name, weight in pairs)
-
-
-def _parse_part(part: str) -> tuple[str, float]:
-    match = _PART.fullmatch(part)
-    if match is None:
-        raise InvalidRequest(f"{part[:40]!r} is no part of a voice. {_EXAMPLE}", param="voice")
-    weight = float(match["weight"] or 1)
-    if not 0 < weight <= MAX_WEIGHT:
-        raise InvalidRequest(
-            f"The weight of {match['name'][:40]!r} must lie above 0 and at most at"
-            f" {MAX_WEIGHT:g}. {_EXAMPLE}",
-            param="voice",
-        )
-    return match["name"], weight
+from triptych.modalities.tts.models.kokoro.mixture import parse_mixture
 
 
 class Voices:

