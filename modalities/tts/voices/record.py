@@ -62,6 +62,11 @@ class VoiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     pcm_sha256: bytes
     about: VoiceAbout
 
+    @property
+    def duration_s(self) -> float:
+        """How long the recording is."""
+        return self.num_samples / self.sample_rate
+
     @classmethod
     def new(cls, about: VoiceAbout, pcm: bytes, sample_rate: int) -> Self:
         """A record of `pcm` under an id of its own, made now."""

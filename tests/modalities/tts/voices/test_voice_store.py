@@ -116,8 +116,10 @@ def test_an_id_that_was_not_made_here_names_no_file(store: VoiceStore, voice_id:
 
 @pytest.mark.parametrize(
     "name",
-    ["../../etc/passwd", "C:\\con", "voice_" + "0" * 32, "'; DROP TABLE voices; --", "%2e%2e%2f"]
-    + ["👩\u200d🚀 Ада 李", "e\u0301", "{{7*7}}", "<script>", "x" * 256],
+    [
+        *("../../etc/passwd", "C:\\con", f"voice_{'0' * 32}", "'; DROP TABLE voices; --"),
+        *("%2e%2e%2f", "👩\u200d🚀 Ada 李", "e\u0301", "{{7*7}}", "<script>", "x" * 256),
+    ],
 )
 def test_a_name_is_only_data(store: VoiceStore, name: str) -> None:
     kept = store.add("ada", about(check_name(name)), SOUND_S, RATE)
