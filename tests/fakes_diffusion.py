@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from triptych.modalities.diffusion.caches.extrapolation import Point
+from triptych.modalities.diffusion.caches.slot import (
+    CacheSlot,
+    distances,
+    keep_signals,
+    predict,
+    record,
+)
 from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import (
@@ -128,3 +137,54 @@ def finish(row: SampleRow, model: Denoiser = denoiser) -> Tensor:
     sample = row.sample
     release_row(row)
     return sample
+
+
+class MixtureFlow:
+    """The exact velocity of flow matching from noise to a mixture of Gaussians: a true model.
+
+    Nonlinear in the sample and the time like a trained one, and known in closed form.
+    """
+
+    def __init__(self, shape: Sequence[int] = (3, 4, 5), num_modes: int = 6, width: float = 0.3):
+        self.means_KD = torch.randn(
+            num_modes, math.prod(shape), generator=torch.Generator().manual_seed(0)
+        ).double()
+        self.width = width
+        self.num_calls = 0
+
+    def __call__(self, samples: Tensor, timesteps: Tensor) -> Tensor:
+        self.num_calls += len(samples)
+        x_RD = samples.double().flatten(1)
+        sigma = (timesteps.double() / 1000).clamp(1e-3, 1)[:, None]
+        alpha = 1 - sigma
+        variance = (alpha * self.width) ** 2 + sigma**2
+        from_means = x_RD[:, None] - alpha[..., None] * self.means_KD
+        share_RK = torch.softmax(-from_means.square().sum(-1) / (2 * variance), dim=1)
+        shrink = alpha * self.width**2 / variance
+        clean_RKD = self.means_KD + shrink[..., None] * from_means
+        clean_RD = (share_RK[..., None] * clean_RKD).sum(1)
+        velocity_RD = (x_RD - alpha * clean_RD) / sigma - clean_RD
+        return velocity_RD.view(samples.shape).to(samples.dtype)
+
+
+def cached_step(
+    rows: Sequence[tuple[SampleRow, CacheSlot]], model: Denoiser, signals: Tensor | None = None
+) -> list[bool]:
+    """One step of rows with caches of the output: who decides to, computes, in one batch."""
+    at = [Point(row.step, row.noise_levels[row.step]) for row, _ in rows]
+    slots = [slot for _, slot in rows]
+    apart = distances(slots, signals) if signals is not None else [math.inf] * len(rows)
+    computes = [slot.decide(point.step, d) for slot, point, d in zip(slots, at, apart, strict=True)]
+    if signals is not None:
+        keep_signals(slots, signals, at, computes)
+    outputs = torch.empty_like(model_inputs([row for row, _ in rows]))
+    run = [index for index, wanted in enumerate(computes) if wanted]
+    skip = [index for index, wanted in enumerate(computes) if not wanted]
+    if run:
+        times = torch.tensor([rows[index][0].timesteps[at[index].step] for index in run])
+        outputs[run] = model(model_inputs([rows[index][0] for index in run]), times)
+        record([slots[index] for index in run], outputs[run], [at[index] for index in run])
+    if skip:
+        outputs[skip] = predict([slots[index] for index in skip], [at[index] for index in skip])
+    advance([row for row, _ in rows], outputs)
+    return computes

@@ -76,8 +76,9 @@ def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
     steps that the scheduler cannot make.
     """
     name = str(config.get("_class_name", ""))
-    kind: Any = getattr(diffusers, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, SchedulerMixin)):
+    kind = getattr(diffusers, name, None)
+    is_scheduler = isinstance(kind, type) and issubclass(kind, SchedulerMixin)
+    if kind is None or not is_scheduler:
         raise WeightsError(f"scheduler_config.json names {name!r}, which is no noise scheduler.")
     scheduler: Any = kind.from_config(dict(config))
     accepted = inspect.signature(scheduler.set_timesteps).parameters

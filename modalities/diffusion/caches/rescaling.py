@@ -1,0 +1,78 @@
+"""TeaCache's polynomials: those its authors published, by model class, and how to fit another.
+
+A polynomial turns the distance of two inputs into the distance of the outputs it leads to. It holds
+for the model it was fitted on and for no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+# From the TeaCache repository, highest power first. Wan: the 1.3B text-to-video model's.
+_PUBLISHED: MappingProxyType[str, tuple[float, ...]] = MappingProxyType(
+    {
+        "FluxTransformer2DModel": (
+            4.98651651e02,
+            -2.83781631e02,
+            5.58554382e01,
+            -3.82021401e00,
+            2.64230861e-01,
+        ),
+        "HiDreamImageTransformer2DModel": (
+            -3.13605009e04,
+            -7.12425503e02,
+            4.91363285e01,
+            8.26515490e00,
+            1.08053901e-01,
+        ),
+        "HunyuanVideoTransformer3DModel": (
+            7.33226126e02,
+            -4.01131952e02,
+            6.75869174e01,
+            -3.14987800e00,
+            9.61237896e-02,
+        ),
+        "LTXVideoTransformer3DModel": (
+            2.14700694e01,
+            -1.28016453e01,
+            2.31279151e00,
+            7.92487521e-01,
+            9.69274326e-03,
+        ),
+        "Lumina2Transformer2DModel": (
+            393.76566581,
+            -603.50993606,
+            209.10239044,
+            -23.00726601,
+            0.86377344,
+        ),
+        "WanTransformer3DModel": (
+            2396.76752,
+            -1311.10545,
+            201.331979,
+            -8.29855975,
+            0.137887774,
+        ),
+    }
+)
+
+
+def rescaling_of(model_class: str) -> tuple[float, ...]:
+    """The published polynomial of a transformer class; empty if there is none."""
+    return _PUBLISHED.get(model_class, ())
+
+
+def fit_rescaling(
+    input_distances: Sequence[float], output_distances: Sequence[float], degree: int = 4
+) -> tuple[float, ...]:
+    """The polynomial that maps input to output distances best, in least squares.
+
+    Distances of neighbouring steps of uncached runs, from `calibration.Calibration`. Raises
+    `ValueError` for fewer different inputs than coefficients.
+    """
+    if len(set(input_distances)) <= degree:
+        raise ValueError(f"{degree + 1} different distances are needed for degree {degree}.")
+    return tuple(float(c) for c in np.polyfit(input_distances, output_distances, degree))

@@ -1,0 +1,201 @@
+"""One row's step cache, and the tensor work on many of them at once.
+
+Owns the cells of what was computed and compared, the row's rule and its bounds. Knows no model and
+no sampler. State belongs to the row: nothing of it is shared, and it is dropped when the row ends,
+or when what it was computed with changes.
+
+Legend: R slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from triptych.modalities.diffusion.caches.extrapolation import Point
+from triptych.modalities.diffusion.caches.gates import Signal
+from triptych.modalities.diffusion.caches.methods import CacheMethod
+from triptych.modalities.diffusion.cells import CellPool, CellPools, weighted_sum
+
+
+@dataclass
+class _Memory:
+    """Cells of one pool with the points they belong to, newest first."""
+
+    pool: CellPool
+    points: list[Point] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+
+    def make_room(self, point: Point, capacity: int) -> int:
+        """The cell for a new point's value: a fresh one, or the oldest's."""
+        if len(self.cells) < capacity:
+            cell = self.pool.take(1)[0]
+        else:
+            cell = self.cells.pop()
+            self.points.pop()
+        self.cells.insert(0, cell)
+        self.points.insert(0, point)
+        return cell
+
+
+class CacheSlot:
+    """A row's cache through one trajectory of `num_steps` evaluations, in order.
+
+    At each step: `decide`, then either `record` what was computed or `predict`. `release` once at
+    the end, however it ends.
+    """
+
+    def __init__(self, method: CacheMethod, num_steps: int, pools: CellPools) -> None:
+        self.method = method
+        self.num_computed = 0
+        self.num_skipped = 0
+        self._num_steps = num_steps
+        self._pools = pools
+        self._key: Hashable = None
+        self._gate = method.open_gate(num_steps)
+        self._num_skips = 0
+        self._outputs: _Memory | None = None
+        self._reference: _Memory | None = None
+
+    @property
+    def signal(self) -> Signal | None:
+        """What the rule compares, if anything."""
+        return self._gate.signal
+
+    def belong_to(self, key: Hashable) -> None:
+        """Drop what was kept if it was for another shape, conditioning or set of adapters."""
+        if key != self._key:
+            self.release()
+            self._key = key
+
+    def is_forced(self, step: int) -> bool:
+        """Whether this step computes whatever the rule says."""
+        is_last = step == self._num_steps - 1 and self.method.bounds.forces_last
+        return self._outputs is None or is_last or self._num_skips >= self.method.bounds.max_skips
+
+    def skips_for_certain(self, step: int) -> bool:
+        """Whether this step is known to be skipped before the model is asked. Changes nothing."""
+        return (
+            not self.is_forced(step)
+            and self._gate.is_foreseen
+            and not self._gate.wants_compute(step, math.inf)
+        )
+
+    def decide(self, step: int, distance: float = math.inf) -> bool:
+        """Whether to compute this step; `distance` as `distances` measured it."""
+        wants = self._gate.wants_compute(step, distance)
+        if computes := wants or self.is_forced(step):
+            self._gate.computed()
+            self._num_skips = 0
+            self.num_computed += 1
+        else:
+            self._num_skips += 1
+            self.num_skipped += 1
+        return computes
+
+    def release(self) -> None:
+        """Give all cells back and forget the past."""
+        for memory in (self._outputs, self._reference):
+            if memory is not None:
+                memory.pool.give_back(memory.cells)
+        self._outputs = self._reference = None
+        self._gate = self.method.open_gate(self._num_steps)
+        self._num_skips = 0
+
+    def known(self) -> _Memory:
+        """What was computed last, and before."""
+        assert self._outputs is not None, "nothing was computed yet"
+        return self._outputs
+
+    def room_for_output(self, like: Tensor, point: Point) -> tuple[CellPool, int]:
+        """Where the newest output goes."""
+        if self._outputs is None:
+            self._outputs = _Memory(_pool_like(self._pools, like))
+        kept = self.method.extrapolator.num_kept
+        return self._outputs.pool, self._outputs.make_room(point, kept)
+
+    def room_for_reference(self, like: Tensor, point: Point) -> tuple[CellPool, int]:
+        """Where the signal goes that later steps are compared with."""
+        if self._reference is None:
+            self._reference = _Memory(_pool_like(self._pools, like))
+        return self._reference.pool, self._reference.make_room(point, 1)
+
+    def reference_cell(self) -> tuple[CellPool, int] | None:
+        """The signal to compare with, if there is one."""
+        if self._reference is None:
+            return None
+        return self._reference.pool, self._reference.cells[0]
+
+
+def distances(slots: Sequence[CacheSlot], signals_R: Tensor) -> list[float]:
+    """How far each row's signal, `[R, ...]`, is from its reference; infinite where there is none.
+
+    The mean of |signal - reference| over the mean of |reference|, in float32, over the row alone.
+    One transfer to the host for all rows.
+    """
+    found = [slot.reference_cell() for slot in slots]
+    rows = [index for index, place in enumerate(found) if place is not None]
+    measured = [math.inf] * len(slots)
+    if not rows:
+        return measured
+    places = [place for place in found if place is not None]
+    references = places[0][0].read([cell for _, cell in places]).float().flatten(1)
+    moved = (signals_R[rows].float().flatten(1) - references).abs().mean(1)
+    relative = moved / (references.abs().mean(1) + 1e-9)
+    for index, distance in zip(rows, relative.tolist(), strict=True):
+        measured[index] = distance
+    return measured
+
+
+def keep_signals(
+    slots: Sequence[CacheSlot],
+    signals_R: Tensor,
+    at: Sequence[Point],
+    computes: Sequence[bool],
+) -> None:
+    """Make signals, `[R, ...]`, what the coming steps are compared with, as each rule says."""
+    rows = [
+        index
+        for index, slot in enumerate(slots)
+        if computes[index] or slot.signal is not Signal.FIRST_RESIDUAL
+    ]
+    if rows:
+        places = [slots[index].room_for_reference(signals_R[index], at[index]) for index in rows]
+        places[0][0].write([cell for _, cell in places], signals_R[rows])
+
+
+def record(slots: Sequence[CacheSlot], outputs_R: Tensor, at: Sequence[Point]) -> None:
+    """Keep what was computed, `[R, ...]`."""
+    places = [
+        slot.room_for_output(output, point)
+        for slot, output, point in zip(slots, outputs_R, at, strict=True)
+    ]
+    places[0][0].write([cell for _, cell in places], outputs_R)
+
+
+def predict(slots: Sequence[CacheSlot], at: Sequence[Point]) -> Tensor:
+    """What the rows take instead of computing, `[R, ...]` in float32.
+
+    The rows' outputs must have one shape; how many each keeps, and its weights, are its own.
+    """
+    memories = [slot.known() for slot in slots]
+    num_columns = max(len(memory.cells) for memory in memories)
+    weights_RK = np.zeros((len(slots), num_columns))
+    for row, (slot, memory) in enumerate(zip(slots, memories, strict=True)):
+        weights = slot.method.extrapolator.weights(memory.points, at[row])
+        weights_RK[row, : len(weights)] = weights
+    pool = memories[0].pool
+    columns = [
+        # A row that keeps fewer reads its newest instead, and weighs it with zero.
+        pool.read([memory.cells[k if k < len(memory.cells) else 0] for memory in memories]).float()
+        for k in range(num_columns)
+    ]
+    return weighted_sum(weights_RK, columns)
+
+
+def _pool_like(pools: CellPools, like: Tensor) -> CellPool:
+    return pools.pool(like.shape, like.dtype, like.device)

@@ -1,0 +1,133 @@
+"""Plans: the least of the stated bound, found; and worth having."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from fakes_diffusion import NATIVE_CONFIGS, MixtureFlow, begin, cached_step, finish, noise
+from torch import Tensor
+
+from triptych.modalities.diffusion.caches.calibration import Calibration
+from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
+from triptych.modalities.diffusion.caches.methods import planned
+from triptych.modalities.diffusion.caches.planning import Measured, expected_error, plan_steps
+from triptych.modalities.diffusion.caches.slot import CacheSlot
+from triptych.modalities.diffusion.cells import CellPools
+
+STEPS = 30
+
+
+def uncached(model: MixtureFlow, seed: int, name: str, num_steps: int) -> tuple[Tensor, Measured]:
+    outputs: list[Tensor] = []
+
+    def watched(samples: Tensor, times: Tensor) -> Tensor:
+        outputs.append(model(samples, times)[0])
+        return outputs[-1][None]
+
+    row = begin(NATIVE_CONFIGS[name], num_steps, seed, CellPools())
+    program = row.program
+    assert program is not None
+    sample = finish(row, watched)
+    calibration = Calibration(len(outputs))
+    calibration.add(outputs)
+    return sample, Measured.of(calibration.gram, program)
+
+
+def with_plan(model: MixtureFlow, seed: int, plan: tuple[bool, ...], name: str) -> Tensor:
+    pools = CellPools()
+    row = begin(NATIVE_CONFIGS[name], len(plan), seed, pools)
+    slot = CacheSlot(planned(plan, order=1), len(plan), pools)
+    while not row.is_done:
+        cached_step([(row, slot)], model)
+    return row.sample
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("num_computed", [2, 4, 6])
+def test_the_search_finds_what_trying_all_plans_finds(order: int, num_computed: int) -> None:
+    num_steps, max_skips = 10, 8
+    _, measured = uncached(MixtureFlow(), 1, "flow euler", num_steps)
+    extrapolator = DividedDifferences(order)
+
+    def bound(computed: tuple[int, ...]) -> float:
+        total = 0.0
+        for index, until in enumerate(computed[1:]):
+            known = tuple(reversed(computed[: index + 1]))[: extrapolator.num_kept]
+            total += measured.length(measured.skip_error(extrapolator, known, until))
+        return total
+
+    middle = combinations(range(1, num_steps - 1), num_computed - 2)
+    least = min(bound((0, *between, num_steps - 1)) for between in middle)
+    plan = plan_steps(measured, extrapolator, num_computed, max_skips=max_skips)
+    assert sum(plan) == num_computed
+    assert bound(tuple(np.flatnonzero(plan))) == pytest.approx(least)
+    assert expected_error(measured, extrapolator, plan) <= least + 1e-12
+
+
+@pytest.mark.parametrize("name", ["flow euler", "flow heun", "dpm++ 2m flow", "unipc flow"])
+@pytest.mark.parametrize("order", [0, 1])
+def test_the_foretold_error_is_the_error_to_first_order(name: str, order: int) -> None:
+    """Outputs replayed from an uncached run: then nothing is approximate, for any sampler."""
+    pools = CellPools()
+    _, measured = uncached(MixtureFlow(), 2, name, 8)
+    count = len(measured.points)
+    outputs = [noise(100 + step) for step in range(count)]
+    calibration = Calibration(count)
+    calibration.add(outputs)
+    measured = Measured(
+        gram_NN=calibration.gram, influence_N=measured.influence_N, points=measured.points
+    )
+    plan = tuple(step % 3 == 0 or step == count - 1 for step in range(count))
+
+    def replay(skips: bool) -> Tensor:
+        row = begin(NATIVE_CONFIGS[name], 8, 2, pools)
+        slot = CacheSlot(planned(plan if skips else [True] * count, order=order), count, pools)
+        while not row.is_done:
+            cached_step([(row, slot)], lambda samples, times, k=row.step: outputs[k][None])
+        return row.sample
+
+    error = float((replay(True) - replay(False)).square().mean().sqrt())
+    foretold = expected_error(measured, DividedDifferences(order), plan)
+    assert foretold == pytest.approx(error, rel=1e-3)
+
+
+def test_a_plan_beats_even_skipping_and_fewer_steps_at_equal_compute() -> None:
+    model, name, num_computed = MixtureFlow(), "flow euler", 9
+    runs = [uncached(model, 50 + seed, name, STEPS)[1] for seed in range(4)]
+    measured = Measured(
+        gram_NN=np.mean([run.gram_NN for run in runs], axis=0),
+        influence_N=runs[0].influence_N,
+        points=runs[0].points,
+    )
+    plan = plan_steps(measured, DividedDifferences(1), num_computed)
+    even = np.linspace(0, STEPS - 1, num_computed).round().astype(int)
+    even_plan = tuple(step in even for step in range(STEPS))
+    for seed in range(4):
+        exact, _ = uncached(model, seed, name, STEPS)
+        fewer = finish(begin(NATIVE_CONFIGS[name], num_computed, seed, CellPools()), model)
+        ours, theirs = (with_plan(model, seed, p, name) for p in (plan, even_plan))
+        error = (ours - exact).square().mean()
+        assert error < 0.63 * (theirs - exact).square().mean()  # 2 dB
+        assert error < 0.63 * (fewer - exact).square().mean()
+
+
+def test_impossible_plans_are_refused() -> None:
+    _, measured = uncached(MixtureFlow(), 1, "flow euler", 10)
+    with pytest.raises(ValueError, match="at most 2 skips"):
+        plan_steps(measured, DividedDifferences(), 3, max_skips=2)
+    with pytest.raises(ValueError, match="10 steps"):
+        Calibration(10).add([torch.zeros(2)] * 9)
+
+
+def test_calibration_averages_runs_and_measures_what_magcache_wants() -> None:
+    calibration = Calibration(3)
+    for scale in (1.0, 3.0):
+        outputs = [scale * factor * torch.ones(4, 2) for factor in (1.0, 2.0, 1.0)]
+        calibration.add(outputs, signals=outputs)
+    assert calibration.gram[0].tolist() == pytest.approx([5.0, 10.0, 5.0])
+    assert calibration.magnitude_ratios == pytest.approx([1.0, 2.0, 0.5])
+    assert calibration.input_distances == pytest.approx([1.0, 0.5] * 2)
+    assert calibration.output_distances == calibration.input_distances
