@@ -54,14 +54,15 @@ class _Intent:
 class TokenProgress(NamedTuple):
     """How far a job is, with steps in flight counted as done.
 
-    `num_left` positions are to be computed for its next token (1: it is being answered), if it
-    `can_step`; `num_outputs` tokens are drawn.
+    `num_left` positions are to be computed for its next token, if it `can_step`; `num_outputs`
+    tokens are drawn. A job `is_waiting` until its prompt is begun, and `is_answered` after it.
     """
 
     num_left: int
     num_outputs: int
     can_step: bool
     is_waiting: bool
+    is_answered: bool
 
 
 @dataclass(slots=True)
@@ -155,7 +156,18 @@ class TokenScheduler:
             num_outputs=len(row.output_ids) + row.num_unknown,
             can_step=row.can_step,
             is_waiting=row.lease is None,
+            is_answered=row.is_decoding,
         )
+
+    @property
+    def num_free_rows(self) -> int:
+        """Jobs that could start if there are pages for them."""
+        return len(self._state.free_slots)
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._state.rows)
 
     def propose(self, now_s: float, hold: Hold = NO_HOLD) -> Proposal | None:
         """The next step, or none while all depends on steps in flight or on slow readers.

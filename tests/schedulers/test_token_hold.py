@@ -90,9 +90,9 @@ def test_a_stale_proposal_keeps_its_hold() -> None:
 
 def test_progress_counts_what_is_cached_and_in_flight() -> None:
     world = _world(9)
-    assert world.scheduler.progress("a") == (9, 0, True, True)
+    assert world.scheduler.progress("a") == (9, 0, True, True, False)
     world.book()
-    assert world.scheduler.progress("a") == (1, 1, True, False)
+    assert world.scheduler.progress("a") == (1, 1, True, False, True)
     world.commit()
     prompt = world.requests["a"].prompt_ids
     world.submit("z", token_request(prompt, max_tokens=2))
