@@ -1,0 +1,106 @@
+"""What the loader asks of a speech-token model before and while it is built.
+
+Owns the protocol, so that all families are alike to loader and runner. Knows no family.
+
+Shapes: N steps, K codes of a step, Q codebooks, F codec frames, S samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from triptych.core.audio_plan import VoicePrompt
+from triptych.core.frame_head import FrameModel
+from triptych.core.frames import END_FRAME_ID
+from triptych.core.layers.attention import KvLayout
+from triptych.core.speech import VoiceClip
+from triptych.core.text_head import CausalModel
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.modalities.tts.codecs.protocol import CodecDecoder
+
+Codes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechTraits:
+    """How a family's steps become speech. Plain data.
+
+    A codec frame takes `steps_per_frame` steps, the first of them `delay_steps` more.
+    """
+
+    steps_per_frame: int = 1
+    delay_steps: int = 0
+    stop_ids: tuple[int, ...] = (END_FRAME_ID,)
+    voices: Mapping[str, VoicePrompt] = field(default_factory=dict)
+    num_context_steps: int = 0
+
+    def num_frames(self, num_steps: int) -> int:
+        """Whole codec frames in so many steps."""
+        return max(0, num_steps - self.delay_steps) // self.steps_per_frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechCodec:
+    """A loaded codec. `encode` maps samples [S] at the decoder's rate to codes [Q, F]."""
+
+    decoder: CodecDecoder
+    encode: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+class SpeechBlueprint(Protocol):
+    """A speech-token model that is known but not yet loaded."""
+
+    @property
+    def max_length(self) -> int:
+        """Positions of a segment, its prompt included."""
+        ...
+
+    @property
+    def num_logits(self) -> int:
+        """Ids that one draw chooses from."""
+        ...
+
+    @property
+    def traits(self) -> SpeechTraits:
+        """How its steps become speech."""
+        ...
+
+    def weight_bytes(self) -> int:
+        """Device bytes of the weights once loaded, the codec's left out."""
+        ...
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most that one token step holds beside weights and cache."""
+        ...
+
+    def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The shape of its cache."""
+        ...
+
+    def build(
+        self, checkpoint: Checkpoint, report: Callable[[float], None]
+    ) -> CausalModel | FrameModel:
+        """Load the weights. Raises `WeightsError` naming tensor and file."""
+        ...
+
+    def codec_bytes(self) -> int:
+        """Device bytes of the codec's weights."""
+        ...
+
+    def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
+        """Load the codec. Raises `WeightsError`, and `ConfigError` for options it cannot have."""
+        ...
+
+    def frames(self, steps_NK: Codes) -> Codes:
+        """`codes_QF` of the whole frames in some steps, the first of them a frame's first."""
+        ...
+
+    def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
+        """What the voice of a clip is to this model; asked only where there is an encoder."""
+        ...
