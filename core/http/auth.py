@@ -50,10 +50,7 @@ class Keyring:
     @classmethod
     def from_options(cls, options: ServerOptions) -> Keyring:
         """Read the keys of `--api-key` and `--api-key-file`. Raises `ConfigError`."""
-        keys = [*options.api_key, *_read_keys(options.api_key_file)]
-        if any(not key.strip() for key in keys):
-            raise ConfigError("An API key must not be empty.")
-        return cls(keys, is_cache_shared=options.share_prefix_across_keys)
+        return cls(_configured(options), is_cache_shared=options.share_prefix_across_keys)
 
     def identify(self, authorization: str) -> Principal:
         """The caller behind an `Authorization` header. Raises `Unauthorized`."""
@@ -72,7 +69,7 @@ class Keyring:
         return Principal(
             key=tenant[:12],
             tenant="" if self._is_cache_shared else tenant,
-            owner=hmac.new(given, b"owner", hashlib.sha256).hexdigest()[:32],
+            owner=_owner(given),
         )
 
 
@@ -98,6 +95,25 @@ class RequireKey:
                 await error_response(error, state["request_id"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def owners(options: ServerOptions) -> list[str]:
+    """The owners behind the configured keys, in their order; without keys, everyone's one.
+
+    Raises `ConfigError`.
+    """
+    return [_owner(_digest(key)) for key in _configured(options)] or [Principal().owner]
+
+
+def _owner(digest: bytes) -> str:
+    return hmac.new(digest, b"owner", hashlib.sha256).hexdigest()[:32]
+
+
+def _configured(options: ServerOptions) -> list[str]:
+    keys = [*options.api_key, *_read_keys(options.api_key_file)]
+    if any(not key.strip() for key in keys):
+        raise ConfigError("An API key must not be empty.")
+    return keys
 
 
 def _digest(key: str) -> bytes:

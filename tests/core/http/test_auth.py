@@ -8,7 +8,7 @@ import pytest
 
 from triptych.core.config import ServerOptions
 from triptych.core.errors import ConfigError, Unauthorized
-from triptych.core.http.auth import Keyring, Principal
+from triptych.core.http.auth import Keyring, Principal, owners
 
 
 def test_without_keys_everyone_is_the_same_caller() -> None:
@@ -45,6 +45,8 @@ def test_what_a_key_owns_is_its_own_in_every_run(is_cache_shared: bool) -> None:
     twos = {ring.identify("Bearer two").owner for ring in rings}
     assert len(ones) == len(twos) == len(ones ^ twos) - 1 == 1
     assert "" not in ones | twos
+    assert owners(ServerOptions(api_key=("one", "two"))) == [*ones, *twos]
+    assert owners(ServerOptions()) == [Keyring(()).identify("").owner] == [""]
 
 
 def test_sharing_the_cache_is_a_choice() -> None:
