@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,77 +22,6 @@ from triptych.core.plan import (
     TokenStepResult,
 )
 from triptych.schedulers.base import LoadedModel, Proposal, Scheduler, SchedulerStats
-from triptych.schedulers.lanes import StepOutcome, wait_for
-
-
-class FakeClock:
-    """Time that passes only when told to."""
-
-    def __init__(self, now_s: float = 1000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def advance(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-class VirtualLanes:
-    """Runs everything in place on a `FakeClock`: a step takes what `cost_s(plan)` says.
-
-    Waiting moves the clock to the next thing that happens, so hours pass in no time.
-    """
-
-    def __init__(self, clock: FakeClock, cost_s: Callable[[Plan], float]) -> None:
-        self.clock = clock
-        self.cost_s = cost_s
-        self.started: list[tuple[float, Plan]] = []
-        self._posted: deque[Callable[[], None]] = deque()
-        self._ending: list[tuple[float, int, Callable[[], None]]] = []
-        self._free_s = -math.inf
-        self._num_ended = 0
-
-    def post(self, call: Callable[[], None]) -> None:
-        self._posted.append(call)
-
-    def take(self, wait_s: float) -> None:
-        assert self.clock.now_s < 1e5, "a day has passed: whatever the test waits for never comes"
-        self._end_steps()
-        if not self._posted and wait_s > 0:
-            next_s = self._ending[0][0] if self._ending else math.inf
-            assert min(self.clock.now_s + wait_s, next_s) < math.inf, "would wait for ever"
-            self.clock.now_s = min(self.clock.now_s + wait_s, next_s)
-            self._end_steps()
-        for _ in range(len(self._posted)):
-            self._posted.popleft()()
-
-    def launch(self, runner: Runner, plan: Plan, done: Callable[[StepOutcome], None]) -> None:
-        try:
-            pending = runner.launch(plan)
-        except Exception as error:
-            result, failure = wait_for(error)
-        else:
-            result, failure = wait_for(pending)
-        start_s = max(self.clock.now_s, self._free_s)
-        cost_s = self.cost_s(plan)
-        self._free_s = start_s + cost_s
-        self.started.append((start_s, plan))
-        outcome = StepOutcome(result=result, error=failure, busy_s=cost_s)
-        self._num_ended += 1
-        heapq.heappush(self._ending, (self._free_s, self._num_ended, lambda: done(outcome)))
-
-    def run(self, call: Callable[[], None]) -> None:
-        call()
-
-    def load(self, call: Callable[[], None]) -> None:
-        call()
-
-    def close(self, timeout_s: float) -> None: ...
-
-    def _end_steps(self) -> None:
-        while self._ending and self._ending[0][0] <= self.clock.now_s:
-            self._posted.append(heapq.heappop(self._ending)[2])
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fakes import FakeClock, FakeLoader, FakeRunner, Recorder, VirtualLanes, next_token
+from fakes import FakeLoader, FakeRunner, Recorder, next_token
 
 from triptych.core.config import Config, ScheduleOptions
 from triptych.core.job import Job
@@ -16,6 +16,7 @@ from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.messages import Heartbeat
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.virtual import VirtualClock, VirtualLanes
 
 PAGE_SIZE = 4
 VOCAB_SIZE = 1000
@@ -47,7 +48,7 @@ class World:
         config: Config | None = None,
         cost_s: Callable[[Plan], float] = lambda plan: 0.01,
     ) -> None:
-        self.clock = FakeClock()
+        self.clock = VirtualClock()
         self.lanes = VirtualLanes(self.clock, cost_s)
         self.ledger = Ledger(1 << 30)
         self.engine = Engine(

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from fakes import FakeClock, eventually
+from fakes import eventually
 
 from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.lanes import StepOutcome, ThreadLanes
+from triptych.schedulers.virtual import VirtualClock
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Gated:
 
     step_id: int
     gate: threading.Event
-    clock: FakeClock
+    clock: VirtualClock
     error: Exception | None = None
 
     def result(self) -> StepResult:
@@ -34,7 +35,7 @@ class Gated:
 class GatedRunner:
     """Launches at once; step 2 fails to launch, step 3 fails later."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
         self.gates = [threading.Event() for _ in range(5)]
         self.launched: list[int] = []
@@ -50,8 +51,8 @@ class GatedRunner:
 
 
 @pytest.fixture
-def lanes() -> Iterator[tuple[ThreadLanes, FakeClock]]:
-    clock = FakeClock()
+def lanes() -> Iterator[tuple[ThreadLanes, VirtualClock]]:
+    clock = VirtualClock()
     lanes = ThreadLanes(clock)
     yield lanes, clock
     lanes.close(30.0)
@@ -66,7 +67,7 @@ def take_until(lanes: ThreadLanes, condition: Callable[[], bool]) -> None:
 
 
 def test_launches_run_ahead_and_outcomes_come_in_order(
-    lanes: tuple[ThreadLanes, FakeClock],
+    lanes: tuple[ThreadLanes, VirtualClock],
 ) -> None:
     threads, clock = lanes
     runner = GatedRunner(clock)
@@ -84,7 +85,7 @@ def test_launches_run_ahead_and_outcomes_come_in_order(
     assert [outcome.busy_s for outcome in outcomes] == [1.0, 1.0, 0.0, 1.0, 1.0]
 
 
-def test_what_a_failed_step_allocated_goes_with_it(lanes: tuple[ThreadLanes, FakeClock]) -> None:
+def test_what_a_failed_step_allocated_goes_with_it(lanes: tuple[ThreadLanes, VirtualClock]) -> None:
     threads, _ = lanes
     buffers: list[weakref.ref[object]] = []
 
@@ -110,7 +111,7 @@ def test_what_a_failed_step_allocated_goes_with_it(lanes: tuple[ThreadLanes, Fak
 
 
 def test_calls_between_steps_run_on_the_device_thread_and_posts_on_the_loops(
-    lanes: tuple[ThreadLanes, FakeClock],
+    lanes: tuple[ThreadLanes, VirtualClock],
 ) -> None:
     threads, _ = lanes
     names: list[str] = []
@@ -130,7 +131,7 @@ def test_calls_between_steps_run_on_the_device_thread_and_posts_on_the_loops(
     assert names == ["triptych-device", here, "triptych-loader", here]
 
 
-def test_taking_does_not_wait_longer_than_told(lanes: tuple[ThreadLanes, FakeClock]) -> None:
+def test_taking_does_not_wait_longer_than_told(lanes: tuple[ThreadLanes, VirtualClock]) -> None:
     threads, _ = lanes
     threads.take(0.0)
     threads.take(-1.0)
@@ -143,7 +144,7 @@ def test_taking_does_not_wait_longer_than_told(lanes: tuple[ThreadLanes, FakeClo
 
 
 def test_a_call_posted_while_taking_waits_for_the_next_turn(
-    lanes: tuple[ThreadLanes, FakeClock],
+    lanes: tuple[ThreadLanes, VirtualClock],
 ) -> None:
     threads, _ = lanes
     calls: list[int] = []

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from fakes import (
-    FakeClock,
     FakeFrames,
     FakeLoader,
     FrameRequest,
     FrameRunner,
     Recorder,
-    VirtualLanes,
     eventually,
 )
 
@@ -26,6 +24,7 @@ from triptych.core.transport.messages import Heartbeat, ModelStatus
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.residency import RETRY_FAILED_AFTER_S
+from triptych.schedulers.virtual import VirtualClock, VirtualLanes
 
 FIRST_USE = Config(models=ModelOptions(load="first-use"))
 
@@ -40,7 +39,7 @@ class Bench:
     """An engine in virtual time with models that need memory."""
 
     def __init__(self, *loaders: FakeLoader, ledger: Ledger | None = None, config: Config) -> None:
-        self.clock = FakeClock()
+        self.clock = VirtualClock()
         self.lanes = VirtualLanes(self.clock, lambda plan: 0.01)
         self.ledger = ledger or Ledger(0)
         self.engine = Engine(
