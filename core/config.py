@@ -272,6 +272,9 @@ class SpeechOptions:
     prepend_prompt_speech_tokens_causal: bool = option(
         False, "Frames of the voice's clip do not see the chunk that follows them."
     )
+    max_speech_characters: int = option(
+        4096, "Longest text of one request over HTTP to speak, as OpenAI's.", within=_COUNT
+    )
     max_streams: int = option(32, "Voices that may speak at once; others wait.", within=_COUNT)
     target_first_audio_s: float = option(
         0.3, "The first audio of a stream is due this long after its request.", within=_DURATION
