@@ -75,8 +75,9 @@ class _Draft:
     rows: tuple[_Unit, ...]
     due_s: float
     version: int
-    presses: bool
+    presses: bool = False
     """Whether it passes over the job that waited longest."""
+    not_before_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class StagedScheduler:
 
     def propose(self, now_s: float) -> Proposal | None:
         """The next step; none while all depends on steps in flight or on slow readers."""
-        draft = self._draft()
+        draft = self._draft(now_s)
         if draft is None:
             return None
         kind = draft.rows[0].stage.name if draft.rows else _RELEASE
@@ -159,14 +160,15 @@ class StagedScheduler:
             due_s=draft.due_s,
             num_rows=len(draft.rows),
             intent=draft,
+            not_before_s=draft.not_before_s,
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
         """Make the plan; chooses anew if anything changed since the proposal."""
         draft = proposal.intent
         assert isinstance(draft, _Draft), "a proposal of this scheduler"
-        fresh = draft if draft.version == self._version else self._draft()
-        if fresh is None:
+        fresh = draft if draft.version == self._version else self._draft(now_s)
+        if fresh is None or fresh.not_before_s > now_s:
             return None
         self._version += 1
         self._num_pressed = self._num_pressed + 1 if fresh.presses else 0
@@ -249,10 +251,17 @@ class StagedScheduler:
 
     # Choosing.
 
-    def _draft(self) -> _Draft | None:
-        candidates = list(self._candidates())
+    def _draft(self, now_s: float) -> _Draft | None:
+        able = list(self._candidates())
+        candidates = [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]
+        if not candidates and self._dropped:
+            return _Draft((), math.inf, self._version)
         if not candidates:
-            return _Draft((), math.inf, self._version, False) if self._dropped else None
+            if not able:
+                return None
+            early = min(able, key=lambda unit: unit.entry.pace.not_before_s())
+            not_before_s = early.entry.pace.not_before_s()
+            return _Draft((early,), math.inf, self._version, not_before_s=not_before_s)
         patient = min(candidates, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
         order = sorted(candidates, key=self._urgency)
         first = patient if self._num_pressed >= _MAX_PRESSED else order[0]

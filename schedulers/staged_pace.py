@@ -13,6 +13,7 @@ import msgspec
 
 from triptych.core.speech import SpeechDelta, SpeechRequest
 from triptych.core.staged_plan import Stage
+from triptych.schedulers.playback import Playback
 
 _SAMPLE_BYTES = 4
 
@@ -31,6 +32,10 @@ class JobPace(Protocol):
 
     def due_s(self) -> float:
         """By when the unit after those sent must be over; infinity where nobody waits for it."""
+        ...
+
+    def not_before_s(self) -> float:
+        """When it is early enough to go on; 0 for at once."""
         ...
 
     def send(self, payload: Any, now_s: float) -> Any:
@@ -60,6 +65,10 @@ class TargetPace:
         """The same all the time."""
         return self._due_s
 
+    def not_before_s(self) -> float:
+        """At once."""
+        return 0.0
+
     def send(self, payload: Any, now_s: float) -> Any:
         """The payload as it is."""
         return payload
@@ -72,18 +81,23 @@ class TargetPace:
 class SpeechPace:
     """Speech in sentences, each due when the listener has heard those before it.
 
-    The first is due `target_s` after the request arrived. From its sound on the listener is taken
-    to play without a stop, so every later one is due when what was sent runs dry. A request that
-    is not live is due never.
+    The first is due `target_s` after the request arrived. A request that is not live is due never.
+    With a `max_lead_s` above 0 nothing is made further ahead of a listener than that.
     """
 
     def __init__(
-        self, request: SpeechRequest, *, arrival_s: float, target_s: float, sample_rate: int
+        self,
+        request: SpeechRequest,
+        *,
+        arrival_s: float,
+        target_s: float,
+        sample_rate: int,
+        max_lead_s: float = 0.0,
     ) -> None:
         self._request = request
         self._sample_rate = sample_rate
-        self._runs_dry_s = arrival_s + target_s if request.is_live else math.inf
-        self._has_begun = False
+        self._max_lead_s = max_lead_s or math.inf
+        self._playback = Playback(arrival_s + target_s if request.is_live else math.inf)
         self._num_steps = 0
 
     @property
@@ -97,14 +111,18 @@ class SpeechPace:
 
     def due_s(self) -> float:
         """When the listener's buffer runs dry."""
-        return self._runs_dry_s
+        return self._playback.due_s
+
+    def not_before_s(self) -> float:
+        """When the listener's buffer is down to the greatest lead."""
+        playback = self._playback
+        is_playing = playback.is_live and playback.has_begun
+        return max(0.0, playback.due_s - self._max_lead_s) if is_playing else 0.0
 
     def send(self, payload: SpeechDelta, now_s: float) -> SpeechDelta:
         """Note its sound; fills in the counts of the whole job so far."""
-        sound_s = len(payload.pcm) / _SAMPLE_BYTES / self._sample_rate
-        if self._request.is_live and sound_s:
-            began_s = max(self._runs_dry_s, now_s) if self._has_begun else now_s
-            self._runs_dry_s, self._has_begun = began_s + sound_s, True
+        if payload.pcm:
+            self._playback.give(len(payload.pcm) / _SAMPLE_BYTES / self._sample_rate, now_s)
         self._num_steps += payload.num_output_tokens
         spoken = self._request.segments[: payload.segment + 1]
         return msgspec.structs.replace(

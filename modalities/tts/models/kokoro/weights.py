@@ -5,7 +5,7 @@ Owns loading one of our folders. Tensor names are `convert`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -13,29 +13,54 @@ import torch
 from triptych.core.errors import WeightsError
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import Target, load_tensors
-from triptych.modalities.tts.models.kokoro.config import VOICE_PREFIX, read_kokoro_config
+from triptych.modalities.tts.models.kokoro.config import (
+    VOICE_PREFIX,
+    KokoroConfig,
+    read_kokoro_config,
+)
 from triptych.modalities.tts.models.kokoro.model import Kokoro, KokoroModel
 from triptych.modalities.tts.models.kokoro.voices import Voices
 
 
 def load_kokoro(
-    folder: Path, device: torch.device, *, generator_dtype: torch.dtype = torch.float32
+    folder: Path,
+    device: torch.device,
+    *,
+    generator_dtype: torch.dtype = torch.float32,
+    report: Callable[[float], None] | None = None,
 ) -> Kokoro:
     """The model and its voices out of one of our folders.
 
     `generator_dtype` is the type of the generator's convolutions, nine tenths of the work;
-    everything else is float32. Raises `WeightsError` when anything is missing or left over.
+    everything else is float32. `report` hears the share that is done. Raises `WeightsError` when
+    anything is missing or left over.
     """
     with Checkpoint.open(folder) as checkpoint:
         config = read_kokoro_config(checkpoint.config)
-        with torch.device("meta"):
-            model = KokoroModel(config)
-        model = model.to_empty(device=device).requires_grad_(False).eval()
-        model.decoder.generator.cast_convolutions(generator_dtype)
+        model = _skeleton(config, generator_dtype).to_empty(device=device)
         targets = (Target(name, parameter) for name, parameter in model.named_parameters())
-        load_tensors(checkpoint, targets, ignored=lambda name: name.startswith(VOICE_PREFIX))
+        load_tensors(
+            checkpoint,
+            targets,
+            ignored=lambda name: name.startswith(VOICE_PREFIX),
+            report=report,
+        )
         voices = Voices(dict(_read_voices(checkpoint, 2 * config.style_size)))
     return Kokoro(config=config, model=model, voices=voices)
+
+
+def weight_bytes(checkpoint: Checkpoint, generator_dtype: torch.dtype) -> int:
+    """What `load_kokoro` will take of the device; voices stay on the host."""
+    model = _skeleton(read_kokoro_config(checkpoint.config), generator_dtype)
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters())
+
+
+def _skeleton(config: KokoroConfig, generator_dtype: torch.dtype) -> KokoroModel:
+    """The model without memory behind its weights."""
+    with torch.device("meta"):
+        model = KokoroModel(config)
+    model.decoder.generator.cast_convolutions(generator_dtype)
+    return model.requires_grad_(False).eval()
 
 
 def _read_voices(checkpoint: Checkpoint, size: int) -> Iterator[tuple[str, torch.Tensor]]:
