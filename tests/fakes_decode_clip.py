@@ -1,0 +1,23 @@
+"""Clips decoded as ever, but for one whose file brings its decoder down."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+from triptych.modalities.tts.audio import decode
+from triptych.modalities.tts.audio.resampling import Pcm
+
+MODULE = "fakes_decode_clip"
+CRASHING = b"CRASH" * 1000
+prepare = decode.prepare
+
+
+def clip(data: bytes, **args: Any) -> Iterator[Pcm]:
+    if data == CRASHING:
+        ctypes.string_at(0)
+    return decode.DECODERS["clip"](data, **args)
+
+
+DECODERS = {"clip": clip}
