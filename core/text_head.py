@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -26,6 +26,7 @@ from triptych.core.tokens import TokenLogprob
 _PROMPT_LOGITS_ROWS = 128  # positions scored at once for prompt log-probabilities
 
 
+@runtime_checkable
 class CausalModel(Protocol):
     """What this head asks of a model; `core.layers.decoder.Decoder` is the usual one."""
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from fakes_codecs import mimi, randomise
+
+from triptych.core.config import SpeechOptions
+from triptych.modalities.tts.models.blueprint import SpeechSetup
 
 _TRANSFORMER = {
     "num_hidden_layers": 2,
@@ -49,3 +53,14 @@ def csm(folder: Path) -> transformers.CsmForConditionalGeneration:
     model.codec_model.load_state_dict(codec.state_dict())
     model.save_pretrained(folder)
     return transformers.CsmForConditionalGeneration.from_pretrained(folder).eval()
+
+
+def setup_of(folder: Path, **options: Any) -> SpeechSetup:
+    return SpeechSetup(
+        folder=folder,
+        options=SpeechOptions(**options),
+        max_length=0,
+        max_batch_size=16,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fakes_frames import csm
+from fakes_frames import csm, setup_of
 from parity.frame_rig import FrameRecorder, FrameRig, frame_ids
-from parity.rig import CPU, Row
+from parity.rig import Row
 
 from triptych.core.frame_head import FrameDraws, FrameInputs
 from triptych.core.frames import END_FRAME_ID
@@ -42,9 +42,7 @@ def reference(folder: Path) -> Reference:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> CsmModel:
     with Checkpoint.open(folder) as checkpoint:
-        blueprint = CsmBlueprint(
-            checkpoint.config, max_length=0, max_batch_size=16, dtype=torch.float32, device=CPU
-        )
+        blueprint = CsmBlueprint(checkpoint.config, setup_of(folder))
         return blueprint.build(checkpoint, lambda _: None)
 
 

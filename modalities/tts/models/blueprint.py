@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from triptych.core.audio_plan import VoicePrompt
+from triptych.core.config import SpeechOptions
 from triptych.core.frame_head import FrameModel
 from triptych.core.frames import END_FRAME_ID
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.speech import VoiceClip
 from triptych.core.text_head import CausalModel
@@ -51,6 +54,19 @@ class SpeechCodec:
 
     decoder: CodecDecoder
     encode: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechSetup:
+    """Where a model shall run, and with what: all that blueprints need beside `config.json`."""
+
+    folder: Path
+    options: SpeechOptions
+    max_length: int
+    max_batch_size: int
+    dtype: torch.dtype
+    device: torch.device
+    native: NativeKernels | None = None
 
 
 class SpeechBlueprint(Protocol):

@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
+from triptych.core.audio_plan import VoicePrompt
 from triptych.core.decoders.native import position_values
-from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.frames import frame_id
 from triptych.core.layers.attention import KvLayout
+from triptych.core.speech import VoiceClip
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import load_tensors
+from triptych.modalities.tts.codecs.open import HubCodec
+from triptych.modalities.tts.models.blueprint import Codes, SpeechCodec, SpeechSetup, SpeechTraits
 from triptych.modalities.tts.models.csm.config import CsmConfig
 from triptych.modalities.tts.models.csm.model import CsmModel, depth_layout
 
@@ -28,37 +33,32 @@ CODEC_PREFIX = "codec_model."
 class CsmBlueprint:
     """A checkpoint of `CsmForConditionalGeneration`."""
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        *,
-        max_length: int,
-        max_batch_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        native: NativeKernels | None = None,
-    ) -> None:
-        self.config = CsmConfig.read(config, max_length=max_length)
+    def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
+        self.config = CsmConfig.read(config, max_length=setup.max_length)
         self.max_length = self.config.backbone.rope.max_length
         self.num_logits = self.config.fields.vocab_size
-        self._max_batch_size = max_batch_size
-        self._dtype = dtype
-        self._device = device
-        self._native = native
+        self.traits = SpeechTraits()
+        self._setup = setup
+        codec_config = self.config.fields.codec_config
+        self._codec = HubCodec(
+            setup.folder, setup.options, config=codec_config, prefix=CODEC_PREFIX
+        )
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters, and of the depth decoder's pages."""
         sketch = self._sketch(torch.device("meta"))
         num_values = sum(target.into.numel() for target in sketch.targets(_CODEBOOK_NAMES[0]))
-        pages = depth_layout(self.config.depth, self._dtype).page_bytes * (self._max_batch_size + 1)
-        return num_values * self._dtype.itemsize + pages
+        pages = depth_layout(self.config.depth, self._setup.dtype).page_bytes * (
+            self._setup.max_batch_size + 1
+        )
+        return num_values * self._setup.dtype.itemsize + pages
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most a step of so many positions and rows holds beside weights and cache."""
         config = self.config
         values = num_tokens * position_values(config.backbone)
         values += num_rows * position_values(config.depth)
-        return values * self._dtype.itemsize + 4 * 4 * num_rows * self.num_logits
+        return values * self._setup.dtype.itemsize + 4 * 4 * num_rows * self.num_logits
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache of the backbone."""
@@ -66,18 +66,42 @@ class CsmBlueprint:
 
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> CsmModel:
         """Allocate, stream the weights into place and pack them."""
-        model = self._sketch(self._device)
+        model = self._sketch(self._setup.device)
         held = [name for name in _CODEBOOK_NAMES if name in checkpoint.tensors]
         name = held[0] if held else _CODEBOOK_NAMES[0]
         load_tensors(checkpoint, model.targets(name), ignored=_is_unused, report=report)
         with torch.inference_mode():
-            model.prepare(self._native)
+            model.prepare(self._setup.native)
         return model
 
+    def codec_bytes(self) -> int:
+        """Bytes of Mimi's weights."""
+        return self._codec.num_bytes()
+
+    def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
+        """Load Mimi, both of its halves."""
+        module: Any = self._codec.build(self._setup.device, report)
+
+        def encode(pcm_S: torch.Tensor) -> torch.Tensor:
+            codes_QF: torch.Tensor = module.encode(pcm_S[None, None]).audio_codes[0]
+            return codes_QF[: self.config.fields.num_codebooks]
+
+        return SpeechCodec(decoder=self._codec.decoder(module, num_rows=num_rows), encode=encode)
+
+    def frames(self, steps_NK: Codes) -> Codes:
+        """Each step is a frame."""
+        return np.ascontiguousarray(steps_NK.T)
+
+    def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
+        """The clip's words, its frames, and the word that stands for the end of sound."""
+        codes = tuple(map(tuple, codes_QF.T.tolist()))
+        end_id = self.config.fields.audio_eos_token_id
+        ids = (*clip.prompt_ids, *map(frame_id, codes), end_id)
+        return VoicePrompt(prompt_ids=ids, codes=codes)
+
     def _sketch(self, device: torch.device) -> CsmModel:
-        return CsmModel(
-            self.config, max_batch_size=self._max_batch_size, dtype=self._dtype, device=device
-        )
+        num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
+        return CsmModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
 
 
 def _is_unused(name: str) -> bool:
