@@ -14,12 +14,17 @@ from torch import Tensor
 Matrix = npt.NDArray[np.float64]
 
 
-def token_positions(attention_HTP: Tensor, median_width: int) -> npt.NDArray[np.int64]:
-    """The position at which each of T rows takes over [T]."""
+def token_positions(
+    attention_HTP: Tensor, spoken: slice, median_width: int
+) -> npt.NDArray[np.int64]:
+    """The position at which each row of `spoken` takes over.
+
+    What a position is to one token is told apart from what it is to all T of them, the special
+    ones before and behind the spoken included.
+    """
     std_H1P, mean_H1P = torch.std_mean(attention_HTP, dim=1, keepdim=True, correction=0)
-    # A single row, or one that never changes, has nothing to be told apart by.
     scaled_HTP = (attention_HTP - mean_H1P) / std_H1P.clamp(min=1e-9)
-    smooth_TP = median_filter(scaled_HTP, median_width).mean(0)
+    smooth_TP = median_filter(scaled_HTP, median_width).mean(0)[spoken]
     rows, positions = warp(-smooth_TP.double().cpu().numpy())
     is_first = np.diff(rows, prepend=-1).astype(bool)
     starts: npt.NDArray[np.int64] = positions[is_first]

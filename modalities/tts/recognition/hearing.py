@@ -206,8 +206,8 @@ class Hearing:
         token_ids = (*opening, *(tokens[at].token_id for at in places), spec.end_id)
         num_positions = max(num_frames // FRAMES_PER_POSITION, 1)
         attention_HTP = decoder.attention(token_ids, num_positions)
-        spoken_HTP = attention_HTP[:, len(opening) - 1 : -1]
-        heard = token_positions(spoken_HTP, spec.config.median_filter_width)
+        spoken = slice(len(opening) - 1, -1)
+        heard = token_positions(attention_HTP, spoken, spec.config.median_filter_width)
         times = [(start + FRAMES_PER_POSITION * int(position)) / FRAMES_PER_S for position in heard]
         for place, start_s, end_s in zip(places, times, times[1:], strict=False):
             token = tokens[place]

@@ -10,11 +10,12 @@ import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
 from triptych.core.client import EngineClient
+from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
 from triptych.core.speech import HearDelta, HearRequest
 from triptych.modalities.tts.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
@@ -74,6 +75,17 @@ class RecognitionService:
         self._admission = admission
         self._intake = intake
         self._held_s = 0.0
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        models: Sequence[HearingModel],
+        client: EngineClient,
+        intake: Intake,
+    ) -> Self:
+        """The service of `models` with the admission of a configuration."""
+        return cls(client, models, Admission(options=config.schedule), intake)
 
     def model(self, name: str) -> HearingModel:
         """The model called `name`. Raises `NotFound`, naming those there are."""
