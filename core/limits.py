@@ -34,6 +34,8 @@ MAX_JSON_FIELDS = 2048
 MAX_FORM_PARTS = 64
 MAX_FORM_FIELD_BYTES = 64 * 1024
 """One field that is not a file."""
+MAX_FORMS_HELD = 16
+"""Forms of the largest size that all requests together may hold in memory."""
 MAX_PART_HEADERS = 8
 MAX_PART_HEADER_BYTES = 4096
 

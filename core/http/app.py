@@ -24,13 +24,15 @@ from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.errors import handle_error
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
+from triptych.core.http.upload import UploadBudget
+from triptych.core.limits import MAX_FORMS_HELD
 
 
 def create_app(config: Config, client: EngineClient, routers: Sequence[APIRouter]) -> FastAPI:
     """The ASGI app that serves `routers` in front of `client`.
 
-    `app.state` holds `options`, `metrics` and `in_flight` for routes and for the server. Raises
-    `ConfigError` for API keys that cannot be read.
+    `app.state` holds `options`, `metrics`, `in_flight` and `upload_budget` for routes and for the
+    server. Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
     in_flight = InFlight()
@@ -48,6 +50,7 @@ def create_app(config: Config, client: EngineClient, routers: Sequence[APIRouter
     app.state.options = config.server
     app.state.metrics = metrics
     app.state.in_flight = in_flight
+    app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
     for router in (health, metrics_router(metrics), *routers):

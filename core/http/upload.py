@@ -7,6 +7,7 @@ business of the route's pydantic model, what the file holds that of a decode chi
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from multipart import (
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
+from triptych.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, UnsupportedMedia
 from triptych.core.http.body import check_not_compressed, receive_body
 from triptych.core.limits import (
     MAX_FORM_FIELD_BYTES,
@@ -44,7 +45,33 @@ class Upload:
     data: bytearray
 
 
-@dataclass(frozen=True, slots=True)
+class UploadBudget:
+    """What all forms together hold of this process's memory, in bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+
+class _Share:
+    """What one form has of the budget, for as long as it exists."""
+
+    def __init__(self, budget: UploadBudget, form: Form) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+        weakref.finalize(form, self._give_back)
+
+    def take(self, num_bytes: int) -> None:
+        if self._budget.num_bytes + num_bytes > self._budget.max_bytes:
+            raise Overloaded("Too many uploads are being read.", retry_after_s=5)
+        self._budget.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+
+    def _give_back(self) -> None:
+        self._budget.num_bytes -= self._num_bytes
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Form:
     """What a form said. A field named `x[]` may be repeated and is a list; no other may."""
 
@@ -75,10 +102,12 @@ async def read_form(request: Request) -> Form:
     """The request's form.
 
     Raises `UnsupportedMedia` where it is none, `PayloadTooLarge` over `max_upload_bytes` or
-    another cap, `InvalidRequest` where it is malformed, `RequestTimeout` where it is late.
+    another cap, `InvalidRequest` where it is malformed, `RequestTimeout` where it is late,
+    `Overloaded` where other forms hold too much memory. Hold on to the form as long as to its file.
     """
-    reader = _Reader(_boundary(request))
-    await receive_body(request, reader.take, request.app.state.options.max_upload_bytes)
+    state = request.app.state
+    reader = _Reader(_boundary(request), state.upload_budget)
+    await receive_body(request, reader.take, state.options.max_upload_bytes)
     return reader.finish()
 
 
@@ -94,8 +123,9 @@ def form_body(model: type[BaseModel], file: str) -> dict[str, Any]:
 class _Reader:
     """A form under construction."""
 
-    def __init__(self, boundary: str) -> None:
+    def __init__(self, boundary: str, budget: UploadBudget) -> None:
         self._form = Form()
+        self._share = _Share(budget, self._form)
         self._name = ""
         self._is_file = False
         self._part = bytearray()
@@ -109,6 +139,7 @@ class _Reader:
     def take(self, piece: bytes) -> None:
         """Read the next bytes."""
         if piece:
+            self._share.take(len(piece))
             self._follow(self._parser.parse(piece))
 
     def finish(self) -> Form:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from starlette.requests import Request
 from triptych.core.config import ServerOptions
 from triptych.core.errors import (
     InvalidRequest,
+    Overloaded,
     PayloadTooLarge,
     RequestError,
     UnsupportedMedia,
 )
-from triptych.core.http.upload import Form, form_body, read_form
+from triptych.core.http.upload import Form, UploadBudget, form_body, read_form
 from triptych.core.limits import MAX_FORM_FIELD_BYTES, MAX_FORM_PARTS
 
 FORM = "multipart/form-data; boundary=XyZ"
@@ -36,7 +38,11 @@ def form(*parts: bytes) -> bytes:
 
 
 async def read(
-    *chunks: bytes, content_type: str = FORM, max_bytes: int = 10**6, **headers: str
+    *chunks: bytes,
+    content_type: str = FORM,
+    max_bytes: int = 10**6,
+    budget: UploadBudget | None = None,
+    **headers: str,
 ) -> Form:
     messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     messages.append({"type": "http.request", "body": b"", "more_body": False})
@@ -46,6 +52,7 @@ async def read(
 
     app = Starlette()
     app.state.options = ServerOptions(max_upload_bytes=max_bytes)
+    app.state.upload_budget = budget or UploadBudget(10**7)
     given = {"content-type": content_type, **headers}
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items()]
     return await read_form(Request({"type": "http", "app": app, "headers": raw}, receive))
@@ -149,6 +156,25 @@ async def test_a_boundary_is_needed(boundary):
 async def test_a_compressed_form_is_refused():
     with pytest.raises(UnsupportedMedia, match="Compressed"):
         await read(form(), content_encoding="gzip")
+
+
+async def test_forms_together_hold_only_so_much():
+    whole = form(part("file", bytes(1000), filename="a.wav"))
+    budget = UploadBudget(3000)
+    held = [await read(whole, budget=budget) for _ in range(2)]
+    with pytest.raises(Overloaded) as caught:
+        await read(whole[:500], whole[500:], budget=budget)
+    assert caught.value.retry_after_s
+    del caught
+    gc.collect()  # the error held on to what was read
+    with pytest.raises(InvalidRequest):
+        await read(whole[:500], budget=budget)
+    gc.collect()
+    assert budget.num_bytes == 2 * len(whole)
+    held.pop()
+    await read(whole, budget=budget)
+    held.clear()
+    assert budget.num_bytes == 0
 
 
 async def test_a_field_that_looks_like_a_file_is_not_one():
