@@ -315,6 +315,11 @@ class ServerOptions:
     max_upload_bytes: int = option(
         26 * 2**20, "Largest form with a file in it, such as sound to transcribe.", within=_COUNT
     )
+    num_decode_children: int = option(
+        2,
+        "Limited processes (25 MiB each, started when needed) that decode uploaded files.",
+        within=_COUNT,
+    )
     max_voices_per_key: int = option(
         32, "Voices that one API key may make from recordings.", within=_BOUND
     )

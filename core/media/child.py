@@ -20,10 +20,11 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
+from triptych.core.config import ServerOptions
 from triptych.core.errors import (
     Draining,
     InternalError,
@@ -60,7 +61,7 @@ class DecodeLimits:
     memory_bytes: int = 256 * 2**20
     cpu_s: int = 60
     wall_s: float = 120.0
-    input_bytes: int = 64 * 2**20
+    input_bytes: int = 26 * 2**20
     output_bytes: int = 256 * 2**20
     num_waiting: int = 32
     num_requests_per_child: int = 256
@@ -96,6 +97,12 @@ class DecodePool:
         self._is_closed = False
         # One thread per child talks to it: large files and results never pass the event loop.
         self._threads = ThreadPoolExecutor(num_children, thread_name_prefix="triptych-decode")
+
+    @classmethod
+    def from_options(cls, options: ServerOptions, modules: Sequence[str]) -> Self:
+        """A pool as large as `options` say, for files as large as they let in."""
+        limits = DecodeLimits(input_bytes=options.max_upload_bytes)
+        return cls(modules, num_children=options.num_decode_children, limits=limits)
 
     async def warm(self) -> None:
         """Start all children now. Raises `Unavailable` where they do not start."""

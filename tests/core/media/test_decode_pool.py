@@ -16,6 +16,7 @@ import fakes_decode
 import psutil
 import pytest
 
+from triptych.core.config import ServerOptions
 from triptych.core.errors import (
     Draining,
     InvalidRequest,
@@ -220,6 +221,16 @@ async def test_cancelled_while_closing_is_cancelled():
         await pool.close()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+async def test_the_options_say_how_many_and_how_large():
+    options = ServerOptions(num_decode_children=2, max_upload_bytes=10)
+    pool = DecodePool.from_options(options, [fakes_decode.MODULE])
+    await pool.warm()
+    assert len(children()) == 2
+    with pytest.raises(PayloadTooLarge):
+        await pool.run("echo", bytes(11))
+    await pool.close()
 
 
 async def test_a_child_retires():
