@@ -1,0 +1,1 @@
+"""Diffusers' transformers and UNets, asked for many rows at different times in one run."""

@@ -1,0 +1,113 @@
+"""A denoising model of any family, run for a batch of rows.
+
+Owns the call: stacking rows' conditioning, telling the time in the model's unit, reading the
+answer. The model runs its own forward; nothing of it is copied here.
+
+Legend: R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from triptych.modalities.diffusion.families.family import Conditioning, Family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows that go through the model together: latents `[R, ...]`, times `[R]`, conditioning."""
+
+    samples: Tensor
+    times: Tensor
+    conditioning: Sequence[Conditioning]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def select(self, rows: Sequence[int]) -> Batch:
+        """Some of the rows, in the order asked for."""
+        if list(rows) == list(range(len(self))):
+            return self
+        return Batch(
+            samples=self.samples[list(rows)],
+            times=self.times[list(rows)],
+            conditioning=[self.conditioning[row] for row in rows],
+        )
+
+
+class DenoiseModel:
+    """A model and its family. Asks at the level of the whole answer, which every model has."""
+
+    def __init__(self, module: nn.Module, family: Family) -> None:
+        self.module = module
+        self.family = family
+        weight = next(module.parameters())
+        self.dtype, self.device = weight.dtype, weight.device
+
+    def batch_key(self, sample_shape: torch.Size, conditioning: Conditioning) -> Hashable:
+        """Rows with equal keys may share a batch."""
+        shapes = tuple(
+            (name, tensor.shape)
+            for name, tensor in sorted(conditioning.rows.items())
+            if name not in self.family.lists
+        )
+        context = None if conditioning.context is None else conditioning.context.shape
+        return sample_shape, shapes, context, conditioning.key
+
+    @torch.no_grad()
+    def velocity(self, batch: Batch) -> Tensor:
+        """The model's answer for each row, `[R, ...]` like the samples, in float32."""
+        return self.read(self.module(**self.arguments(batch)), batch)
+
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """The keyword arguments of one run."""
+        family = self.family
+        times = batch.times.to(self.device, torch.float32) * family.time_scale
+        arguments: dict[str, Any] = {
+            family.sample: self._samples(batch),
+            family.time: (1 - times if family.time_flips else times).to(self.dtype),
+            "return_dict": False,
+        }
+        for name in batch.conditioning[0].rows:
+            rows = [conditioning.rows[name] for conditioning in batch.conditioning]
+            _place(arguments, name, self._join(name, rows))
+        for name, value in batch.conditioning[0].shared.items():
+            _place(arguments, name, value)
+        return arguments
+
+    def read(self, answer: Any, batch: Batch) -> Tensor:
+        """The velocity in what a run returned."""
+        output = answer[0] if isinstance(answer, tuple) else answer
+        output = torch.stack(output) if isinstance(output, list) else output
+        assert isinstance(output, Tensor)
+        size = batch.samples.shape[1]
+        if batch.conditioning[0].context is not None or self.family.halves:
+            output = output[:, :size]
+        output = output.view(batch.samples.shape).float()
+        return -output if self.family.negates else output
+
+    def _samples(self, batch: Batch) -> Tensor | list[Tensor]:
+        samples = batch.samples.to(self.device, self.dtype)
+        context = [conditioning.context for conditioning in batch.conditioning]
+        if context[0] is not None:
+            appended = torch.stack([tensor for tensor in context if tensor is not None])
+            samples = torch.cat([samples, appended.to(samples)], dim=1)
+        return list(samples) if self.family.sample in self.family.lists else samples
+
+    def _join(self, name: str, rows: list[Tensor]) -> Tensor | list[Tensor]:
+        return (
+            rows if name in self.family.lists else torch.stack(rows, self.family.axes.get(name, 0))
+        )
+
+
+def _place(arguments: dict[str, Any], name: str, value: Any) -> None:
+    outer, _, inner = name.partition(".")
+    if inner:
+        arguments.setdefault(outer, {})[inner] = value
+    else:
+        arguments[name] = value

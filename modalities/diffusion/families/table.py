@@ -1,0 +1,140 @@
+"""The families there are, by diffusers' class name.
+
+Owns the facts of each class: how its pipeline in diffusers asks it, and what its blocks return. A
+class that is not here can still be run by giving `DenoiseModel` a `Family`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from torch import nn
+
+from triptych.core.errors import WeightsError
+from triptych.modalities.diffusion.families.family import Blocks, Family
+from triptych.modalities.diffusion.families.model import DenoiseModel
+from triptych.modalities.diffusion.families.span import SpanModel
+
+_TEXT_FIRST = ("encoder_hidden_states", "hidden_states")
+_PICTURE_FIRST = ("hidden_states", "encoder_hidden_states")
+
+
+def _dual(*names: str, streams: tuple[str, ...] = _TEXT_FIRST) -> tuple[Blocks, ...]:
+    return tuple(Blocks(name, streams, hidden="hidden_states") for name in names)
+
+
+_BLOCKS = (Blocks("transformer_blocks"),)
+_TWO_LISTS = ("transformer_blocks", "single_transformer_blocks")
+_THOUSANDTHS = 1 / 1000
+
+_FLUX = Family(time_scale=_THOUSANDTHS, span=_dual(*_TWO_LISTS))
+_WAN = Family(span=(Blocks("blocks"),), tap="condition_embedder")
+_UNET = Family(sample="sample")
+_COGVIEW = Family(span=_dual("transformer_blocks", streams=_PICTURE_FIRST))
+
+_FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
+    {
+        "AllegroTransformer3DModel": Family(span=_BLOCKS),
+        "AuraFlowTransformer2DModel": Family(
+            time_scale=_THOUSANDTHS,
+            span=(*_dual("joint_transformer_blocks"), Blocks("single_transformer_blocks")),
+        ),
+        "BriaTransformer2DModel": Family(span=_dual(*_TWO_LISTS)),
+        "ChromaTransformer2DModel": Family(
+            time_scale=_THOUSANDTHS,
+            span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
+        ),
+        "ChronoEditTransformer3DModel": _WAN,
+        "CogVideoXTransformer3DModel": _COGVIEW,
+        "CogView3PlusTransformer2DModel": _COGVIEW,
+        "CogView4Transformer2DModel": _COGVIEW,
+        "ConsisIDTransformer3DModel": _COGVIEW,
+        "CosmosTransformer3DModel": Family(span=_BLOCKS),
+        "DiTTransformer2DModel": Family(halves=True, span=_BLOCKS),
+        "EasyAnimateTransformer3DModel": _COGVIEW,
+        "ErnieImageTransformer2DModel": Family(),
+        "Flux2Transformer2DModel": Family(
+            time_scale=_THOUSANDTHS,
+            span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
+        ),
+        "FluxTransformer2DModel": _FLUX,
+        "GlmImageTransformer2DModel": _COGVIEW,
+        "HiDreamImageTransformer2DModel": Family(
+            time="timesteps",
+            negates=True,
+            axes={"encoder_hidden_states_llama3": 1},
+            span=(
+                *_dual("double_stream_blocks", streams=_PICTURE_FIRST),
+                Blocks("single_stream_blocks"),
+            ),
+        ),
+        "HunyuanDiT2DModel": Family(halves=True),
+        "HunyuanImageTransformer2DModel": Family(span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)),
+        "HunyuanVideo15Transformer3DModel": Family(
+            span=_dual("transformer_blocks", streams=_PICTURE_FIRST)
+        ),
+        "HunyuanVideoTransformer3DModel": Family(span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)),
+        "JoyImageEditTransformer3DModel": Family(
+            span=_dual("double_blocks", streams=_PICTURE_FIRST)
+        ),
+        "Kandinsky5Transformer3DModel": Family(span=(Blocks("visual_transformer_blocks"),)),
+        "Krea2Transformer2DModel": Family(time_scale=_THOUSANDTHS, span=_BLOCKS),
+        "LTXVideoTransformer3DModel": Family(span=_BLOCKS),
+        "LatteTransformer3DModel": Family(
+            span=(Blocks("transformer_blocks"), Blocks("temporal_transformer_blocks"))
+        ),
+        "LongCatImageTransformer2DModel": Family(time_scale=_THOUSANDTHS, span=_dual(*_TWO_LISTS)),
+        "Lumina2Transformer2DModel": Family(
+            time_scale=_THOUSANDTHS, time_flips=True, negates=True, span=(Blocks("layers"),)
+        ),
+        "LuminaNextDiT2DModel": Family(
+            time_scale=_THOUSANDTHS,
+            time_flips=True,
+            negates=True,
+            halves=True,
+            span=(Blocks("layers"),),
+        ),
+        "MochiTransformer3DModel": _COGVIEW,
+        "MotifVideoTransformer3DModel": Family(span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)),
+        "OvisImageTransformer2DModel": _FLUX,
+        "PRXTransformer2DModel": Family(time_scale=_THOUSANDTHS, span=(Blocks("blocks"),)),
+        "PixArtTransformer2DModel": Family(halves=True, span=_BLOCKS),
+        "QwenImageTransformer2DModel": Family(
+            time_scale=_THOUSANDTHS, span=_dual("transformer_blocks")
+        ),
+        "SD3Transformer2DModel": Family(span=_dual("transformer_blocks")),
+        "SanaTransformer2DModel": Family(span=_BLOCKS),
+        "SanaVideoTransformer3DModel": Family(span=_BLOCKS),
+        "SkyReelsV2Transformer3DModel": _WAN,
+        "StableAudioDiTModel": Family(span=_BLOCKS),
+        "UNet2DConditionModel": _UNET,
+        "UNet2DModel": _UNET,
+        "UNet3DConditionModel": _UNET,
+        "WanTransformer3DModel": _WAN,
+        "WanVACETransformer3DModel": _WAN,
+        "ZImageTransformer2DModel": Family(
+            sample="x",
+            time="t",
+            time_scale=_THOUSANDTHS,
+            time_flips=True,
+            negates=True,
+            lists=frozenset({"x", "cap_feats"}),
+            span=(Blocks("layers"),),
+        ),
+    }
+)
+
+
+def family_of(module: nn.Module) -> Family:
+    """The family of a model's class. Raises `WeightsError` if it is not known."""
+    name = type(module).__name__
+    if name not in _FAMILIES:
+        known = ", ".join(sorted(_FAMILIES))
+        raise WeightsError(f"{name} is no denoising model known here; these are: {known}.")
+    return _FAMILIES[name]
+
+
+def open_model(module: nn.Module) -> DenoiseModel:
+    """A model ready to be asked, in parts where its family allows."""
+    family = family_of(module)
+    return SpanModel(module, family) if family.span else DenoiseModel(module, family)
