@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from fakes_codecs import mimi, randomise
+from fakes_codecs import mimi, random_model, randomise
+from safetensors.torch import save_file
 
 from triptych.core.config import SpeechOptions
 from triptych.modalities.tts.models.blueprint import SpeechSetup
@@ -64,3 +66,38 @@ def setup_of(folder: Path, **options: Any) -> SpeechSetup:
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
+
+
+ORPHEUS_CODES = 32
+"""Codes of each codebook of the tiny SNAC, and words of the tiny Llama before them."""
+ORPHEUS_STOP = 40
+
+
+def orpheus(folder: Path) -> transformers.LlamaForCausalLM:
+    """Saved in `folder` with a tiny SNAC: 48 words, then seven places of 32 codes each."""
+    config = transformers.LlamaConfig(
+        **_TRANSFORMER,
+        hidden_size=32,
+        vocab_size=48 + 7 * ORPHEUS_CODES,
+        max_position_embeddings=192,
+        eos_token_id=ORPHEUS_STOP,
+        bos_token_id=1,
+    )
+    torch.manual_seed(8)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    file = folder / "config.json"
+    block = {
+        "layout": "orpheus",
+        "first_code_id": 48,
+        "codebook_size": ORPHEUS_CODES,
+        "prompt_start": [41],
+        "prompt_end": [42, 43],
+        "stop_ids": [ORPHEUS_STOP],
+    }
+    file.write_text(json.dumps({**json.loads(file.read_text()), "speech": block}))
+    codec = random_model("snac", torch.float32)
+    (folder / "snac").mkdir()
+    fields = {name: getattr(codec.config, name) for name in codec.config.__dataclass_fields__}
+    (folder / "snac" / "config.json").write_text(json.dumps(fields))
+    save_file(codec.state_dict(), folder / "snac" / "model.safetensors")
+    return transformers.LlamaForCausalLM.from_pretrained(folder).eval()

@@ -1,0 +1,175 @@
+"""A request through the real engine gives what transformers generates and the codec decodes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from fakes_codecs import random_model
+from fakes_frames import ORPHEUS_CODES, ORPHEUS_STOP, csm, orpheus
+
+from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions, SpeechOptions
+from triptych.core.device import Device
+from triptych.core.ledger import Ledger
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.speech import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.tts.loader import open_speech_loader
+from triptych.schedulers.engine import Engine
+from triptych.schedulers.local import LocalClient
+
+GREEDY = SamplingParams(temperature=0.0)
+WORDS = (41, 1, 5, 9, 30, 42, 43)
+
+
+def config_of(cache_dir: Path, **speech: Any) -> Config:
+    return Config(
+        models=ModelOptions(cache_dir=str(cache_dir), dtype="float32"),
+        cache=CacheOptions(kv_cache_page_size=4),
+        schedule=ScheduleOptions(max_batch_size=4, max_batch_input_tokens=16),
+        speech=SpeechOptions(max_streams=4, **speech),
+    )
+
+
+def say(folder: Path, config: Config, *requests: SpeechRequest) -> list[list[SpeechDelta]]:
+    """Speak all requests at once; the deltas of each."""
+    resolved = ResolvedModel(name="m", reference=str(folder), folder=str(folder), digest="d")
+    device, ledger = Device(torch.device("cpu")), Ledger(256 * 2**20)
+    loader = open_speech_loader(resolved, config, device, ledger)
+
+    async def run() -> list[list[SpeechDelta]]:
+        client = LocalClient(Engine([loader], config=config, ledger=ledger))
+        try:
+            streams = [
+                client.submit("m", request, job_id=f"j{index}")
+                for index, request in enumerate(requests)
+            ]
+            return list(await asyncio.gather(*map(collect, streams)))
+        finally:
+            await client.close()
+
+    async def collect(stream: Any) -> list[SpeechDelta]:
+        return [output.payload async for output in stream]
+
+    deltas = asyncio.run(run())
+    ledger.check()
+    return deltas
+
+
+def sound(deltas: Sequence[SpeechDelta], segment: int = 0) -> np.ndarray:
+    pcm = b"".join(delta.pcm for delta in deltas if delta.segment == segment)
+    return np.frombuffer(pcm, dtype="<f4")
+
+
+def request(*segments: tuple[int, ...], max_steps: int, **fields: Any) -> SpeechRequest:
+    return SpeechRequest(
+        segments=tuple(SpeechSegment(prompt_ids=ids, max_steps=max_steps) for ids in segments),
+        sampling=GREEDY,
+        **fields,
+    )
+
+
+@pytest.fixture(scope="module")
+def orpheus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("orpheus")
+    orpheus(folder)
+    return folder
+
+
+def orpheus_pcm(folder: Path, prompt: Sequence[int], num_steps: int) -> np.ndarray:
+    """Greedy tokens of transformers, spread over SNAC's books, decoded at once."""
+    model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    tokens = model.generate(
+        torch.tensor([prompt]), max_new_tokens=num_steps, do_sample=False, eos_token_id=ORPHEUS_STOP
+    )[0, len(prompt) :]
+    tokens = tokens[tokens != ORPHEUS_STOP]
+    coarse, middle, fine = [], [], []
+    for frame in range(len(tokens) // 7):
+        codes = (tokens[7 * frame : 7 * frame + 7] - 48) % ORPHEUS_CODES
+        coarse.append(codes[0])
+        middle += [codes[1], codes[4]]
+        fine += [codes[2], codes[3], codes[5], codes[6]]
+    books = [torch.tensor(book).view(len(coarse), -1).T for book in (coarse, middle, fine)]
+    with torch.inference_mode():
+        codec = random_model("snac", torch.float32)
+        return codec.decode(torch.cat(books)[None])[0].numpy()
+
+
+@pytest.mark.parametrize("chunk_size", [(), (1,), (1, 3)])
+def test_orpheus(orpheus_folder: Path, tmp_path: Path, chunk_size: tuple[int, ...]) -> None:
+    config = config_of(tmp_path, chunk_size=chunk_size)
+    others = (41, 7, 7, 42, 43)
+    deltas = say(
+        orpheus_folder,
+        config,
+        request(WORDS, others, max_steps=70, voice="tara"),
+        request(others, max_steps=30, voice="zoe"),
+    )
+    expected = [
+        (sound(deltas[0], 0), orpheus_pcm(orpheus_folder, WORDS, 70)),
+        (sound(deltas[0], 1), orpheus_pcm(orpheus_folder, others, 70)),
+        (sound(deltas[1], 0), orpheus_pcm(orpheus_folder, others, 30)),
+    ]
+    for ours, theirs in expected:
+        assert len(theirs)
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert deltas[0][-1].finish_reason in ("length", "loop")
+
+
+@pytest.fixture(scope="module")
+def csm_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    folder = tmp_path_factory.mktemp("csm")
+    return folder, csm(folder)
+
+
+def csm_pcm(model: Any, num_frames: int, **inputs: torch.Tensor) -> np.ndarray:
+    (audio,) = model.generate(
+        **inputs,
+        max_new_tokens=num_frames,
+        do_sample=False,
+        depth_decoder_do_sample=False,
+        output_audio=True,
+    )
+    return audio.numpy()
+
+
+def test_csm(csm_model: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, model = csm_model
+    words = (1, 5, 9, 30, 2)
+    (deltas,) = say(folder, config_of(tmp_path), request(words, max_steps=9))
+    expected = csm_pcm(model, 9, input_ids=torch.tensor([words]))
+    np.testing.assert_allclose(sound(deltas), expected, atol=1e-5)
+    assert deltas[-1].num_output_tokens == 9
+
+
+def test_csm_in_the_voice_of_a_clip(csm_model: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, model = csm_model
+    words = (1, 5, 9, 30, 2)
+    pcm_S = np.random.default_rng(2).normal(size=7 * 48).astype("<f4") * 0.3
+    clip = VoiceClip(
+        digest=hashlib.sha256(pcm_S.tobytes()).hexdigest(),
+        pcm=pcm_S.tobytes(),
+        sample_rate=model.codec_model.config.sampling_rate,
+        prompt_ids=(1, 7, 2),
+    )
+    same = [request(words, max_steps=9, clip=clip)] * 2
+    deltas = say(folder, config_of(tmp_path), *same)
+    ids = [1, 7, 2, *[45] * 7, 46, *words]
+    expected = csm_pcm(
+        model,
+        9,
+        input_ids=torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids)),
+        input_values=torch.from_numpy(pcm_S)[None, None],
+        input_values_cutoffs=torch.tensor([[len(pcm_S)]]),
+    )
+    for spoken in deltas:
+        np.testing.assert_allclose(sound(spoken), expected, atol=1e-5)
+    assert sum(spoken[-1].num_cached_tokens for spoken in deltas) > 0
