@@ -60,7 +60,7 @@ class DecodeLimits:
 
     memory_bytes: int = 256 * 2**20
     cpu_s: int = 60
-    wall_s: float = 120.0
+    wall_s: float = 240.0
     input_bytes: int = 26 * 2**20
     output_bytes: int = 256 * 2**20
     num_waiting: int = 32
@@ -95,7 +95,8 @@ class DecodePool:
         self._idle: list[_Child] = []
         self._jobs: set[_Job] = set()
         self._is_closed = False
-        # One thread per child talks to it: large files and results never pass the event loop.
+        # One thread per child talks to it, so that no file passes the event loop. The threads last
+        # as long as the pool: a child dies with the thread that started it.
         self._threads = ThreadPoolExecutor(num_children, thread_name_prefix="triptych-decode")
 
     @classmethod
@@ -216,27 +217,20 @@ class _Child:
 
     def __init__(self, modules: tuple[str, ...], limits: DecodeLimits) -> None:
         self._limits = limits
+        self._is_killed = False
         self.num_requests = 0
         self.is_fit = True
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                (sys.executable, "-P", "-m", "triptych.core.media.worker"),
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=_ONE_THREAD
-                | {name: os.environ[name] for name in _INHERITED & os.environ.keys()},
-                process_group=0,
-            )
-        self._line = Line(ours)
+        try:
+            self._process, self._line = _spawn()
+        except OSError as error:
+            raise _not_started() from error
         self._line.deadline_s = time.monotonic() + _START_TIMEOUT_S
         try:
             self._line.send(Setup(modules, limits.memory_bytes))
             self._line.receive(Ready)
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             self.end()
-            _log.exception("a decode child did not start")
-            raise Unavailable("Files cannot be decoded right now.") from error
+            raise _not_started() from error
 
     @property
     def is_alive(self) -> bool:
@@ -286,15 +280,18 @@ class _Child:
         )
 
     def _post_mortem(self) -> InvalidRequest:
+        was_wanted = not self._is_killed
         self.kill()
         code = self._process.wait()
-        _log.warning("a decode child died", extra=fields(exit_code=code))
+        if was_wanted:
+            _log.warning("a decode child died", extra=fields(exit_code=code))
         if code == -signal.SIGXCPU:
             return self._too_slow()
         return InvalidRequest("The file made its decoder crash; it is damaged or hostile.")
 
     def kill(self) -> None:
         """End the process at once, from any thread."""
+        self._is_killed = True
         self._process.kill()
 
     def end(self) -> None:
@@ -307,8 +304,24 @@ class _Child:
             self._process.wait()
 
 
-def _environment() -> dict[str, str]:
-    return _ONE_THREAD | {name: os.environ[name] for name in _INHERITED & os.environ.keys()}
+def _spawn() -> tuple[subprocess.Popen[bytes], Line]:
+    """A fresh interpreter, in a group of its own so that Ctrl-C leaves it alone."""
+    ours, theirs = socket.socketpair()
+    inherited = {name: os.environ[name] for name in _INHERITED & os.environ.keys()}
+    with theirs:
+        process = subprocess.Popen(
+            (sys.executable, "-P", "-m", "triptych.core.media.worker"),
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            env=_ONE_THREAD | inherited,
+            process_group=0,
+        )
+    return process, Line(ours)
+
+
+def _not_started() -> Unavailable:
+    _log.exception("a decode child did not start")
+    return Unavailable("Files cannot be decoded right now; the server's log says why.")
 
 
 def _draining() -> Draining:

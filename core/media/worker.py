@@ -33,7 +33,7 @@ from triptych.core.transport.control import die_with_parent
 
 DecodeFunction = Callable[..., Iterator[Any]]
 
-_NICENESS: Final = 10
+_NICENESS: Final = 5
 _NOBODY: Final = 65534
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _MAX_DETAIL_CHARS: Final = 2000
