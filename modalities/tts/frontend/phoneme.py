@@ -25,14 +25,13 @@ from triptych.modalities.tts.text.spoken import Boundary, Span, SpokenText
 
 MAX_CHARACTERS = 220
 """Of an utterance; some 14 s of speech."""
-_MAX_FIRST_CHARACTERS = 72
-_MIN_SECOND_CHARACTERS = 80
-_GROWTH = 2.0
-"""Each utterance may be so much longer than the one before: who speaks twice as fast as it is heard
-has the next one ready when the last has been played."""
+_MIN_FIRST_CHARACTERS, _MAX_FIRST_CHARACTERS = 16, 72
+_LONGEST_WORD = 32  # longer ones are cut
+_NEXT_CHARACTERS = (80, 150)
+"""Of the second and the third: who speaks twice as fast as it is heard has each ready when the one
+before it has been played."""
 
 _CLAUSE = re.compile(r"[^\s.,;:!?…—)]{2}[.,;:!?…—)]+\"? ")
-_MIN_FIRST_CHARACTERS = 16
 _PARAGRAPH_PAUSE_S = 0.4
 _LANGUAGES: Mapping[str, Dialect] = {"en": "us", "en-us": "us", "en-gb": "uk"}
 
@@ -121,7 +120,8 @@ class PhonemeFrontEnd:
         if self._model.steps_per_s:
             likely = expected_duration(utterance.text, num_phonemes=len(sounds.ids))
             max_steps = likely.max_tokens(self._model.steps_per_s)
-        return SpeechSegment(prompt_ids=sounds.ids, max_steps=max_steps, pause_s=pause_s)
+        prompt_ids = (*self._model.prompt_prefix, *sounds.ids, *self._model.prompt_suffix)
+        return SpeechSegment(prompt_ids=prompt_ids, max_steps=max_steps, pause_s=pause_s)
 
     def _ids(self, phonemes: Phonemes) -> _Ids:
         """Ids of the words, parted by a space. A word that has none left is not spoken."""
@@ -173,6 +173,5 @@ def _limits(text: str) -> ChunkLimits:
     Where it is not, a break between words cannot be helped.
     """
     clause = _CLAUSE.search(text, _MIN_FIRST_CHARACTERS, _MAX_FIRST_CHARACTERS)
-    first = clause.end() if clause else _MAX_FIRST_CHARACTERS
-    growth = max(_GROWTH, _MIN_SECOND_CHARACTERS / first)
-    return ChunkLimits(most=MAX_CHARACTERS, first_most=first, growth=growth)
+    first = max(clause.end(), _LONGEST_WORD) if clause else _MAX_FIRST_CHARACTERS
+    return ChunkLimits(most=MAX_CHARACTERS, first_most=(first, *_NEXT_CHARACTERS))

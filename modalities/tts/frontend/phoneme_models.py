@@ -60,7 +60,8 @@ class PhonemeModel:
     """All that a front end knows of a model.
 
     `steps_per_s` is the rate of its speech tokens, 0 where it makes a sentence at once. Ids are
-    those of `vocab`'s symbols; `max_phonemes` of them are one utterance at most.
+    those of `vocab`'s symbols; `max_phonemes` of them are one utterance at most, and go between
+    `prompt_prefix` and `prompt_suffix`.
     """
 
     vocab: Mapping[str, int]
@@ -72,6 +73,8 @@ class PhonemeModel:
     takes_speed: bool
     mixes_voices: bool
     aliases: Mapping[str, str]
+    prompt_prefix: tuple[int, ...] = ()
+    prompt_suffix: tuple[int, ...] = ()
 
 
 class _OwnVoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +90,8 @@ class _OwnVoice(msgspec.Struct, frozen=True, kw_only=True):
     vocab: dict[str, int] = msgspec.field(default_factory=lambda: dict(VOCABULARY))
     max_phonemes: int = 400
     takes_speed: bool = False
+    prompt_prefix: tuple[int, ...] = ()
+    prompt_suffix: tuple[int, ...] = ()
 
 
 def read_phoneme_model(folder: str, config: Mapping[str, Any]) -> PhonemeModel:
@@ -110,6 +115,8 @@ def read_phoneme_model(folder: str, config: Mapping[str, Any]) -> PhonemeModel:
         takes_speed=own.takes_speed,
         mixes_voices=False,
         aliases=_aliases(names, own.voices[0].name),
+        prompt_prefix=own.prompt_prefix,
+        prompt_suffix=own.prompt_suffix,
     )
 
 

@@ -7,11 +7,10 @@ seconds, tokens or phonemes. Knows nothing of engines.
 # ruff: noqa: RUF001  # typographic signs are the subject here
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, repeat, zip_longest
 from typing import NamedTuple
 
 from triptych.modalities.tts.text.spoken import Boundary, Span, SpokenText
@@ -29,21 +28,20 @@ class ChunkLimits:
 
     most: float
     """Greatest measure of an utterance."""
-    first_most: float | None = None
-    """The same for the first utterance, smaller so that sound begins sooner."""
-    growth: float = math.inf
-    """How many times longer than the one before it an utterance may be, up to `most`."""
+    first_most: tuple[float, ...] = ()
+    """The same for each of the first utterances, smaller so that sound begins sooner."""
     measure: Measure = len
     """Of a piece of spoken text. Pieces are summed, so it should be additive."""
     num_context_characters: int = 200
 
     def __post_init__(self) -> None:
-        if (
-            self.most <= 0
-            or self.growth < 1
-            or (self.first_most is not None and self.first_most <= 0)
-        ):
+        if self.least <= 0:
             raise ValueError("an utterance must be allowed to be longer than nothing")
+
+    @property
+    def least(self) -> float:
+        """The smallest of the greatest measures."""
+        return min((self.most, *self.first_most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +85,16 @@ def split_utterances(spoken: SpokenText, limits: ChunkLimits) -> Iterator[Uttera
     """
     window: list[_Atom] = []
     weight, start, index = 0.0, 0, 0
-    most = limits.first_most or limits.most
-    for atom in _atoms(spoken, min(most, limits.most), limits.measure):
+    allowed = chain(limits.first_most, repeat(limits.most))
+    most = next(allowed)
+    for atom in _atoms(spoken, limits.least, limits.measure):
         while window and weight + atom.weight > most:
             num = _best_cut(window, most)
             yield _utterance(
                 spoken, Span(start, window[num - 1].end), window[num - 1], index, limits
             )
             start, index = window[num - 1].end, index + 1
-            most = min(limits.most, most * limits.growth)
+            most = next(allowed)
             del window[:num]
             weight = sum(kept.weight for kept in window)
         window.append(atom)

@@ -31,7 +31,8 @@ _CHUNK = re.compile(r"\S+")
 _PIECE = re.compile(r"[^\W_](?:[\w\u0300-\u036f]|['’-](?=[^\W_]))*|\S")
 _MARKS = {
     **{mark: mark for mark in ".,;:!?…—()"},
-    **dict(zip("。、！？，；：–", ".,!?,;:—", strict=True)),
+    **dict(zip("。、！？，；：", (". ", ", ", "! ", "? ", ", ", "; ", ": "), strict=True)),
+    "–": "—",
 }
 _OPENING, _CLOSING = _QUOTES = "“", "”"
 _LETTER = re.compile(r"[A-Z](?:'s)?\Z")
@@ -106,17 +107,20 @@ class Phonemizer:
         pieces = list(_pieces(text, pronunciations))
         sounds = _sounds(self._reader(dialect), pieces)
         words: list[PhonemeWord] = []
-        unspoken: list[Span] = []
-        at = 0
+        parts, at = "", 0
+        start: int | None = None
         for match in _CHUNK.finditer(text):
-            parts: list[str] = []
+            start = match.start() if start is None else start
             while at < len(pieces) and pieces[at].spoken.start < match.end():
-                parts.append(sounds[at])
-                if not sounds[at] and any(map(str.isalpha, text[slice(*pieces[at].spoken)])):
-                    unspoken.append(pieces[at].spoken)
+                parts += sounds[at]
                 at += 1
-            if phonemes := "".join(parts):
-                words.append(PhonemeWord(phonemes, Span(*match.span())))
+            if at and pieces[at - 1].spoken.end > match.end():
+                continue  # given phonemes go over several words
+            if parts:
+                words.append(PhonemeWord(parts.strip(), Span(start, match.end())))
+            parts, start = "", None
+        silent = (piece.spoken for piece, sound in zip(pieces, sounds, strict=True) if not sound)
+        unspoken = (span for span in silent if any(map(str.isalpha, text[slice(*span)])))
         return Phonemes(tuple(words), tuple(unspoken))
 
 

@@ -5,7 +5,8 @@ import torch
 from fakes_kokoro import tiny_voices
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.tts.models.kokoro.voices import Voices, parse_mixture, style_of
+from triptych.modalities.tts.models.kokoro.mixture import parse_mixture
+from triptych.modalities.tts.models.kokoro.voices import Voices, style_of
 
 
 @pytest.mark.parametrize(

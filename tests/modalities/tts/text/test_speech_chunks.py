@@ -66,7 +66,7 @@ def test_a_cut_inside_one_token_shares_its_source() -> None:
 
 def test_the_first_utterance_can_be_shorter() -> None:
     text = "Well, this is a sentence that goes on. It has a second one."
-    assert _texts(text, 100, first_most=20)[0] == "Well, this is a"[:5]
+    assert _texts(text, 100, first_most=(20,))[0] == "Well, this is a"[:5]
     assert len(_texts(text, 100)) == 1
 
 
@@ -99,13 +99,13 @@ def test_silence_has_no_utterances() -> None:
 
 def test_limits_in_seconds() -> None:
     text = "This is a sentence of some length. " * 30
-    parts = _split(text, 6.0, first_most=3.0, measure=estimate_seconds)
+    parts = _split(text, 6.0, first_most=(3.0,), measure=estimate_seconds)
     assert estimate_seconds(parts[0].text) <= 3.0
     assert all(estimate_seconds(part.text) <= 6.0 for part in parts)
     assert all(part.text.endswith(".") for part in parts)
 
 
-@pytest.mark.parametrize("limits", [{"most": 0}, {"most": 5, "first_most": -1}])
+@pytest.mark.parametrize("limits", [{"most": 0}, {"most": 5, "first_most": (-1,)}])
 def test_a_limit_of_nothing_is_refused(limits: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="longer than nothing"):
         ChunkLimits(**limits)  # type: ignore[arg-type]

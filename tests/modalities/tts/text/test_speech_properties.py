@@ -114,7 +114,7 @@ def test_sentences_tile_the_text(text: str) -> None:
 @given(TEXTS, st.integers(1, 60), st.integers(1, 60))
 def test_utterances_lose_and_repeat_nothing(text: str, most: int, first_most: int) -> None:
     spoken = NORMALIZERS[0](text)
-    limits = ChunkLimits(most=most, first_most=first_most, num_context_characters=20)
+    limits = ChunkLimits(most=most, first_most=(first_most,), num_context_characters=20)
     utterances = list(split_utterances(spoken, limits))
     assert "".join(utterance.spoken.text for utterance in utterances) == spoken.text
     at, said, coverage = 0, "", Coverage()
