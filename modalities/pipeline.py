@@ -6,17 +6,19 @@ Knows no modality: a pipeline says which models it takes, and opens the two halv
 
 from __future__ import annotations
 
+import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from triptych.core import logs
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError
 from triptych.core.loop_thread import LoopThread
-from triptych.core.options import make_config
+from triptych.core.options import make_config, resolve_with_sources
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
 from triptych.schedulers.base import ModelLoader
@@ -75,6 +77,14 @@ class Pipeline(ABC, Generic[ServiceT]):
         """
         config = make_config({"model": (model,), **options})
         return cls.from_config(config, RichProgress() if progress else SilentProgress())
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> Self:
+        """Load the model of a command. Unasked, nothing that is said is logged."""
+        resolved = resolve_with_sources(args)
+        if resolved.sources["log_level"] != "default":
+            logs.configure(resolved.config.server)
+        return cls.from_config(resolved.config, RichProgress())
 
     @classmethod
     def from_config(cls, config: Config, progress: Progress) -> Self:

@@ -18,10 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from triptych.core import logs
 from triptych.core.errors import ConfigError, RequestError, TriptychError
-from triptych.core.options import add_options, resolve_with_sources
-from triptych.core.weights.progress import RichProgress
+from triptych.core.options import add_options
 from triptych.modalities.llm.pipeline import ChatPipeline, ChatReply, Message
 
 _LABELS = frozenset({"id", "custom_id"})
@@ -51,10 +49,7 @@ def _call_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _open_pipeline(args: argparse.Namespace) -> ChatPipeline:
-    resolved = resolve_with_sources(args)
-    if resolved.sources["log_level"] != "default":  # unasked, a conversation is not logged
-        logs.configure(resolved.config.server)
-    return ChatPipeline.from_config(resolved.config, RichProgress())
+    return ChatPipeline.from_arguments(args)
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fakes_llm import ScriptedClient, write_text_folder
 
+from triptych.core import logs
 from triptych.core.config import ModelOptions, ScheduleOptions
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.loop_thread import LoopThread
@@ -205,7 +206,7 @@ def test_a_log_level_is_honoured_where_it_is_given(
     pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch, level: str | None
 ) -> None:
     configured: list[str] = []
-    monkeypatch.setattr(cli.logs, "configure", lambda options: configured.append(options.log_level))
+    monkeypatch.setattr(logs, "configure", lambda options: configured.append(options.log_level))
     monkeypatch.setattr(ChatPipeline, "from_config", lambda config, progress: pipeline)
     parser = argparse.ArgumentParser()
     cli.add_chat_arguments(parser)
