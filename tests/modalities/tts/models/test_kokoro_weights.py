@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from fakes_kokoro import TINY, tiny_kokoro, tiny_model, write_hub_folder
+from huggingface_hub import utils as hub_utils
 from torch import Tensor, nn
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.weights import hub as core_hub
 from triptych.core.weights.npm import NpmPackage
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve as resolve_model
@@ -66,6 +68,27 @@ def test_the_hubs_layout_is_converted_once_and_speaks_the_same(hub: Path, tmp_pa
         torch.testing.assert_close(ours, theirs, msg=name)
     spoken, expected = (k.synthesize([50, 60, 70], "af_one+bm_two") for k in (loaded, made))
     torch.testing.assert_close(spoken, expected, atol=1e-4, rtol=0)
+
+
+def test_the_hubs_repository_is_fetched_with_the_files_it_needs(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def snapshot(repository: str, **kwargs: object) -> str:
+        asked.update(kwargs, repository=repository)
+        return str(hub)
+
+    monkeypatch.setattr(core_hub, "snapshot_download", snapshot)
+    folder, _ = resolve("hexgrad/Kokoro-82M", tmp_path / "cache")
+    assert folder == resolve(str(hub), tmp_path / "cache")[0]
+    assert asked["repository"] == "hexgrad/Kokoro-82M"
+    fetched = hub_utils.filter_repo_objects(
+        ["kokoro-v1_0.pth", "config.json", "voices/af_one.pt", "samples/one.wav", "README.md"],
+        allow_patterns=asked["allow_patterns"],  # type: ignore[arg-type]
+        ignore_patterns=asked["ignore_patterns"],  # type: ignore[arg-type]
+    )
+    assert list(fetched) == ["kokoro-v1_0.pth", "config.json", "voices/af_one.pt"]
 
 
 def test_our_own_folder_is_used_where_it_lies(tmp_path: Path) -> None:
