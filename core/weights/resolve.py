@@ -10,9 +10,8 @@ import hashlib
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 
@@ -66,7 +65,7 @@ class Source:
     name: str
     fetch: Callable[[ModelOptions, Progress, Installer], tuple[Path, str]]
     adopt: Callable[[Path, ModelOptions, Progress], tuple[Path, str] | None]
-    repositories: Mapping[str, Sequence[str]] = MappingProxyType({})
+    repositories: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def resolve_all(
