@@ -1,0 +1,34 @@
+"""docs/http.md tells of every field of a speech request, honoured or refused, and every event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from triptych.modalities.tts.audio.containers import FORMATS
+from triptych.modalities.tts.protocol import (
+    REFUSED,
+    AudioDelta,
+    AudioDone,
+    AudioUsage,
+    Reading,
+    SpeechBody,
+)
+from triptych.modalities.tts.routes import COVERAGE_HEADER, SAMPLE_RATE_HEADER
+
+PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+TOLD = PAGE.partition("## Speech\n")[2].partition("\n## ")[0]
+
+
+def test_every_field_is_named() -> None:
+    for name in (*SpeechBody.model_fields, *Reading.model_fields, *REFUSED, *FORMATS):
+        assert f"`{name}`" in TOLD
+
+
+def test_what_comes_back_is_named() -> None:
+    fields = {**AudioDelta.model_fields, **AudioDone.model_fields, **AudioUsage.model_fields}
+    for name in fields.keys() - {"type", "total_tokens"}:
+        assert f"`{name}`" in TOLD
+    for header in (COVERAGE_HEADER, SAMPLE_RATE_HEADER):
+        assert f"`{header.lower()}`" in TOLD.lower()
+    for event in ("speech.audio.delta", "speech.audio.done"):
+        assert f"`{event}`" in TOLD
