@@ -22,6 +22,7 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.byte_stream import ByteStream
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream
 from triptych.core.logs import fields
 from triptych.modalities.tts.account import SpeechPiece
@@ -72,6 +73,11 @@ def speech_router(service: SpeechService) -> APIRouter:
         return ByteStream(_chunks(encoded), media_type=encoder.content_type, describe=describe)
 
     return router
+
+
+def speech_cards(service: SpeechService) -> list[ModelCard]:
+    """What `/v1/models` says of the service's models."""
+    return [ModelCard(id=name, task="speech") for name in service.front_ends]
 
 
 def _call(body: SpeechBody, context: Context) -> SpeechCall:

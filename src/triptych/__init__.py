@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from triptych.modalities.llm.pipeline import ChatPipeline
+    from triptych.modalities.tts.pipeline import SpeechPipeline
+    from triptych.modalities.tts.recognition.pipeline import TranscriptionPipeline
 
-__all__ = ["ChatPipeline", "__version__"]
+__all__ = ["ChatPipeline", "SpeechPipeline", "TranscriptionPipeline", "__version__"]
 __version__ = "0.1.0"
+_MODULES = {
+    "ChatPipeline": "triptych.modalities.llm.pipeline",
+    "SpeechPipeline": "triptych.modalities.tts.pipeline",
+    "TranscriptionPipeline": "triptych.modalities.tts.recognition.pipeline",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load pipelines on first use, so that `import triptych` costs nothing."""
-    if name == "ChatPipeline":
-        from triptych.modalities.llm.pipeline import ChatPipeline
-
-        return ChatPipeline
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'triptych' has no attribute {name!r}")
 
 

@@ -80,6 +80,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 _LLM = "triptych.modalities.llm"
+_TTS = "triptych.modalities.tts"
 COMMANDS: tuple[Command, ...] = (
     Command(
         "serve",
@@ -113,6 +114,40 @@ COMMANDS: tuple[Command, ...] = (
             "triptych generate --input prompts.jsonl --output answers.jsonl",
         ),
         operands="[PROMPT ...]",
+        is_named=True,
+    ),
+    Command(
+        "speak",
+        "Speak a text, to a file or as it is made.",
+        f"{_TTS}.cli",
+        (
+            'triptych speak "Good morning." -o morning.wav',
+            "triptych speak --voice af_bella --speed 1.2 -o chapter.mp3 < chapter.txt",
+            'triptych speak "It is played while it is made." --format wav | aplay',
+        ),
+        operands="[TEXT]",
+        is_named=True,
+    ),
+    Command(
+        "transcribe",
+        "Write down what is said in recordings.",
+        f"{_TTS}.recognition.cli",
+        (
+            "triptych transcribe talk.mp3",
+            "triptych transcribe interview.wav --format srt -o interview.srt",
+        ),
+        operands="FILE ...",
+        is_named=True,
+    ),
+    Command(
+        "voices",
+        "List, add and delete voices.",
+        f"{_TTS}.voices.cli",
+        (
+            "triptych voices",
+            'triptych voices add "My voice" --audio me.wav --consent "I agree." --model csm',
+        ),
+        operands="[list|add|delete] [VOICE ...]",
         is_named=True,
     ),
     Command(

@@ -7,19 +7,26 @@ torch, the API's imports FastAPI, neither imports the other's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from triptych.core.config import Config
+from triptych.core.speech import HearDelta, HearRequest, SpeechDelta, SpeechRequest
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.codec import Codec
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.roles import role_of, with_role
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from fastapi import APIRouter, FastAPI
 
     from triptych.core.client import EngineClient
+    from triptych.core.device import Device
+    from triptych.core.http.models import ModelCard
+    from triptych.core.ledger import Ledger
+    from triptych.schedulers.base import ModelLoader
     from triptych.schedulers.engine import Engine
 
 
@@ -37,30 +44,89 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_codec() -> Codec:
     """The types of every modality that cross between API and engine."""
-    return Codec(request=TokenRequest, payload=TokenDelta)
+    return Codec(
+        request=TokenRequest | SpeechRequest | HearRequest,
+        payload=TokenDelta | SpeechDelta | HearDelta,
+    )
 
 
 def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
     """The engine that owns the device. Raises `DeviceError` where there is none."""
     from triptych.core.bring_up import bring_up
-    from triptych.modalities.llm.loader import LlmLoader
     from triptych.schedulers.engine import Engine
 
     device, ledger = bring_up(config.device)
-    loaders = [LlmLoader(model, config, device, ledger) for model in models]
+    loaders = [_open_loader(model, config, device, ledger) for model in models]
     return Engine(loaders, config=config, ledger=ledger)
+
+
+def _open_loader(
+    model: ResolvedModel, config: Config, device: Device, ledger: Ledger
+) -> ModelLoader:
+    from triptych.modalities.llm.loader import LlmLoader
+    from triptych.modalities.tts.loader import open_speech_loader
+    from triptych.modalities.tts.recognition.loader import RecognitionLoader
+
+    match role_of(model):
+        case "speech":
+            return open_speech_loader(model, config, device, ledger)
+        case "recognition":
+            return RecognitionLoader(model, config, device, ledger)
+        case "chat":
+            return LlmLoader(model, config, device, ledger)
 
 
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
     """The HTTP app in front of `client`."""
     from triptych.core.http.app import create_app
     from triptych.core.http.models import models_router
+
+    parts = [build(config, models, client) for build in (_text, _speech)]
+    cards = {card.id: card for part in parts for card in part.cards}
+    listed = [cards[model.name] for model in models]
+    routers = [router for part in parts for router in part.routers]
+    return create_app(config, client, [*routers, models_router(listed)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a modality adds to the app. Its routes are there without a model, too, and say so."""
+
+    routers: Sequence[APIRouter]
+    cards: Sequence[ModelCard]
+
+
+def _text(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> _Part:
     from triptych.modalities.llm.replies import card_of
     from triptych.modalities.llm.routes import llm_router
     from triptych.modalities.llm.service import LlmService
     from triptych.modalities.llm.text import TextModel
 
-    texts = [TextModel.open(model, config.models) for model in models]
+    texts = [TextModel.open(model, config.models) for model in with_role(models, "chat")]
     service = LlmService.from_config(config, texts, client)
-    cards = [card_of(text) for text in texts]
-    return create_app(config, client, [llm_router(service), models_router(cards)])
+    return _Part([llm_router(service)], [card_of(text) for text in texts])
+
+
+def _speech(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> _Part:
+    from triptych.core.media.child import DecodePool
+    from triptych.modalities.tts.audio import decode
+    from triptych.modalities.tts.frontend import open_front_end
+    from triptych.modalities.tts.recognition.routes import recognition_cards, recognition_router
+    from triptych.modalities.tts.recognition.service import RecognitionService
+    from triptych.modalities.tts.recognition.transcript import HearingModel
+    from triptych.modalities.tts.routes import speech_cards, speech_router
+    from triptych.modalities.tts.service import SpeechService
+    from triptych.modalities.tts.voices.routes import voices_router
+    from triptych.modalities.tts.voices.service import VoiceService
+    from triptych.modalities.tts.voices.store import VoiceStore
+    from triptych.schedulers.admission import Admission
+
+    fronts = [open_front_end(model, config.models) for model in with_role(models, "speech")]
+    hearing = [HearingModel.open(model) for model in with_role(models, "recognition")]
+    pool = DecodePool([decode.__name__])
+    voices = VoiceService(VoiceStore.from_config(config), fronts, pool)
+    speech = SpeechService.from_config(config, fronts, client, voices=voices)
+    admission = Admission(options=config.schedule)
+    recognition = RecognitionService(client, hearing, admission, decode.ClipReader(pool))
+    routers = [speech_router(speech), voices_router(voices), recognition_router(recognition)]
+    return _Part(routers, [*speech_cards(speech), *recognition_cards(recognition)])

@@ -19,7 +19,6 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.options import add_options, resolve
 from triptych.core.weights.progress import Progress, RichProgress
-from triptych.core.weights.resolve import EMBEDDED_REFERENCE
 from triptych.core.weights.resolve import resolve as resolve_model
 from triptych.core.weights.store import (
     StoredModel,
@@ -28,6 +27,7 @@ from triptych.core.weights.store import (
     stored_models,
     verify_stored,
 )
+from triptych.roles import DEFAULTS, SOURCES
 
 _OPTIONS = frozenset({"cache_dir", "offline", "revision"})
 
@@ -65,8 +65,10 @@ def _list(names: Sequence[str], options: ModelOptions) -> int:
 
 
 def _fetch(names: Sequence[str], options: ModelOptions) -> int:
-    for reference in names or (EMBEDDED_REFERENCE,):
-        model = resolve_model(reference, name=None, options=options, progress=RichProgress())
+    for reference in names or DEFAULTS:
+        model = resolve_model(
+            reference, name=None, options=options, progress=RichProgress(), sources=SOURCES
+        )
         Console().print(Text(f"{model.name} is in {model.folder}"), soft_wrap=True)
     return 0
 

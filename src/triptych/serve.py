@@ -33,7 +33,8 @@ from triptych.core.transport.endpoint import connect_dealer, private_folder, sen
 from triptych.core.transport.messages import EngineGone
 from triptych.core.transport.remote import SUPERVISOR
 from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor
-from triptych.core.weights.resolve import ResolvedModel, resolve_all
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.roles import resolve_models
 from triptych.startup import Startup
 
 ENGINE = "engine"
@@ -70,6 +71,8 @@ def serve(config: Config, programs: Programs = Programs()) -> int:
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
         models = _resolve(config, startup)
+        # Those that nobody named share memory with the others all the same.
+        config = replace(config, models=replace(config.models, model=_references(models)))
         setup = ChildSetup(
             config=config,
             models=models,
@@ -92,12 +95,16 @@ def _resolve(config: Config, startup: Startup) -> tuple[ResolvedModel, ...]:
     started_s = time.monotonic()
     progress = startup.progress()
     try:
-        models = resolve_all(config.models, progress)
+        models = resolve_models(config.models, progress)
     finally:
         progress.stop()
     names = ", ".join(model.name for model in models)
     startup.phase("resolve", time.monotonic() - started_s, names)
     return models
+
+
+def _references(models: tuple[ResolvedModel, ...]) -> tuple[str, ...]:
+    return tuple(model.reference for model in models)
 
 
 def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:

@@ -22,7 +22,8 @@ def _loaded_by(code: str) -> set[str]:
 
 
 def test_exports_are_as_recorded() -> None:
-    assert triptych.__all__ == ["ChatPipeline", "__version__"]
+    names = ["ChatPipeline", "SpeechPipeline", "TranscriptionPipeline", "__version__"]
+    assert triptych.__all__ == names
     assert set(triptych.__all__) <= set(dir(triptych))
 
 
@@ -52,6 +53,9 @@ def test_importing_the_face_loads_nothing_heavy(code: str) -> None:
         "triptych.modalities.llm.bench.cli",
         "triptych.modalities.llm.cli",
         "triptych.modalities.llm.routes",
+        "triptych.modalities.tts.recognition.routes",
+        "triptych.modalities.tts.routes",
+        "triptych.modalities.tts.voices.routes",
         "triptych.models_cli",
         "triptych.schedulers.engine",
         "triptych.schedulers.token",

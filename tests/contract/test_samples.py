@@ -11,9 +11,22 @@ from triptych.cli import COMMANDS, Command
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 
-@pytest.mark.parametrize("path", sorted(SAMPLES.rglob("*.py")), ids=lambda path: path.stem)
-def test_sample_imports_and_has_a_main(path: Path) -> None:
-    assert callable(runpy.run_path(str(path), run_name="sample")["main"])
+SCRIPT = 'if __name__ == "__main__":'
+PATHS = sorted(SAMPLES.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_sample_imports_and_has_a_main_if_it_is_run(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(path.parent)  # as when a script there is run
+    names = runpy.run_path(str(path), run_name="sample")
+    assert callable(names["main"]) if SCRIPT in path.read_text() else "main" not in names
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in PATHS}), ids=str)
+def test_folder_of_samples_can_be_run(folder: Path) -> None:
+    assert any(SCRIPT in path.read_text() for path in folder.glob("*.py"))
 
 
 def test_benchmark_workloads_are_flags_of_bench() -> None:
@@ -26,6 +39,7 @@ def test_benchmark_workloads_are_flags_of_bench() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_examples_in_help_are_flags_of_their_command(command: Command) -> None:
     for line in command.examples:
-        words = shlex.split(line.rpartition("|")[2])
+        (ours,) = (part for part in line.split("|") if part.strip().startswith("triptych"))
+        words = shlex.split(ours.partition("<")[0])
         assert words[:2] == ["triptych", command.name]
         command.parser().parse_args(words[2:])

@@ -1,0 +1,41 @@
+"""What each configured model is for, and which models there are when none is named.
+
+Owns the table of models that come with Triptych. Reads a model's config.json and nothing else, so
+that every process can ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from triptych.core.config import ModelOptions
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.progress import Progress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
+from triptych.modalities.tts.frontend import speech_role
+from triptych.modalities.tts.models.kokoro.source import KOKORO
+from triptych.modalities.tts.recognition.source import WHISPER_TINY
+
+Role = Literal["chat", "speech", "recognition"]
+
+SOURCES: tuple[Source, ...] = (KOKORO, WHISPER_TINY)
+"""Models known by a name of their own."""
+DEFAULTS = (EMBEDDED_REFERENCE, KOKORO.name, WHISPER_TINY.name)
+"""What is served when no model is named: one of each kind."""
+
+
+def resolve_models(options: ModelOptions, progress: Progress) -> tuple[ResolvedModel, ...]:
+    """Bring every configured model onto this machine; raises as `resolve_all` does."""
+    return resolve_all(options, progress, sources=SOURCES, defaults=DEFAULTS)
+
+
+def role_of(model: ResolvedModel) -> Role:
+    """What `model` does, as its configuration tells."""
+    return speech_role(read_json(Path(model.folder) / "config.json")) or "chat"
+
+
+def with_role(models: Iterable[ResolvedModel], role: Role) -> list[ResolvedModel]:
+    """The models that do `role`, in their order."""
+    return [model for model in models if role_of(model) == role]
