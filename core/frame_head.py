@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
-from triptych.core.plan import SlotStart, TokenRow, TokenRowResult
+from triptych.core.plan import SlotStart, StepCodes, TokenRow, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.sampler import FrameSampler, Sampler
 from triptych.core.token_runner import DeviceStep, HostStep
@@ -67,8 +67,8 @@ class FrameModel(Protocol):
         """Codes per frame."""
         ...
 
-    def bind(self, slot: int, prompt_ids: Sequence[int], num_steps: int) -> None:
-        """A row takes `slot`: its prompt, and how many frames it has drawn already (0: is new)."""
+    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
+        """A row takes `slot`: its prompt, and the frames it has drawn already (none: it is new)."""
         ...
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
@@ -110,8 +110,9 @@ class FrameHead:
         if start.frames:
             history_HQ[history_ids >= FIRST_FRAME_ID] = start.frames
         self._histories[start.slot] = history_HQ
-        num_steps = len(start.history_ids) - start.num_prompt_tokens
-        self._model.bind(start.slot, start.history_ids[: start.num_prompt_tokens], num_steps)
+        num_drawn = len(start.history_ids) - start.num_prompt_tokens
+        drawn = start.frames[len(start.frames) - num_drawn :]
+        self._model.bind(start.slot, start.history_ids[: start.num_prompt_tokens], drawn)
 
     def lay_out(self, step: HostStep) -> Sequence[Int64s]:
         """Text ids and where they are; frames and where they are; the slot of each position."""

@@ -101,3 +101,38 @@ def orpheus(folder: Path) -> transformers.LlamaForCausalLM:
     (folder / "snac" / "config.json").write_text(json.dumps(fields))
     save_file(codec.state_dict(), folder / "snac" / "model.safetensors")
     return transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+
+
+def higgs(folder: Path) -> tuple[Any, Any]:
+    """Saved in `folder` with a tiny tokenizer of sound: eight codebooks of 32 codes, 64 words.
+
+    The model ends its streams now and then: the mark of the end is made likelier.
+    """
+    codec = random_model("higgs", torch.float32)
+    num_codebooks = codec.config.num_quantizers
+    config = transformers.HiggsAudioV2Config(
+        **_TRANSFORMER,
+        hidden_size=32,
+        head_dim=8,
+        vocab_size=64,
+        max_position_embeddings=128,
+        num_codebooks=num_codebooks,
+        codebook_size=34,
+        audio_stream_bos_id=32,
+        audio_stream_eos_id=33,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=50,
+        audio_token_id=51,
+        audio_bos_token_id=52,
+        audio_delay_token_id=53,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    torch.manual_seed(4)
+    model = transformers.HiggsAudioV2ForConditionalGeneration(config).eval()
+    model.save_pretrained(folder)
+    codec.save_pretrained(folder / "audio_tokenizer")
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "audio_eos_token_id": 54}))
+    loaded = transformers.HiggsAudioV2ForConditionalGeneration.from_pretrained(folder).eval()
+    return loaded, codec

@@ -61,13 +61,21 @@ def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBluep
         from triptych.modalities.tts.models.csm.blueprint import CsmBlueprint
 
         return CsmBlueprint(config, setup)
+    if model_type == "triptych_voice":
+        from triptych.modalities.tts.models.voice.blueprint import VoiceBlueprint
+
+        return VoiceBlueprint(config, setup)
+    if model_type == "higgs_audio_v2":
+        from triptych.modalities.tts.models.higgs.blueprint import HiggsBlueprint
+
+        return HiggsBlueprint(config, setup)
     if "speech" in config:
         from triptych.modalities.tts.models.orpheus.blueprint import OrpheusBlueprint
 
         return OrpheusBlueprint(config, setup)
     raise WeightsError(
-        f"model_type {model_type!r} is no speech model that is known here: csm, kokoro, and Llamas"
-        " with a speech block."
+        f"model_type {model_type!r} is no speech model that is known here: csm, kokoro,"
+        " triptych_voice, and Llamas with a speech block."
     )
 
 
@@ -183,7 +191,8 @@ class SpeechTokenLoader:
         pool = PagePool(
             num_pages=num_pages,
             page_size=layout.page_size,
-            enable_prefix_caching=self._config.cache.enable_prefix_caching,
+            enable_prefix_caching=traits.causal_prompts
+            and self._config.cache.enable_prefix_caching,
         )
         identity = f"{self._resolved.digest} {layout} {blueprint.max_length}"
         return SpeechScheduler(

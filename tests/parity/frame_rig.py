@@ -11,6 +11,7 @@ from parity.rig import Rig
 from triptych.core.frame_head import FrameDraws, FrameHead, FrameInputs
 from triptych.core.frames import frame_id
 from triptych.core.layers.attention import KvCache
+from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
 
 
@@ -23,8 +24,8 @@ class FrameRecorder:
         self._logits = logits
         self.last_logits_RV = torch.empty(0)
 
-    def bind(self, slot: int, prompt_ids: Sequence[int], num_steps: int) -> None:
-        self.model.bind(slot, prompt_ids, num_steps)
+    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
+        self.model.bind(slot, prompt_ids, drawn)
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
         return self.model.forward(inputs, kv)

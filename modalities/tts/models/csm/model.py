@@ -21,6 +21,7 @@ from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.layers.decoder import DecoderConfig, DecoderStack
 from triptych.core.layers.linear import Linear
+from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
 from triptych.core.weights.loading import Target
 from triptych.modalities.tts.models.codebooks import Codebooks, embed_inputs
@@ -63,7 +64,7 @@ class CsmModel:
         self.head.prepare(native)
         self.depth.prepare(native)
 
-    def bind(self, slot: int, prompt_ids: Sequence[int], num_steps: int) -> None:
+    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
         """Nothing is kept per slot: the pages of the depth decoder are written before read."""
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
