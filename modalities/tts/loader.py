@@ -69,6 +69,10 @@ def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBluep
         from triptych.modalities.tts.models.higgs.blueprint import HiggsBlueprint
 
         return HiggsBlueprint(config, setup)
+    if model_type == "triptych_voice":
+        from triptych.modalities.tts.models.voice.blueprint import VoiceBlueprint
+
+        return VoiceBlueprint(config, setup)
     if "speech" in config:
         from triptych.modalities.tts.models.orpheus.blueprint import OrpheusBlueprint
 

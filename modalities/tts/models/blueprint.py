@@ -34,7 +34,9 @@ Codes = NDArray[np.int64]
 class SpeechTraits:
     """How a family's steps become speech. Plain data.
 
-    A codec frame takes `steps_per_frame` steps, the first of them `delay_steps` more.
+    A codec frame takes `steps_per_frame` steps, the first of them `delay_steps` more. Where
+    positions of a prompt read what comes after them, it has no `causal_prompts`, and prompts that
+    begin alike cannot share pages.
     """
 
     steps_per_frame: int = 1
@@ -42,6 +44,7 @@ class SpeechTraits:
     stop_ids: tuple[int, ...] = (END_FRAME_ID,)
     voices: Mapping[str, VoicePrompt] = field(default_factory=dict)
     num_context_steps: int = 0
+    causal_prompts: bool = True
 
     def num_frames(self, num_steps: int) -> int:
         """Whole codec frames in so many steps."""
