@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from fakes_http import READY
+from fastapi import FastAPI
 from tokenizers import Tokenizer
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from triptych.core.client import EngineStatus
+from triptych.core.config import Config, ScheduleOptions, ServerOptions
+from triptych.core.http.app import create_app
+from triptych.core.job import Output
 from triptych.core.speech import HearDelta, HeardSegment, HeardToken, HearRequest
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.tts.audio.containers import encode_clip
+from triptych.modalities.tts.audio.intake import ClipLimits, read_clip
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.recognition.convert import ranked_tokenizer
 from triptych.modalities.tts.recognition.hearing import Hearing
+from triptych.modalities.tts.recognition.routes import recognition_router
+from triptych.modalities.tts.recognition.service import RecognitionService
 from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, WhisperSpec
+from triptych.modalities.tts.recognition.transcript import HearingModel
+from triptych.schedulers.admission import Admission
 
 WINDOW_S = 3
 LIVELINESS = 4
@@ -147,3 +161,86 @@ def hear(pcm_S: Pcm, **fields: Any) -> HearRequest:
 def text_ids(deltas: Sequence[HearDelta]) -> list[int]:
     """All heard tokens in order."""
     return [t.token_id for delta in deltas for s in delta.segments for t in s.tokens]
+
+
+@dataclass
+class DictatedEngine:
+    """An engine client that hears `windows`, whatever is said; each is over at its second.
+
+    `error` ends a job after `num_good` windows; jobs wait for `gate` before each. Remembers what
+    became of every job.
+    """
+
+    windows: Sequence[tuple[float, tuple[HeardSegment, ...]]]
+    language: str = "en"
+    error: Exception | None = None
+    num_good: int = 0
+    gate: asyncio.Event | None = None
+    submitted: dict[str, HearRequest] = field(default_factory=dict)
+    finished: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+
+    async def submit(
+        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+    ) -> AsyncGenerator[Output, None]:
+        self.submitted[job_id] = request
+        has_ended = False
+        try:
+            for n, (heard_s, segments) in enumerate(self.windows):
+                if self.gate is not None:
+                    await self.gate.wait()
+                if self.error is not None and n >= self.num_good:
+                    raise self.error
+                has_ended = n == len(self.windows) - 1
+                delta = HearDelta(
+                    segments=segments,
+                    language=self.language,
+                    heard_s=heard_s,
+                    finish_reason="stop" if has_ended else None,
+                )
+                yield Output(job_id=job_id, payload=delta, is_final=has_ended)
+        finally:
+            (self.finished if has_ended else self.cancelled).append(job_id)
+
+    def status(self) -> EngineStatus:
+        return READY
+
+    async def load(self, model: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class OwnThread:
+    """Decodes uploads within the limits, in this process."""
+
+    async def read(
+        self, data: bytes | bytearray | memoryview, *, sample_rate: int, limits: ClipLimits
+    ) -> Pcm:
+        return read_clip(bytes(data), sample_rate=sample_rate, limits=limits)
+
+
+def hearing_model(*, is_multilingual: bool = False) -> HearingModel:
+    """What the API process knows of the small model."""
+    generation = MULTILINGUAL if is_multilingual else {}
+    return HearingModel(name="ears", spec=spec(**generation), tokenizer=tokenizer())
+
+
+def recognition_service(
+    engine: Any, *, is_multilingual: bool = False, **schedule: int
+) -> RecognitionService:
+    """A service of the small model in front of `engine`."""
+    model = hearing_model(is_multilingual=is_multilingual)
+    admission = Admission(options=ScheduleOptions(**schedule))
+    return RecognitionService(engine, [model], admission, OwnThread())
+
+
+def recognition_app(engine: Any, *, is_multilingual: bool = False, **server: Any) -> FastAPI:
+    """The whole app in front of `engine`."""
+    service = recognition_service(engine, is_multilingual=is_multilingual)
+    config = Config(server=ServerOptions(**server))
+    return create_app(config, engine, [recognition_router(service)])
+
+
+def wav(pcm_S: Pcm) -> bytes:
+    """A file of sound at 16 kHz."""
+    return encode_clip("wav", SAMPLE_RATE, pcm_S)

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
 from transformers.models.whisper.configuration_whisper import NON_SPEECH_TOKENS, WhisperConfig
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
@@ -67,7 +68,14 @@ def convert_openai(weights: Path, ranks: Path, folder: Path) -> None:
         checkpoint = torch.load(weights, weights_only=True, map_location="cpu", mmap=True)
         dims = msgspec.convert(checkpoint["dims"], _Dims)
         state: Mapping[str, torch.Tensor] = checkpoint["model_state_dict"]
-    except (OSError, RuntimeError, KeyError, msgspec.ValidationError) as error:
+    except (
+        UnpicklingError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        KeyError,
+        msgspec.ValidationError,
+    ) as error:
         raise WeightsError(f"{weights.name} is no checkpoint of Whisper.") from error
     tokenizer = ranked_tokenizer(ranks.read_bytes())
     if tokenizer.get_vocab_size() != dims.n_vocab:

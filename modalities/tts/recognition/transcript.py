@@ -81,6 +81,9 @@ class HearingModel:
     spec: WhisperSpec
     tokenizer: Tokenizer
 
+    def __post_init__(self) -> None:
+        self.tokenizer.encode_special_tokens = True  # a caller's prompt spells none
+
     @classmethod
     def open(cls, resolved: ResolvedModel) -> HearingModel:
         """Read a resolved model's folder. Raises `WeightsError` when it lacks something."""
@@ -88,7 +91,6 @@ class HearingModel:
         if not (folder / "tokenizer.json").is_file():
             raise WeightsError(f"{resolved.name}: tokenizer.json is missing from its folder.")
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer.encode_special_tokens = True  # a caller's prompt spells none
         return cls(name=resolved.name, spec=WhisperSpec.read(folder), tokenizer=tokenizer)
 
     def check_language(self, language: str) -> str:

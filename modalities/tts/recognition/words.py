@@ -56,8 +56,8 @@ def _joined(pieces: Sequence[Word]) -> Iterator[Word]:
     """Pieces put together up to the next space or punctuation mark."""
     word: Word | None = None
     for piece in pieces:
-        is_new = piece.text.startswith(" ") or piece.text.strip() in string.punctuation
-        if word is not None and not is_new:
+        is_new = piece.text.startswith(" ") or piece.text in string.punctuation
+        if word is not None and (not is_new or word.text.isspace()):
             word = Word(word.text + piece.text, word.start_s, piece.end_s)
             continue
         if word is not None:
