@@ -32,7 +32,7 @@ class VoiceForm(Strict):
     one that imitates, the first such by default.
     """
 
-    name: Annotated[str, AfterValidator(check_name)]
+    name: Annotated[Name, AfterValidator(check_name)]
     consent: Annotated[_Statement, StringConstraints(min_length=1)]
     transcript: _Statement = ""
     model: Name | None = None
