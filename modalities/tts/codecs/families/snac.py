@@ -199,7 +199,7 @@ class StreamingNoise(Stage):
         return y_BCT
 
 
-def keyed_normal(seeds: Tensor, index: int, times: Tensor) -> Tensor:
+def keyed_normal(seeds: Tensor, index: int | Tensor, times: Tensor) -> Tensor:
     """Standard normal numbers, float32, each a function of its (seed, index, time) alone.
 
     SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) as a hash, then Box and Muller (1958).

@@ -1,0 +1,116 @@
+"""Train the embedded voice, from nothing to the folder that ships.
+
+    pip install onnx onnxruntime speechmos                     # the recipe's own needs
+    cd samples/training/voice
+    python train_voice.py data     --folder RUN --wordnet /usr/share/wordnet
+    python train_voice.py codec    --folder RUN --minutes 30
+    python train_voice.py tokens   --folder RUN
+    python train_voice.py talker   --folder RUN --minutes 60
+    python train_voice.py export   --folder RUN --out RUN/export
+    python train_voice.py evaluate --folder RUN --voice RUN/export
+
+Each stage goes on where it stopped. See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from triptych.modalities.tts.models.voice.config import CodecConfig, TalkerConfig
+
+
+def main() -> None:
+    """Run one stage."""
+    options = _parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    stages = {
+        "data": _data,
+        "codec": _codec,
+        "tokens": _tokens,
+        "talker": _talker,
+        "export": _export,
+        "evaluate": _evaluate,
+    }
+    stages[options.stage](options)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "stage", choices=("data", "codec", "tokens", "talker", "export", "evaluate")
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
+    parser.add_argument("--wordnet", type=Path, help="data: the folder of WordNet's data.noun")
+    parser.add_argument("--sentences", type=int, default=30_000, help="data: how many to read")
+    parser.add_argument("--minutes", type=float, default=60.0, help="codec, talker: in all")
+    parser.add_argument(
+        "--encoder-minutes", type=float, default=10.0, help="codec: then codes are final"
+    )
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="codec, talker: peak")
+    parser.add_argument("--positions", type=int, default=2400, help="talker: of a batch")
+    parser.add_argument("--out", type=Path, help="export: where to")
+    parser.add_argument("--voice", type=Path, help="evaluate: an exported folder")
+    parser.add_argument("--count", type=int, default=50, help="evaluate: sentences")
+    parser.add_argument("--wavs", type=Path, help="evaluate: keep the sound here")
+    return parser.parse_args()
+
+
+def _data(options: argparse.Namespace) -> None:
+    from corpus import read_sentences
+    from sentences import training_sentences
+
+    if options.wordnet is None:
+        raise SystemExit("data needs --wordnet, the folder of WordNet's data.noun")
+    sentences = training_sentences(options.wordnet, num_made=9000)
+    read_sentences(options.folder / "corpus", sentences[: options.sentences])
+
+
+def _codec(options: argparse.Namespace) -> None:
+    from codec_training import CodecTraining, train_codec
+
+    training = CodecTraining(
+        minutes=options.minutes,
+        encoder_minutes=options.encoder_minutes,
+        learning_rate=options.learning_rate,
+    )
+    train_codec(options.folder, training)
+
+
+def _tokens(options: argparse.Namespace) -> None:
+    from talker_training import make_tokens
+
+    make_tokens(options.folder, CodecConfig())
+
+
+def _talker(options: argparse.Namespace) -> None:
+    from talker_training import TalkerTraining, train_talker
+
+    training = TalkerTraining(
+        minutes=options.minutes,
+        positions_per_batch=options.positions,
+        learning_rate=options.learning_rate,
+    )
+    train_talker(options.folder, training)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from export import export
+
+    out = options.out or options.folder / "export"
+    export(options.folder, out, TalkerConfig(), CodecConfig())
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from evaluation import evaluate
+
+    voice = options.voice or options.folder / "export"
+    evaluate(voice, options.folder, options.count, options.wavs)
+
+
+if __name__ == "__main__":
+    main()
