@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.fields import Name, Strict
+from triptych.core.limits import MAX_NAME_CHARS
 from triptych.modalities.tts.frontend.base import Voice
 from triptych.modalities.tts.voices.record import (
     MAX_TRANSCRIPT_CHARS,
@@ -32,7 +33,9 @@ class VoiceForm(Strict):
     one that imitates, the first such by default.
     """
 
-    name: Annotated[Name, AfterValidator(check_name)]
+    name: Annotated[
+        str, AfterValidator(check_name), Field(json_schema_extra={"maxLength": MAX_NAME_CHARS})
+    ]
     consent: Annotated[_Statement, StringConstraints(min_length=1)]
     transcript: _Statement = ""
     model: Name | None = None
