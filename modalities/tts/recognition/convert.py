@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
 from transformers.models.whisper.configuration_whisper import NON_SPEECH_TOKENS, WhisperConfig
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from triptych.core.byte_level import spell
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import SINGLE_NAME
+from triptych.core.weights.torch_file import read_torch_file
 
 _NUM_LANGUAGES = 99
 _NUM_TIMESTAMPS = 1501
@@ -64,18 +64,11 @@ class _Dims(msgspec.Struct, forbid_unknown_fields=True):
 
 def convert_openai(weights: Path, ranks: Path, folder: Path) -> None:
     """Fill `folder` from OpenAI's checkpoint and vocabulary. Raises `WeightsError`."""
+    checkpoint = read_torch_file(weights)
     try:
-        checkpoint = torch.load(weights, weights_only=True, map_location="cpu", mmap=True)
         dims = msgspec.convert(checkpoint["dims"], _Dims)
         state: Mapping[str, torch.Tensor] = checkpoint["model_state_dict"]
-    except (
-        UnpicklingError,
-        EOFError,
-        OSError,
-        RuntimeError,
-        KeyError,
-        msgspec.ValidationError,
-    ) as error:
+    except (TypeError, KeyError, msgspec.ValidationError) as error:
         raise WeightsError(f"{weights.name} is no checkpoint of Whisper.") from error
     tokenizer = ranked_tokenizer(ranks.read_bytes())
     if tokenizer.get_vocab_size() != dims.n_vocab:

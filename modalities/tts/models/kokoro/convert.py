@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import SINGLE_NAME
+from triptych.core.weights.torch_file import read_torch_file
 from triptych.modalities.tts.models.kokoro.config import MODEL_TYPE, VOICE_PREFIX
 from triptych.modalities.tts.models.kokoro.onnx_graph import Node, OnnxGraph
 
@@ -49,9 +49,9 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[st
 
 def hub_tensors(folder: Path) -> dict[str, Tensor]:
     """The hub's layout: one .pth of nested state dicts, and voices/*.pt beside it."""
-    tensors = canonical(_flat(_load_safely(hub_file(folder))))
+    tensors = canonical(_flat(read_torch_file(hub_file(folder))))
     for file in sorted((folder / "voices").glob("*.pt")):
-        table = _load_safely(file)
+        table = read_torch_file(file)
         if not isinstance(table, Tensor):
             raise WeightsError(f"{file.name} holds no voice, which is one tensor.")
         tensors[VOICE_PREFIX + file.stem] = table
@@ -139,16 +139,6 @@ def _fold_affine(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             (scale * (1 + gamma_C) - 1, beta_C + shift * (1 + gamma_C))
         )
     return tensors
-
-
-def _load_safely(file: Path) -> Any:
-    """Tensors of a .pth or .pt file; torch's restricted reader runs nothing found in it."""
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        raise WeightsError(
-            f"{file.name} cannot be read: it is damaged, or holds more than tensors."
-        ) from error
 
 
 def _flat(nested: Any) -> dict[str, Tensor]:

@@ -99,11 +99,10 @@ def test_memory_is_booked_and_given_back(folder: Path) -> None:
     loaded.close()
     ledger.check()
     assert ledger.available_bytes == 2**30
+    small = Ledger(held["ears/weights"] + 1)
+    loader = RecognitionLoader(resolved(folder), Config(), Device.open("cpu"), small)
     with pytest.raises(MemoryBudgetExceeded, match="ears/recordings"):
-        small = Ledger(held["ears/weights"] + 1)
-        RecognitionLoader(resolved(folder), Config(), Device.open("cpu"), small).load(
-            lambda _: None
-        )
+        loader.load(lambda share: None)
 
 
 def resolved(folder: Path) -> ResolvedModel:

