@@ -19,7 +19,7 @@ from triptych.modalities.tts.models.kokoro.config import GeneratorConfig, Kokoro
 from triptych.modalities.tts.models.kokoro.extent import Extent
 from triptych.modalities.tts.models.kokoro.harmonics import HarmonicSource
 from triptych.modalities.tts.models.kokoro.joints import Joints, gmacs
-from triptych.modalities.tts.models.kokoro.styled import AdaptiveNorm, StyledBlock
+from triptych.modalities.tts.models.kokoro.styled import AdaptiveNorm, StyledBlock, convolve
 
 
 class SnakeBlock(nn.Module):
@@ -44,7 +44,7 @@ class SnakeBlock(nn.Module):
             for norm, alpha_1C1, conv in halves:
                 yield gmacs(conv, x_BCT)
                 y_BCT = _snake(norm(y_BCT, style_BY, extent), alpha_1C1)
-                y_BCT = _convolve(conv, extent.clear(y_BCT))
+                y_BCT = convolve(conv, extent.clear(y_BCT))
             x_BCT = x_BCT + y_BCT
         return x_BCT
 
@@ -86,7 +86,7 @@ class Generator(nn.Module):
         for index, rate in enumerate(self.rates):
             is_last = index == len(self.rates) - 1
             yield gmacs(self.ups[index], x_BCT)
-            x_BCT = self.ups[index](extent.clear(F.leaky_relu(x_BCT, 0.1)))
+            x_BCT = convolve(self.ups[index], extent.clear(F.leaky_relu(x_BCT, 0.1)))
             extent = spectra if is_last else extent.stretched(rate)
             if is_last:
                 x_BCT = F.pad(x_BCT, (1, 0), mode="reflect")
@@ -123,13 +123,6 @@ class Generator(nn.Module):
         n_fft = self.config.n_fft
         window = torch.hann_window(n_fft, device=spectrum_KN.device, dtype=spectrum_KN.real.dtype)
         return torch.istft(spectrum_KN, n_fft, self.config.hop, window=window)
-
-    def cast_convolutions(self, dtype: torch.dtype) -> None:
-        """Compute the residual convolutions in `dtype`; norms and activations stay as they are."""
-        for block in (*self.noise_res, *self.resblocks):
-            assert isinstance(block, SnakeBlock)
-            for conv in (*block.convs1, *block.convs2):
-                conv.to(dtype)
 
 
 class Decoder(nn.Module):
@@ -178,6 +171,16 @@ class Decoder(nn.Module):
         generated = self.generator(x_BCF, source_BKN, style_BY, extent.stretched(2))
         return (yield from generated)  # type: ignore[no-any-return]
 
+    def cast_convolutions(self, dtype: torch.dtype) -> None:
+        """Compute the wide convolutions in `dtype`; norms and activations stay as they are."""
+        for block in self.modules():
+            if isinstance(block, SnakeBlock):
+                block.convs1.to(dtype)
+                block.convs2.to(dtype)
+            elif isinstance(block, StyledBlock):
+                block.cast_convolutions(dtype)
+        self.generator.ups.to(dtype)
+
 
 def _same_conv(channels: int, kernel_size: int, dilation: int) -> nn.Conv1d:
     padding = dilation * (kernel_size - 1) // 2
@@ -200,10 +203,3 @@ def _slopes(channels: int, dilations: tuple[int, ...]) -> nn.ParameterList:
 def _snake(x_BCT: Tensor, alpha_1C1: Tensor) -> Tensor:
     """The snake, x + sin(alpha x)^2 / alpha (arXiv:2006.08195)."""
     return torch.addcmul(x_BCT, torch.sin(x_BCT * alpha_1C1).square_(), 1 / alpha_1C1)
-
-
-def _convolve(conv: nn.Module, x_BCT: Tensor) -> Tensor:
-    """Convolve in the type of the weights, which may be shorter than that of the activations."""
-    weight = conv.weight
-    assert isinstance(weight, Tensor)
-    return conv(x_BCT.to(weight.dtype)).to(x_BCT.dtype)  # type: ignore[no-any-return]

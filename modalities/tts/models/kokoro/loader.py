@@ -67,7 +67,7 @@ class KokoroLoader:
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        dtype = self._generator_dtype()
+        dtype = self._conv_dtype()
         num_frames = _CPU_FRAMES if self._device.is_cpu else MAX_BATCH_FRAMES
         with ExitStack() as stack:
             memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
@@ -75,16 +75,14 @@ class KokoroLoader:
                 config = read_kokoro_config(checkpoint.config)
                 memory.reserve("weights", weight_bytes(checkpoint, dtype))
             memory.reserve("activations", num_frames * frame_bytes(config))
-            kokoro = load_kokoro(
-                self._folder, self._device.torch, generator_dtype=dtype, report=report
-            )
+            kokoro = load_kokoro(self._folder, self._device.torch, conv_dtype=dtype, report=report)
             runner = StagedRunner(StagedKokoro(kokoro), self._device.torch)
             stack.callback(runner.close)
             close = stack.pop_all().close
         scheduler = self._scheduler(kokoro)
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
-    def _generator_dtype(self) -> torch.dtype:
+    def _conv_dtype(self) -> torch.dtype:
         """bfloat16 where the device is good at it or it was asked for, else float32."""
         wanted = self._config.models.dtype
         if wanted != "auto":

@@ -60,9 +60,22 @@ class StyledBlock(nn.Module):
         if self.rate > 1:
             y_BCT = stretched.clear(self.pool(y_BCT))
             x_BCT = x_BCT.repeat_interleave(self.rate, dim=-1)
-        y_BCT = self.conv1(y_BCT)
+        y_BCT = convolve(self.conv1, y_BCT)
         y_BCT = stretched.clear(F.leaky_relu(self.norm2(y_BCT, style_BS, stretched), 0.2))
         if hasattr(self, "conv1x1"):
-            x_BCT = self.conv1x1(x_BCT)
-        y_BCT = self.conv2(y_BCT)
+            x_BCT = convolve(self.conv1x1, x_BCT)
+        y_BCT = convolve(self.conv2, y_BCT)
         return torch.add(x_BCT, y_BCT) * math.sqrt(0.5)
+
+    def cast_convolutions(self, dtype: torch.dtype) -> None:
+        """Compute the convolutions over all channels in `dtype`."""
+        for name, conv in self.named_children():
+            if name.startswith("conv"):
+                conv.to(dtype)
+
+
+def convolve(conv: nn.Module, x_BCT: Tensor) -> Tensor:
+    """Convolve in the type of the weights, which may be shorter than that of the activations."""
+    weight = conv.weight
+    assert isinstance(weight, Tensor)
+    return conv(x_BCT.to(weight.dtype)).to(x_BCT.dtype)  # type: ignore[no-any-return]

@@ -26,18 +26,18 @@ def load_kokoro(
     folder: Path,
     device: torch.device,
     *,
-    generator_dtype: torch.dtype = torch.float32,
+    conv_dtype: torch.dtype = torch.float32,
     report: Callable[[float], None] | None = None,
 ) -> Kokoro:
     """The model and its voices out of one of our folders.
 
-    `generator_dtype` is the type of the generator's convolutions, nine tenths of the work;
+    `conv_dtype` is the type of the decoder's convolutions, nine tenths of the work;
     everything else is float32. `report` hears the share that is done. Raises `WeightsError` when
     anything is missing or left over.
     """
     with Checkpoint.open(folder) as checkpoint:
         config = read_kokoro_config(checkpoint.config)
-        model = _skeleton(config, generator_dtype).to_empty(device=device)
+        model = _skeleton(config, conv_dtype).to_empty(device=device)
         targets = (Target(name, parameter) for name, parameter in model.named_parameters())
         load_tensors(
             checkpoint,
@@ -49,17 +49,17 @@ def load_kokoro(
     return Kokoro(config=config, model=model, voices=voices)
 
 
-def weight_bytes(checkpoint: Checkpoint, generator_dtype: torch.dtype) -> int:
+def weight_bytes(checkpoint: Checkpoint, conv_dtype: torch.dtype) -> int:
     """What `load_kokoro` will take of the device; voices stay on the host."""
-    model = _skeleton(read_kokoro_config(checkpoint.config), generator_dtype)
+    model = _skeleton(read_kokoro_config(checkpoint.config), conv_dtype)
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
-def _skeleton(config: KokoroConfig, generator_dtype: torch.dtype) -> KokoroModel:
+def _skeleton(config: KokoroConfig, conv_dtype: torch.dtype) -> KokoroModel:
     """The model without memory behind its weights."""
     with torch.device("meta"):
         model = KokoroModel(config)
-    model.decoder.generator.cast_convolutions(generator_dtype)
+    model.decoder.cast_convolutions(conv_dtype)
     return model.requires_grad_(False).eval()
 
 

@@ -100,7 +100,7 @@ def test_no_audio_is_an_error() -> None:
 
 def test_a_shorter_type_for_the_generator_is_close(kokoro: Kokoro) -> None:
     short = tiny_kokoro()
-    short.model.decoder.generator.cast_convolutions(torch.bfloat16)
+    short.model.decoder.cast_convolutions(torch.bfloat16)
     exact, rounded = (k.synthesize(ids(10), "af_one") for k in (kokoro, short))
     assert not torch.equal(exact, rounded)
     assert float((exact - rounded).norm() / exact.norm()) < 0.05
