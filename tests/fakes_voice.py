@@ -18,6 +18,7 @@ from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.errors import InvalidRequest, to_info
 from triptych.core.http.app import create_app
 from triptych.core.job import Output
+from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment, VoiceClip
 from triptych.core.streams import JobStream, StreamTable
 from triptych.modalities.tts.frontend.base import Planned, Voice
@@ -44,6 +45,7 @@ class SpellingFrontEnd:
     can_clone: bool = False
     takes_instructions: bool = False
     takes_speed: bool = False
+    sampling: SamplingParams = SamplingParams(temperature=0.7)
     most: int = 60
     pause_s: float = 0.0
     planned: list[tuple[str, str, str, str]] = field(default_factory=list)

@@ -12,7 +12,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol, Self
 
@@ -22,7 +22,7 @@ import numpy as np
 from triptych.core.client import EngineClient, OutputStream
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
-from triptych.core.sampling.params import MAX_SAMPLES, SamplingParams
+from triptych.core.sampling.params import MAX_SAMPLES
 from triptych.core.speech import SpeechDelta, SpeechRequest, VoiceClip
 from triptych.modalities.tts.account import Account, SpeechPiece
 from triptych.modalities.tts.audio.speed import TimeStretch
@@ -45,10 +45,9 @@ class SpeechCall:
     """One text to be spoken.
 
     `voice` is a name the model knows (empty: its default), or the id of a voice that `owner` made.
-    `sampling` is the model's business; its `seed` comes from `seed` here (`None`
-    draws one). `dialect`, `acronyms` and `emoji` say how the text is read; without a dialect it is
-    that of the language, or of the voice. `tenant` salts caches, `key` pays for admission.
-    `is_live`: somebody listens while it is made.
+    `dialect`, `acronyms` and `emoji` say how the text is read; without a dialect it is that of the
+    language, or of the voice. Without a `seed` one is drawn. `tenant` salts caches, `key` pays for
+    admission. `is_live`: somebody listens while it is made.
     """
 
     model: str
@@ -61,7 +60,6 @@ class SpeechCall:
     dialect: Literal["us", "uk"] | None = None
     acronyms: Literal["spell", "keep"] = "spell"
     emoji: Emoji = "drop"
-    sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None
     is_live: bool = True
     tenant: str = ""
@@ -156,7 +154,7 @@ class SpeechService:
         stretch = TimeStretch(call.speed, front.sample_rate) if is_stretched else None
         num_tokens = math.ceil(estimate_seconds(call.text) / call.speed * TOKENS_PER_S)
         with self._admission.admit(key=call.key, num_jobs=1, num_tokens=num_tokens):
-            submit = partial(self._submit, call, await self._request(call, voice, speed))
+            submit = partial(self._submit, call, await self._request(call, front, voice, speed))
             async with script, aclosing(_in_order(script, submit)) as deltas:
                 async for part, delta in deltas:
                     account.take(part, delta)
@@ -168,13 +166,15 @@ class SpeechService:
                 tail_S = np.zeros(0, np.float32) if stretch is None else stretch.flush()
                 yield account.piece(tail_S, is_last=True)
 
-    async def _request(self, call: SpeechCall, voice: str, speed: float) -> SpeechRequest:
+    async def _request(
+        self, call: SpeechCall, front: FrontEnd, voice: str, speed: float
+    ) -> SpeechRequest:
         """What all jobs of a call have in common."""
         seeds = (call.seed, self._default_seed, secrets.randbits(62))
         return SpeechRequest(
             segments=(),
             sampling=msgspec.structs.replace(
-                call.sampling, seed=next(seed for seed in seeds if seed is not None)
+                front.sampling, seed=next(seed for seed in seeds if seed is not None)
             ),
             voice=voice,
             clip=await self._clip(call),
@@ -221,6 +221,7 @@ class SpeechService:
             dialect=call.dialect or ("uk" if language.lower() == "en-gb" else "us"),
             acronyms=call.acronyms,
             emoji=call.emoji,
+            tags=tuple(getattr(front, "tags", ())),
         )
         if options not in self._normalizers:
             self._normalizers[options] = Normalizer(options)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechSegment
 from triptych.modalities.tts.text.chunks import Utterance
 from triptych.modalities.tts.text.spoken import Span, SpokenText
@@ -89,6 +90,11 @@ class FrontEnd(Protocol):
     @property
     def takes_speed(self) -> bool:
         """Whether it speaks faster or slower itself; else its sound is stretched."""
+        ...
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How it speaks best; of no matter to a model that draws nothing at random."""
         ...
 
     def check_voice(self, voice: str) -> str:

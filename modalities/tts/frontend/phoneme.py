@@ -54,6 +54,7 @@ class PhonemeFrontEnd:
         self.name = name
         self.sample_rate = model.sample_rate
         self.takes_speed = model.takes_speed
+        self.sampling = model.sampling
         self.voices: Sequence[Voice] = model.voices
         self.default_voice = model.default_voice
         self._model = model

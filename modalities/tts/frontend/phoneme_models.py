@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.sampling.params import SamplingParams
 from triptych.core.weights.layout import read_layout
 from triptych.modalities.tts.frontend.base import Voice
 from triptych.modalities.tts.models.kokoro.config import (
@@ -73,6 +74,7 @@ class PhonemeModel:
     takes_speed: bool
     mixes_voices: bool
     aliases: Mapping[str, str]
+    sampling: SamplingParams = SamplingParams()  # frozen
     prompt_prefix: tuple[int, ...] = ()
     prompt_suffix: tuple[int, ...] = ()
 
@@ -90,6 +92,7 @@ class _OwnVoice(msgspec.Struct, frozen=True, kw_only=True):
     vocab: dict[str, int] = msgspec.field(default_factory=lambda: dict(VOCABULARY))
     max_phonemes: int = 400
     takes_speed: bool = False
+    sampling: SamplingParams = SamplingParams()
     prompt_prefix: tuple[int, ...] = ()
     prompt_suffix: tuple[int, ...] = ()
 
@@ -115,6 +118,7 @@ def read_phoneme_model(folder: str, config: Mapping[str, Any]) -> PhonemeModel:
         takes_speed=own.takes_speed,
         mixes_voices=False,
         aliases=_aliases(names, own.voices[0].name),
+        sampling=own.sampling,
         prompt_prefix=own.prompt_prefix,
         prompt_suffix=own.prompt_suffix,
     )

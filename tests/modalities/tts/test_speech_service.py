@@ -31,6 +31,7 @@ from triptych.core.errors import (
     TriptychError,
     UnsupportedOption,
 )
+from triptych.core.sampling.params import SamplingParams
 from triptych.modalities.tts.account import SpeechPiece
 from triptych.modalities.tts.service import SpeechCall, SpeechService
 
@@ -84,7 +85,7 @@ async def test_a_call_reaches_model_and_engine_as_it_was_meant() -> None:
     assert front.planned == [("I paid three dollars.", "bob", "softly", "en-GB")]
     request = engine.submitted["c.0"]
     assert (request.voice, request.speed, request.tenant) == ("bob", 2.0, "t")
-    assert (request.sampling.seed, request.sampling.sample_index) == (7, 0)
+    assert request.sampling == SamplingParams(temperature=0.7, seed=7)
     assert not request.is_live
 
 
