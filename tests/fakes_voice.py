@@ -45,7 +45,7 @@ class SpellingFrontEnd:
     can_clone: bool = False
     takes_instructions: bool = False
     takes_speed: bool = False
-    sampling: SamplingParams = SamplingParams(temperature=0.7)
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.7))
     most: int = 60
     pause_s: float = 0.0
     planned: list[tuple[str, str, str, str]] = field(default_factory=list)

@@ -74,7 +74,7 @@ class PhonemeModel:
     takes_speed: bool
     mixes_voices: bool
     aliases: Mapping[str, str]
-    sampling: SamplingParams = SamplingParams()  # frozen
+    sampling: SamplingParams
     prompt_prefix: tuple[int, ...] = ()
     prompt_suffix: tuple[int, ...] = ()
 
@@ -144,6 +144,7 @@ def _kokoro(folder: str, config: Mapping[str, Any]) -> PhonemeModel:
         takes_speed=True,
         mixes_voices=True,
         aliases=_aliases(names, default),
+        sampling=SamplingParams(),
     )
 
 
