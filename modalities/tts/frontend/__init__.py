@@ -35,4 +35,16 @@ def open_front_end(resolved: ResolvedModel, options: ModelOptions) -> FrontEnd:
         from triptych.modalities.tts.frontend.phoneme import PhonemeFrontEnd
 
         return PhonemeFrontEnd.open(resolved, config)
+    if config.get("model_type") == "csm":
+        from triptych.modalities.tts.models.csm.frontend import open_csm
+
+        return open_csm(resolved, config)
+    if config.get("model_type") == "higgs_audio_v2":
+        from triptych.modalities.tts.models.higgs.frontend import open_higgs
+
+        return open_higgs(resolved, config)
+    if "speech" in config:
+        from triptych.modalities.tts.models.orpheus.frontend import open_orpheus
+
+        return open_orpheus(resolved, config)
     raise WeightsError(f"{resolved.name} is no speech model that is known here.")

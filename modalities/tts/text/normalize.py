@@ -23,7 +23,7 @@ from triptych.modalities.tts.text.names import name_rules, phrase_rules
 from triptych.modalities.tts.text.numbers import NumberWords
 from triptych.modalities.tts.text.pronounced import put_back, take_out
 from triptych.modalities.tts.text.quantities import quantity_rules
-from triptych.modalities.tts.text.rules import Voice
+from triptych.modalities.tts.text.rules import Rule, RuleSet, Voice
 from triptych.modalities.tts.text.sentences import Sentence, split_sentences
 from triptych.modalities.tts.text.spoken import Boundary, SpokenBuilder, SpokenText
 
@@ -37,12 +37,14 @@ class NormalizeOptions:
     """How ambiguous text is read.
 
     `dialect` sets the order of dates like 3/4/2024 and whether "and" stands in numbers; `acronyms`
-    "keep" leaves them to an engine with rules of its own; `emoji` are dropped or named.
+    "keep" leaves them to an engine with rules of its own; `emoji` are dropped or named. `tags` are
+    left as they are where they stand in angle brackets: <laugh> is an order to some engines.
     """
 
     dialect: Literal["us", "uk"] = "us"
     acronyms: Literal["spell", "keep"] = "spell"
     emoji: Emoji = "drop"
+    tags: tuple[str, ...] = ()
 
 
 class Normalizer:
@@ -60,7 +62,9 @@ class Normalizer:
             "mdy" if is_us else "dmy",
             self._options.acronyms == "spell",
         )
-        rules = phrase_rules(voice) + date_rules(voice) + address_rules(voice)
+        tag = Rule(re.compile(f"<{alternatives(self._options.tags)}>"), lambda match: match[0])
+        tags = RuleSet(sign=(tag,) if self._options.tags else ())
+        rules = tags + phrase_rules(voice) + date_rules(voice) + address_rules(voice)
         rules = rules + quantity_rules(voice) + name_rules(voice)
         self._digit, self._letter, self._sign = rules.digit, rules.letter, rules.sign
         operators = alternatives(self._language.operators)

@@ -2,3 +2,6 @@
 
 Importing this package loads no torch.
 """
+
+CODEC_FOLDER = "audio_tokenizer"
+"""Where the tokenizer of sound, published by itself, is looked for in the model's folder."""

@@ -21,7 +21,8 @@ from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import load_tensors
 from triptych.modalities.tts.codecs.open import HubCodec
 from triptych.modalities.tts.models.blueprint import Codes, SpeechCodec, SpeechSetup, SpeechTraits
-from triptych.modalities.tts.models.higgs.config import CODEC_FOLDER, HiggsConfig
+from triptych.modalities.tts.models.higgs import CODEC_FOLDER
+from triptych.modalities.tts.models.higgs.config import HiggsConfig
 from triptych.modalities.tts.models.higgs.model import HiggsModel
 
 

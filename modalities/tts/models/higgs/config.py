@@ -22,9 +22,6 @@ from triptych.core.layers.decoder import DecoderConfig
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 
-CODEC_FOLDER = "audio_tokenizer"
-"""Where the tokenizer of sound, published by itself, is looked for in the model's folder."""
-
 
 class HiggsFields(CausalLmConfig, frozen=True, kw_only=True):
     """What a checkpoint says of itself. `codebook_size` counts the two marks of a stream.

@@ -36,6 +36,16 @@ class SpeechBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt_end: tuple[Id, ...] = (128_009, 128_260, 128_261, 128_257)
     stop_ids: tuple[Id, ...] = (128_258, 128_262)
     voices: tuple[str, ...] = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
+    tags: tuple[str, ...] = (
+        "laugh",
+        "chuckle",
+        "sigh",
+        "cough",
+        "sniffle",
+        "groan",
+        "yawn",
+        "gasp",
+    )
 
 
 def read_speech_block(config: Mapping[str, Any]) -> SpeechBlock:
