@@ -16,10 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from triptych.core import logs
 from triptych.core.errors import ConfigError, RequestError
-from triptych.core.options import add_options, resolve_with_sources
-from triptych.core.weights.progress import RichProgress
+from triptych.core.options import add_options
 from triptych.modalities.tts.recognition.formats import as_srt, as_text, as_vtt
 from triptych.modalities.tts.recognition.pipeline import TranscribeOptions, TranscriptionPipeline
 from triptych.modalities.tts.recognition.protocol import json_reply, verbose_reply
@@ -131,10 +129,7 @@ def _write(text: str, file: str, args: argparse.Namespace) -> None:
 
 
 def _open_pipeline(args: argparse.Namespace) -> TranscriptionPipeline:
-    resolved = resolve_with_sources(args)
-    if resolved.sources["log_level"] != "default":  # unasked, nothing that was said is logged
-        logs.configure(resolved.config.server)
-    return TranscriptionPipeline.from_config(resolved.config, RichProgress())
+    return TranscriptionPipeline.from_arguments(args)
 
 
 @contextmanager
