@@ -28,7 +28,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A class of models. The time it is told is `time_scale` times the scheduler's, flipped or not.
+    """A class of models. The time it is told is the scheduler's over `time_unit`, flipped or not.
 
     `lists`: arguments passed as lists of rows, not stacked. `axes`: arguments whose rows are not
     stacked in front. `halves`: the answer's second half of channels is a variance, left out.
@@ -38,7 +38,7 @@ class Family:
 
     sample: str = "hidden_states"
     time: str = "timestep"
-    time_scale: float = 1.0
+    time_unit: float = 1.0
     time_flips: bool = False
     negates: bool = False
     halves: bool = False

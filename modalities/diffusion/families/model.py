@@ -67,7 +67,7 @@ class DenoiseModel:
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """The keyword arguments of one run."""
         family = self.family
-        times = batch.times.to(self.device, torch.float32) * family.time_scale
+        times = batch.times.to(self.device, torch.float32) / family.time_unit
         arguments: dict[str, Any] = {
             family.sample: self._samples(batch),
             family.time: (1 - times if family.time_flips else times).to(self.dtype),

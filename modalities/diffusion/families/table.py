@@ -6,6 +6,7 @@ class that is not here can still be run by giving `DenoiseModel` a `Family`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from torch import nn
@@ -25,9 +26,9 @@ def _dual(*names: str, streams: tuple[str, ...] = _TEXT_FIRST) -> tuple[Blocks, 
 
 _BLOCKS = (Blocks("transformer_blocks"),)
 _TWO_LISTS = ("transformer_blocks", "single_transformer_blocks")
-_THOUSANDTHS = 1 / 1000
+_THOUSAND = 1000.0
 
-_FLUX = Family(time_scale=_THOUSANDTHS, span=_dual(*_TWO_LISTS))
+_FLUX = Family(time_unit=_THOUSAND, span=_dual(*_TWO_LISTS))
 _WAN = Family(span=(Blocks("blocks"),), tap="condition_embedder")
 _UNET = Family(sample="sample")
 _COGVIEW = Family(span=_dual("transformer_blocks", streams=_PICTURE_FIRST))
@@ -36,12 +37,12 @@ _FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
     {
         "AllegroTransformer3DModel": Family(span=_BLOCKS),
         "AuraFlowTransformer2DModel": Family(
-            time_scale=_THOUSANDTHS,
+            time_unit=_THOUSAND,
             span=(*_dual("joint_transformer_blocks"), Blocks("single_transformer_blocks")),
         ),
         "BriaTransformer2DModel": Family(span=_dual(*_TWO_LISTS)),
         "ChromaTransformer2DModel": Family(
-            time_scale=_THOUSANDTHS,
+            time_unit=_THOUSAND,
             span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
         ),
         "ChronoEditTransformer3DModel": _WAN,
@@ -54,7 +55,7 @@ _FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "EasyAnimateTransformer3DModel": _COGVIEW,
         "ErnieImageTransformer2DModel": Family(),
         "Flux2Transformer2DModel": Family(
-            time_scale=_THOUSANDTHS,
+            time_unit=_THOUSAND,
             span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
         ),
         "FluxTransformer2DModel": _FLUX,
@@ -78,17 +79,17 @@ _FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             span=_dual("double_blocks", streams=_PICTURE_FIRST)
         ),
         "Kandinsky5Transformer3DModel": Family(span=(Blocks("visual_transformer_blocks"),)),
-        "Krea2Transformer2DModel": Family(time_scale=_THOUSANDTHS, span=_BLOCKS),
+        "Krea2Transformer2DModel": Family(time_unit=_THOUSAND, span=_BLOCKS),
         "LTXVideoTransformer3DModel": Family(span=_BLOCKS),
         "LatteTransformer3DModel": Family(
             span=(Blocks("transformer_blocks"), Blocks("temporal_transformer_blocks"))
         ),
-        "LongCatImageTransformer2DModel": Family(time_scale=_THOUSANDTHS, span=_dual(*_TWO_LISTS)),
+        "LongCatImageTransformer2DModel": Family(time_unit=_THOUSAND, span=_dual(*_TWO_LISTS)),
         "Lumina2Transformer2DModel": Family(
-            time_scale=_THOUSANDTHS, time_flips=True, negates=True, span=(Blocks("layers"),)
+            time_unit=_THOUSAND, time_flips=True, negates=True, span=(Blocks("layers"),)
         ),
         "LuminaNextDiT2DModel": Family(
-            time_scale=_THOUSANDTHS,
+            time_unit=_THOUSAND,
             time_flips=True,
             negates=True,
             halves=True,
@@ -97,10 +98,10 @@ _FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "MochiTransformer3DModel": _COGVIEW,
         "MotifVideoTransformer3DModel": Family(span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)),
         "OvisImageTransformer2DModel": _FLUX,
-        "PRXTransformer2DModel": Family(time_scale=_THOUSANDTHS, span=(Blocks("blocks"),)),
+        "PRXTransformer2DModel": Family(time_unit=_THOUSAND, span=(Blocks("blocks"),)),
         "PixArtTransformer2DModel": Family(halves=True, span=_BLOCKS),
         "QwenImageTransformer2DModel": Family(
-            time_scale=_THOUSANDTHS, span=_dual("transformer_blocks")
+            time_unit=_THOUSAND, span=_dual("transformer_blocks")
         ),
         "SD3Transformer2DModel": Family(span=_dual("transformer_blocks")),
         "SanaTransformer2DModel": Family(span=_BLOCKS),
@@ -115,7 +116,7 @@ _FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "ZImageTransformer2DModel": Family(
             sample="x",
             time="t",
-            time_scale=_THOUSANDTHS,
+            time_unit=_THOUSAND,
             time_flips=True,
             negates=True,
             lists=frozenset({"x", "cap_feats"}),
@@ -131,7 +132,9 @@ def family_of(module: nn.Module) -> Family:
     if name not in _FAMILIES:
         known = ", ".join(sorted(_FAMILIES))
         raise WeightsError(f"{name} is no denoising model known here; these are: {known}.")
-    return _FAMILIES[name]
+    # Sana's models say themselves what unit of time they were trained in.
+    own_scale = getattr(getattr(module, "config", None), "timestep_scale", 1.0)
+    return replace(_FAMILIES[name], time_unit=_FAMILIES[name].time_unit / own_scale)
 
 
 def open_model(module: nn.Module) -> DenoiseModel:

@@ -84,7 +84,7 @@ def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
     accepted = inspect.signature(scheduler.set_timesteps).parameters
     arguments: dict[str, Any] = {}
     if spacing.sigmas is not None and "sigmas" in accepted and _takes_sigmas(scheduler):
-        arguments["sigmas"] = list(spacing.sigmas)
+        arguments["sigmas"] = np.array(spacing.sigmas)
     if spacing.mu is not None and "mu" in accepted and scheduler.config.get("use_dynamic_shifting"):
         arguments["mu"] = spacing.mu
     if "sigmas" not in arguments:

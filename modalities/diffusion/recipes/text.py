@@ -1,0 +1,76 @@
+"""Prompts through tokenizers and text encoders, one prompt at a time.
+
+Owns the calls every recipe makes; which encoder, length and layer is the recipe's. A prompt is
+encoded alone, so what it yields never depends on which others came with it.
+
+Legend: T tokens, C channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One prompt's hidden states `[T, C]`, which tokens are real `[T]`, and a whole-prompt vector.
+
+    `pooled` is empty where the encoder has none.
+    """
+
+    hidden: Tensor
+    mask: Tensor
+    pooled: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoder:
+    """A tokenizer and the model that reads its tokens."""
+
+    tokenizer: Any
+    module: nn.Module
+
+    @torch.no_grad()
+    def encode(
+        self,
+        prompt: str,
+        *,
+        length: int = 0,
+        pads: bool = True,
+        masks: bool = True,
+        layer: int | None = None,
+    ) -> Encoded:
+        """Encode a prompt, cut at `length` tokens (0: the tokenizer's own limit).
+
+        `pads` fills up to `length`; `masks` hides the filling from the encoder. `layer` counts
+        hidden states from the end, before any final norm; `None` is the encoder's own output.
+        """
+        tokens = self.tokenizer(
+            prompt,
+            max_length=length or self.tokenizer.model_max_length,
+            padding="max_length" if pads else False,
+            truncation=True,
+            return_tensors="pt",
+        )
+        device = next(self.module.parameters()).device
+        mask = tokens.attention_mask.to(device)
+        output = self.module(
+            input_ids=tokens.input_ids.to(device),
+            attention_mask=mask if masks else None,
+            output_hidden_states=layer is not None,
+        )
+        hidden = output[0] if layer is None else output.hidden_states[layer]
+        return Encoded(hidden[0], mask[0], _pooled(output))
+
+
+def _pooled(output: Any) -> Tensor:
+    """The projected vector of a CLIP with projection, else the pooled one of a plain CLIP."""
+    for name in ("text_embeds", "pooler_output"):
+        vector = getattr(output, name, None)
+        if isinstance(vector, Tensor):
+            return vector[0]
+    return torch.empty(0)

@@ -1,0 +1,296 @@
+"""Tiny pipelines of diffusers with random weights: our components and theirs, the same modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from fakes_families import build
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import nn
+
+WIDTH = 16
+_SPECIAL = ["<pad>", "<s>", "</s>"]
+FLOW: dict[str, Any] = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+_SHIFTED = {"use_dynamic_shifting": True}
+_FLOW_SIGMAS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+_STEPWISE = [
+    FLOW,
+    {"_class_name": "FlowMatchHeunDiscreteScheduler", "shift": 2.0},
+    {"_class_name": "DPMSolverMultistepScheduler", **_FLOW_SIGMAS, "flow_shift": 3.0},
+]
+_SPACED = [
+    {**FLOW, **_SHIFTED},
+    {**FLOW, "use_karras_sigmas": True},
+    {"_class_name": "UniPCMultistepScheduler", **_FLOW_SIGMAS, **_SHIFTED},
+]
+_NOISE = [
+    {"_class_name": "DDIMScheduler", "steps_offset": 1, "clip_sample": False},
+    {"_class_name": "EulerDiscreteScheduler", "steps_offset": 1},
+    {"_class_name": "DPMSolverMultistepScheduler", "steps_offset": 1, "use_karras_sigmas": True},
+    {"_class_name": "UniPCMultistepScheduler", "steps_offset": 1},
+]
+SCHEDULERS: dict[str, list[dict[str, Any]]] = {
+    "AuraFlowPipeline": _STEPWISE[:2],
+    "ChromaPipeline": _SPACED,
+    "FluxPipeline": _SPACED,
+    "Lumina2Pipeline": _SPACED,
+    "PixArtAlphaPipeline": _NOISE,
+    "PixArtSigmaPipeline": _NOISE,
+    "QwenImagePipeline": _SPACED,
+    "SanaPipeline": _STEPWISE,
+    "StableDiffusion3Pipeline": _STEPWISE,
+    "StableDiffusionPipeline": _NOISE,
+    "StableDiffusionXLPipeline": _NOISE,
+    "ZImagePipeline": [*_SPACED[:2], {**FLOW, "shift_terminal": 0.05}],
+}
+
+
+def tokenizer(length: int) -> Any:
+    """A token per byte, between a beginning and an end."""
+    alphabet = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    inner = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        model_max_length=length,
+        chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}",
+    )
+
+
+_SIZES = {
+    "vocab_size": 300,
+    "hidden_size": WIDTH,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+_KV = {"num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
+
+
+def clip(*, projects: bool) -> nn.Module:
+    config = transformers.CLIPTextConfig(
+        **_SIZES, projection_dim=12, max_position_embeddings=77, eos_token_id=2, bos_token_id=1
+    )
+    kind = transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
+    return _random(kind(config))
+
+
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        vocab_size=300, d_model=WIDTH, d_kv=8, d_ff=24, num_layers=2, num_heads=2
+    )
+    return _random(transformers.T5EncoderModel(config))
+
+
+def gemma() -> nn.Module:
+    return _random(transformers.Gemma2Model(transformers.Gemma2Config(**_SIZES, **_KV)))
+
+
+def qwen() -> nn.Module:
+    return _random(transformers.Qwen3Model(transformers.Qwen3Config(**_SIZES, **_KV)))
+
+
+def vae(shift: float | None = None) -> nn.Module:
+    return _random(
+        diffusers.AutoencoderKL(
+            block_out_channels=(4, 4, 4, 4),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            latent_channels=4,
+            norm_num_groups=2,
+            scaling_factor=0.4,
+            shift_factor=shift,
+        )
+    )
+
+
+def video_vae() -> nn.Module:
+    return _random(
+        diffusers.AutoencoderKLQwenImage(
+            base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False, True, True],
+            latents_mean=[0.1, -0.2, 0.3, 0.0],
+            latents_std=[1.0, 2.0, 0.5, 1.5],
+        )
+    )
+
+
+def deep_vae() -> nn.Module:
+    return _random(
+        diffusers.AutoencoderDC(
+            latent_channels=4,
+            attention_head_dim=2,
+            encoder_block_types=("ResBlock", "EfficientViTBlock"),
+            decoder_block_types=("ResBlock", "EfficientViTBlock"),
+            encoder_block_out_channels=(8, 8),
+            decoder_block_out_channels=(8, 8),
+            encoder_qkv_multiscales=((), (5,)),
+            decoder_qkv_multiscales=((), (5,)),
+            encoder_layers_per_block=(1, 1),
+            decoder_layers_per_block=(1, 1),
+            scaling_factor=0.4,
+        )
+    )
+
+
+def _random(module: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(len(list(module.parameters())))
+    with torch.no_grad():
+        for weight in module.parameters():
+            scale = 0.3 if weight.ndim < 2 else weight[0].numel() ** -0.5
+            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+    return module.eval()
+
+
+def _unet(**extra: Any) -> nn.Module:
+    return _random(
+        diffusers.UNet2DConditionModel(
+            sample_size=8,
+            block_out_channels=(8, 16),
+            layers_per_block=1,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+            norm_num_groups=4,
+            attention_head_dim=2,
+            **extra,
+        )
+    )
+
+
+def _sized_pixart() -> nn.Module:
+    module: Any = build("PixArtTransformer2DModel")
+    sized = {"attention_head_dim": 12, "cross_attention_dim": 24, "sample_size": 128}
+    sized["use_additional_conditions"] = True
+    return _random(type(module).from_config({**module.config, **sized}))
+
+
+def _packed(name: str, **extra: Any) -> nn.Module:
+    """The tiny transformer with channels for patches of 2 x 2 of four latents."""
+    module: Any = build(name)
+    return _random(type(module).from_config({**module.config, "in_channels": 16, **extra}))
+
+
+def _one(encoder: Callable[[], nn.Module], length: int = 77) -> dict[str, Any]:
+    return {"tokenizer": tokenizer(length), "text_encoder": encoder()}
+
+
+def _clips() -> dict[str, Any]:
+    return {
+        **_one(lambda: clip(projects=True)),
+        "tokenizer_2": tokenizer(77),
+        "text_encoder_2": clip(projects=True),
+    }
+
+
+_COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "AuraFlowPipeline": lambda: {
+        **_one(t5),
+        "transformer": build("AuraFlowTransformer2DModel"),
+        "vae": vae(),
+    },
+    "ChromaPipeline": lambda: {
+        **_one(t5),
+        "transformer": _packed("ChromaTransformer2DModel"),
+        "vae": vae(shift=0.1),
+    },
+    "FluxPipeline": lambda: {
+        **_one(lambda: clip(projects=False)),
+        "tokenizer_2": tokenizer(512),
+        "text_encoder_2": t5(),
+        "transformer": _packed("FluxTransformer2DModel", pooled_projection_dim=WIDTH),
+        "vae": vae(shift=0.1),
+    },
+    "Lumina2Pipeline": lambda: {
+        **_one(gemma),
+        "transformer": build("Lumina2Transformer2DModel"),
+        "vae": vae(shift=0.1),
+    },
+    "PixArtAlphaPipeline": lambda: {**_one(t5), "transformer": _sized_pixart(), "vae": vae()},
+    "PixArtSigmaPipeline": lambda: {
+        **_one(t5),
+        "transformer": build("PixArtTransformer2DModel"),
+        "vae": vae(),
+    },
+    "QwenImagePipeline": lambda: {
+        **_one(qwen, length=2000),
+        "transformer": build("QwenImageTransformer2DModel"),
+        "vae": video_vae(),
+    },
+    "SanaPipeline": lambda: {
+        **_one(gemma, length=2000),
+        "transformer": build("SanaTransformer2DModel"),
+        "vae": deep_vae(),
+    },
+    "StableDiffusion3Pipeline": lambda: {
+        **_clips(),
+        "tokenizer_3": tokenizer(256),
+        "text_encoder_3": _random(
+            transformers.T5EncoderModel(
+                transformers.T5Config(
+                    vocab_size=300, d_model=40, d_kv=8, d_ff=24, num_layers=2, num_heads=2
+                )
+            )
+        ),
+        "transformer": _packed(
+            "SD3Transformer2DModel",
+            in_channels=4,
+            joint_attention_dim=40,
+            pooled_projection_dim=24,
+        ),
+        "vae": vae(shift=0.1),
+    },
+    "StableDiffusionPipeline": lambda: {
+        **_one(lambda: clip(projects=False)),
+        "unet": _unet(cross_attention_dim=WIDTH),
+        "vae": vae(),
+    },
+    "StableDiffusionXLPipeline": lambda: {
+        **_clips(),
+        "unet": _unet(
+            cross_attention_dim=2 * WIDTH,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=4,
+            projection_class_embeddings_input_dim=36,
+        ),
+        "vae": vae(),
+    },
+    "ZImagePipeline": lambda: {
+        **_one(qwen),
+        "transformer": build("ZImageTransformer2DModel"),
+        "vae": vae(shift=0.1),
+    },
+}
+_THEIR_EXTRAS: dict[str, Mapping[str, Any]] = {
+    "StableDiffusionPipeline": {
+        "safety_checker": None,
+        "feature_extractor": None,
+        "requires_safety_checker": False,
+    },
+}
+
+
+def components(name: str) -> dict[str, Any]:
+    return _COMPONENTS[name]()
+
+
+def their_pipeline(name: str, parts: Mapping[str, Any], scheduler: Mapping[str, Any]) -> Any:
+    """Diffusers' pipeline over the same modules."""
+    kind = getattr(diffusers, str(scheduler["_class_name"]))
+    extras = _THEIR_EXTRAS.get(name, {})
+    pipeline = getattr(diffusers, name)(**parts, scheduler=kind.from_config(scheduler), **extras)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline

@@ -1,0 +1,205 @@
+"""The loop: guidance, previews, rows that come, go and differ, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from fakes_diffusion import NATIVE_CONFIGS, noise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from triptych.modalities.diffusion.caches.methods import CacheMethod, planned, taylorseer
+from triptych.modalities.diffusion.caches.slot import CacheSlot
+from triptych.modalities.diffusion.cells import CellPools
+from triptych.modalities.diffusion.denoise import Branch, Denoiser, Guidance, Row
+from triptych.modalities.diffusion.families.family import Conditioning, Family
+from triptych.modalities.diffusion.families.model import DenoiseModel
+from triptych.modalities.diffusion.samplers.registry import Spacing
+from triptych.modalities.diffusion.samplers.rows import start_row
+
+FLOW = NATIVE_CONFIGS["flow euler"]
+
+
+class Toy(nn.Module):
+    """Answers by sample, time and prompt, each row by itself; remembers how it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(0.7))
+        self.batches: list[int] = []
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Any:
+        self.batches.append(len(hidden_states))
+        shift = (prompt + timestep / 1000).view(-1, *[1] * (hidden_states.ndim - 1))
+        return (torch.tanh(self.gain * hidden_states + shift),)
+
+
+def open_row(
+    pools: CellPools,
+    *,
+    seed: int = 1,
+    num_steps: int = 6,
+    prompts: Sequence[float] = (0.3,),
+    shape: Sequence[int] = (2, 3),
+    cache: CacheMethod | None = None,
+    **guidance: Any,
+) -> Row:
+    sample = start_row(
+        noise(seed, shape),
+        FLOW,
+        Spacing(num_steps=num_steps),
+        generator=torch.Generator(),
+        pools=pools,
+    )
+    branches = [
+        Branch(
+            conditioning=Conditioning(rows={"prompt": torch.tensor(prompt)}),
+            slot=CacheSlot(cache, num_steps, pools) if cache else None,
+        )
+        for prompt in prompts
+    ]
+    return Row(sample=sample, branches=branches, guidance=Guidance(**guidance))
+
+
+def denoiser() -> tuple[Denoiser, Toy]:
+    toy = Toy()
+    return Denoiser(DenoiseModel(toy, Family())), toy
+
+
+def finish(loop: Denoiser, row: Row) -> Tensor:
+    while not row.is_done:
+        loop.step([row])
+    sample = row.sample.sample
+    row.release()
+    return sample
+
+
+def velocity_at(row: Row, prompt: float) -> Tensor:
+    time = torch.tensor([row.sample.timesteps[row.sample.step]])
+    answer: Tensor = Toy()(row.sample.sample[None], time, torch.tensor([prompt]))[0][0].detach()
+    return answer
+
+
+def test_guidance_weighs_two_branches_in_one_run() -> None:
+    loop, toy = denoiser()
+    row = open_row(CellPools(), prompts=(0.3, -0.2), scale=4.0)
+    before, (sigma, after) = row.sample.sample, row.sample.noise_levels[:2]
+    wanted, unwanted = velocity_at(row, 0.3), velocity_at(row, -0.2)
+    loop.step([row])
+    expected = before + (after - sigma) * (unwanted + 4 * (wanted - unwanted))
+    assert torch.allclose(row.sample.sample, expected, atol=1e-6)
+    assert toy.batches == [2]
+
+
+def test_guidance_can_keep_the_norm_and_end_early() -> None:
+    loop, toy = denoiser()
+    row = open_row(
+        CellPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True, stop=0.5
+    )
+    before, (sigma, after) = row.sample.sample, row.sample.noise_levels[:2]
+    wanted, unwanted = velocity_at(row, 0.3), velocity_at(row, -0.2)
+    loop.step([row])
+    guided = unwanted + 5 * (wanted - unwanted)
+    guided *= wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+    assert torch.allclose(row.sample.sample, before + (after - sigma) * guided, atol=1e-6)
+    finish(loop, row)
+    assert toy.batches == [2, 2, 1, 1]
+
+
+def test_previews_foretell_the_end_and_cost_no_run() -> None:
+    loop, toy = denoiser()
+    pools = CellPools()
+    rows = [open_row(pools, seed=seed, shape=(2, 2 + seed)) for seed in (1, 2)]
+    plain = [finish(loop, open_row(pools, seed=seed, shape=(2, 2 + seed))) for seed in (1, 2)]
+    toy.batches.clear()
+    apart: list[float] = []
+    while not rows[0].is_done:
+        previews = loop.preview_step(rows)
+        apart.append(float((previews[0] - plain[0]).norm()))
+    assert toy.batches == [1, 1] * 6  # two shapes, six steps
+    assert apart[-1] < 1e-5
+    assert apart == sorted(apart, reverse=True)
+    assert all(torch.equal(row.sample.sample, end) for row, end in zip(rows, plain, strict=True))
+
+
+def test_rows_with_different_plans_meet_at_their_computed_steps() -> None:
+    loop, toy = denoiser()
+    pools = CellPools()
+    plans = [
+        [True, False, False, True, False, True],
+        [True, True, False, False, False, True],
+        [True, False, True, False, False, True],
+    ]
+    rows = [open_row(pools, seed=i, cache=planned(plan)) for i, plan in enumerate(plans)]
+    alone = [
+        finish(loop, open_row(pools, seed=i, cache=planned(plan))) for i, plan in enumerate(plans)
+    ]
+    toy.batches.clear()
+    while running := [row for row in rows if not row.is_done]:
+        loop.step_to_run(running)
+    assert toy.batches == [3, 3, 3]
+    for row, expected in zip(rows, alone, strict=True):
+        assert torch.allclose(row.sample.sample, expected, atol=1e-6)
+
+
+def test_joining_waits_for_no_one() -> None:
+    loop, toy = denoiser()
+    pools = CellPools()
+    first, second = open_row(pools, seed=1, num_steps=8), open_row(pools, seed=2, num_steps=3)
+    loop.step([first])
+    loop.step([first, second])
+    assert (first.sample.step, second.sample.step) == (2, 1)
+    assert toy.batches == [1, 2]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 10**6), min_size=50, max_size=50))
+def test_nothing_leaks_and_no_row_notices_the_others(choices: list[int]) -> None:
+    """A thousand events over the examples: rows join, step, are aborted, differ in all there is."""
+    loop, _ = denoiser()
+    pools = CellPools()
+    alone: dict[tuple[Any, ...], Tensor] = {}
+    live: list[tuple[tuple[Any, ...], Row]] = []
+
+    def make(key: tuple[Any, ...]) -> Row:
+        seed, num_steps, width, cached, guided = key
+        return open_row(
+            pools,
+            seed=seed,
+            num_steps=num_steps,
+            prompts=(0.3, -0.2) if guided else (0.1 * seed,),
+            shape=(2, width),
+            cache=taylorseer(interval=3, warmup=2) if cached else None,
+            scale=3.0,
+        )
+
+    for choice in choices:
+        action, rest = choice % 4, choice // 4
+        if action == 0 or not live:
+            key = (rest % 3, 3 + rest % 5, 2 + rest % 2, rest % 7 > 3, rest % 11 > 5)
+            if key not in alone:
+                alone[key] = finish(loop, make(key))
+            live.append((key, make(key)))
+        elif action == 1:
+            live.pop(rest % len(live))[1].release()
+        else:
+            loop.step([row for index, (_, row) in enumerate(live) if (rest >> index) % 2 == 0])
+        for key, row in [pair for pair in live if pair[1].is_done]:
+            assert torch.allclose(row.sample.sample, alone[key], atol=1e-6)
+            row.release()
+        live = [pair for pair in live if not pair[1].is_done]
+    for _, row in live:
+        row.release()
+    assert pools.num_used == 0
+
+
+def test_a_finished_row_cannot_be_stepped() -> None:
+    loop, _ = denoiser()
+    row = open_row(CellPools(), num_steps=1)
+    loop.step([row])
+    with pytest.raises((AssertionError, IndexError)):
+        loop.step([row])

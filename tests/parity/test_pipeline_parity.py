@@ -1,0 +1,145 @@
+"""Whole pictures: our prepare, step and decode against diffusers' pipelines, the cache off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from fakes_pipelines import SCHEDULERS, components, their_pipeline
+from torch import Tensor
+
+from triptych.core.errors import InvalidRequest, WeightsError
+from triptych.modalities.diffusion.caches.methods import first_block, planned
+from triptych.modalities.diffusion.cells import CellPools
+from triptych.modalities.diffusion.denoise import Denoiser, Row
+from triptych.modalities.diffusion.families.table import open_model
+from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe, row_seed
+from triptych.modalities.diffusion.recipes.registry import open_recipe
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*upcast_vae.*:FutureWarning"),
+]
+REQUEST = PictureRequest(
+    prompt="A red apple", negative_prompt="blurry", width=64, height=96, num_steps=3, seed=11
+)
+CASES = [(name, index) for name, found in SCHEDULERS.items() for index in range(len(found))]
+
+
+def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, Any]:
+    """What their call is told beside prompt, size and steps."""
+    scale = recipe.default_guidance
+    told: dict[str, Any] = {"negative_prompt": request.negative_prompt, "guidance_scale": scale}
+    if name == "FluxPipeline":
+        del told["negative_prompt"]
+    if name == "QwenImagePipeline":
+        told = {"negative_prompt": request.negative_prompt, "true_cfg_scale": scale}
+    if name in {"PixArtAlphaPipeline", "PixArtSigmaPipeline", "SanaPipeline"}:
+        told["use_resolution_binning"] = False
+        told["clean_caption"] = False
+    return told
+
+
+def size_for(name: str, request: PictureRequest) -> PictureRequest:
+    """Sana's tiny autoencoder halves once, so the same latents are a smaller picture."""
+    return replace(request, width=32, height=64) if name == "SanaPipeline" else request
+
+
+def theirs(name: str, parts: dict[str, Any], request: PictureRequest, output: str) -> Tensor:
+    recipe = open_recipe(name, parts)
+    modules = {part: value for part, value in parts.items() if part != "scheduler"}
+    pipeline = their_pipeline(name, modules, parts["scheduler"])
+    result = pipeline(
+        request.prompt,
+        width=request.width,
+        height=request.height,
+        num_inference_steps=request.num_steps,
+        generator=torch.Generator().manual_seed(request.seed),
+        output_type=output,
+        **extras_of(name, request, recipe),
+    )
+    images: Tensor = result.images[0]
+    return images
+
+
+def run(denoiser: Denoiser, rows: list[Row]) -> None:
+    while running := [row for row in rows if not row.is_done]:
+        denoiser.step(running)
+
+
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_latents_are_those_of_diffusers(name: str, index: int) -> None:
+    parts = {**components(name), "scheduler": SCHEDULERS[name][index]}
+    recipe, pools = open_recipe(name, parts), CellPools()
+    request = size_for(name, REQUEST)
+    # In the company of another prompt, seed and number of steps, one step ahead.
+    other = replace(request, prompt="Two penguins by a house", seed=5, num_steps=4)
+    denoiser = Denoiser(open_model(recipe.model))
+    rows = [recipe.prepare(other, pools), recipe.prepare(request, pools)]
+    denoiser.step(rows[:1])
+    run(denoiser, rows)
+    sample = recipe.to_latents(rows[1].sample.sample, request)
+    expected = theirs(name, parts, request, "latent")
+    if expected.ndim == 2:
+        expected = recipe.to_latents(expected, request)
+    assert (sample - expected).abs().max() <= 1e-5 * expected.abs().max()
+    for row in rows:
+        row.release()
+    assert pools.num_used == 0
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_pictures_are_those_of_diffusers(name: str) -> None:
+    parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
+    recipe, pools = open_recipe(name, parts), CellPools()
+    request = size_for(name, replace(REQUEST, num_steps=2))
+    row = recipe.prepare(request, pools)
+    run(Denoiser(open_model(recipe.model)), [row])
+    picture = recipe.decode(row.sample.sample, request)
+    expected = theirs(name, parts, request, "pt")
+    assert picture.shape == expected.shape == (3, request.height, request.width)
+    assert (picture - expected).abs().max() < 1e-5
+
+
+def test_pictures_asked_for_together_differ_and_the_first_is_the_seeds_own() -> None:
+    seeds = {row_seed(seed, index) for seed in (7, 8) for index in range(50)}
+    assert len(seeds) == 100
+    assert row_seed(7, 0) == 7
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_sizes_that_do_not_fit_and_unknown_pipelines_are_named() -> None:
+    parts = {**components("FluxPipeline"), "scheduler": SCHEDULERS["FluxPipeline"][0]}
+    recipe, pools = open_recipe("FluxPipeline", parts), CellPools()
+    assert recipe.pixel_multiple == 16
+    with pytest.raises(InvalidRequest, match=r"multiples of 16.*not 1000x72"):
+        recipe.prepare(replace(REQUEST, width=1000, height=72), pools)
+    with pytest.raises(WeightsError, match="MysteryPipeline is no pipeline"):
+        open_recipe("MysteryPipeline", parts)
+    assert pools.num_used == 0
+
+
+def test_branches_skip_by_their_own_caches_and_come_close() -> None:
+    name, num_steps = "StableDiffusion3Pipeline", 10
+    parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
+    recipe, pools = open_recipe(name, parts), CellPools()
+    request = replace(REQUEST, num_steps=num_steps, guidance_scale=2.0)
+    denoiser = Denoiser(open_model(recipe.model))
+    exact = recipe.prepare(request, pools)
+    run(denoiser, [exact])
+    for cache in (
+        first_block(threshold=0.6, order=1),
+        planned([step not in {3, 5, 7} for step in range(num_steps)]),
+    ):
+        row = recipe.prepare(replace(request, cache=cache), pools)
+        run(denoiser, [row])
+        slots = [branch.slot for branch in row.branches]
+        assert len({id(slot) for slot in slots}) == 2
+        assert all(slot is not None and slot.num_skipped > 0 for slot in slots)
+        apart = (row.sample.sample - exact.sample.sample).square().mean()
+        assert apart < 0.05 * exact.sample.sample.square().mean()
+        row.release()
+    exact.release()
+    assert pools.num_used == 0
