@@ -45,10 +45,13 @@ class SpellingFrontEnd:
     can_clone: bool = False
     takes_instructions: bool = False
     takes_speed: bool = False
+    tags: tuple[str, ...] = ()
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.7))
     most: int = 60
     pause_s: float = 0.0
     planned: list[tuple[str, str, str, str]] = field(default_factory=list)
+    is_done: threading.Event = field(default_factory=threading.Event)
+    """Whether a text has been planned to its end."""
 
     def check_voice(self, voice: str) -> str:
         if voice.lower() not in {known.name for known in self.voices}:
@@ -70,6 +73,7 @@ class SpellingFrontEnd:
                 utterance=utterance,
                 unspoken=tuple(Span(at, at + 1) for at in lost),
             )
+        self.is_done.set()
 
 
 @dataclass

@@ -221,7 +221,7 @@ class SpeechService:
             dialect=call.dialect or ("uk" if language.lower() == "en-gb" else "us"),
             acronyms=call.acronyms,
             emoji=call.emoji,
-            tags=tuple(getattr(front, "tags", ())),
+            tags=front.tags,
         )
         if options not in self._normalizers:
             self._normalizers[options] = Normalizer(options)
@@ -261,6 +261,11 @@ def _check(call: SpeechCall, front: FrontEnd) -> str:
         raise UnsupportedOption(
             f"{front.name} takes no instructions: choose a voice that speaks the way you want.",
             param="instructions",
+        )
+    if call.language.lower().partition("-")[0] not in ("", "en"):
+        raise UnsupportedOption(
+            "Text is read out as English only: send en, en-US or en-GB, or leave it out.",
+            param="language",
         )
     if not is_voice_id(call.voice):
         return front.check_voice(call.voice or front.default_voice)

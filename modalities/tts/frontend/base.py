@@ -93,6 +93,11 @@ class FrontEnd(Protocol):
         ...
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """Words that are orders to it where they stand in angle brackets, such as "laugh"."""
+        ...
+
+    @property
     def sampling(self) -> SamplingParams:
         """How it speaks best; of no matter to a model that draws nothing at random."""
         ...

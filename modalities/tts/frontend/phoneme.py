@@ -49,6 +49,7 @@ class PhonemeFrontEnd:
 
     can_clone = False
     takes_instructions = False
+    tags: tuple[str, ...] = ()
 
     def __init__(self, name: str, model: PhonemeModel, phonemizer: Phonemizer) -> None:
         self.name = name

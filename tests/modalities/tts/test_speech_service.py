@@ -116,6 +116,14 @@ async def test_emoji_and_acronyms_are_read_as_asked() -> None:
     assert "party popper" not in front.planned[1][0]
 
 
+async def test_orders_to_the_model_are_left_in_the_text() -> None:
+    for tags, words in (((), "laugh"), (("laugh",), "<laugh>")):
+        front = SpellingFrontEnd(tags=tags)
+        await spoken(make_speech_service(HummingEngine(), front), call("Hi <laugh> there."))
+        assert words in front.planned[0][0]
+        assert ("<" in front.planned[0][0]) == bool(tags)
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "param"),
     [
@@ -127,6 +135,7 @@ async def test_emoji_and_acronyms_are_read_as_asked() -> None:
         ({"voice": "../../etc/passwd"}, InvalidRequest, "voice"),
         ({"voice": "voice_" + 32 * "a"}, UnsupportedOption, "voice"),
         ({"instructions": "softly"}, UnsupportedOption, "instructions"),
+        ({"language": "fr"}, UnsupportedOption, "language"),
         ({"model": "none"}, NotFound, "model"),
     ],
 )
@@ -195,15 +204,20 @@ async def test_a_long_text_is_spoken_by_jobs_in_a_row_without_a_seam() -> None:
 
 
 async def test_the_next_job_is_submitted_when_the_last_segment_of_one_begins() -> None:
-    engine = HummingEngine(step_samples=SAMPLES_PER_ID * 40)
-    await spoken(make_speech_service(engine), call(LONG))
-    first = engine.events.index("submit 1")
-    assert engine.events.index("step 0") < first
-    assert "step 0" in engine.events[first:]  # before the first job had ended
-    assert engine.events.index("submit 2") > len(engine.events[:first])
-    steps = [event for event in engine.events if event.startswith("step")]
-    assert "submit 2" in engine.events[engine.events.index("step 1") :]
-    assert steps[0] == "step 0"
+    engine = HummingEngine(step_samples=SAMPLES_PER_ID * 10, step_s=0.001, gate=threading.Event())
+    front = SpellingFrontEnd()
+    task = asyncio.create_task(spoken(make_speech_service(engine, front), call(LONG)))
+    await asyncio.to_thread(front.is_done.wait)
+    assert engine.gate is not None
+    engine.gate.set()
+    await task
+    for number in range(len(engine.submitted) - 1):
+        ahead = engine.events.index(f"submit {number + 1}")
+        before, after = engine.events[:ahead], engine.events[ahead:]
+        num_segments = len(engine.submitted[f"c.{number}"].segments)
+        assert before.count(f"step {number}") > num_segments  # most of it was there
+        assert f"step {number}" in after  # and some was not
+        assert f"submit {number + 2}" in [*after, f"submit {len(engine.submitted)}"]
 
 
 async def test_sound_begins_before_a_long_text_is_planned() -> None:
