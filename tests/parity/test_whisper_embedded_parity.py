@@ -1,0 +1,95 @@
+"""The embedded recogniser, for real: what the embedded voice says, as transformers hears it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes_recognition import hear, run, text_ids
+from tokenizers import Tokenizer
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+from triptych.core.config import ModelOptions
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import resolve
+from triptych.modalities.tts.audio.resampling import Pcm
+from triptych.modalities.tts.pipeline import SpeechPipeline
+from triptych.modalities.tts.recognition import windows
+from triptych.modalities.tts.recognition.hearing import Hearing, Recogniser
+from triptych.modalities.tts.recognition.model import WhisperNetwork
+from triptych.modalities.tts.recognition.pipeline import TranscriptionPipeline, resample
+from triptych.modalities.tts.recognition.source import WHISPER_TINY
+from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, WhisperSpec
+
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(900)]
+SENTENCES = (
+    "The old man walked slowly along the beach and looked at the sea.",
+    "Please bring me a glass of water and two slices of bread.",
+    "In the morning we will take the first train to the city.",
+)
+
+
+@pytest.fixture(scope="module")
+def speech() -> tuple[Pcm, ...]:
+    """The sentences, said by the embedded voice."""
+    with SpeechPipeline.from_pretrained(progress=False, threads=1) as speak:
+        return tuple(resample(speak(text).audio, speak.sample_rate) for text in SENTENCES)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    options, progress = ModelOptions(), SilentProgress()
+    resolved = resolve(
+        WHISPER_TINY.name, name=None, options=options, progress=progress, sources=(WHISPER_TINY,)
+    )
+    return Path(resolved.folder)
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z']+", text.lower())
+
+
+def test_what_was_said_is_what_is_written(speech: tuple[Pcm, ...]) -> None:
+    with TranscriptionPipeline.from_pretrained(progress=False, threads=1) as pipeline:
+        for said, pcm_S in zip(SENTENCES, speech, strict=True):
+            transcript = pipeline(pcm_S, has_word_times=True)
+            assert words(transcript.text) == words(said)
+            times = [t for word in transcript.words for t in (word.start_s, word.end_s)]
+            assert times == sorted(times)
+            assert times[-1] <= transcript.duration_s
+            # Nobody says a word in less than a moment, or takes a whole sentence for one.
+            lengths = [word.end_s - word.start_s for word in transcript.words]
+            assert 0.05 < float(np.median(lengths)) < 0.8
+            assert max(lengths) < 2.0
+
+
+def test_long_speech_is_heard_as_transformers_hears_it(
+    speech: tuple[Pcm, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token for token over several windows, each told what was heard before it, in float32."""
+    monkeypatch.setattr(windows, "FALLBACK_TEMPERATURES", (0.0,))
+    pause_S = np.zeros(SAMPLE_RATE // 2, np.float32)
+    pcm_S = np.concatenate([part for _ in range(3) for said in speech for part in (said, pause_S)])
+    assert len(pcm_S) > 35 * SAMPLE_RATE
+    with Checkpoint.open(folder) as checkpoint:
+        network = WhisperNetwork.load(
+            checkpoint,
+            WhisperSpec.read(folder),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ours = text_ids(run(Hearing(Recogniser.of(network, tokenizer), hear(pcm_S))))
+    theirs = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    features = WhisperFeatureExtractor()(
+        pcm_S, sampling_rate=SAMPLE_RATE, return_tensors="pt", truncation=False, padding="longest"
+    ).input_features
+    with torch.inference_mode():
+        ids = theirs.generate(
+            features, return_timestamps=True, condition_on_prev_tokens=True, temperature=0.0
+        )[0]
+    assert ours == [token for token in ids.tolist() if token < network.spec.end_id]
