@@ -25,9 +25,10 @@ class _LinearCost:
     """Seconds as a linear function of the work counts, by recursive least squares.
 
     The usual filter (Ljung, System Identification, 11.2) with three guards: features are scaled
-    by the first work seen; once trusted, a surprise counts for no more than `_MAX_SURPRISE` times
-    the prediction; the covariance is let drift only along the work just seen, since exponential
-    forgetting would blow it up in the directions that a steady load does not excite.
+    by the first work seen; once trusted, a surprise of more than `_MAX_SURPRISE` times the
+    prediction counts as noise, unless the work is unlike any before; the covariance is let drift
+    only along the work just seen, since exponential forgetting would blow it up in the directions
+    that a steady load does not excite.
     """
 
     def __init__(self, work: Mapping[str, float]) -> None:
@@ -52,11 +53,11 @@ class _LinearCost:
             self._start()
         features = self._features(work)
         error = seconds - _dot(self._weights, features)
+        noise = 1.0
         if self._num_seen >= _NUM_TRUSTED:
-            bound = _MAX_SURPRISE * self.predict(work)
-            error = min(max(error, -bound), bound)
+            noise = max(1.0, abs(error) / (_MAX_SURPRISE * self.predict(work)))
         spread = [_dot(row, features) for row in self._covariance]
-        norm = 1.0 + _dot(features, spread)
+        norm = noise + _dot(features, spread)
         drift = _DRIFT / _dot(features, features) ** 2
         for i, row in enumerate(self._covariance):
             self._weights[i] += spread[i] / norm * error

@@ -53,9 +53,9 @@ class _Intent:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A booked step: when, and which chunks it decodes."""
+    """A booked step: by when it should be over, and which chunks it decodes."""
 
-    booked_s: float
+    expected_s: float
     pieces: tuple[AudioPiece, ...] = ()
 
 
@@ -88,7 +88,7 @@ class SpeechScheduler:
         max_tokens = min(max_length, pool.num_pages * pool.page_size)
         self._state = SpeechState(num_slots=speech.max_streams)
         self._streams = SpeechStreams(model, speech, self._state, self._tokens, max_tokens)
-        self._costs = SpeechCosts(model.clock.frame_s)
+        self._costs = SpeechCosts(model.clock)
         self._drafter = SpeechDrafter(model, speech, self._state, self._tokens, self._costs)
         self._voices: OrderedDict[str, VoicePrompt] = OrderedDict()
         self._steps: dict[int, _Step] = {}
@@ -175,22 +175,23 @@ class SpeechScheduler:
                 return None
             proposal = fresh
         self._move_on(now_s)
-        step = _intent(proposal).step
+        step, expected_s = _intent(proposal).step, now_s + _intent(proposal).cost_s
         if isinstance(step, AudioDraft):
-            return self._book_audio(step, step_id, now_s)
+            return self._book_audio(step, step_id, expected_s)
         if isinstance(step, Stream):
-            return self._book_voice(step, step_id, now_s)
+            return self._book_voice(step, step_id, expected_s)
         assert step is not None, "what is booked is ready"
         plan = self._tokens.book(step, step_id, now_s)
         if plan is not None:
-            self._steps[step_id] = _Step(now_s)
+            self._steps[step_id] = _Step(expected_s)
         return plan
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
         """Record what a step yielded, and send what sound came of it."""
         self._move_on(now_s)
         step = self._steps.pop(plan.step_id)
-        self._costs.observe_wait(max(0.0, now_s - step.booked_s - result.elapsed_s))
+        if not isinstance(plan, VoicePlan):
+            self._costs.observe_wait(now_s - step.expected_s)
         if isinstance(plan, TokenPlan):
             self._commit_tokens(plan, result, now_s)
         elif isinstance(plan, AudioPlan):
@@ -313,8 +314,8 @@ class SpeechScheduler:
             not_before_s=not_before_s,
         )
 
-    def _book_audio(self, draft: AudioDraft, step_id: int, now_s: float) -> AudioPlan:
-        self._steps[step_id] = _Step(now_s, draft.pieces)
+    def _book_audio(self, draft: AudioDraft, step_id: int, expected_s: float) -> AudioPlan:
+        self._steps[step_id] = _Step(expected_s, draft.pieces)
         return AudioPlan(
             step_id=step_id,
             model=self._model.name,
@@ -322,10 +323,10 @@ class SpeechScheduler:
             rows=tuple(self._streams.begin_audio(piece) for piece in draft.pieces),
         )
 
-    def _book_voice(self, stream: Stream, step_id: int, now_s: float) -> VoicePlan:
+    def _book_voice(self, stream: Stream, step_id: int, expected_s: float) -> VoicePlan:
         clip = stream.request.clip
         assert clip is not None, "this stream waits for a clip's voice"
-        self._steps[step_id] = _Step(now_s)
+        self._steps[step_id] = _Step(expected_s)
         self._state.reading.add(clip.digest)
         return VoicePlan(step_id=step_id, model=self._model.name, kind="voice", clip=clip)
 

@@ -18,12 +18,13 @@ per stream, the moment its listener's buffer runs dry (`playback`):
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from triptych.core.config import SpeechOptions
-from triptych.schedulers.speech_costs import SpeechCosts
+from triptych.schedulers.speech_costs import Round, SpeechCosts
 from triptych.schedulers.speech_state import Segment, SpeechModel, SpeechState, Stream
 from triptych.schedulers.token import TokenProgress, TokenScheduler
 from triptych.schedulers.token_draft import Hold
@@ -33,6 +34,7 @@ EASE_STEPS = 8
 PATIENCE = 4.0
 """Times the promised time to first audio after which a broken promise comes before all others."""
 _LEAST_PROMPT = 16  # tokens: less of a prompt is not worth its share of a step
+_OVERDUE_PROMPT = 64  # tokens that are let in whoever has to wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class AudioDraft:
     @property
     def num_frames(self) -> int:
         """Frames over all rows."""
-        return sum(piece.num_frames for piece in self.pieces)
+        return _num_frames(self.pieces)
 
 
 @dataclass(slots=True)
@@ -99,15 +101,23 @@ class _Need(NamedTuple):
 
 @dataclass(slots=True)
 class _Fill:
-    """A token step as it is filled: rows, tokens of prompts, and the first moment to keep."""
+    """A token step as it is filled: rows, tokens of prompts, and the moments to keep."""
 
     costs: SpeechCosts
+    limit_s: float
     num_rows: int = 0
     num_tokens: int = 0
     due_s: float = math.inf
     held: set[str] = field(default_factory=set)
 
+    def add(self, need: _Need, *, num_rows: int = 0, num_tokens: int = 0) -> None:
+        self.num_rows += num_rows
+        self.num_tokens += num_tokens
+        self.due_s = min(self.due_s, need.due_s)
+        self.limit_s = min(self.limit_s, need.due_s)
+
     def cost_s(self, num_rows: int = 0, num_tokens: int = 0) -> float:
+        """What the step would take with so many more."""
         return self.costs.token_s(self.num_rows + num_rows, self.num_tokens + num_tokens)
 
 
@@ -133,70 +143,74 @@ class SpeechDrafter:
 
     def audio(self, now_s: float) -> AudioDraft | None:
         """The next audio step; none where nothing will be ripe before something else happens."""
-        ready = [piece for stream in self._state.speaking for piece in self._chunk(stream)]
-        ripe = [piece for piece in ready if self._ripe_s(piece) <= now_s]
+        pace = self._costs.round(len(self._state.speaking))
+        ready = [piece for stream in self._state.speaking for piece in self._chunk(stream, pace)]
+        ripe = [piece for piece in ready if self._ripe_s(piece, pace) <= now_s]
         if not ripe:
-            ripe_s = min(map(self._ripe_s, ready), default=math.inf)
+            ripe_s = min((self._ripe_s(piece, pace) for piece in ready), default=math.inf)
             return AudioDraft((), math.inf, 0.0, ripe_s) if math.isfinite(ripe_s) else None
+        # Those that would be ripe when such a step is over had better be part of it.
+        end_s = now_s + self._costs.audio_s(len(ripe), _num_frames(ripe))
+        ripe = [piece for piece in ready if self._ripe_s(piece, pace) <= end_s]
         ripe.sort(key=lambda piece: (piece.due_s, piece.stream.rank))
-        pieces = tuple(self._fitting(ripe, now_s))
-        cost_s = self._costs.audio_s(len(pieces), sum(piece.num_frames for piece in pieces))
+        unready = set(self._state.speaking) - {piece.stream for piece in ready}
+        limit_s = min(ripe[0].due_s - self._costs.wait_s, self._next_sound_s(unready))
+        pieces = tuple(self._fitting(ripe, limit_s, now_s))
+        cost_s = self._costs.audio_s(len(pieces), _num_frames(pieces))
         return AudioDraft(pieces, pieces[0].due_s - self._costs.wait_s, cost_s)
 
-    def _fitting(self, ripe: list[AudioPiece], now_s: float) -> Iterator[AudioPiece]:
-        """Chunks in the order of their moments, as long as the first of these is kept."""
+    def _fitting(
+        self, ripe: list[AudioPiece], limit_s: float, now_s: float
+    ) -> Iterator[AudioPiece]:
+        """Chunks in the order of their moments, those that can wait only up to `limit_s`."""
         if ripe[0].stream.is_alone:
             yield ripe[0]
             return
         num_rows = num_frames = 0
-        limit_s = ripe[0].due_s - self._costs.wait_s
-        ease_s = EASE_STEPS * self._costs.token_s(len(self._state.speaking))
+        is_lost = now_s + self._costs.audio_s(1, ripe[0].num_frames) > limit_s
+        pace = self._costs.round(len(self._state.speaking))
+        soon_s = now_s + is_lost * (pace.token_s + pace.audio_s)
         for piece in ripe:
             cost_s = self._costs.audio_s(num_rows + 1, num_frames + piece.num_frames)
-            is_late = now_s + cost_s > limit_s and piece.due_s - now_s > ease_s
+            is_late = now_s + cost_s > limit_s and piece.due_s > soon_s
             if piece.stream.is_alone or (num_rows and is_late):
                 continue
             yield piece
             num_rows, num_frames = num_rows + 1, num_frames + piece.num_frames
 
-    def _chunk(self, stream: Stream) -> Iterator[AudioPiece]:
+    def _chunk(self, stream: Stream, pace: Round) -> Iterator[AudioPiece]:
         """What of a stream could be decoded now: nothing, or one piece."""
         if stream.is_paused or stream.is_decoding:
             return
         segment = stream.segments[0]
         num_done = self._clock.num_frames(segment.num_pushed)
         num_ready = self._clock.num_frames(len(segment.codes)) - num_done
-        num_frames = min(num_ready, self._most_frames(stream))
+        num_frames = min(num_ready, self._fixed_frames(stream) or pace.best_frames)
         is_last = segment.end is not None and num_frames == num_ready
-        stop = len(segment.codes) if is_last else self._clock.num_steps(num_done + num_frames)
         if num_frames or is_last:
-            num_codes = stop - segment.num_pushed
+            stop = self._clock.num_steps(num_done + num_frames)
+            num_codes = (len(segment.codes) if is_last else stop) - segment.num_pushed
             yield AudioPiece(stream, num_codes, num_frames, is_last, stream.playback.due_s)
 
-    def _most_frames(self, stream: Stream) -> int:
-        """The length beyond which a chunk gains nothing."""
-        if sizes := self._options.chunk_size:
-            return sizes[min(stream.num_chunks, len(sizes) - 1)]
-        best = self._costs.efficient_frames(max(1, len(self._state.speaking)))
-        return max(best, 1 + self._clock.lookahead_frames)
+    def _fixed_frames(self, stream: Stream) -> int:
+        """The chunk size that an option says; 0 where none does."""
+        sizes = self._options.chunk_size
+        return sizes[min(stream.num_chunks, len(sizes) - 1)] if sizes else 0
 
-    def _ripe_s(self, piece: AudioPiece) -> float:
+    def _ripe_s(self, piece: AudioPiece, pace: Round) -> float:
         """From when on a chunk may be decoded."""
-        stream = piece.stream
-        if piece.is_last or piece.num_frames >= self._target_frames(stream):
+        fixed = self._fixed_frames(piece.stream)
+        if piece.is_last or piece.num_frames >= (fixed or self._target(piece.stream, pace)):
             return -math.inf
-        if self._options.chunk_size:
+        if fixed:
             return math.inf
-        num_rows = len(self._state.speaking)
-        next_s = self._costs.token_s(num_rows) + self._costs.audio_s(num_rows, num_rows)
-        return piece.due_s - next_s - self._costs.wait_s
+        return piece.due_s - pace.token_s - pace.audio_s - self._costs.wait_s
 
-    def _target_frames(self, stream: Stream) -> int:
-        """The length a chunk should have: the first is one frame, then they double."""
-        most = self._most_frames(stream)
-        if self._options.chunk_size or not stream.request.is_live:
-            return most
-        return min(most, 2 * stream.chunk_frames) or 1 + self._clock.lookahead_frames
+    def _target(self, stream: Stream, pace: Round) -> int:
+        """Frames a chunk should have: the first as few as can be, then twice as many each time."""
+        if not stream.request.is_live:
+            return pace.best_frames
+        return min(pace.best_frames, 2 * stream.chunk_frames or pace.first_frames)
 
     # Token steps.
 
@@ -217,7 +231,7 @@ class SpeechDrafter:
 
     def _needs(self, now_s: float) -> Iterator[_Need]:
         num_rows = len(self._state.speaking)
-        step_s = self._costs.token_s(num_rows)
+        step_s = self._costs.round(num_rows).token_s
         after_s = self._costs.audio_s(1, 1) + self._costs.wait_s
         for stream in self._state.speaking:
             segment = stream.drawing
@@ -234,6 +248,14 @@ class SpeechDrafter:
             if not stream.playback.has_begun and due_s < now_s:
                 due_s += PATIENCE * self._options.target_first_audio_s
             yield _Need(due_s, stream, segment, progress)
+
+    def _next_sound_s(self, streams: Iterable[Stream]) -> float:
+        """By when the device must be free for an audio step, lest somebody's sound stops."""
+        due_s = sorted(s.playback.due_s for s in streams if s.playback.has_begun)
+        if not due_s or math.isinf(due_s[0]):
+            return math.inf
+        num_rows = bisect_right(due_s, due_s[0] + self._costs.audio_s(len(due_s), len(due_s)))
+        return due_s[0] - self._costs.audio_s(num_rows, 2 * num_rows) - self._costs.wait_s
 
     def _ready(self, stream: Stream, segment: Segment, num_outputs: int) -> tuple[float, int]:
         """Seconds of sound that need no more tokens, and steps until there is a frame more."""
@@ -271,7 +293,7 @@ class SpeechDrafter:
         return {need.segment.job_id: oldest_s + delay_s for need in first}
 
     def _fill(self, needs: list[_Need], now_s: float) -> _Fill:
-        fill = _Fill(self._costs)
+        fill = _Fill(self._costs, limit_s=self._next_sound_s(self._state.speaking))
         ease_s = EASE_STEPS * self._costs.token_s(len(needs))
         if self._prompts_go_first(needs, now_s):
             fill.held.update(need.segment.job_id for need in needs if not need.is_prompt)
@@ -292,25 +314,24 @@ class SpeechDrafter:
 
     def _add_row(self, fill: _Fill, need: _Need, now_s: float, ease_s: float) -> None:
         is_far = need.due_s - now_s > ease_s
-        if is_far and now_s + fill.cost_s(num_rows=1) > fill.due_s:
+        if is_far and now_s + fill.cost_s(num_rows=1) > fill.limit_s:
             fill.held.add(need.segment.job_id)
-            return
-        fill.num_rows += 1
-        fill.due_s = min(fill.due_s, need.due_s)
+        else:
+            fill.add(need, num_rows=1)
 
     def _add_prompt(self, fill: _Fill, need: _Need, now_s: float) -> None:
         """Let in as much of a prompt as there is time for."""
-        num_left = need.progress.num_left
-        time_s = fill.due_s - now_s - fill.cost_s()
+        num_left = num_tokens = need.progress.num_left
+        time_s = max(0.0, fill.limit_s - now_s - fill.cost_s())
         more_s = fill.cost_s(num_tokens=num_left) - fill.cost_s()
-        num_tokens = num_left
-        if more_s > time_s and math.isfinite(time_s):
+        if more_s > time_s:
             num_tokens = int(num_left * time_s / more_s)
+        if need.due_s < now_s:
+            num_tokens = max(num_tokens, min(num_left, _OVERDUE_PROMPT))
         if num_tokens < min(_LEAST_PROMPT, num_left):
             fill.held.add(need.segment.job_id)
-            return
-        fill.num_tokens += num_tokens
-        fill.due_s = min(fill.due_s, need.due_s)
+        else:
+            fill.add(need, num_tokens=num_tokens)
 
     def _prompts_go_first(self, needs: Iterable[_Need], now_s: float) -> bool:
         """Whether so few rows run that prompts go alone, and nobody would run dry meanwhile."""
@@ -323,3 +344,7 @@ class SpeechDrafter:
         due_s = min((need.due_s for need in rows), default=math.inf)
         is_safe = now_s + self._costs.token_s(0, num_tokens) + self._costs.token_s(least) <= due_s
         return bool(prompts) and len(rows) < least and is_safe
+
+
+def _num_frames(pieces: Iterable[AudioPiece]) -> int:
+    return sum(piece.num_frames for piece in pieces)
