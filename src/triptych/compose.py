@@ -123,7 +123,7 @@ def _speech(config: Config, models: Sequence[ResolvedModel], client: EngineClien
 
     fronts = [open_front_end(model, config.models) for model in with_role(models, "speech")]
     hearing = [HearingModel.open(model) for model in with_role(models, "recognition")]
-    pool = DecodePool([decode.__name__])
+    pool = DecodePool.from_options(config.server, [decode.__name__])
     voices = VoiceService(VoiceStore.from_config(config), fronts, pool)
     speech = SpeechService.from_config(config, fronts, client, voices=voices)
     admission = Admission(options=config.schedule)
