@@ -1,0 +1,287 @@
+"""Streaming speech on the CPU against transformers' generate-then-decode, on the same weights.
+
+    python samples/benchmarks/speech_streams.py --output docs/benchmarks
+
+The model is CSM in small, with random weights: speed does not depend on training. Backbone, depth
+decoder over 32 codebooks, and Mimi at its published size. Both sides make the same number of
+frames, in one process, taking turns.
+
+First sound: one listener asks for five seconds; transformers hands its sound out when all is made.
+Throughput and underruns: eight listeners ask at once for sentences one after another; transformers
+serves one sentence at a time, in the order in which they are due, which is what a server around
+`generate` does at best. A listener plays what it has got, and an underrun is a moment without sound
+after the first sound and before the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from triptych.core.bring_up import bring_up
+from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions, SpeechOptions
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.speech import SpeechDelta, SpeechRequest, SpeechSegment
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.tts.loader import open_speech_loader
+from triptych.schedulers.engine import Engine
+from triptych.schedulers.local import LocalClient
+
+FRAME_S = 0.08
+NUM_FRAMES = 63
+SENTENCE_FRAMES = 32
+NUM_LISTENERS = 8
+PROMPT = tuple(range(10, 42))
+LAYERS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What reached one listener: seconds since the request, and seconds of sound each time."""
+
+    times_s: tuple[float, ...]
+    sound_s: tuple[float, ...]
+
+    @property
+    def first_s(self) -> float:
+        """When the first sound came."""
+        return self.times_s[0]
+
+    @property
+    def underrun_s(self) -> float:
+        """How long there was nothing to play, once playing had begun."""
+        plays_until, silent = self.times_s[0], 0.0
+        for now, length in zip(self.times_s, self.sound_s, strict=True):
+            silent += max(0.0, now - plays_until)
+            plays_until = max(plays_until, now) + length
+        return silent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """Eight listeners at once: seconds of sound per second, and of silence in between."""
+
+    audio_s_per_s: float
+    underrun_s: float
+    last_first_s: float
+
+    @classmethod
+    def of(cls, heard: Sequence[Heard]) -> Crowd:
+        """What the listeners heard."""
+        return cls(
+            audio_s_per_s=sum(sum(h.sound_s) for h in heard) / max(h.times_s[-1] for h in heard),
+            underrun_s=sum(h.underrun_s for h in heard),
+            last_first_s=max(h.first_s for h in heard),
+        )
+
+
+def build(folder: Path) -> transformers.CsmForConditionalGeneration:
+    """A small CSM with random weights, saved into `folder`."""
+    torch.manual_seed(0)
+    config = transformers.CsmConfig(
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        vocab_size=2048,  # Mimi's; the larger one of the release has codes that nothing decodes
+        codebook_pad_token_id=2047,
+        text_vocab_size=1024,
+        pad_token_id=1022,
+        audio_token_id=1022,
+        audio_eos_token_id=1023,
+        bos_token_id=1,
+        max_position_embeddings=1024,
+        depth_decoder_config={
+            "vocab_size": 2048,
+            "backbone_hidden_size": 512,
+            "hidden_size": 256,
+            "intermediate_size": 768,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+        },
+        **LAYERS,
+    )
+    model = transformers.CsmForConditionalGeneration(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+class Peer:
+    """transformers: generate a whole sentence, then decode it."""
+
+    def __init__(self, model: transformers.CsmForConditionalGeneration) -> None:
+        self._model = model
+
+    @torch.inference_mode()
+    def say(self, num_frames: int, seed: int) -> float:
+        """Seconds of sound made."""
+        torch.manual_seed(seed)
+        (pcm_S,) = self._model.generate(
+            torch.tensor([PROMPT]),
+            attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+            max_new_tokens=num_frames,
+            min_new_tokens=num_frames,
+            do_sample=True,
+            depth_decoder_do_sample=True,
+            output_audio=True,
+        )
+        return float(pcm_S.numel() / 24_000)
+
+    def one(self, num_frames: int) -> Heard:
+        """One listener."""
+        started_s = time.perf_counter()
+        length = self.say(num_frames, seed=0)
+        return Heard(times_s=(time.perf_counter() - started_s,), sound_s=(length,))
+
+    def crowd(self, num_sentences: int) -> list[Heard]:
+        """Sentence after sentence for whoever runs dry first."""
+        started_s = time.perf_counter()
+        times: list[list[float]] = [[] for _ in range(NUM_LISTENERS)]
+        sound: list[list[float]] = [[] for _ in range(NUM_LISTENERS)]
+        for sentence in range(num_sentences):
+            for listener in range(NUM_LISTENERS):
+                sound[listener].append(self.say(SENTENCE_FRAMES, seed=sentence))
+                times[listener].append(time.perf_counter() - started_s)
+        return [
+            Heard(times_s=tuple(t), sound_s=tuple(s)) for t, s in zip(times, sound, strict=True)
+        ]
+
+
+class Ours:
+    """The engine, as it runs behind the server and the pipeline."""
+
+    def __init__(self, client: LocalClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+        self._num_jobs = 0
+
+    def one(self, num_frames: int) -> Heard:
+        """One listener."""
+        return self._loop.run_until_complete(self._listen(1, num_frames, seed=0))
+
+    def crowd(self, num_sentences: int) -> list[Heard]:
+        """All listeners at once."""
+        listeners = (
+            self._listen(num_sentences, SENTENCE_FRAMES, seed=seed) for seed in range(NUM_LISTENERS)
+        )
+
+        async def together() -> list[Heard]:
+            return list(await asyncio.gather(*listeners))
+
+        return self._loop.run_until_complete(together())
+
+    async def _listen(self, num_sentences: int, num_frames: int, *, seed: int) -> Heard:
+        segment = SpeechSegment(prompt_ids=PROMPT, max_steps=num_frames)
+        sampling = SamplingParams(temperature=1.0, top_k=50, min_tokens=num_frames, seed=seed)
+        request = SpeechRequest(segments=(segment,) * num_sentences, sampling=sampling)
+        self._num_jobs += 1
+        started_s = time.perf_counter()
+        times, sound = [], []
+        async for output in self._client.submit("csm", request, job_id=str(self._num_jobs)):
+            delta = output.payload
+            if isinstance(delta, SpeechDelta) and delta.pcm:
+                times.append(time.perf_counter() - started_s)
+                sound.append(len(delta.pcm) / 4 / 24_000)
+        return Heard(times_s=tuple(times), sound_s=tuple(sound))
+
+
+@contextmanager
+def our_engine(folder: Path) -> Iterator[Ours]:
+    """The model of `folder` on our engine."""
+    config = Config(
+        models=ModelOptions(model=(str(folder),), dtype="float32"),
+        cache=CacheOptions(enable_prefix_caching=False),
+        schedule=ScheduleOptions(max_batch_size=NUM_LISTENERS),
+        speech=SpeechOptions(max_streams=NUM_LISTENERS),
+    )
+    device, ledger = bring_up(config.device)
+    resolved = ResolvedModel(name="csm", reference="csm", folder=str(folder), digest="random")
+    loader = open_speech_loader(resolved, config, device, ledger)
+    loop = asyncio.new_event_loop()
+    client = LocalClient(Engine([loader], config=config, ledger=ledger))
+    try:
+        loop.run_until_complete(client.load("csm"))
+        yield Ours(client, loop)
+    finally:
+        loop.run_until_complete(client.close())
+        loop.close()
+
+
+def measure(num_repeats: int, num_sentences: int) -> dict[str, dict[str, list[float]]]:
+    """Every figure of every repeat, ours and theirs."""
+    figures: dict[str, dict[str, list[float]]] = {"triptych": {}, "transformers": {}}
+    with tempfile.TemporaryDirectory() as name, our_engine_and_peer(Path(name)) as sides:
+        for side in sides.values():
+            side.one(8)  # the first call compiles and pages in
+        for _ in range(num_repeats):
+            for label, side in sides.items():
+                found = {"first_s": side.one(NUM_FRAMES).first_s}
+                found |= asdict(Crowd.of(side.crowd(num_sentences)))
+                for key, value in found.items():
+                    figures[label].setdefault(key, []).append(value)
+    return figures
+
+
+@contextmanager
+def our_engine_and_peer(folder: Path) -> Iterator[dict[str, Ours | Peer]]:
+    """Both sides on the same weights."""
+    peer = Peer(build(folder))
+    with our_engine(folder) as ours:
+        yield {"triptych": ours, "transformers": peer}
+
+
+def report(figures: dict[str, dict[str, list[float]]]) -> Table:
+    """Medians with their spread, and the ratios."""
+    ours, theirs = figures["triptych"], figures["transformers"]
+    rows = {
+        "first sound of 5 s, s": ("first_s", True),
+        "8 listeners: sound per second, s": ("audio_s_per_s", False),
+        "8 listeners: silence in all, s": ("underrun_s", None),
+        "8 listeners: the last one's first sound, s": ("last_first_s", True),
+    }
+    table = Table("", "Triptych", "transformers", "ratio")
+    for title, (key, is_less_better) in rows.items():
+        ratio = ""
+        if is_less_better is not None:
+            pairs = zip(ours[key], theirs[key], strict=True)
+            ratios = [t / o if is_less_better else o / t for o, t in pairs]
+            ratio = f"{_spread(ratios)} times {'lower' if is_less_better else 'higher'}"
+        table.add_row(title, _spread(ours[key]), _spread(theirs[key]), ratio)
+    return table
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def main() -> None:
+    """Measure, print a table, and keep the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sentences", type=int, default=3, help="of each of the eight listeners")
+    parser.add_argument("--output", type=Path, help="folder for speech_streams.json")
+    args = parser.parse_args()
+    figures = measure(args.repeats, args.sentences)
+    Console().print(report(figures))
+    if args.output:
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        document = {"versions": versions, "figures": figures}
+        (args.output / "speech_streams.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
