@@ -11,9 +11,12 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+MAX_AHEAD = 256
+"""Items of a stream that are made and not yet taken: a reader slower than that holds it up."""
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -58,9 +61,11 @@ class LoopThread:
     def iterate(self, make: Callable[[], AsyncGenerator[Item, None]]) -> Iterator[Item]:
         """Iterate an async generator from a synchronous caller; leaving early closes it."""
         ready: queue.SimpleQueue[Item | End] = queue.SimpleQueue()
-        future = self._start(_pump(make, ready.put))
+        room = asyncio.Semaphore(MAX_AHEAD)
+        future = self._start(_pump(make, ready.put, room))
         try:
             while not isinstance(item := ready.get(), End):
+                self._release(room)
                 yield item
             if item.error is not None:
                 raise item.error
@@ -73,13 +78,15 @@ class LoopThread:
         """Iterate an async generator that runs here from the caller's loop, as `iterate` does."""
         caller = asyncio.get_running_loop()
         ready: asyncio.Queue[Item | End] = asyncio.Queue()
+        room = asyncio.Semaphore(MAX_AHEAD)
 
         def put(item: Item | End) -> None:
             caller.call_soon_threadsafe(ready.put_nowait, item)
 
-        future = self._start(_pump(make, put))
+        future = self._start(_pump(make, put, room))
         try:
             while not isinstance(item := await ready.get(), End):
+                self._release(room)
                 yield item
             if item.error is not None:
                 raise item.error
@@ -94,6 +101,10 @@ class LoopThread:
             self._thread.join()
             self._loop.close()
 
+    def _release(self, room: asyncio.Semaphore) -> None:
+        with suppress(RuntimeError):  # closed: what was made can still be taken
+            self._loop.call_soon_threadsafe(room.release)
+
     def _start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         if self.is_closed:
             work.close()
@@ -102,12 +113,15 @@ class LoopThread:
 
 
 async def _pump(
-    make: Callable[[], AsyncGenerator[Item, None]], put: Callable[[Item | End], None]
+    make: Callable[[], AsyncGenerator[Item, None]],
+    put: Callable[[Item | End], None],
+    room: asyncio.Semaphore,
 ) -> None:
     """Put every item of a generator, and how it ended, to whoever waits for them."""
     try:
         async with aclosing(make()) as items:
             async for item in items:
+                await room.acquire()
                 put(item)
     except BaseException as error:  # carried to the caller, which raises it
         put(End(error))

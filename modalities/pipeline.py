@@ -7,6 +7,7 @@ Knows no modality: a pipeline says which models it takes, and opens the two halv
 from __future__ import annotations
 
 import argparse
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -110,6 +111,8 @@ class Pipeline(ABC, Generic[ServiceT]):
         from triptych.schedulers.engine import Engine
         from triptych.schedulers.local import LocalClient
 
+        # Who reads in this process may take their time: they hold up nobody else.
+        config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
         make_service = cls._open_service(resolved, config)  # first: it fails fast where it fails
         device, ledger = bring_up(config.device)
         loader = cls._open_loader(resolved, config, device, ledger)

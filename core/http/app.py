@@ -64,7 +64,12 @@ def _layers(options: ServerOptions, metrics: HttpMetrics, in_flight: InFlight) -
         allow_origins=list(options.cors_origin),
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["authorization", "content-type", "x-request-id"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=[
+            "x-request-id",
+            "retry-after",
+            "x-speech-coverage",
+            "x-speech-sample-rate",
+        ],
     )
     return [
         Middleware(Access, metrics=metrics),

@@ -33,7 +33,8 @@ class ByteStream(Response):
         media_type: str,
         describe: Callable[[], Awaitable[Mapping[str, str]]],
     ) -> None:
-        super().__init__(media_type=media_type, headers={"cache-control": "no-cache"})
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
         self._chunks = chunks
         self._describe = describe

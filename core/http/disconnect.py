@@ -91,7 +91,8 @@ class Lifeline:
             return False
         self._is_aborted = self._is_answered = True
         self._abort()
-        await self._gone.wait()
+        if self._watcher is not None:
+            await self._gone.wait()
         return True
 
     async def _watch(self) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 
 import pytest
 
-from triptych.core.loop_thread import LoopThread
+from triptych.core.loop_thread import MAX_AHEAD, LoopThread
 
 
 @pytest.fixture
@@ -75,6 +76,38 @@ def test_an_item_that_is_an_exception_is_an_item(loop: LoopThread) -> None:
 
     (item,) = loop.iterate(items)
     assert isinstance(item, ValueError)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_slow_reader_holds_up_its_source(loop: LoopThread, is_async: bool) -> None:
+    made = 0
+
+    async def endless() -> AsyncGenerator[int, None]:
+        nonlocal made
+        while True:
+            made += 1
+            yield made
+            await asyncio.sleep(0)
+
+    async def settle() -> None:
+        for _ in range(3 * MAX_AHEAD):
+            await asyncio.sleep(0)
+
+    async def read(num: int) -> None:
+        items = loop.iterate_async(endless)
+        async with aclosing(items):
+            for expected in range(1, num + 1):
+                assert await anext(items) == expected
+            await loop.run_async(settle())
+
+    num = MAX_AHEAD + 5
+    if is_async:
+        asyncio.run(read(num))
+    else:
+        items = loop.iterate(endless)
+        assert [next(items) for _ in range(num)] == list(range(1, num + 1))
+        loop.run(settle())
+    assert num <= made <= num + MAX_AHEAD + 1
 
 
 def test_leaving_early_closes_the_source(loop: LoopThread) -> None:
