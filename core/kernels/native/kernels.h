@@ -27,6 +27,19 @@ typedef struct {
 
 void linear(const Linear *l);
 
+/* Rows of `length`, one for each channel of each item: normalised over the row, scaled by 1 + gamma
+ * and shifted by beta, which are a row's, then through the snake with its channel's alpha. `dtype`
+ * is that of `y`. */
+typedef struct {
+    const float *x, *gamma, *beta, *alpha;
+    void *y;
+    int64_t num_rows, num_channels, length;
+    int32_t dtype, num_threads;
+    float eps;
+} Snake;
+
+void snake(const Snake *s);
+
 /* One layer of a decoder; weights packed, absent parts NULL. `qk_norm` is [2][head_dim]. */
 typedef struct {
     const bf16 *input_norm, *qkv, *qkv_bias, *qk_norm, *out, *out_bias;

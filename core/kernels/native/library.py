@@ -55,6 +55,17 @@ class _Linear(ctypes.Structure):
     )
 
 
+class _Snake(ctypes.Structure):
+    """`Snake` in kernels.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "gamma", "beta", "alpha", "y")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "num_channels", "length")),
+        *((name, ctypes.c_int32) for name in ("dtype", "num_threads")),
+        ("eps", ctypes.c_float),
+    )
+
+
 class LayerPointers(ctypes.Structure):
     """`Layer` in kernels.h: where one decoder layer's weights and pages lie."""
 
@@ -96,7 +107,7 @@ class NativeKernels:
     bfloat16 in vectors, and has no matrix unit that oneDNN would use better.
     """
 
-    __slots__ = ("_attention", "_linear", "_nucleus", "_pack", "_step", "has_linear")
+    __slots__ = ("_attention", "_linear", "_nucleus", "_pack", "_snake", "_step", "has_linear")
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -110,6 +121,9 @@ class NativeKernels:
         self._pack.restype = None
         self._step = library.decoder_step
         self._step.argtypes = (ctypes.POINTER(StepArguments),)
+        self._snake = library.snake
+        self._snake.argtypes = (ctypes.POINTER(_Snake),)
+        self._snake.restype = None
         self._nucleus = library.nucleus_thresholds
         self._nucleus.argtypes = _NUCLEUS
         self.has_linear = bool(library.has_packed_linear())
@@ -230,6 +244,42 @@ class NativeKernels:
         )
         _check(status)
         return thresholds_B
+
+    def styled_snake(
+        self,
+        x_BCT: torch.Tensor,
+        style_BC: tuple[torch.Tensor, torch.Tensor],
+        alpha_C: torch.Tensor,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Instance norm over T, times 1 + gamma, plus beta; then y + sin(alpha y)^2 / alpha.
+
+        `style_BC` are gamma and beta; everything is float32 but the result, [B, C, T] in `dtype`.
+        Snake: arXiv:2006.08195.
+        """
+        gamma_BC, beta_BC = (part.contiguous() for part in style_BC)
+        x_BCT, alpha_C = x_BCT.contiguous(), alpha_C.contiguous()
+        assert {t.dtype for t in (x_BCT, gamma_BC, beta_BC, alpha_C)} == {torch.float32}
+        assert gamma_BC.shape == beta_BC.shape == x_BCT.shape[:2]
+        y_BCT = torch.empty(x_BCT.shape, dtype=dtype)
+        self._snake(
+            _Snake(
+                x_BCT.data_ptr(),
+                gamma_BC.data_ptr(),
+                beta_BC.data_ptr(),
+                alpha_C.data_ptr(),
+                y_BCT.data_ptr(),
+                gamma_BC.numel(),
+                len(alpha_C),
+                x_BCT.shape[2],
+                _DTYPES[dtype],
+                torch.get_num_threads(),
+                eps,
+            )
+        )
+        return y_BCT
 
     def decoder_step(self, arguments: StepArguments) -> None:
         """Run every layer; see `core.layers.native_layers`."""

@@ -15,11 +15,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.modalities.tts.models.kokoro.config import GeneratorConfig, KokoroConfig
 from triptych.modalities.tts.models.kokoro.extent import Extent
 from triptych.modalities.tts.models.kokoro.harmonics import HarmonicSource
 from triptych.modalities.tts.models.kokoro.joints import Joints, gmacs
-from triptych.modalities.tts.models.kokoro.styled import AdaptiveNorm, StyledBlock, convolve
+from triptych.modalities.tts.models.kokoro.styled import (
+    EPSILON,
+    AdaptiveNorm,
+    StyledBlock,
+    convolve,
+)
 
 
 class SnakeBlock(nn.Module):
@@ -34,6 +40,7 @@ class SnakeBlock(nn.Module):
         self.adain1 = nn.ModuleList(AdaptiveNorm(style_size, channels) for _ in dilations)
         self.adain2 = nn.ModuleList(AdaptiveNorm(style_size, channels) for _ in dilations)
         self.alpha1, self.alpha2 = _slopes(channels, dilations), _slopes(channels, dilations)
+        self.native: NativeKernels | None = None
 
     def forward(self, x_BCT: Tensor, style_BY: Tensor, extent: Extent) -> Joints[Tensor]:
         """[B, C, T] to the same."""
@@ -43,10 +50,30 @@ class SnakeBlock(nn.Module):
             y_BCT = x_BCT
             for norm, alpha_1C1, conv in halves:
                 yield gmacs(conv, x_BCT)
-                y_BCT = _snake(norm(y_BCT, style_BY, extent), alpha_1C1)
-                y_BCT = convolve(conv, extent.clear(y_BCT))
+                y_BCT = self._activate(norm, alpha_1C1, y_BCT, style_BY, extent)
+                y_BCT = convolve(conv, y_BCT, x_BCT.dtype)
             x_BCT = x_BCT + y_BCT
         return x_BCT
+
+    def _activate(
+        self,
+        norm: nn.Module,
+        alpha_1C1: Tensor,
+        x_BCT: Tensor,
+        style_BY: Tensor,
+        extent: Extent,
+    ) -> Tensor:
+        """Norm and snake. The native kernel, which knows no padding, rounds for the convolution."""
+        assert isinstance(norm, AdaptiveNorm)
+        if self.native is None or extent.mask_BT is not None:
+            return extent.clear(_snake(norm(x_BCT, style_BY, extent), alpha_1C1))
+        return self.native.styled_snake(
+            x_BCT,
+            norm.style(style_BY),
+            alpha_1C1.flatten(),
+            eps=EPSILON,
+            dtype=self.convs1[0].get_parameter("weight").dtype,
+        )
 
 
 class Generator(nn.Module):
@@ -86,7 +113,7 @@ class Generator(nn.Module):
         for index, rate in enumerate(self.rates):
             is_last = index == len(self.rates) - 1
             yield gmacs(self.ups[index], x_BCT)
-            x_BCT = convolve(self.ups[index], extent.clear(F.leaky_relu(x_BCT, 0.1)))
+            x_BCT = convolve(self.ups[index], extent.clear(F.leaky_relu(x_BCT, 0.1)), x_BCT.dtype)
             extent = spectra if is_last else extent.stretched(rate)
             if is_last:
                 x_BCT = F.pad(x_BCT, (1, 0), mode="reflect")
@@ -170,6 +197,12 @@ class Decoder(nn.Module):
             x_BCF = block(torch.cat((x_BCF, *aside), 1), style_BY, extent)
         generated = self.generator(x_BCF, source_BKN, style_BY, extent.stretched(2))
         return (yield from generated)  # type: ignore[no-any-return]
+
+    def use_native(self, native: NativeKernels | None) -> None:
+        """Compute norms and snakes of unpadded rows by the CPU's own kernel, where there is one."""
+        for block in self.modules():
+            if isinstance(block, SnakeBlock):
+                block.native = native
 
     def cast_convolutions(self, dtype: torch.dtype) -> None:
         """Compute the wide convolutions in `dtype`; norms and activations stay as they are."""

@@ -75,7 +75,13 @@ class KokoroLoader:
                 config = read_kokoro_config(checkpoint.config)
                 memory.reserve("weights", weight_bytes(checkpoint, dtype))
             memory.reserve("activations", num_frames * frame_bytes(config))
-            kokoro = load_kokoro(self._folder, self._device.torch, conv_dtype=dtype, report=report)
+            kokoro = load_kokoro(
+                self._folder,
+                self._device.torch,
+                conv_dtype=dtype,
+                native=memory.native_kernels(),
+                report=report,
+            )
             runner = StagedRunner(StagedKokoro(kokoro), self._device.torch)
             stack.callback(runner.close)
             close = stack.pop_all().close

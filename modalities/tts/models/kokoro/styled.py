@@ -28,10 +28,15 @@ class AdaptiveNorm(nn.Module):
 
     def forward(self, x_BCT: Tensor, style_BS: Tensor, extent: Extent) -> Tensor:
         """Normalise each row and channel over the row's real positions."""
-        gamma_BC1, beta_BC1 = self.fc(style_BS)[..., None].chunk(2, dim=1)
+        gamma_BC1, beta_BC1 = (part[..., None] for part in self.style(style_BS))
         mean_BC1, var_BC1 = extent.moments(x_BCT)
         scale_BC1 = (1 + gamma_BC1) * torch.rsqrt(var_BC1 + EPSILON)
         return torch.addcmul(beta_BC1 - mean_BC1 * scale_BC1, x_BCT, scale_BC1)
+
+    def style(self, style_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """What is added to a scale of 1, and the shift, both [B, C]."""
+        gamma_BC, beta_BC = self.fc(style_BS).chunk(2, dim=1)
+        return gamma_BC, beta_BC
 
 
 class StyledBlock(nn.Module):
@@ -60,11 +65,11 @@ class StyledBlock(nn.Module):
         if self.rate > 1:
             y_BCT = stretched.clear(self.pool(y_BCT))
             x_BCT = x_BCT.repeat_interleave(self.rate, dim=-1)
-        y_BCT = convolve(self.conv1, y_BCT)
+        y_BCT = convolve(self.conv1, y_BCT, x_BCT.dtype)
         y_BCT = stretched.clear(F.leaky_relu(self.norm2(y_BCT, style_BS, stretched), 0.2))
         if hasattr(self, "conv1x1"):
-            x_BCT = convolve(self.conv1x1, x_BCT)
-        y_BCT = convolve(self.conv2, y_BCT)
+            x_BCT = convolve(self.conv1x1, x_BCT, x_BCT.dtype)
+        y_BCT = convolve(self.conv2, y_BCT, x_BCT.dtype)
         return torch.add(x_BCT, y_BCT) * math.sqrt(0.5)
 
     def cast_convolutions(self, dtype: torch.dtype) -> None:
@@ -74,8 +79,8 @@ class StyledBlock(nn.Module):
                 conv.to(dtype)
 
 
-def convolve(conv: nn.Module, x_BCT: Tensor) -> Tensor:
-    """Convolve in the type of the weights, which may be shorter than that of the activations."""
+def convolve(conv: nn.Module, x_BCT: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convolve in the type of the weights, which may be shorter than `dtype`, the result's."""
     weight = conv.weight
     assert isinstance(weight, Tensor)
-    return conv(x_BCT.to(weight.dtype)).to(x_BCT.dtype)  # type: ignore[no-any-return]
+    return conv(x_BCT.to(weight.dtype)).to(dtype)  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from triptych.core.errors import WeightsError
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import Target, load_tensors
 from triptych.modalities.tts.models.kokoro.config import (
@@ -27,17 +28,19 @@ def load_kokoro(
     device: torch.device,
     *,
     conv_dtype: torch.dtype = torch.float32,
+    native: NativeKernels | None = None,
     report: Callable[[float], None] | None = None,
 ) -> Kokoro:
     """The model and its voices out of one of our folders.
 
-    `conv_dtype` is the type of the decoder's convolutions, nine tenths of the work;
-    everything else is float32. `report` hears the share that is done. Raises `WeightsError` when
-    anything is missing or left over.
+    `conv_dtype` is the type of the decoder's convolutions, nine tenths of the work; everything
+    else is float32. `native` are kernels for a model on a CPU. `report` hears the share that is
+    done. Raises `WeightsError` when anything is missing or left over.
     """
     with Checkpoint.open(folder) as checkpoint:
         config = read_kokoro_config(checkpoint.config)
         model = _skeleton(config, conv_dtype).to_empty(device=device)
+        model.decoder.use_native(native)
         targets = (Target(name, parameter) for name, parameter in model.named_parameters())
         load_tensors(
             checkpoint,

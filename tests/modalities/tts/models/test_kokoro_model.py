@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from fakes_kokoro import TINY, tiny_kokoro
 
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite, WeightsError
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.modalities.tts.models.kokoro import model as kokoro_model
 from triptych.modalities.tts.models.kokoro.config import read_kokoro_config
 from triptych.modalities.tts.models.kokoro.extent import Extent
@@ -104,6 +107,17 @@ def test_a_shorter_type_for_the_generator_is_close(kokoro: Kokoro) -> None:
     exact, rounded = (k.synthesize(ids(10), "af_one") for k in (kokoro, short))
     assert not torch.equal(exact, rounded)
     assert float((exact - rounded).norm() / exact.norm()) < 0.05
+
+
+def test_the_cpus_own_kernel_gives_the_same(kokoro: Kokoro, tmp_path: Path) -> None:
+    native = NativeKernels.open("auto", tmp_path)
+    if native is None:
+        pytest.skip("there is no C compiler")
+    own = tiny_kokoro()
+    own.model.decoder.use_native(native)
+    by_torch, by_kernel = (k.synthesize(ids(10), "af_one") for k in (kokoro, own))
+    assert not torch.equal(by_torch, by_kernel)
+    torch.testing.assert_close(by_kernel, by_torch, atol=1e-4, rtol=0)
 
 
 def test_batches_hold_like_lengths_within_the_budget() -> None:
