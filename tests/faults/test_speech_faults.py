@@ -229,7 +229,7 @@ def num_encoders() -> int:
     from triptych.modalities.tts.audio.containers import AudioEncoder
 
     gc.collect()
-    return sum(isinstance(thing, AudioEncoder) for thing in gc.get_objects())
+    return sum(type(thing) is AudioEncoder for thing in gc.get_objects())
 
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
