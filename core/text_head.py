@@ -123,7 +123,7 @@ class _Scores:
         return self.logprobs.to_entries(self.num_top)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextDraws:
     """What a step will yield: a draw for its sampled rows, scores by row index."""
 

@@ -33,7 +33,7 @@ from triptych.core.plan import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostStep:
     """A step on the host: its rows one after the other, decode rows first.
 
@@ -49,7 +49,7 @@ class HostStep:
     num_decode: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceStep:
     """A step on the device. `row_starts` is each row's first token; `extras` are the head's."""
 
