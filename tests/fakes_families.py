@@ -117,7 +117,6 @@ TINY: dict[str, Tiny] = {
         },
         sample=(16, 16),
         rows=_TEXT,
-        fixed={"encoder_hidden_states_mask": _MASK},
         shared=lambda: {"img_shapes": [[(1, 4, 4)]]},
     ),
     "SD3Transformer2DModel": Tiny(

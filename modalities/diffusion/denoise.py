@@ -12,7 +12,7 @@ Legend: R pictures, B branches of all pictures.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,6 +110,10 @@ class Row:
                 branch.slot.release()
 
 
+# Rows of one shape, and their velocities after guidance, `[R, ...]`.
+Watch = Callable[[list[Row], Tensor], None]
+
+
 class Denoiser:
     """Steps rows through one model. All state is the rows'."""
 
@@ -117,20 +121,22 @@ class Denoiser:
         self.model = model
 
     @torch.no_grad()
-    def step(self, rows: Sequence[Row]) -> None:
-        """One step of each row. None may be done."""
+    def step(self, rows: Sequence[Row], watch: Watch | None = None) -> None:
+        """One step of each row. None may be done. `watch` is told before the step is taken."""
         for members, velocities in self._guided(rows):
+            if watch is not None:
+                watch(members, velocities)
             advance([row.sample for row in members], velocities)
 
-    @torch.no_grad()
     def preview_step(self, rows: Sequence[Row]) -> list[Tensor]:
         """Like `step`; and the finished latents as each row's step foretells them, in order."""
         previews: dict[int, Tensor] = {}
-        for members, velocities in self._guided(rows):
-            samples = [row.sample for row in members]
-            for row, clean in zip(members, clean_samples(samples, velocities), strict=True):
-                previews[id(row)] = clean
-            advance(samples, velocities)
+
+        def foretell(members: list[Row], velocities: Tensor) -> None:
+            cleans = clean_samples([row.sample for row in members], velocities)
+            previews.update({id(row): clean for row, clean in zip(members, cleans, strict=True)})
+
+        self.step(rows, foretell)
         return [previews[id(row)] for row in rows]
 
     def step_to_run(self, rows: Sequence[Row]) -> None:
@@ -171,7 +177,13 @@ class Denoiser:
         velocities = torch.empty((len(asked), *inputs_R.shape[1:]), device=inputs_R.device)
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, (_, branch) in enumerate(asked):
-            groups[self.model.batch_key(inputs_R.shape[1:], branch.conditioning)].append(index)
+            slot = branch.slot
+            key = self.model.batch_key(
+                inputs_R.shape[1:],
+                branch.conditioning,
+                is_exact=slot is not None and slot.keeps_hidden,
+            )
+            groups[key].append(index)
         for members in groups.values():
             of_row = [asked[index][0] for index in members]
             batch = Batch(

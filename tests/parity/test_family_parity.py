@@ -232,6 +232,29 @@ def test_mixed_caches_in_one_batch_are_what_each_is_alone(name: str, level: Leve
     assert pools.num_used == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("QwenImageTransformer2DModel", "encoder_hidden_states"),
+        ("ZImageTransformer2DModel", "cap_feats"),
+    ],
+)
+def test_prompts_of_any_length_share_a_run(name: str, argument: str) -> None:
+    model, batch = open_model(build(name)), batch_of(name)
+    ragged = [
+        replace(told, rows={argument: told.rows[argument][: 5 - 2 * row]})
+        for row, told in enumerate(batch.conditioning)
+    ]
+    shape = batch.samples.shape[1:]
+    keys = {model.batch_key(shape, told) for told in ragged}
+    assert len(keys) == 1
+    assert len({model.batch_key(shape, told, is_exact=True) for told in ragged}) == 3
+    mixed = replace(batch, conditioning=ragged)
+    together = model.velocity(mixed)
+    for row in range(3):
+        assert close(model.velocity(mixed.select([row])), together[[row]])
+
+
 def test_edited_latents_are_told_and_left_out_of_the_answer() -> None:
     module = build("SanaTransformer2DModel")
     seen: list[tuple[int, ...]] = []

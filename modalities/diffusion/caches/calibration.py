@@ -46,19 +46,19 @@ class Calibration:
         """MagCache's: mean over tokens of the ratio of norms to the step before; the first is 1."""
         return tuple(float(ratio) for ratio in self._ratios_N / max(1, self.num_runs))
 
-    def add(self, outputs: Sequence[Tensor], signals: Sequence[Tensor] = ()) -> None:
-        """One uncached run: each step's output (or span residual), each step's modulated input.
+    def add(self, outputs: Sequence[Tensor], input_distances: Sequence[float] = ()) -> None:
+        """One uncached run: each step's output, and how far each step's input is from the last's.
 
         Raises `ValueError` for another number of steps.
         """
-        if len(outputs) != self.num_steps or len(signals) not in {0, self.num_steps}:
+        if len(outputs) != self.num_steps or len(input_distances) not in {0, self.num_steps - 1}:
             raise ValueError(f"A run of {self.num_steps} steps was expected, not {len(outputs)}.")
         flat = torch.stack([output.double().flatten() for output in outputs])
         self._gram_NN += (flat @ flat.T / flat.shape[1]).cpu().numpy()
         self._ratios_N += self._ratios(outputs)
         self.num_runs += 1
-        if signals:
-            self.input_distances += _neighbour_distances(signals)
+        if input_distances:
+            self.input_distances += input_distances
             self.output_distances += _neighbour_distances(outputs)
 
     def _ratios(self, outputs: Sequence[Tensor]) -> Vector:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triptych.modalities.diffusion.caches.extrapolation import Point
 from triptych.modalities.diffusion.caches.gates import Signal
-from triptych.modalities.diffusion.caches.methods import CacheMethod
+from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.cells import CellPool, CellPools, weighted_sum
 
 
@@ -65,6 +65,11 @@ class CacheSlot:
     def signal(self) -> Signal | None:
         """What the rule compares, if anything."""
         return self._gate.signal
+
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether hidden states or signals are kept from step to step, not only the answer."""
+        return self.signal is not None or self.method.level is Level.SPAN
 
     def belong_to(self, key: Hashable) -> None:
         """Drop what was kept if it was for another shape, conditioning or set of adapters."""

@@ -30,10 +30,12 @@ class Blocks:
 class Family:
     """A class of models. The time it is told is the scheduler's over `time_unit`, flipped or not.
 
-    `lists`: arguments passed as lists of rows, not stacked. `axes`: arguments whose rows are not
-    stacked in front. `halves`: the answer's second half of channels is a variance, left out.
-    `span`: the lists of blocks, if a row may skip them. `tap`: the module whose output TeaCache
-    compares, where it is not what enters the first attention.
+    `lists`: arguments passed as lists of rows, not stacked. `ragged`: arguments whose rows may be
+    of any length; they are filled up, and the model is told which are real by an argument of that
+    name and `_mask`. `axes`: arguments whose rows are not stacked in front. `halves`: the answer's
+    second half of channels is a variance, left out. `span`: the lists of blocks, if a row may skip
+    them. `tap`: the module whose output TeaCache compares, where it is not what enters the first
+    attention.
     """
 
     sample: str = "hidden_states"
@@ -43,6 +45,7 @@ class Family:
     negates: bool = False
     halves: bool = False
     lists: frozenset[str] = frozenset()
+    ragged: frozenset[str] = frozenset()
     axes: Mapping[str, int] = field(default_factory=dict)
     span: tuple[Blocks, ...] = ()
     tap: str = ""

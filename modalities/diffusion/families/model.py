@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from triptych.modalities.diffusion.families.family import Conditioning, Family
 
@@ -49,15 +50,23 @@ class DenoiseModel:
         weight = next(module.parameters())
         self.dtype, self.device = weight.dtype, weight.device
 
-    def batch_key(self, sample_shape: torch.Size, conditioning: Conditioning) -> Hashable:
-        """Rows with equal keys may share a batch."""
+    def batch_key(
+        self, sample_shape: torch.Size, conditioning: Conditioning, *, is_exact: bool = False
+    ) -> Hashable:
+        """Rows with equal keys may share a batch.
+
+        `is_exact`: also what could be filled up must be of one length, because hidden states will
+        be kept, whose shape may not depend on who else is there.
+        """
+        may_differ = self.family.lists | self.family.ragged
+        free = frozenset() if is_exact else may_differ
         shapes = tuple(
             (name, tensor.shape)
             for name, tensor in sorted(conditioning.rows.items())
-            if name not in self.family.lists
+            if name not in free
         )
         context = None if conditioning.context is None else conditioning.context.shape
-        return sample_shape, shapes, context, conditioning.key
+        return sample_shape, shapes, context, conditioning.key, is_exact and bool(may_differ)
 
     @torch.no_grad()
     def velocity(self, batch: Batch) -> Tensor:
@@ -76,6 +85,9 @@ class DenoiseModel:
         for name in batch.conditioning[0].rows:
             rows = [conditioning.rows[name] for conditioning in batch.conditioning]
             _place(arguments, name, self._join(name, rows))
+            if name in self.family.ragged and len({len(row) for row in rows}) > 1:
+                masks = [torch.ones(len(row), dtype=torch.bool, device=row.device) for row in rows]
+                arguments[f"{name}_mask"] = pad_sequence(masks, batch_first=True)
         for name, value in batch.conditioning[0].shared.items():
             _place(arguments, name, value)
         return arguments
@@ -100,9 +112,11 @@ class DenoiseModel:
         return list(samples) if self.family.sample in self.family.lists else samples
 
     def _join(self, name: str, rows: list[Tensor]) -> Tensor | list[Tensor]:
-        return (
-            rows if name in self.family.lists else torch.stack(rows, self.family.axes.get(name, 0))
-        )
+        if name in self.family.lists:
+            return rows
+        if name in self.family.ragged:
+            return pad_sequence(rows, batch_first=True)
+        return torch.stack(rows, self.family.axes.get(name, 0))
 
 
 def _place(arguments: dict[str, Any], name: str, value: Any) -> None:

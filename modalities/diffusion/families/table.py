@@ -101,7 +101,9 @@ _FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "PRXTransformer2DModel": Family(time_unit=_THOUSAND, span=(Blocks("blocks"),)),
         "PixArtTransformer2DModel": Family(halves=True, span=_BLOCKS),
         "QwenImageTransformer2DModel": Family(
-            time_unit=_THOUSAND, span=_dual("transformer_blocks")
+            time_unit=_THOUSAND,
+            ragged=frozenset({"encoder_hidden_states"}),
+            span=_dual("transformer_blocks"),
         ),
         "SD3Transformer2DModel": Family(span=_dual("transformer_blocks")),
         "SanaTransformer2DModel": Family(span=_BLOCKS),
