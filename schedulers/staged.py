@@ -253,17 +253,20 @@ class StagedScheduler:
 
     def _draft(self, now_s: float) -> _Draft | None:
         able = list(self._candidates())
-        candidates = [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]
-        if not candidates and self._dropped:
+        ready = [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]
+        if ready:
+            return self._choice(ready)
+        if self._dropped:
             return _Draft((), math.inf, self._version)
-        if not candidates:
-            if not able:
-                return None
-            early = min(able, key=lambda unit: unit.entry.pace.not_before_s())
-            not_before_s = early.entry.pace.not_before_s()
-            return _Draft((early,), math.inf, self._version, not_before_s=not_before_s)
-        patient = min(candidates, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
-        order = sorted(candidates, key=self._urgency)
+        if not able:
+            return None
+        first = min(able, key=lambda unit: unit.entry.pace.not_before_s())
+        not_before_s = first.entry.pace.not_before_s()
+        return _Draft((first,), math.inf, self._version, not_before_s=not_before_s)
+
+    def _choice(self, ready: list[_Unit]) -> _Draft:
+        patient = min(ready, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
+        order = sorted(ready, key=self._urgency)
         first = patient if self._num_pressed >= _MAX_PRESSED else order[0]
         rows = tuple(self._rows(first, order))
         due_s = min(self._due_s(unit) for unit in rows)
