@@ -26,8 +26,8 @@ from triptych.modalities.tts.audio.containers import FORMATS, encode_clip
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.frontend import open_front_end
 from triptych.modalities.tts.frontend.base import Voice
-from triptych.modalities.tts.models.kokoro.source import KOKORO
 from triptych.modalities.tts.service import Speaking, SpeechCall, SpeechService
+from triptych.modalities.tts.sources import DEFAULT_SPEECH, SPEECH_SOURCES
 from triptych.schedulers.base import ModelLoader
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class SpeechPipeline(Pipeline[SpeechService]):
     Every call has an async twin that may be awaited on any loop.
     """
 
-    _embedded: ClassVar[str] = KOKORO.name
-    _sources: ClassVar[Sequence[Source]] = (KOKORO,)
+    _embedded: ClassVar[str] = DEFAULT_SPEECH
+    _sources: ClassVar[Sequence[Source]] = SPEECH_SOURCES
 
     @classmethod
     def _open_service(

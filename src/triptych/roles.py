@@ -15,14 +15,14 @@ from triptych.core.weights.layout import read_json
 from triptych.core.weights.progress import Progress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
 from triptych.modalities.tts.frontend import speech_role
-from triptych.modalities.tts.models.kokoro.source import KOKORO
 from triptych.modalities.tts.recognition.source import WHISPER_TINY
+from triptych.modalities.tts.sources import DEFAULT_SPEECH, SPEECH_SOURCES
 
 Role = Literal["chat", "speech", "recognition"]
 
-SOURCES: tuple[Source, ...] = (KOKORO, WHISPER_TINY)
+SOURCES: tuple[Source, ...] = (*SPEECH_SOURCES, WHISPER_TINY)
 """Models known by a name of their own."""
-DEFAULTS = (EMBEDDED_REFERENCE, KOKORO.name, WHISPER_TINY.name)
+DEFAULTS = (EMBEDDED_REFERENCE, DEFAULT_SPEECH, WHISPER_TINY.name)
 """What is served when no model is named: one of each kind."""
 
 

@@ -28,7 +28,7 @@ from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.tts.audio import decode
 from triptych.modalities.tts.frontend import open_front_end, speech_role
 from triptych.modalities.tts.frontend.base import FrontEnd
-from triptych.modalities.tts.models.kokoro.source import KOKORO
+from triptych.modalities.tts.sources import DEFAULT_SPEECH, SPEECH_SOURCES
 from triptych.modalities.tts.voices.protocol import VoiceCard
 from triptych.modalities.tts.voices.record import VoiceAbout, VoiceRecord, check_name
 from triptych.modalities.tts.voices.service import VoiceService
@@ -125,7 +125,9 @@ def _delete(args: argparse.Namespace, config: Config) -> None:
 
 def _front_ends(config: Config) -> list[FrontEnd]:
     """Those of the configured speech models, or of the one that is served where none is named."""
-    models = resolve_all(config.models, RichProgress(), sources=(KOKORO,), defaults=(KOKORO.name,))
+    models = resolve_all(
+        config.models, RichProgress(), sources=SPEECH_SOURCES, defaults=(DEFAULT_SPEECH,)
+    )
     return [
         open_front_end(model, config.models)
         for model in models
