@@ -76,7 +76,10 @@ class AudioPlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioRowResult:
-    """Little-endian float32 samples of one row. `is_finite` is false where they held NaN."""
+    """Little-endian float32 samples of one row.
+
+    `is_finite` is false where they held NaN, or where the codec has no such codes.
+    """
 
     pcm: bytes = b""
     is_finite: bool = True

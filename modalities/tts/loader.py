@@ -119,7 +119,7 @@ class SpeechTokenLoader:
                     max_length=blueprint.max_length,
                     device=device,
                 ),
-                AudioSteps(codec.decoder, blueprint.traits, blueprint.frames, device),
+                AudioSteps(codec, blueprint.traits, blueprint.frames, device),
                 VoiceReader(codec, blueprint.voice_prompt, _voices(), device),
                 device,
             )

@@ -8,7 +8,7 @@ Shapes: N steps, K codes of a step, B rows, Q codebooks, F codec frames, S sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from triptych.core.plan import PendingStep, Plan, StepCodes, TokenPlan
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.speech import VoiceClip
 from triptych.core.token_runner import TokenRunner
-from triptych.modalities.tts.codecs.protocol import CodecDecoder, DecodedAudio
+from triptych.modalities.tts.codecs.protocol import DecodedAudio
 from triptych.modalities.tts.codecs.window import WindowDecoder
 from triptych.modalities.tts.models.blueprint import Codes, SpeechCodec, SpeechTraits
 
@@ -76,12 +76,13 @@ class AudioSteps:
 
     def __init__(
         self,
-        decoder: CodecDecoder,
+        codec: SpeechCodec,
         traits: SpeechTraits,
         frames: Callable[[Codes], Codes],
         device: torch.device,
     ) -> None:
-        self._decoder = decoder
+        self._decoder = codec.decoder
+        self._codebook_size = codec.codebook_size
         self._traits = traits
         self._frames = frames
         self._device = device
@@ -96,13 +97,21 @@ class AudioSteps:
             self._begin(first)
         parts: list[list[_Part]] = [[] for _ in plan.rows]
         whole = {index: self._take(row) for index, row in enumerate(plan.rows)}
-        self._decode({index: codes for index, codes in whole.items() if codes.size}, plan, parts)
+        unknown = {index for index, codes_QF in whole.items() if self._is_unknown(codes_QF)}
+        known = {index: codes_QF for index, codes_QF in whole.items() if index not in unknown}
+        self._decode({index: codes for index, codes in known.items() if codes.size}, plan, parts)
         last = [index for index, row in enumerate(plan.rows) if row.is_last]
         if last:
             slots = [plan.rows[index].slot for index in last]
             self._add(last, slots, self._decoder.flush(slots), parts)
         clock.stop()
-        return PendingAudio(plan.step_id, parts, clock)
+        return PendingAudio(plan.step_id, parts, unknown, clock)
+
+    def _is_unknown(self, codes_QF: Codes) -> bool:
+        """Whether the codec has no such codes: looking them up would end the whole step."""
+        if self._codebook_size is None or not codes_QF.size:
+            return False
+        return bool(codes_QF.min() < 0 or codes_QF.max() >= self._codebook_size)
 
     def _begin(self, rows: Sequence[AudioRow]) -> None:
         slots = [row.slot for row in rows]
@@ -175,15 +184,19 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class PendingAudio:
-    """Implements `core.plan.PendingStep`."""
+    """Implements `core.plan.PendingStep`. Rows of `unknown` codes have no sound."""
 
     step_id: int
     parts: Sequence[Sequence[_Part]]
+    unknown: Collection[int]
     clock: DeviceClock
 
     def result(self) -> AudioStepResult:
         """Wait for the samples."""
-        rows = tuple(_audio_row(parts) for parts in self.parts)
+        rows = tuple(
+            AudioRowResult(is_finite=False) if index in self.unknown else _audio_row(parts)
+            for index, parts in enumerate(self.parts)
+        )
         return AudioStepResult(step_id=self.step_id, elapsed_s=self.clock.elapsed_s(), rows=rows)
 
 

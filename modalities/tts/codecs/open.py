@@ -70,6 +70,11 @@ class HubCodec:
         with self._checkpoint() as checkpoint:
             return self._blueprint.build(checkpoint, device, report)
 
+    def codebook_size(self, module: nn.Module) -> int | None:
+        """Codes of each codebook of the loaded module; none where frames are latents."""
+        config: Any = module.config
+        return getattr(config, "codebook_size", None)
+
     def decoder(self, module: nn.Module, *, num_rows: int) -> CodecDecoder:
         """A decoder of so many rows over the loaded module; see `open_decoder`."""
         return open_decoder(module, self._options, num_rows=num_rows)

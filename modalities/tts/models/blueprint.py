@@ -53,9 +53,13 @@ class SpeechTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechCodec:
-    """A loaded codec. `encode` maps samples [S] at the decoder's rate to codes [Q, F]."""
+    """A loaded codec. `encode` maps samples [S] at the decoder's rate to codes [Q, F].
+
+    Codes from `codebook_size` on (`None`: there are no others) end the row that drew them.
+    """
 
     decoder: CodecDecoder
+    codebook_size: int | None = None
     encode: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 

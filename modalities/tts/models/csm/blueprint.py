@@ -86,7 +86,11 @@ class CsmBlueprint:
             codes_QF: torch.Tensor = module.encode(pcm_S[None, None]).audio_codes[0]
             return codes_QF[: self.config.fields.num_codebooks]
 
-        return SpeechCodec(decoder=self._codec.decoder(module, num_rows=num_rows), encode=encode)
+        return SpeechCodec(
+            decoder=self._codec.decoder(module, num_rows=num_rows),
+            codebook_size=self._codec.codebook_size(module),
+            encode=encode,
+        )
 
     def frames(self, steps_NK: Codes) -> Codes:
         """Each step is a frame."""

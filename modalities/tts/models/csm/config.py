@@ -23,6 +23,8 @@ from triptych.core.layers.decoder import DecoderConfig
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 
+_MIMI_CODES = 2048  # unless its configuration says otherwise
+
 
 class _Transformer(CausalLmConfig, frozen=True, kw_only=True):
     rope_theta: Positive = 500_000.0
@@ -49,9 +51,13 @@ class CsmFields(_Transformer, frozen=True, kw_only=True):
 
 
 class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The two decoders, and what joins them."""
+    """The two decoders, and what joins them.
+
+    Codes from `num_drawn` on are embedded and never drawn: Mimi has none of them.
+    """
 
     fields: CsmFields
+    num_drawn: int
     backbone: DecoderConfig
     depth: DecoderConfig
 
@@ -68,8 +74,10 @@ class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise WeightsError("config.json: depth_decoder_config does not fit its backbone.")
         if not fields.tie_codebooks_embeddings:
             raise WeightsError("config.json: tie_codebooks_embeddings false is not supported.")
+        codec_size = int(fields.codec_config.get("codebook_size", _MIMI_CODES))
         return cls(
             fields=fields,
+            num_drawn=min(fields.vocab_size, codec_size),
             backbone=_decoder(fields, max_length),
             depth=_decoder(depth, depth.num_codebooks),
         )

@@ -36,6 +36,7 @@ class CsmModel:
     ) -> None:
         fields = config.fields
         self.num_codes = fields.num_codebooks
+        self._num_drawn = config.num_drawn
         self._eos_id = fields.codebook_eos_token_id
         self._audio_eos_id = fields.audio_eos_token_id
         width, size = fields.hidden_size, fields.vocab_size
@@ -44,7 +45,7 @@ class CsmModel:
         self.backbone = DecoderStack(config.backbone, dtype=dtype, device=device)
         self.head = Linear(width, size, has_bias=False, dtype=dtype, device=device)
         self.depth = DepthDecoder(
-            config.depth, self.codebooks, max_batch_size=max_batch_size, dtype=dtype, device=device
+            config, self.codebooks, max_batch_size=max_batch_size, dtype=dtype, device=device
         )
 
     def targets(self, codebooks_name: str) -> Iterator[Target]:
@@ -76,7 +77,7 @@ class CsmModel:
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
     ) -> FrameDraws:
         """The first code from the backbone, the others from the depth decoder."""
-        first_R = sampler.draw(self.head(hidden_RC), 0)
+        first_R = sampler.draw(self.head(hidden_RC)[:, : self._num_drawn], 0)
         codes_RQ = self.depth.draw(hidden_RC, first_R, sampler)
         return FrameDraws(codes_RQ, self.is_end(codes_RQ))
 
@@ -90,22 +91,23 @@ class DepthDecoder:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: CsmConfig,
         codebooks: Codebooks,
         *,
         max_batch_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._num_codes = config.rope.max_length
+        depth, self._num_drawn = config.depth, config.num_drawn
+        self._num_codes = depth.rope.max_length
         self._codebooks = codebooks
-        self._stack = DecoderStack(config, dtype=dtype, device=device)
-        backbone_size, width = codebooks.weight_EC.shape[1], config.hidden_size
+        self._stack = DecoderStack(depth, dtype=dtype, device=device)
+        backbone_size, width = codebooks.weight_EC.shape[1], depth.hidden_size
         self._projector = Linear(backbone_size, width, has_bias=False, dtype=dtype, device=device)
-        shape = (self._num_codes - 1, config.vocab_size, width)
+        shape = (self._num_codes - 1, depth.vocab_size, width)
         self._heads_QVD = torch.empty(shape, dtype=dtype, device=device)
         self._heads: list[Linear] = []
-        self._layout = depth_layout(config, dtype)
+        self._layout = depth_layout(depth, dtype)
         self._max_batch_size = max_batch_size
         self._positions_Q = torch.arange(self._num_codes, device=device)
 
@@ -135,7 +137,7 @@ class DepthDecoder:
         for code, head in enumerate(self._heads, start=1):
             x_RC = self._codebooks.one(codes[-1], code - 1)
             hidden_RD = self._step(code, x_RC, sampler.slots_B)
-            codes.append(sampler.draw(head(hidden_RD), code))
+            codes.append(sampler.draw(head(hidden_RD)[:, : self._num_drawn], code))
         return torch.stack(codes, 1)
 
     def _step(self, position: int, x_RC: torch.Tensor, slots_R: torch.Tensor) -> torch.Tensor:

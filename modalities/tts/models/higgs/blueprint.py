@@ -73,7 +73,11 @@ class HiggsBlueprint:
             codes_QF: torch.Tensor = module.encode(pcm_S[None, None]).audio_codes[0]
             return codes_QF
 
-        return SpeechCodec(decoder=self._codec.decoder(module, num_rows=num_rows), encode=encode)
+        return SpeechCodec(
+            decoder=self._codec.decoder(module, num_rows=num_rows),
+            codebook_size=self._codec.codebook_size(module),
+            encode=encode,
+        )
 
     def frames(self, steps_NK: Codes) -> Codes:
         """Frame f has its c-th code in step f + c + 1.

@@ -50,7 +50,10 @@ class OrpheusBlueprint(NativeBlueprint):
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load SNAC."""
         module = self._codec.build(self._device, report)
-        return SpeechCodec(decoder=self._codec.decoder(module, num_rows=num_rows))
+        return SpeechCodec(
+            decoder=self._codec.decoder(module, num_rows=num_rows),
+            codebook_size=self._codec.codebook_size(module),
+        )
 
     def frames(self, steps_NK: Codes) -> Codes:
         """Seven tokens to a frame. A token in another's place counts as that place's code."""
