@@ -28,6 +28,8 @@ def loaded_by(*modules):
                 "triptych.core.http.app",
                 "triptych.core.http.server",
                 "triptych.modalities.llm.routes",
+                "triptych.modalities.tts.recognition.routes",
+                "triptych.modalities.tts.recognition.source",
             ],
             {"torch", "transformers"},
         ),
@@ -35,7 +37,10 @@ def loaded_by(*modules):
             ["triptych.engine_process", "triptych.schedulers.engine"],
             {"torch", "fastapi", "uvicorn", "starlette", "pydantic", "tokenizers"},
         ),
-        (["triptych.modalities.llm.loader"], {"fastapi", "uvicorn", "starlette"}),
+        (
+            ["triptych.modalities.llm.loader", "triptych.modalities.tts.recognition.loader"],
+            {"fastapi", "uvicorn", "starlette"},
+        ),
     ],
 )
 def test_a_process_does_not_load_the_others_half(modules, unwanted):

