@@ -167,7 +167,9 @@ class SpeechDrafter:
             yield ripe[0]
             return
         num_rows = num_frames = 0
-        is_lost = now_s + self._costs.audio_s(1, ripe[0].num_frames) > limit_s
+        alone_s = self._costs.audio_s(1, ripe[0].num_frames)
+        is_lost = now_s + alone_s > limit_s
+        limit_s = max(limit_s, now_s + 2 * alone_s)
         pace = self._costs.round(len(self._state.speaking))
         soon_s = now_s + is_lost * (pace.token_s + pace.audio_s)
         for piece in ripe:

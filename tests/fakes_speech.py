@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -189,9 +189,16 @@ class FakeMouth:
     launch to what it raises.
     """
 
-    def __init__(self, model: SpeechModel, *, page_size: int) -> None:
+    def __init__(
+        self,
+        model: SpeechModel,
+        *,
+        page_size: int,
+        cost_s: Callable[[Plan], float] = lambda plan: 0.01,
+    ) -> None:
         self.clock = model.clock
         self.page_size = page_size
+        self.cost_s = cost_s
         self.bad_logits: set[str] = set()
         self.bad_sound: set[str] = set()
         self.errors: dict[int, Exception] = {}
@@ -222,7 +229,7 @@ class FakeMouth:
     def close(self) -> None: ...
 
     def _run(self, plan: Plan) -> StepResult:
-        step_id, elapsed_s = plan.step_id, 0.01
+        step_id, elapsed_s = plan.step_id, self.cost_s(plan)
         if isinstance(plan, TokenPlan):
             rows = tuple(self._draw(row) for row in plan.rows)
             return TokenStepResult(step_id=step_id, elapsed_s=elapsed_s, rows=rows)

@@ -147,3 +147,19 @@ def test_an_endless_segment_ends_at_its_bound() -> None:
     world.finish_all()
     assert world.deltas("a")[-1].segment_finish == "length"
     assert world.deltas("a")[-1].num_output_tokens == 23
+
+
+def test_a_codec_row_is_not_given_away_while_it_is_decoded() -> None:
+    world = SpeechWorld(max_streams=1)
+    world.submit("a", speech_request(segment(1, ENDLESS, max_steps=60)))
+    world.submit("b", speech_request(segment(2)))
+    while not any(isinstance(plan, AudioPlan) for plan, _ in world.in_flight):
+        if world.book() is None:
+            world.commit()
+    world.scheduler.cancel("a")
+    world.scheduler.check()
+    assert world.scheduler.stats().num_running == 0
+    while world.commit():
+        world.scheduler.check()
+    assert world.scheduler.stats().num_running == 1, "now it is b's"
+    world.finish_all()
