@@ -99,7 +99,7 @@ class Server:
             health = self.health()
             return health.get("status") == "ok" and health["num_restarts"] == num_restarts
 
-        eventually(is_ready)
+        eventually(is_ready, timeout_s=300.0)  # the first start fetches models
 
     def wait_exit(self, timeout_s: float = 30.0) -> int:
         return self.process.wait(timeout_s)

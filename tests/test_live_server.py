@@ -12,7 +12,7 @@ from fakes_serve import Server, eventually
 MODEL = "smollm2-135m-instruct"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
-pytestmark = pytest.mark.embedded
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]  # the first start fetches models
 
 
 @pytest.fixture(scope="module")
