@@ -24,6 +24,9 @@ FRAMES_PER_POSITION = 2
 MAX_PART_S = 600
 """Seconds of sound in one request to the engine: what it keeps of a recording is bounded so."""
 
+_MULTILINGUAL_VOCABULARY = 51_865
+"""Tokens of the smallest; the English models have one less."""
+
 Task = Literal["transcribe", "translate"]
 
 
@@ -90,6 +93,11 @@ class WhisperSpec:
         except msgspec.ValidationError as error:
             raise WeightsError(f"The model's configs lack what recognition needs: {error}.") from (
                 error
+            )
+        if sizes.vocab_size >= _MULTILINGUAL_VOCABULARY and not given.lang_to_id:
+            raise WeightsError(
+                "generation_config.json names no languages (lang_to_id), and the model has several:"
+                " take that file from the model this one was made of."
             )
         ends = given.eos_token_id
         return cls(

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from fakes_recognition import (
+    CONFIG,
     END,
     FIRST_TIME,
+    GENERATION,
     MULTILINGUAL,
     WINDOW_S,
     hear,
@@ -122,11 +124,6 @@ def test_sound_that_breaks_the_network_fails_alone(ears: Recogniser) -> None:
     assert not isinstance(given[1], Exception)
 
 
-ids = st.lists(
-    st.one_of(st.integers(0, END - 1), st.integers(FIRST_TIME, FIRST_TIME + 150)), max_size=12
-)
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))
 def test_whatever_is_drawn_keeps_the_grammar_of_times(seed: int, length: int) -> None:
     """A window begins with a time, times come in pairs and never run backwards."""
@@ -153,13 +150,12 @@ def test_whatever_is_drawn_keeps_the_grammar_of_times(seed: int, length: int) ->
         ({"model_type": "llama"}, {}, "not that of a Whisper"),
         ({"d_model": None}, {}, "d_model"),
         ({}, {"no_timestamps_token_id": None}, "no_timestamps_token_id"),
+        ({"vocab_size": 51_865}, {}, "lang_to_id"),
     ],
 )
 def test_other_folders_are_refused(
     config: dict[str, Any], generation: dict[str, Any], complaint: str
 ) -> None:
-    from fakes_recognition import CONFIG, GENERATION
-
     with pytest.raises(WeightsError, match=complaint):
         WhisperSpec.of(CONFIG | config, GENERATION | generation)
 
