@@ -21,7 +21,7 @@ from triptych.modalities.tts.models.kokoro.mixture import parse_mixture
 from triptych.modalities.tts.text.chunks import ChunkLimits, Utterance, split_utterances
 from triptych.modalities.tts.text.guard import expected_duration
 from triptych.modalities.tts.text.phonemes import Dialect, Phonemes, Phonemizer
-from triptych.modalities.tts.text.spoken import Boundary, Span, SpokenText
+from triptych.modalities.tts.text.spoken import Span, SpokenText
 
 MAX_CHARACTERS = 220
 """Of an utterance; some 14 s of speech."""
@@ -32,7 +32,6 @@ _NEXT_CHARACTERS = (80, 150)
 before it has been played."""
 
 _CLAUSE = re.compile(r"[^\s.,;:!?…—)]{2}[.,;:!?…—)]+\"? ")
-_PARAGRAPH_PAUSE_S = 0.4
 _LANGUAGES: Mapping[str, Dialect] = {"en": "us", "en-us": "us", "en-gb": "uk"}
 
 
@@ -96,7 +95,7 @@ class PhonemeFrontEnd:
         fitting = (part for whole in utterances for part in self._fitting(whole, dialect))
         for index, (part, sounds) in enumerate(fitting):
             is_last = part.source.end == spoken.source.end
-            pause_s = _PARAGRAPH_PAUSE_S if part.boundary is Boundary.PARAGRAPH else 0.0
+            pause_s = self._model.pauses_s.get(part.boundary, 0.0)
             yield Planned(
                 segment=self._segment(part, sounds, 0.0 if is_last else pause_s),
                 utterance=replace(part, index=index),

@@ -23,6 +23,7 @@ from triptych.modalities.tts.models.kokoro.config import (
     VOICE_PREFIX,
     read_kokoro_config,
 )
+from triptych.modalities.tts.text.spoken import Boundary
 
 OPENAI_VOICES: Mapping[str, str] = {
     "alloy": "af_alloy",
@@ -40,6 +41,10 @@ OPENAI_VOICES: Mapping[str, str] = {
     "verse": "am_puck",
 }
 """The voice that answers to each of OpenAI's names, where the model has it; else its default."""
+
+_KOKORO_PAUSES_S = {Boundary.CLAUSE: 0.08, Boundary.SENTENCE: 0.18, Boundary.PARAGRAPH: 0.5}
+"""Kokoro's sentences come without silence around them; these are its own rests, and one longer."""
+_OWN_PAUSES_S = {Boundary.PARAGRAPH: 0.4}
 
 _DEFAULT_VOICE = "af_heart"
 _ACCENTS = {
@@ -60,7 +65,8 @@ _GENDERS = {"f": "woman", "m": "man"}
 class PhonemeModel:
     """All that a front end knows of a model.
 
-    `steps_per_s` is the rate of its speech tokens, 0 where it makes a sentence at once. Ids are
+    `steps_per_s` is the rate of its speech tokens, 0 where it makes a sentence at once; `pauses_s`
+    is how long to rest where an utterance ends, beyond what the model does itself. Ids are
     those of `vocab`'s symbols; `max_phonemes` of them are one utterance at most, and go between
     `prompt_prefix` and `prompt_suffix`.
     """
@@ -74,6 +80,7 @@ class PhonemeModel:
     takes_speed: bool
     mixes_voices: bool
     aliases: Mapping[str, str]
+    pauses_s: Mapping[Boundary, float]
     sampling: SamplingParams
     prompt_prefix: tuple[int, ...] = ()
     prompt_suffix: tuple[int, ...] = ()
@@ -118,6 +125,7 @@ def read_phoneme_model(folder: str, config: Mapping[str, Any]) -> PhonemeModel:
         takes_speed=own.takes_speed,
         mixes_voices=False,
         aliases=_aliases(names, own.voices[0].name),
+        pauses_s=_OWN_PAUSES_S,
         sampling=own.sampling,
         prompt_prefix=own.prompt_prefix,
         prompt_suffix=own.prompt_suffix,
@@ -144,6 +152,7 @@ def _kokoro(folder: str, config: Mapping[str, Any]) -> PhonemeModel:
         takes_speed=True,
         mixes_voices=True,
         aliases=_aliases(names, default),
+        pauses_s=_KOKORO_PAUSES_S,
         sampling=SamplingParams(),
     )
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from triptych.core.speech import SpeechDelta, SpeechRequest
@@ -31,6 +32,12 @@ from triptych.modalities.tts.staged_runner import advance_each
 SLICE_GMACS = 4.0
 """Multiplications in a slice, in billions: some 80 ms of a modern core."""
 
+_SILENCE = 0.004
+"""What is quieter, measured by a sentence's peak, is no speech. At its edges the model is all but
+mute: 0.3 s before and 0.5 s after, twice and more what it rests between sentences itself."""
+_WINDOW_SAMPLES = 240
+_KEPT_BEFORE, _KEPT_AFTER = 2, 6  # windows of 10 ms
+
 
 @dataclass(slots=True, eq=False)
 class SentenceWork:
@@ -45,7 +52,11 @@ class SentenceWork:
 
 
 class StagedKokoro:
-    """Implements `staged_runner.StagedModel`. Samples are those of `Kokoro.synthesize`."""
+    """Implements `staged_runner.StagedModel`.
+
+    Samples are those of `Kokoro.synthesize` without the silence at their edges; pauses are shorter
+    for who speaks faster.
+    """
 
     def __init__(self, kokoro: Kokoro, *, slice_gmacs: float = SLICE_GMACS) -> None:
         self._kokoro = kokoro
@@ -111,12 +122,30 @@ class StagedKokoro:
         """A sentence's sound and the silence after it. Raises `NonFinite`."""
         segment = work.request.segments[work.unit]
         sound_S = audio(pcm_S).numpy()
-        silence_S = np.zeros(round(segment.pause_s * self._kokoro.sample_rate), np.float32)
+        pause_s = segment.pause_s / work.request.speed
+        silence_S = np.zeros(round(pause_s * self._kokoro.sample_rate), np.float32)
         is_last = work.unit == len(work.request.segments) - 1
         return SpeechDelta(
             segment=work.unit,
-            pcm=np.concatenate((sound_S, silence_S)).astype("<f4").tobytes(),
+            pcm=np.concatenate((without_edges(sound_S), silence_S)).astype("<f4").tobytes(),
             segment_finish="stop",
             finish_reason="stop" if is_last else None,
             num_output_tokens=len(sound_S) // self._kokoro.config.generator.samples_per_frame,
         )
+
+
+def without_edges(pcm_S: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A sentence from shortly before its first sound to shortly after its last.
+
+    How long to rest between sentences is said by their pauses; the listener hears the first one as
+    soon as it comes.
+    """
+    windows_WS = pcm_S[: len(pcm_S) // _WINDOW_SAMPLES * _WINDOW_SAMPLES].reshape(
+        -1, _WINDOW_SAMPLES
+    )
+    peaks_W = np.abs(windows_WS).max(axis=1)
+    loud = np.flatnonzero(peaks_W > _SILENCE * peaks_W.max(initial=0.0))
+    if not len(loud):
+        return pcm_S
+    first = max(0, int(loud[0]) - _KEPT_BEFORE)
+    return pcm_S[first * _WINDOW_SAMPLES : (int(loud[-1]) + 1 + _KEPT_AFTER) * _WINDOW_SAMPLES]

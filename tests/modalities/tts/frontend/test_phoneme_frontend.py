@@ -106,11 +106,22 @@ def test_long_words_are_not_cut(own: PhonemeFrontEnd) -> None:
 
 def test_pauses_come_between_paragraphs_alone(own: PhonemeFrontEnd) -> None:
     planned = plan(own, STORY)
-    pauses = [p.segment.pause_s for p in planned if p.utterance.text.endswith("go!\"")]
+    pauses = [p.segment.pause_s for p in planned if p.utterance.text.endswith('go!"')]
     assert pauses == [pytest.approx(0.4)]
     assert sum(p.segment.pause_s > 0 for p in planned) == 1
     assert len(plan(own, "Hello there.")) == 1
     assert plan(own, "Hello there.")[0].segment.pause_s == 0
+
+
+def test_rests_are_as_long_as_what_ends(kokoro: FrontEnd) -> None:
+    """A model whose sentences have no silence around them is told every rest."""
+    planned = plan(kokoro, STORY)
+    rests = {p.utterance.text[-1]: p.segment.pause_s for p in planned[:-1]}
+    assert rests[","] == 0.08
+    assert rests["."] == 0.18
+    assert rests['"'] == 0.5
+    assert {rest for mark, rest in rests.items() if mark.isalpha()} <= {0.0}
+    assert planned[-1].segment.pause_s == 0
 
 
 def test_ids_are_those_of_the_phonemes(own: PhonemeFrontEnd) -> None:
