@@ -142,7 +142,7 @@ class CodecTrainer:
         rng = np.random.default_rng(self.options.seed + self.num_iterations)
         total_s = self.options.minutes * 60
         with Progress() as progress:
-            task = progress.add_task("Codec", total=total_s, completed=self.spent_s)
+            task = progress.add_task("Codec", total=total_s)
             saved_s = self.spent_s
             while self.spent_s < total_s:
                 began_s = time.monotonic()

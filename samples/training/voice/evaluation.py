@@ -29,7 +29,7 @@ Say = Callable[[list[int]], Tensor]
 
 
 def evaluate(voice: Path, folder: Path | None, count: int, wavs: Path | None) -> None:
-    """Print a Markdown table; `folder` has the checkpoints, for the ceilings."""
+    """Print a Markdown table; with `folder`, where the checkpoints are, the ceilings too."""
     teacher, speaker = Teacher(), Speaker(voice)
     rate = speaker.config.codec.sample_rate
     ways: dict[str, Say] = {"voice": lambda ids: speaker.sound(speaker.codes(ids))}

@@ -49,6 +49,7 @@ def export(folder: Path, out: Path, talker: TalkerConfig, codec: CodecConfig) ->
             }
         ],
         "max_phonemes": 220,
+        "sampling": {"temperature": 0.0},
         "prompt_prefix": [PAD_ID],
         "prompt_suffix": [PAD_ID, talker.num_symbols],
         "vocab": json.loads(asset("vocab.json").read_text(encoding="utf-8")),

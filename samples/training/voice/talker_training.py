@@ -265,7 +265,7 @@ class TalkerTrainer:
         total_s, saved_s = self.options.minutes * 60, self.spent_s
         held_out = [examples[number] for number in range(self.options.num_held_out)]
         with Progress() as progress:
-            task = progress.add_task("Talker", total=total_s, completed=self.spent_s)
+            task = progress.add_task("Talker", total=total_s)
             for numbers in self._numbers(examples):
                 began_s = time.monotonic()
                 loss = self.step([examples[int(number)] for number in numbers])

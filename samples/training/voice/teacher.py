@@ -12,10 +12,8 @@ from typing import Any
 
 import hibari
 import numpy as np
-import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 FRAMES_PER_UNIT = 2
 MAX_LEAD_UNITS = 2
@@ -40,6 +38,8 @@ class Teacher:
     """Phonemes and their reading, one sentence at a time."""
 
     def __init__(self) -> None:
+        import onnx  # the recipe's own need, not the package's
+
         self.hibari = hibari.Hibari()
         self._graph = onnx.load(self.hibari.model_path)
         for name, kind in ((_DURATIONS, onnx.TensorProto.INT64), (_HIDDEN, onnx.TensorProto.FLOAT)):
@@ -79,6 +79,8 @@ class Teacher:
 
     def head(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The spectral head: weight [hidden, 5 * bins] and bias."""
+        from onnx import numpy_helper
+
         tensors = {
             tensor.name: numpy_helper.to_array(tensor)
             for tensor in self._graph.graph.initializer

@@ -1,13 +1,13 @@
 """Train the embedded voice, from nothing to the folder that ships.
 
-    pip install onnx onnxruntime speechmos                     # the recipe's own needs
+    pip install 'triptych[recipes]'
     cd samples/training/voice
     python train_voice.py data     --folder RUN --wordnet /usr/share/wordnet
     python train_voice.py codec    --folder RUN --minutes 30
     python train_voice.py tokens   --folder RUN
     python train_voice.py talker   --folder RUN --minutes 60
     python train_voice.py export   --folder RUN --out RUN/export
-    python train_voice.py evaluate --folder RUN --voice RUN/export
+    python train_voice.py evaluate --folder RUN --voice RUN/export --ceilings
 
 Each stage goes on where it stopped. See README.md beside this file.
 """
@@ -55,6 +55,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--positions", type=int, default=2400, help="talker: of a batch")
     parser.add_argument("--out", type=Path, help="export: where to")
     parser.add_argument("--voice", type=Path, help="evaluate: an exported folder")
+    parser.add_argument("--ceilings", action="store_true", help="evaluate: codec and teacher too")
     parser.add_argument("--count", type=int, default=50, help="evaluate: sentences")
     parser.add_argument("--wavs", type=Path, help="evaluate: keep the sound here")
     return parser.parse_args()
@@ -109,7 +110,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from evaluation import evaluate
 
     voice = options.voice or options.folder / "export"
-    evaluate(voice, options.folder, options.count, options.wavs)
+    evaluate(voice, options.folder if options.ceilings else None, options.count, options.wavs)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class CausalBlock(nn.Module):
 
     def __init__(self, dim: int, intermediate: int, kernel: int = 7) -> None:
         super().__init__()
-        self.dwconv = CausalConv1d(dim, dim, kernel, groups=dim)
+        self.dwconv: nn.Conv1d = CausalConv1d(dim, dim, kernel, groups=dim)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.pwconv1 = nn.Linear(dim, intermediate)
         self.act = nn.GELU()
