@@ -16,6 +16,7 @@ from fakes_voice import RATE, HummingEngine, make_speech_service, num_samples, t
 
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.loop_thread import LoopThread
+from triptych.modalities.tts.models.voice.source import EMBEDDED_VOICE
 from triptych.modalities.tts.pipeline import SpeechPipeline, format_of
 
 TEXT = "Hello there, this is a sentence. And this is another."
@@ -125,3 +126,47 @@ def test_a_book_is_spoken_in_parts(speak: SpeechPipeline, engine: HummingEngine)
 )
 def test_names_tell_formats(name: str, kind: str) -> None:
     assert format_of(name) == kind
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[SpeechPipeline]:
+    options = {"threads": 1, "kv_cache_memory_mb": 64}
+    with SpeechPipeline.from_pretrained(EMBEDDED_VOICE.name, progress=False, **options) as pipeline:
+        yield pipeline
+
+
+def test_a_real_voice_speaks_as_long_as_people_do(embedded: SpeechPipeline) -> None:
+    speech = embedded(TEXT, seed=1)
+    assert (speech.coverage, speech.finish_reason) == (1.0, "stop")
+    assert 2.0 < speech.duration_s < 6.0
+    assert 0.05 < np.abs(speech.audio).max() <= 1.0
+    assert speech.usage.num_output_tokens > 20
+
+
+def test_a_real_stream_is_the_same_sound_sooner(embedded: SpeechPipeline) -> None:
+    whole = embedded(TEXT, seed=2)
+    arrays = list(embedded.stream(TEXT, seed=2))
+    assert len(arrays) > 3
+    assert len(arrays[0]) < len(whole.audio) / 4
+    np.testing.assert_allclose(np.concatenate(arrays), whole.audio, atol=1e-3)
+
+
+def test_leaving_a_real_stream_early_leaves_the_voice_usable(embedded: SpeechPipeline) -> None:
+    for _ in range(40):  # more than may speak at once: a leak would block the last ones
+        stream = embedded.stream(TEXT)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    assert embedded("Hi.").finish_reason == "stop"
+
+
+def test_a_real_voice_speaks_faster_and_slower(embedded: SpeechPipeline) -> None:
+    slow, fast = (embedded(TEXT, seed=3, speed=speed).duration_s for speed in (0.5, 2.0))
+    assert slow / fast == pytest.approx(4.0, rel=0.1)
+
+
+async def test_real_voices_speak_at_once_as_each_alone(embedded: SpeechPipeline) -> None:
+    texts = [TEXT, "Hello.", "One, two, three."]
+    together = await asyncio.gather(*(embedded.acall(text, seed=4) for text in texts))
+    for text, speech in zip(texts, together, strict=True):
+        alone = await embedded.acall(text, seed=4)
+        np.testing.assert_allclose(alone.audio, speech.audio, atol=1e-3)
