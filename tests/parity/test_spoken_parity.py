@@ -13,9 +13,16 @@ import pytest
 import torch
 import transformers
 from fakes_codecs import random_model
-from fakes_frames import ORPHEUS_CODES, ORPHEUS_STOP, csm, orpheus
+from fakes_frames import ORPHEUS_CODES, ORPHEUS_STOP, csm, higgs, orpheus
 
-from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions, SpeechOptions
+from triptych.core.config import (
+    CacheOptions,
+    Config,
+    DeviceOptions,
+    ModelOptions,
+    ScheduleOptions,
+    SpeechOptions,
+)
 from triptych.core.device import Device
 from triptych.core.ledger import Ledger
 from triptych.core.sampling.params import SamplingParams
@@ -32,6 +39,7 @@ WORDS = (41, 1, 5, 9, 30, 42, 43)
 def config_of(cache_dir: Path, **speech: Any) -> Config:
     return Config(
         models=ModelOptions(cache_dir=str(cache_dir), dtype="float32"),
+        device=DeviceOptions(cpu_kernels="torch"),
         cache=CacheOptions(kv_cache_page_size=4),
         schedule=ScheduleOptions(max_batch_size=4, max_batch_input_tokens=16),
         speech=SpeechOptions(max_streams=4, **speech),
@@ -173,3 +181,19 @@ def test_csm_in_the_voice_of_a_clip(csm_model: tuple[Path, Any], tmp_path: Path)
     for spoken in deltas:
         np.testing.assert_allclose(sound(spoken), expected, atol=1e-5)
     assert sum(spoken[-1].num_cached_tokens for spoken in deltas) > 0
+
+
+def test_higgs(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    folder = tmp_path_factory.mktemp("higgs")
+    model, codec = higgs(folder)
+    words = (1, 5, 9, 30, 8, 21, 4, 17, 50, 2, 52)
+    (deltas,) = say(folder, config_of(tmp_path), request(words, max_steps=16))
+    steps_NQ = model.generate(
+        torch.tensor([words]), max_new_tokens=16, do_sample=False, attention_mask=torch.ones(1, 11)
+    )[0]
+    revert = transformers.HiggsAudioV2Processor.revert_delay_pattern
+    codes_FQ = revert(None, steps_NQ[1:]).clip(0, 31)
+    with torch.inference_mode():
+        expected_S = codec.decode(codes_FQ.T[None]).audio_values[0, 0]
+    assert len(expected_S)
+    np.testing.assert_allclose(sound(deltas), expected_S.numpy(), atol=1e-5)
