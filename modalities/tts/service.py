@@ -25,6 +25,7 @@ from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
 from triptych.core.sampling.params import MAX_SAMPLES
 from triptych.core.speech import SpeechDelta, SpeechRequest, VoiceClip
 from triptych.modalities.tts.account import Account, SpeechPiece
+from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.audio.speed import TimeStretch
 from triptych.modalities.tts.frontend.base import FrontEnd, Planned
 from triptych.modalities.tts.script import Part, Script
@@ -38,6 +39,7 @@ from triptych.schedulers.admission import Admission
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 TOKENS_PER_S = 25
 """What a second of speech counts for in the bounds on admitted tokens."""
+_SILENCE: Pcm = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ class SpeechService:
                         pcm_S = await asyncio.to_thread(stretch.push, pcm_S)
                     if len(pcm_S):
                         yield account.piece(pcm_S)
-                tail_S = np.zeros(0, np.float32) if stretch is None else stretch.flush()
+                tail_S = _SILENCE if stretch is None else await asyncio.to_thread(stretch.flush)
                 yield account.piece(tail_S, is_last=True)
 
     async def _request(
@@ -282,7 +284,7 @@ async def _in_order(
     """What the jobs of all parts say, one after another; closing this cancels them.
 
     A job is submitted when the one before it comes to its last segment: early enough that no gap
-    arises, late enough that it takes no time from what is needed sooner.
+    arises, and so late that only one job at a time runs ahead of its listener.
     """
     jobs: deque[tuple[Part, OutputStream]] = deque()
     try:
