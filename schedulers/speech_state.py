@@ -25,7 +25,7 @@ class SpeechModel:
 
     `stop_ids` end a segment. A segment's prompt is the voice's, what was spoken last, and its own:
     of the segment before it the last `num_context_steps` steps, and its words too where all of its
-    sound is among them.
+    sound is among them; `context_end_ids` say that this sound is over.
     """
 
     name: str
@@ -34,6 +34,7 @@ class SpeechModel:
     stop_ids: tuple[int, ...] = (END_FRAME_ID,)
     voices: Mapping[str, VoicePrompt] = field(default_factory=dict)
     num_context_steps: int = 0
+    context_end_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -206,13 +207,14 @@ def segment_prompt(
     """
     voice = stream.voice or VoicePrompt()
     ids, frames = list(voice.prompt_ids), list(voice_frames(voice))
+    room -= len(model.context_end_ids)
     num_steps = min(model.num_context_steps, room)
     if stream.segments and num_steps > 0:
         before = stream.segments[-1]
         first = max(0, len(before.ids) - num_steps)
         if not first and len(before.spec.prompt_ids) + len(before.ids) <= room:
             ids += before.spec.prompt_ids
-        ids += before.ids[first:]
+        ids += (*before.ids[first:], *model.context_end_ids)
         pairs = zip(before.ids[first:], before.codes[first:], strict=True)
         frames += [codes for step_id, codes in pairs if _is_frame(step_id)]
     return (*ids, *spec.prompt_ids), tuple(frames)

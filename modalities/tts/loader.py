@@ -191,6 +191,7 @@ class SpeechTokenLoader:
             stop_ids=traits.stop_ids,
             voices=traits.voices,
             num_context_steps=traits.num_context_steps,
+            context_end_ids=traits.context_end_ids,
         )
         pool = PagePool(
             num_pages=num_pages,

@@ -36,7 +36,8 @@ class SpeechTraits:
 
     A codec frame takes `steps_per_frame` steps, the first of them `delay_steps` more. Where
     positions of a prompt read what comes after them, it has no `causal_prompts`, and prompts that
-    begin alike cannot share pages.
+    begin alike cannot share pages. Each segment's prompt has the last `num_context_steps` of the
+    one before, and `context_end_ids` behind them.
     """
 
     steps_per_frame: int = 1
@@ -44,6 +45,7 @@ class SpeechTraits:
     stop_ids: tuple[int, ...] = (END_FRAME_ID,)
     voices: Mapping[str, VoicePrompt] = field(default_factory=dict)
     num_context_steps: int = 0
+    context_end_ids: tuple[int, ...] = ()
     causal_prompts: bool = True
 
     def num_frames(self, num_steps: int) -> int:

@@ -28,6 +28,7 @@ _CODEBOOK_NAMES = (
     "backbone_model.embed_tokens.embed_audio_tokens.weight",
 )
 CODEC_PREFIX = "codec_model."
+_CONTEXT_STEPS = 250  # 20 s: without hearing itself, a speaker has another voice in each segment
 
 
 class CsmBlueprint:
@@ -37,7 +38,10 @@ class CsmBlueprint:
         self.config = CsmConfig.read(config, max_length=setup.max_length)
         self.max_length = self.config.backbone.rope.max_length
         self.num_logits = self.config.fields.vocab_size
-        self.traits = SpeechTraits()
+        self.traits = SpeechTraits(
+            num_context_steps=_CONTEXT_STEPS,
+            context_end_ids=(self.config.fields.audio_eos_token_id,),
+        )
         self._setup = setup
         codec_config = self.config.fields.codec_config
         self._codec = HubCodec(
