@@ -8,7 +8,7 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-from fakes_families import build
+from fakes_families import TINY, build
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 
@@ -33,10 +33,17 @@ _NOISE = [
     {"_class_name": "DPMSolverMultistepScheduler", "steps_offset": 1, "use_karras_sigmas": True},
     {"_class_name": "UniPCMultistepScheduler", "steps_offset": 1},
 ]
+_SHIFTED_STEPWISE = [
+    {**FLOW, **_SHIFTED},
+    FLOW,
+    {"_class_name": "UniPCMultistepScheduler", **_FLOW_SIGMAS, "flow_shift": 3.0},
+]
 SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "AuraFlowPipeline": _STEPWISE[:2],
     "ChromaPipeline": _SPACED,
+    "Flux2KleinPipeline": _SPACED,
     "FluxPipeline": _SPACED,
+    "HiDreamImagePipeline": _SHIFTED_STEPWISE,
     "Lumina2Pipeline": _SPACED,
     "PixArtAlphaPipeline": _NOISE,
     "PixArtSigmaPipeline": _NOISE,
@@ -45,6 +52,7 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "StableDiffusion3Pipeline": _STEPWISE,
     "StableDiffusionPipeline": _NOISE,
     "StableDiffusionXLPipeline": _NOISE,
+    "WanPipeline": [*_STEPWISE[:2], _SHIFTED_STEPWISE[2]],
     "ZImagePipeline": [*_SPACED[:2], {**FLOW, "shift_terminal": 0.05}],
 }
 
@@ -78,9 +86,9 @@ _SIZES = {
 _KV = {"num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
 
 
-def clip(*, projects: bool) -> nn.Module:
+def clip(*, projects: bool, length: int = 77) -> nn.Module:
     config = transformers.CLIPTextConfig(
-        **_SIZES, projection_dim=12, max_position_embeddings=77, eos_token_id=2, bos_token_id=1
+        **_SIZES, projection_dim=12, max_position_embeddings=length, eos_token_id=2, bos_token_id=1
     )
     kind = transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
     return _random(kind(config))
@@ -97,8 +105,14 @@ def gemma() -> nn.Module:
     return _random(transformers.Gemma2Model(transformers.Gemma2Config(**_SIZES, **_KV)))
 
 
-def qwen() -> nn.Module:
-    return _random(transformers.Qwen3Model(transformers.Qwen3Config(**_SIZES, **_KV)))
+def qwen(num_layers: int = 2) -> nn.Module:
+    sizes = {**_SIZES, **_KV, "num_hidden_layers": num_layers}
+    return _random(transformers.Qwen3Model(transformers.Qwen3Config(**sizes)))
+
+
+def llama() -> nn.Module:
+    sizes = {**_SIZES, **_KV, "num_hidden_layers": 4, "attn_implementation": "eager"}
+    return _random(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))
 
 
 def vae(shift: float | None = None) -> nn.Module:
@@ -115,9 +129,20 @@ def vae(shift: float | None = None) -> nn.Module:
     )
 
 
-def video_vae() -> nn.Module:
+def flux2_vae() -> nn.Module:
+    module: Any = _random(
+        diffusers.AutoencoderKLFlux2(
+            block_out_channels=(4, 4, 4, 4), latent_channels=4, norm_num_groups=2
+        )
+    )
+    module.bn.running_mean.copy_(torch.linspace(-0.5, 0.5, 16))
+    module.bn.running_var.copy_(torch.linspace(0.5, 2.0, 16))
+    return module
+
+
+def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage) -> nn.Module:
     return _random(
-        diffusers.AutoencoderKLQwenImage(
+        kind(
             base_dim=4,
             z_dim=4,
             dim_mult=[1, 1, 1, 1],
@@ -188,11 +213,11 @@ def _one(encoder: Callable[[], nn.Module], length: int = 77) -> dict[str, Any]:
     return {"tokenizer": tokenizer(length), "text_encoder": encoder()}
 
 
-def _clips() -> dict[str, Any]:
+def _clips(length: int = 77) -> dict[str, Any]:
     return {
-        **_one(lambda: clip(projects=True)),
-        "tokenizer_2": tokenizer(77),
-        "text_encoder_2": clip(projects=True),
+        **_one(lambda: clip(projects=True, length=length), length),
+        "tokenizer_2": tokenizer(length),
+        "text_encoder_2": clip(projects=True, length=length),
     }
 
 
@@ -212,6 +237,31 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "tokenizer_2": tokenizer(512),
         "text_encoder_2": t5(),
         "transformer": _packed("FluxTransformer2DModel", pooled_projection_dim=WIDTH),
+        "vae": vae(shift=0.1),
+    },
+    "Flux2KleinPipeline": lambda: {
+        **_one(lambda: qwen(28), length=512),
+        "transformer": _packed(
+            "Flux2Transformer2DModel", joint_attention_dim=3 * WIDTH, guidance_embeds=False
+        ),
+        "vae": flux2_vae(),
+    },
+    "HiDreamImagePipeline": lambda: {
+        **_clips(length=248),
+        "tokenizer_3": tokenizer(512),
+        "text_encoder_3": t5(),
+        "tokenizer_4": tokenizer(512),
+        "text_encoder_4": llama(),
+        "transformer": _random(
+            diffusers.HiDreamImageTransformer2DModel.from_config(
+                {
+                    **TINY["HiDreamImageTransformer2DModel"].config,
+                    "text_emb_dim": 24,
+                    # With all of them, rounding cannot flip a token's choice of expert.
+                    "num_activated_experts": 2,
+                }
+            )
+        ),
         "vae": vae(shift=0.1),
     },
     "Lumina2Pipeline": lambda: {
@@ -268,6 +318,11 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         ),
         "vae": vae(),
     },
+    "WanPipeline": lambda: {
+        **_one(t5, length=512),
+        "transformer": build("WanTransformer3DModel"),
+        "vae": video_vae(diffusers.AutoencoderKLWan),
+    },
     "ZImagePipeline": lambda: {
         **_one(qwen),
         "transformer": build("ZImageTransformer2DModel"),
@@ -292,5 +347,7 @@ def their_pipeline(name: str, parts: Mapping[str, Any], scheduler: Mapping[str, 
     kind = getattr(diffusers, str(scheduler["_class_name"]))
     extras = _THEIR_EXTRAS.get(name, {})
     pipeline = getattr(diffusers, name)(**parts, scheduler=kind.from_config(scheduler), **extras)
+    if name == "HiDreamImagePipeline":
+        pipeline.default_sample_size = 8  # it draws this many latents a side, whatever is asked
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

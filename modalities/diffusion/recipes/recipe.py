@@ -1,6 +1,7 @@
 """What a pipeline does around the denoise loop: `prepare` a row of a request, `decode` a row.
 
-Owns the order of events, which is every pipeline's, and seeds. What differs is in `pipelines.py`.
+Owns the order of events, which is every pipeline's, and seeds. What differs is in `packed.py` and
+`spatial.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ class Recipe(ABC):
     default_steps: ClassVar[int]
     default_guidance: ClassVar[float]
     patch: ClassVar[int] = 2  # latents a side that the model takes together
-    guides: ClassVar[bool] = True  # by a second branch; else the scale is told to the model
 
     def __init__(self, components: Mapping[str, Any]) -> None:
         self.components = components
@@ -84,7 +84,7 @@ class Recipe(ABC):
             pools=pools,
         )
         prompts = [request.prompt]
-        if self.guides and scale > 1:
+        if self.is_guided(scale):
             prompts.append(request.negative_prompt)
         branches = []
         for index, prompt in enumerate(prompts):
@@ -124,6 +124,10 @@ class Recipe(ABC):
     def spacing(self, request: PictureRequest) -> Spacing:
         """Where the steps lie."""
         return Spacing(num_steps=self._num_steps(request))
+
+    def is_guided(self, scale: float) -> bool:
+        """Whether a second branch is asked at this guidance scale."""
+        return scale > 1
 
     def guidance(self, scale: float) -> Guidance:
         """How branches become one."""

@@ -7,23 +7,26 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.recipes import pipelines
+from triptych.modalities.diffusion.recipes import packed, spatial
 from triptych.modalities.diffusion.recipes.recipe import Recipe
 
 _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
     {
-        "AuraFlowPipeline": pipelines.AuraFlow,
-        "ChromaPipeline": pipelines.Chroma,
-        "FluxPipeline": pipelines.Flux,
-        "Lumina2Pipeline": pipelines.Lumina2,
-        "PixArtAlphaPipeline": pipelines.PixArtAlpha,
-        "PixArtSigmaPipeline": pipelines.PixArt,
-        "QwenImagePipeline": pipelines.QwenImage,
-        "SanaPipeline": pipelines.Sana,
-        "StableDiffusion3Pipeline": pipelines.StableDiffusion3,
-        "StableDiffusionPipeline": pipelines.StableDiffusion,
-        "StableDiffusionXLPipeline": pipelines.StableDiffusionXL,
-        "ZImagePipeline": pipelines.ZImage,
+        "AuraFlowPipeline": spatial.AuraFlow,
+        "ChromaPipeline": packed.Chroma,
+        "Flux2KleinPipeline": packed.Flux2Klein,
+        "FluxPipeline": packed.Flux,
+        "HiDreamImagePipeline": spatial.HiDream,
+        "Lumina2Pipeline": spatial.Lumina2,
+        "PixArtAlphaPipeline": spatial.PixArtAlpha,
+        "PixArtSigmaPipeline": spatial.PixArt,
+        "QwenImagePipeline": packed.QwenImage,
+        "SanaPipeline": spatial.Sana,
+        "StableDiffusion3Pipeline": spatial.StableDiffusion3,
+        "StableDiffusionPipeline": spatial.StableDiffusion,
+        "StableDiffusionXLPipeline": spatial.StableDiffusionXL,
+        "WanPipeline": spatial.Wan,
+        "ZImagePipeline": spatial.ZImage,
     }
 )
 

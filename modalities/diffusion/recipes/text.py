@@ -8,11 +8,12 @@ Legend: T tokens, C channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class TextEncoder:
     """A tokenizer and the model that reads its tokens."""
 
     tokenizer: Any
-    module: nn.Module
+    module: Any
 
     @torch.no_grad()
     def encode(
@@ -42,12 +43,13 @@ class TextEncoder:
         length: int = 0,
         pads: bool = True,
         masks: bool = True,
-        layer: int | None = None,
+        layer: int | Sequence[int] | None = None,
     ) -> Encoded:
         """Encode a prompt, cut at `length` tokens (0: the tokenizer's own limit).
 
-        `pads` fills up to `length`; `masks` hides the filling from the encoder. `layer` counts
-        hidden states from the end, before any final norm; `None` is the encoder's own output.
+        `pads` fills up to `length`; `masks` hides the filling from the encoder. `layer` is an
+        index into the hidden states (several: side by side in the channels); `None` is the
+        encoder's own output.
         """
         tokens = self.tokenizer(
             prompt,
@@ -63,7 +65,12 @@ class TextEncoder:
             attention_mask=mask if masks else None,
             output_hidden_states=layer is not None,
         )
-        hidden = output[0] if layer is None else output.hidden_states[layer]
+        if layer is None:
+            hidden = output[0]
+        elif isinstance(layer, int):
+            hidden = output.hidden_states[layer]
+        else:
+            hidden = torch.cat([output.hidden_states[index] for index in layer], dim=-1)
         return Encoded(hidden[0], mask[0], _pooled(output))
 
 

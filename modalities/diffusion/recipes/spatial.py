@@ -1,160 +1,32 @@
-"""The pipelines there are: which text encoders, which arguments, which spacing, each as published.
+"""Pipelines whose model takes latents as they are, from SD 1.5 to Z-Image.
 
-Owns the facts of each. A recipe yields what diffusers' pipeline of that name yields.
+Owns the facts of each: text encoders, arguments, spacing, as published. A recipe yields what
+diffusers' pipeline of that name yields.
 """
 
 from __future__ import annotations
 
+import html
 import inspect
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import diffusers
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
+from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.denoise import Guidance
 from triptych.modalities.diffusion.families.family import Conditioning
-from triptych.modalities.diffusion.recipes.latents import (
-    downscale_of,
-    pack,
-    position_ids,
-    unpack,
-)
-from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
-from triptych.modalities.diffusion.recipes.text import TextEncoder
+from triptych.modalities.diffusion.recipes.bases import EvenFlow, TextRecipe
+from triptych.modalities.diffusion.recipes.latents import downscale_of
+from triptych.modalities.diffusion.recipes.recipe import PictureRequest
 from triptych.modalities.diffusion.samplers.registry import Spacing, dynamic_shift
 
 
-class _Texts(Recipe):
-    """A recipe with text encoders numbered as diffusers numbers them."""
-
-    def text_encoder(self, number: int = 1) -> TextEncoder:
-        """The tokenizer and encoder of a number, the first without one in its name."""
-        suffix = "" if number == 1 else f"_{number}"
-        return TextEncoder(
-            self.components[f"tokenizer{suffix}"], self.components[f"text_encoder{suffix}"]
-        )
-
-
-class _EvenFlow(_Texts):
-    """Noise levels evenly from 1 to 1/steps, shifted for the picture's size."""
-
-    @override
-    def spacing(self, request: PictureRequest) -> Spacing:
-        num_steps = self._num_steps(request)
-        return Spacing(
-            num_steps=num_steps,
-            sigmas=tuple(float(level) for level in np.linspace(1, 1 / num_steps, num_steps)),
-            mu=dynamic_shift(self.components["scheduler"], self.num_tokens(request)),
-        )
-
-    def num_tokens(self, request: PictureRequest) -> int:
-        """The picture's size, as the shift measures it."""
-        _, height, width = self.latent_shape(request)
-        return height * width // 4
-
-
-class _Packed(_EvenFlow):
-    """Latents as tokens of 2 x 2."""
-
-    @override
-    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
-        channels, height, width = super().latent_shape(request)
-        return channels // 4, height, width
-
-    @override
-    def to_sample(self, latents_CHW: Tensor) -> Tensor:
-        return pack(latents_CHW)
-
-    @override
-    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
-        _, height, width = self.latent_shape(request)
-        return unpack(sample, height, width)
-
-
-class Flux(_Packed):
-    """FLUX.1: the guidance scale is told to the model, no second branch."""
-
-    default_steps = 28
-    default_guidance = 3.5
-    guides = False
-
-    @override
-    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        clip = self.text_encoder(1).encode(prompt, masks=False)
-        t5 = self.text_encoder(2).encode(prompt, length=512, masks=False)
-        return {"pooled_projections": clip.pooled, "encoder_hidden_states": t5.hidden}
-
-    @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
-        hidden = text["encoder_hidden_states"]
-        if self.model.config.guidance_embeds:
-            text = {**text, "guidance": hidden.new_tensor(self._scale(request))}
-        return _with_positions(self, text, request)
-
-    @override
-    def spacing(self, request: PictureRequest) -> Spacing:
-        spacing = super().spacing(request)
-        # Schedulers of the older kind space flow matching's noise levels themselves.
-        spaces_itself = self.components["scheduler"].get("use_flow_sigmas")
-        return replace(spacing, sigmas=None) if spaces_itself else spacing
-
-
-class Chroma(_Packed):
-    """Chroma: FLUX's form, T5 alone, one token of filling left unmasked."""
-
-    default_steps = 35
-    default_guidance = 5.0
-
-    @override
-    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        text = self.text_encoder().encode(prompt, length=512)
-        seen = torch.arange(len(text.mask), device=text.mask.device) <= text.mask.sum()
-        return {"encoder_hidden_states": text.hidden, "attention_mask": seen.to(text.hidden.dtype)}
-
-    @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
-        mask = pad(text["attention_mask"], (0, self.num_tokens(request)), value=1.0)
-        return _with_positions(self, {**text, "attention_mask": mask}, request)
-
-
-class QwenImage(_Packed):
-    """Qwen-Image: a vision-language model reads the prompt in a template, whose words are cut."""
-
-    default_steps = 50
-    default_guidance = 4.0
-    _TEMPLATE = (
-        "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, "
-        "quantity, text, spatial relationships of the objects and background:<|im_end|>\n"
-        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    _NUM_TEMPLATE = 34
-    _LENGTH = 512
-
-    @override
-    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        text = self.text_encoder().encode(
-            self._TEMPLATE.format(prompt), length=1024 + self._NUM_TEMPLATE, pads=False, layer=-1
-        )
-        kept = text.hidden[self._NUM_TEMPLATE :][: self._LENGTH]
-        return {"encoder_hidden_states": kept}
-
-    @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
-        _, height, width = self.latent_shape(request)
-        shape = (1, height // 2, width // 2)
-        return Conditioning(rows=text, shared={"img_shapes": [[shape]]}, key=shape)
-
-    @override
-    def guidance(self, scale: float) -> Guidance:
-        return Guidance(scale=scale, keeps_norm=True)
-
-
-class ZImage(_EvenFlow):
+class ZImage(EvenFlow):
     """Z-Image: a chat model reads the prompt; guidance counts from the prompt's own branch."""
 
     default_steps = 50
@@ -187,11 +59,15 @@ class ZImage(_EvenFlow):
         return sample[:, 0]
 
     @override
+    def is_guided(self, scale: float) -> bool:
+        return scale > 0
+
+    @override
     def guidance(self, scale: float) -> Guidance:
         return Guidance(scale=1 + scale)
 
 
-class Lumina2(_EvenFlow):
+class Lumina2(EvenFlow):
     """Lumina 2: a system prompt before the wanted prompt alone; shifted by the channels' number."""
 
     default_steps = 30
@@ -216,7 +92,7 @@ class Lumina2(_EvenFlow):
         return Guidance(scale=scale, keeps_norm=True)
 
 
-class StableDiffusion3(_Texts):
+class StableDiffusion3(TextRecipe):
     """SD3 and 3.5: two CLIPs side by side, T5 after them."""
 
     default_steps = 28
@@ -246,7 +122,7 @@ class StableDiffusion3(_Texts):
         return Spacing(num_steps=self._num_steps(request), mu=mu)
 
 
-class StableDiffusion(_Texts):
+class StableDiffusion(TextRecipe):
     """SD 1.5: one CLIP, a UNet."""
 
     default_steps = 50
@@ -258,7 +134,7 @@ class StableDiffusion(_Texts):
         return {"encoder_hidden_states": self.text_encoder().encode(prompt, masks=False).hidden}
 
 
-class StableDiffusionXL(_Texts):
+class StableDiffusionXL(TextRecipe):
     """SDXL: two CLIPs side by side; the model is told the picture's size."""
 
     default_steps = 50
@@ -283,7 +159,7 @@ class StableDiffusionXL(_Texts):
         return Conditioning(rows={**text, "added_cond_kwargs.time_ids": told})
 
 
-class PixArt(_Texts):
+class PixArt(TextRecipe):
     """PixArt Sigma: T5 on the prompt in lower case."""
 
     default_steps = 20
@@ -315,7 +191,7 @@ class PixArtAlpha(PixArt):
     length = 120
 
 
-class Sana(_Texts):
+class Sana(TextRecipe):
     """Sana: Gemma reads the wanted prompt after the pipeline's instructions."""
 
     default_steps = 20
@@ -341,7 +217,7 @@ class Sana(_Texts):
         }
 
 
-class AuraFlow(_Texts):
+class AuraFlow(TextRecipe):
     """AuraFlow: T5's hidden states, zero where the filling is."""
 
     default_steps = 50
@@ -353,11 +229,64 @@ class AuraFlow(_Texts):
         return {"encoder_hidden_states": text.hidden * text.mask[:, None]}
 
 
-def _with_positions(
-    recipe: Recipe, text: dict[str, Tensor], request: PictureRequest
-) -> Conditioning:
-    _, height, width = recipe.latent_shape(request)
-    hidden = text["encoder_hidden_states"]
-    ids = {"img_ids": position_ids(height, width), "txt_ids": torch.zeros(len(hidden), 3)}
-    shared = {name: value.to(hidden) for name, value in ids.items()}
-    return Conditioning(rows=text, shared=shared, key=(height, width))
+class HiDream(TextRecipe):
+    """HiDream: two CLIPs' vectors, T5, and every layer of a Llama, filled up with its end token."""
+
+    default_steps = 50
+    default_guidance = 5.0
+    _LENGTH = 128
+
+    def __init__(self, components: Mapping[str, Any]) -> None:
+        super().__init__(components)
+        llama = components["tokenizer_4"]
+        llama.pad_token = llama.eos_token
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        clips = [
+            self.text_encoder(number).encode(prompt, length=self._LENGTH, masks=False)
+            for number in (1, 2)
+        ]
+        t5 = self.text_encoder(3).encode(prompt, length=self._LENGTH)
+        llama = self.text_encoder(4)
+        depth = range(1, llama.module.config.num_hidden_layers + 1)
+        layers = llama.encode(prompt, length=self._LENGTH, layer=depth).hidden
+        return {
+            "pooled_embeds": torch.cat([clip.pooled for clip in clips]),
+            "encoder_hidden_states_t5": t5.hidden,
+            "encoder_hidden_states_llama3": layers.unflatten(-1, (len(depth), -1)).transpose(0, 1),
+        }
+
+    @override
+    def spacing(self, request: PictureRequest) -> Spacing:
+        # Shifted as for the largest picture, with FLUX's line, whatever the scheduler says.
+        return Spacing(num_steps=self._num_steps(request), mu=dynamic_shift({}, self.model.max_seq))
+
+
+class Wan(TextRecipe):
+    """Wan 2.1: a video model asked for one frame. T5's hidden states, zero where the filling is.
+
+    Raises `WeightsError` for Wan 2.2, whose two models take turns.
+    """
+
+    default_steps = 50
+    default_guidance = 5.0
+
+    def __init__(self, components: Mapping[str, Any]) -> None:
+        super().__init__(components)
+        if components.get("transformer_2") is not None or components.get("expand_timesteps"):
+            raise WeightsError("Wan 2.2 is not supported yet: use a Wan 2.1 model.")
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        plain = " ".join(html.unescape(html.unescape(prompt)).split())
+        text = self.text_encoder().encode(plain, length=512)
+        return {"encoder_hidden_states": text.hidden * text.mask[:, None]}
+
+    @override
+    def to_sample(self, latents_CHW: Tensor) -> Tensor:
+        return latents_CHW[:, None]
+
+    @override
+    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+        return sample[:, 0]
