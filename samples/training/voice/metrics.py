@@ -58,7 +58,7 @@ class Listener:
     def text(self, pcm_S: NDArray[np.float32]) -> str:
         """The words in up to 30 s of sound."""
         heard = self._features(pcm_S, sampling_rate=RATE, return_tensors="pt").input_features
-        ids = self._model.generate(heard, do_sample=False, max_new_tokens=120)[0].tolist()
+        ids = self._model.generate(heard, do_sample=False, max_length=128)[0].tolist()
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text.strip()
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from codec_training import Encoder, frames_of, to_codes
-from corpus import STEP_FRAMES, STEP_UNITS, Corpus, open_corpus
+from corpus import STEP_FRAMES, STEP_UNITS, open_corpus
 from numpy.typing import NDArray
 from rich.progress import Progress, track
+from teacher import Reading
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel
@@ -109,32 +110,29 @@ def walk(units_N: NDArray[np.int16], num_steps: int) -> tuple[NDArray[np.int64],
     return due_S, np.arange(num_steps) - first_S, advance_S
 
 
-def make_tokens(folder: Path, config: CodecConfig, first: int = 0, end: int | None = None) -> None:
+def make_tokens(folder: Path, config: CodecConfig) -> None:
     """Encode the corpus with the codec in `folder`; goes to `codes.npy`, steps by reading."""
     corpus = open_corpus(folder / "corpus")
     encoder = Encoder(config)
     state = torch.load(folder / "codec.pt", weights_only=True, map_location="cpu")
     encoder.load_state_dict(state["encoder"])
     codes = [
-        encode_reading(encoder, corpus, number, config.num_levels)
-        for number in track(range(first, end or len(corpus)), "Encoding")
+        encode(encoder, corpus.reading(number), config)
+        for number in track(range(len(corpus)), "Encoding")
     ]
     np.save(folder / "codes.npy", np.concatenate(codes))
 
 
 @torch.inference_mode()
-def encode_reading(
-    encoder: Encoder, corpus: Corpus, number: int, num_levels: int
-) -> NDArray[np.int8]:
+def encode(encoder: Encoder, reading: Reading, config: CodecConfig) -> NDArray[np.int8]:
     """Codes [S, Q] of one reading; its last frame is repeated to fill the last step."""
-    reading = corpus.reading(number)
     missing = -len(reading.f0_F) % STEP_FRAMES
     hidden = np.pad(reading.hidden_FC.astype(np.float32), ((0, missing), (0, 0)), "edge")
     f0 = np.pad(reading.f0_F, (0, missing), "edge")
     frames = frames_of(torch.from_numpy(hidden)[None], torch.from_numpy(f0)[None])
     with torch.autocast("cpu", torch.bfloat16):
         values_1QS = encoder(frames.features())
-    return to_codes(values_1QS.float(), num_levels)[0].T.numpy().astype(np.int8)
+    return to_codes(values_1QS.float(), config.num_levels)[0].T.numpy().astype(np.int8)
 
 
 class Examples:
@@ -147,7 +145,7 @@ class Examples:
         num_readings = int(np.searchsorted(ends, len(self._codes), side="right"))
         self._ends = ends[:num_readings]
         ids = self._corpus.index[:num_readings, 1] - self._corpus.index[:num_readings, 0]
-        self.lengths = np.diff(self._ends, prepend=0) + ids + 0
+        self.lengths = np.diff(self._ends, prepend=0) + ids
 
     def __len__(self) -> int:
         return len(self._ends)

@@ -84,6 +84,7 @@ class VoiceTalker:
                 "output": TalkerOutput(talker, config.codec),
             }
         ).to(device, dtype)
+        self.ends.requires_grad_(False)
         self._before = talker.num_symbols_before
         widest = self._before + max_length + 1 + talker.num_symbols_after
         self._symbols_SP = torch.full((num_slots, widest), self.start_id, device=device)
@@ -114,9 +115,12 @@ class VoiceTalker:
     def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
         """A sentence takes `slot`; its walk cannot be picked up in the middle."""
         assert not drawn, "a walk's state is gone with its slot: reserve its pages up front"
-        symbols = torch.tensor(prompt_ids[:-1], device=self._device)
-        self._symbols_SP[slot] = self.start_id
-        self._symbols_SP[slot, self._before : self._before + len(symbols)] = symbols
+        symbols = prompt_ids[:-1]
+        row_P = torch.full(self._symbols_SP.shape[1:], self.start_id)
+        row_P[self._before : self._before + len(symbols)] = torch.tensor(symbols)
+        if self._device.type == "cuda":
+            row_P = row_P.pin_memory()
+        self._symbols_SP[slot].copy_(row_P, non_blocking=True)
         self._num_symbols_S[slot] = len(symbols)
         self._due_S[slot] = self._held_S[slot] = 0
 
