@@ -10,5 +10,5 @@ from triptych.modalities.tts.models.kokoro.source import KOKORO
 from triptych.modalities.tts.models.voice.source import EMBEDDED_VOICE
 
 SPEECH_SOURCES: tuple[Source, ...] = (KOKORO, EMBEDDED_VOICE)
-DEFAULT_SPEECH = KOKORO.name
+DEFAULT_SPEECH = EMBEDDED_VOICE.name
 """What is served, and what "embedded" stands for, where no model is named."""
