@@ -239,7 +239,7 @@ class SpeechOptions:
     """Speech that is made while it is listened to."""
 
     audio_decoder: str = option(
-        "", "The codec of a speech-token model, as `--model` names models; empty: the model's own."
+        "", "The local folder of a codec for a speech-token model; empty: the model's own codec."
     )
     audio_decoder_weights: str = option(
         "", "A safetensors file with the codec's weights instead of its folder's."

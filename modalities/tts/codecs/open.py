@@ -47,9 +47,10 @@ class HubCodec:
         if options.audio_decoder:
             folder, config, prefix = Path(options.audio_decoder), None, ""
         if config is None and not (folder / "config.json").is_file():
+            where = "at --audio-decoder" if options.audio_decoder else "beside this model"
             raise ConfigError(
-                "There is no audio decoder beside this model: name the folder of one with"
-                " --audio-decoder."
+                f"There is no audio decoder {where}: name a local folder that holds its config.json"
+                " and safetensors with --audio-decoder."
             )
         fields = dict(config if config is not None else read_json(folder / "config.json"))
         if options.audio_decoder_config:
