@@ -23,15 +23,15 @@ _TRANSFORMER = {
 }
 
 
-def csm(folder: Path) -> transformers.CsmForConditionalGeneration:
-    """Saved in `folder`; four codebooks of 32 codes, 48 words, eight of Mimi's frames a second."""
+def csm(folder: Path, *, vocab_size: int = 32) -> transformers.CsmForConditionalGeneration:
+    """Saved in `folder`; four codebooks, of which Mimi has 32 codes each, and 48 words."""
     codec = mimi()
     randomise(codec)
     config = transformers.CsmConfig(
         **_TRANSFORMER,
         hidden_size=32,
         num_codebooks=4,
-        vocab_size=32,
+        vocab_size=vocab_size,
         text_vocab_size=48,
         max_position_embeddings=96,
         codebook_pad_token_id=31,
@@ -46,7 +46,7 @@ def csm(folder: Path) -> transformers.CsmForConditionalGeneration:
             "hidden_size": 16,
             "backbone_hidden_size": 32,
             "num_codebooks": 4,
-            "vocab_size": 32,
+            "vocab_size": vocab_size,
             "max_position_embeddings": 5,
         },
     )

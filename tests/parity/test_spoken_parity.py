@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import torch
 import transformers
 from fakes_codecs import random_model
-from fakes_frames import ORPHEUS_CODES, ORPHEUS_STOP, csm, higgs, orpheus
+from fakes_frames import ORPHEUS_CODES, ORPHEUS_STOP, csm, higgs, orpheus, setup_of
+from parity.frame_rig import FrameRecorder, FrameRig, frame_ids
 
 from triptych.core.config import (
     CacheOptions,
@@ -27,8 +29,10 @@ from triptych.core.device import Device
 from triptych.core.ledger import Ledger
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
+from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.loader import open_speech_loader
+from triptych.modalities.tts.models.csm.blueprint import CsmBlueprint
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 
@@ -197,3 +201,37 @@ def test_higgs(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None
         expected_S = codec.decode(codes_FQ.T[None]).audio_values[0, 0]
     assert len(expected_S)
     np.testing.assert_allclose(sound(deltas), expected_S.numpy(), atol=1e-5)
+
+
+def test_a_segment_of_csm_hears_the_one_before(csm_model: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, reference = csm_model
+    first, second = (1, 5, 9, 30, 2), (1, 6, 6, 2)
+    (deltas,) = say(folder, config_of(tmp_path), request(first, second, max_steps=6))
+    spoken = reference.generate(
+        torch.tensor([first]), max_new_tokens=6, do_sample=False, depth_decoder_do_sample=False
+    )[0]
+    frames = [tuple(codes) for codes in spoken.tolist()]
+    with Checkpoint.open(folder) as checkpoint:
+        blueprint = CsmBlueprint(checkpoint.config, setup_of(folder))
+        model = blueprint.build(checkpoint, lambda _: None)
+    rig = FrameRig(
+        model,
+        blueprint.kv_layout(4, torch.float32),
+        recorder=partial(FrameRecorder, logits=model.head),
+        vocab_size=32,
+    )
+    row = rig.open((*first, *frame_ids(frames), 46, *second), frames=frames)
+    rig.prefill(row)
+    rig.decode(row, num_steps=5)
+    codes_1QF = torch.tensor(row.frames[-6:]).T[None]
+    with torch.inference_mode():
+        expected_S = reference.codec_model.decode(codes_1QF).audio_values[0, 0]
+    np.testing.assert_allclose(sound(deltas, 1), expected_S.numpy(), atol=1e-5)
+
+
+def test_codes_that_mimi_does_not_have_are_not_drawn(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    csm(folder, vocab_size=40)
+    (deltas,) = say(folder, config_of(tmp_path), request((1, 5, 9, 30, 2), max_steps=40))
+    assert deltas[-1].finish_reason in ("length", "loop", "stop")
+    assert len(sound(deltas))
