@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -142,7 +143,7 @@ class _Call:
         return self.station.signature.bind(*self.args, **self.kwargs).arguments
 
 
-class _Visitor:
+class _Visitor(ABC):
     """What one pass does at each station. Stations are counted as they come."""
 
     def __init__(self, num_stations: int) -> None:
@@ -154,10 +155,11 @@ class _Visitor:
         self._left -= 1
         return self.pass_by(call, is_first=is_first, is_last=self._left == 0)
 
+    @abstractmethod
     def pass_by(self, call: _Call, *, is_first: bool, is_last: bool) -> Any:
-        raise NotImplementedError
+        """What the station answers."""
 
-    def tap(self, output: Any) -> None:
+    def tap(self, output: Any) -> None:  # noqa: B027 - most passes look at none
         """A tapped module's output."""
 
 
@@ -318,9 +320,8 @@ def _unfold(hidden: Tensor, num_rows: int) -> Tensor:
 
 def _take(output: Any, rows: list[int], num_rows: int) -> Any:
     """Some rows of a block's output, whatever its structure."""
-    take: Callable[[Any], Any] = lambda part: _take(part, rows, num_rows)  # noqa: E731
     if isinstance(output, tuple):
-        return tuple(take(part) for part in output)
+        return tuple(_take(part, rows, num_rows) for part in output)
     if isinstance(output, Tensor):
         return _unfold(output, num_rows)[rows].flatten(0, 1)
     return output
