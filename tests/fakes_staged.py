@@ -28,6 +28,8 @@ class Request:
     target_s: float = math.inf
     max_lead_s: float = math.inf
     fails_at: tuple[int, int] | None = None
+    tells_all: bool = False
+    """Whether every stage yields something, not only a unit's last."""
 
 
 class Pace:
@@ -99,7 +101,8 @@ class StagedFake:
             del self.under_way[key]
             return StagedRowResult(payload=key)
         self.under_way[key] = (request, done)
-        return StagedRowResult(next_stage=Stage("go", 1.0))
+        told = (*key, done) if request.tells_all else None
+        return StagedRowResult(payload=told, next_stage=Stage("go", 1.0))
 
 
 class Rig:

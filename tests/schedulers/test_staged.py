@@ -9,6 +9,7 @@ from fakes_staged import STAGE_S, Request, Rig, order_of
 
 from triptych.core.errors import InternalError, Overloaded
 from triptych.core.job import JobState
+from triptych.core.staged_plan import StagedPlan
 
 
 def test_units_come_in_order_and_the_last_ends_the_job() -> None:
@@ -145,6 +146,37 @@ def test_units_that_run_ahead_are_sent_in_order() -> None:
     assert rig.payloads("a") == []
     rig.run()
     assert rig.payloads("a") == [("a", 0), ("a", 1), ("a", 2)]
+
+
+def test_what_a_stage_yields_goes_out_at_once_and_once() -> None:
+    rig = Rig(max_rows=2, units_per_job=2)
+    rig.submit("a", Request(units=(3, 2), tells_all=True))
+    rig.step()
+    assert rig.payloads("a") == [("a", 0, 1)]
+    rig.run()
+    assert rig.payloads("a") == [("a", 0, 1), ("a", 0, 2), ("a", 0), ("a", 1, 1), ("a", 1)]
+
+
+def test_a_unit_ahead_of_its_turn_waits_for_those_who_are_due() -> None:
+    rig = Rig(depth=2, units_per_job=2)
+    rig.submit("a", Request(units=(3, 3), target_s=1.0))
+    rig.submit("b", Request(units=(3,), target_s=5.0))
+    rig.launch()
+    rig.launch()
+    assert order_of(rig.runner.log) == ["a", "b"]
+
+
+def test_a_proposal_that_is_out_of_date_is_made_anew() -> None:
+    rig = Rig()
+    rig.submit("a", Request(units=(2,)))
+    proposal = rig.scheduler.propose(rig.clock())
+    assert proposal is not None
+    rig.scheduler.cancel("a")
+    assert rig.scheduler.book(proposal, 0, rig.clock()) is None
+    rig.submit("b", Request(units=(2,)))
+    plan = rig.scheduler.book(proposal, 0, rig.clock())
+    assert isinstance(plan, StagedPlan)
+    assert [row.job_id for row in plan.rows] == ["b"]
 
 
 def test_like_stages_share_a_step() -> None:
