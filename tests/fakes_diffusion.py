@@ -115,14 +115,22 @@ def denoiser(samples: Tensor, timesteps: Tensor) -> Tensor:
 
 
 def begin(
-    config: dict[str, Any], num_steps: int, seed: int, pools: CellPools, **extra: Any
+    config: dict[str, Any],
+    num_steps: int,
+    seed: int,
+    pools: CellPools,
+    *,
+    first: int = 0,
+    clean: Tensor | None = None,
+    **extra: Any,
 ) -> SampleRow:
     return start_row(
         noise(seed),
         config,
-        Spacing(num_steps=num_steps, **extra),
+        Spacing(num_steps=num_steps, begin=first, **extra),
         generator=torch.Generator().manual_seed(1000 + seed),
         pools=pools,
+        clean=clean,
     )
 
 

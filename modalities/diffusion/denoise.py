@@ -22,7 +22,7 @@ from torch import Tensor
 from triptych.modalities.diffusion.caches.extrapolation import Point
 from triptych.modalities.diffusion.caches.methods import Level
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import weighted_sum
+from triptych.modalities.diffusion.cells import CellPool, weighted_sum
 from triptych.modalities.diffusion.evaluation import evaluate
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
@@ -31,6 +31,8 @@ from triptych.modalities.diffusion.samplers.rows import (
     advance,
     clean_samples,
     model_inputs,
+    noised,
+    overwrite,
     release_row,
 )
 
@@ -62,6 +64,18 @@ class Guidance:
         return self.start <= step / num_steps < self.stop
 
 
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Kept:
+    """What must stay of a picture that is edited: its latents, where, and the noise they began in.
+
+    `mask` is 1 where the row draws and 0 where `clean` stays. All are of the sample's shape.
+    """
+
+    clean: Tensor
+    mask: Tensor
+    noise: Tensor
+
+
 @dataclass(eq=False, kw_only=True)
 class Row:
     """A picture being drawn. `release` once, however it ends.
@@ -72,6 +86,7 @@ class Row:
     sample: SampleRow
     branches: list[Branch]
     guidance: Guidance = field(default_factory=Guidance)
+    kept: Kept | None = None
 
     @property
     def is_done(self) -> bool:
@@ -115,7 +130,7 @@ Watch = Callable[[list[Row], Tensor], None]
 
 
 class Denoiser:
-    """Steps rows through one model. All state is the rows'."""
+    """Steps rows through one model. All state is the rows', which share one `CellPools`."""
 
     def __init__(self, model: DenoiseModel) -> None:
         self.model = model
@@ -127,6 +142,9 @@ class Denoiser:
             if watch is not None:
                 watch(members, velocities)
             advance([row.sample for row in members], velocities)
+            for row in members:
+                if row.kept is not None:
+                    _restore(row.sample, row.kept)
 
     def preview_step(self, rows: Sequence[Row]) -> list[Tensor]:
         """Like `step`; and the finished latents as each row's step foretells them, in order."""
@@ -151,9 +169,9 @@ class Denoiser:
 
     def _guided(self, rows: Sequence[Row]) -> list[tuple[list[Row], Tensor]]:
         """The rows by shape of latents, with what guidance made of their branches' velocities."""
-        groups: defaultdict[torch.Size, list[Row]] = defaultdict(list)
+        groups: defaultdict[CellPool, list[Row]] = defaultdict(list)
         for row in rows:
-            groups[row.sample.pool.shape].append(row)
+            groups[row.sample.pool].append(row)
         return [(members, self._guide(members)) for members in groups.values()]
 
     def _guide(self, rows: list[Row]) -> Tensor:
@@ -194,6 +212,12 @@ class Denoiser:
             slots = [asked[index][1].slot for index in members]
             velocities[members] = evaluate(self.model, batch, slots, [points[r] for r in of_row])
         return velocities
+
+
+def _restore(sample: SampleRow, kept: Kept) -> None:
+    """Put back what an edit must not change, as noisy as the rest is now."""
+    before = noised(sample, kept.clean, kept.noise)
+    overwrite(sample, torch.lerp(before, sample.sample, kept.mask))
 
 
 def _guide(guidances: Sequence[Guidance], prompted: Tensor, negative: Tensor) -> Tensor:

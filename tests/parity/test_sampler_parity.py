@@ -24,16 +24,44 @@ from triptych.modalities.diffusion.samplers.registry import (
 def reference(
     scheduler: Any, sample: Tensor, seed: int, model: Callable[[Tensor, Tensor], Tensor] = denoiser
 ) -> Tensor:
+    sample = sample[None] * getattr(scheduler, "init_noise_sigma", 1.0)
+    return _follow(scheduler, sample, scheduler.timesteps, seed, model)
+
+
+def _follow(
+    scheduler: Any,
+    sample: Tensor,
+    times: Tensor,
+    seed: int,
+    model: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
     takes_noise = "generator" in inspect.signature(scheduler.step).parameters
     extra = {"generator": torch.Generator().manual_seed(1000 + seed)} if takes_noise else {}
-    sample = sample[None] * getattr(scheduler, "init_noise_sigma", 1.0)
-    for time in scheduler.timesteps:
+    for time in times:
         scaled = sample
         if hasattr(scheduler, "scale_model_input"):
             scaled = scheduler.scale_model_input(sample, time)
         output = model(scaled, time[None])
         sample = scheduler.step(output, time, sample, return_dict=False, **extra)[0]
     return sample[0]
+
+
+@pytest.mark.parametrize("begin_at", [1, 4])
+@pytest.mark.parametrize("name", [*NATIVE_CONFIGS, "deis"])
+def test_a_row_may_begin_with_a_picture(name: str, begin_at: int) -> None:
+    config, clean = {**NATIVE_CONFIGS, **FOREIGN_CONFIGS}[name], noise(8)
+    begin_at *= 2 if name == "flow heun" else 1
+    row = begin(config, 7, 3, CellPools(), first=begin_at, clean=clean)
+    scheduler = open_scheduler(config, Spacing(num_steps=7))
+    scheduler.set_begin_index = getattr(scheduler, "set_begin_index", lambda index: None)
+    scheduler.set_begin_index(begin_at)
+    times = scheduler.timesteps[begin_at:]
+    add = getattr(scheduler, "add_noise", None) or scheduler.scale_noise
+    order = {"sample": clean[None], "noise": noise(3)[None], "timestep": times[:1]}
+    if add.__name__ == "add_noise":
+        order = {"original_samples": clean[None], "noise": noise(3)[None], "timesteps": times[:1]}
+    theirs = _follow(scheduler, add(**order), times, 3, denoiser)
+    assert distance(finish(row), theirs) < 1e-5
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:

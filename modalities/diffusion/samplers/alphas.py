@@ -17,7 +17,7 @@ _SIGMA_DATA = 0.5  # of the consistency models LCM comes from
 _Step = Callable[[Columns, NoiseLevel, NoiseLevel, int], tuple[Vector, Vector]]
 
 
-def ddim(scheduler: Any, eta: float = 0.0) -> Program:
+def ddim(scheduler: Any, begin: int, eta: float = 0.0) -> Program:
     """DDIMScheduler (Song et al. 2020, formulas 12 and 16). `eta` 1 is DDPM's noise, 0 none."""
     kind = scheduler.config.prediction_type
     stride = scheduler.config.num_train_timesteps // scheduler.num_inference_steps
@@ -37,7 +37,7 @@ def ddim(scheduler: Any, eta: float = 0.0) -> Program:
     return _program(scheduler, [time - stride for time in times], step)
 
 
-def lcm(scheduler: Any) -> Program:
+def lcm(scheduler: Any, begin: int) -> Program:
     """LCMScheduler (Luo et al. 2023): jump to the clean sample, noise it for the next level."""
     config = scheduler.config
     times = [int(time) for time in scheduler.timesteps]
@@ -65,14 +65,15 @@ def _program(scheduler: Any, following: list[int], step: _Step) -> Program:
     for index, (time, after) in enumerate(zip(scheduler.timesteps, following, strict=True)):
         here = _level(alphas[int(time)])
         clean, sample = step(columns, here, _level(alphas[after] if after >= 0 else final), index)
-        levels.append(here.sigma)
+        levels.append(here)
         cleans.append(clean[[0, 1]])
         steps.append(columns.matrix(sample))
     return Program(
         timesteps_N=scheduler.timesteps.double().numpy(),
-        noise_levels_N=np.array(levels),
+        noise_levels_N=np.array([level.sigma for level in levels]),
         input_scales_N=np.ones(len(steps)),
         weights_NSC=np.stack(steps),
+        noised_N2=np.array(levels),
         clean_N2=np.stack(cleans),
         initial_scale=float(scheduler.init_noise_sigma),
     )

@@ -17,7 +17,7 @@ from triptych.modalities.diffusion.samplers.prediction import NoiseLevel, clean_
 from triptych.modalities.diffusion.samplers.program import Columns, Program, Vector
 
 
-def flow_euler(scheduler: Any) -> Program:
+def flow_euler(scheduler: Any, begin: int) -> Program:
     """FlowMatchEulerDiscreteScheduler; with `stochastic_sampling`, fresh noise at every step."""
     columns = Columns(0)
     x, v, fresh = columns.sample, columns.output, columns.noise
@@ -33,13 +33,13 @@ def flow_euler(scheduler: Any) -> Program:
     return _flow_program(scheduler, sigmas[:-1], steps)
 
 
-def flow_heun(scheduler: Any) -> Program:
+def flow_heun(scheduler: Any, begin: int) -> Program:
     """FlowMatchHeunDiscreteScheduler: every step but the last looks ahead, then takes the mean.
 
     Two evaluations a step. What is remembered in between: where the step began, and its slope.
     """
     columns = Columns(2)
-    x, v, (begin, slope) = columns.sample, columns.output, columns.history
+    x, v, (origin, slope) = columns.sample, columns.output, columns.history
     sigmas = scheduler.sigmas.double().numpy()
     levels, steps = [], []
     for index in range(len(sigmas) - 1):
@@ -48,18 +48,18 @@ def flow_heun(scheduler: Any) -> Program:
             levels.append(sigmas[index])
             steps.append(columns.matrix(ahead, (x, v)))
         else:
-            corrected = begin + (sigmas[index] - sigmas[index - 1]) * (slope + v) / 2
+            corrected = origin + (sigmas[index] - sigmas[index - 1]) * (slope + v) / 2
             levels.append(sigmas[index])
-            steps.append(columns.matrix(corrected, (begin, slope)))
+            steps.append(columns.matrix(corrected, (origin, slope)))
     return _flow_program(scheduler, np.array(levels), steps)
 
 
-def euler(scheduler: Any) -> Program:
+def euler(scheduler: Any, begin: int) -> Program:
     """EulerDiscreteScheduler, without churn."""
     return _karras_program(scheduler, ancestral=False)
 
 
-def euler_ancestral(scheduler: Any) -> Program:
+def euler_ancestral(scheduler: Any, begin: int) -> Program:
     """EulerAncestralDiscreteScheduler: steps past the next level, then adds noise up to it."""
     return _karras_program(scheduler, ancestral=True)
 
@@ -71,6 +71,7 @@ def _flow_program(scheduler: Any, sigmas: Vector, steps: list[Vector]) -> Progra
         noise_levels_N=1 - sigmas if scheduler.config.get("invert_sigmas") else sigmas,
         input_scales_N=np.ones(count),
         weights_NSC=np.stack(steps),
+        noised_N2=np.stack([1 - sigmas, sigmas], axis=1),
         clean_N2=np.stack([np.ones(count), -sigmas], axis=1),
         initial_scale=1.0,
     )
@@ -96,6 +97,7 @@ def _karras_program(scheduler: Any, *, ancestral: bool) -> Program:
         noise_levels_N=sigmas[:-1] * scales,
         input_scales_N=scales,
         weights_NSC=np.stack(steps),
+        noised_N2=np.stack([np.ones(len(steps)), sigmas[:-1]], axis=1),
         clean_N2=np.stack(cleans),
         initial_scale=float(scheduler.init_noise_sigma),
     )

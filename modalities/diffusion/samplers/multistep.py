@@ -15,7 +15,7 @@ from triptych.modalities.diffusion.samplers.prediction import NoiseLevel, clean_
 from triptych.modalities.diffusion.samplers.program import Columns, Program, Vector
 
 
-def dpm_solver(scheduler: Any) -> Program:
+def dpm_solver(scheduler: Any, begin: int) -> Program:
     """DPMSolverMultistepScheduler, `dpmsolver++` of order 1 to 3 (Lu et al. 2022), and its SDE."""
     config = scheduler.config
     order, count = config.solver_order, len(scheduler.timesteps)
@@ -26,7 +26,7 @@ def dpm_solver(scheduler: Any) -> Program:
     cleans, steps = [], []
     for index in range(count):
         clean = clean_sample(config.prediction_type, columns.sample, columns.output, levels[index])
-        usable = min(order, index + 1)
+        usable = min(order, max(1, index + 1 - begin))
         if index == count - 1 and ends_first:
             usable = 1
         elif index == count - 2 and is_short:
@@ -78,7 +78,7 @@ def _differences(recent: list[Vector], around: list[NoiseLevel], h: float) -> tu
     return slope + r0 * curve, curve
 
 
-def unipc(scheduler: Any) -> Program:
+def unipc(scheduler: Any, begin: int) -> Program:
     """UniPCMultistepScheduler (Zhao et al. 2023): a predictor, corrected once the output is known.
 
     Remembered: the last outputs, newest first, and the sample that the last prediction began from.
@@ -86,17 +86,17 @@ def unipc(scheduler: Any) -> Program:
     config = scheduler.config
     order, count = config.solver_order, len(scheduler.timesteps)
     columns = Columns(order + 1)
-    *history, begin = columns.history
+    *history, origin = columns.history
     levels = _levels(scheduler)
     read = clean_sample if config.predict_x0 else noise
     cleans, steps, last_order = [], [], 0
     for index in range(count):
         output = read(config.prediction_type, columns.sample, columns.output, levels[index])
         sample = columns.sample
-        if index > 0 and index - 1 not in config.disable_corrector:
+        if index > begin and index - 1 not in config.disable_corrector:
             known = [output, *history[:last_order]]
-            sample = _unipc_step(config, begin, known, levels[: index + 1], corrects=True)
-        last_order = min(order, index + 1)
+            sample = _unipc_step(config, origin, known, levels[: index + 1], corrects=True)
+        last_order = min(order, max(1, index + 1 - begin))
         if config.lower_order_final:
             last_order = min(last_order, count - index)
         known = [output, *history[: last_order - 1]]
@@ -163,6 +163,7 @@ def _program(
         noise_levels_N=np.array([level.sigma for level in levels[:-1]]),
         input_scales_N=np.ones(len(steps)),
         weights_NSC=np.stack(steps),
+        noised_N2=np.array(levels[:-1]),
         clean_N2=np.stack([clean[[0, -2]] for clean in cleans]),
         initial_scale=float(scheduler.init_noise_sigma),
     )

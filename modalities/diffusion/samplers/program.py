@@ -48,6 +48,7 @@ class Program:
     noise_levels_N: Vector  # share of noise in the sample, 1 pure noise: where caches extrapolate
     input_scales_N: Vector  # what the sample is multiplied by before the model sees it
     weights_NSC: Vector
+    noised_N2: Vector  # a clean sample noised for a step: coefficients of (clean, unit noise)
     clean_N2: Vector  # the clean sample expected at a step: coefficients of (sample, output)
     initial_scale: float  # standard deviation of the noise to start from
 

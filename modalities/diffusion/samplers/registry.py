@@ -29,7 +29,7 @@ from triptych.modalities.diffusion.samplers.euler import (
 from triptych.modalities.diffusion.samplers.multistep import dpm_solver, unipc
 from triptych.modalities.diffusion.samplers.program import Program
 
-_NATIVE: MappingProxyType[str, Callable[[Any], Program]] = MappingProxyType(
+_NATIVE: MappingProxyType[str, Callable[[Any, int], Program]] = MappingProxyType(
     {
         "DDIMScheduler": ddim,
         "DPMSolverMultistepScheduler": dpm_solver,
@@ -48,12 +48,14 @@ class Spacing:
     """How many steps, and where along the noise. What a scheduler does not take is left to it.
 
     `sigmas` before shifting, one per step; `mu` is the exponent of the shift for the picture's
-    size (`dynamic_shift`), used where the configuration says `use_dynamic_shifting`.
+    size (`dynamic_shift`), used where the configuration says `use_dynamic_shifting`. `begin`: the
+    evaluation of the model to begin at, where there is a picture to begin with.
     """
 
     num_steps: int
     sigmas: Sequence[float] | None = None
     mu: float | None = None
+    begin: int = 0
 
 
 def dynamic_shift(config: Mapping[str, Any], num_tokens: int) -> float:
@@ -99,13 +101,18 @@ def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
         raise refusal from error
     if not scheduler.timesteps.isfinite().all():
         raise refusal
+    if not 0 <= spacing.begin < len(scheduler.timesteps):
+        raise refusal
     return scheduler
 
 
-def build_program(scheduler: Any) -> Program | None:
-    """Our program of an opened scheduler, or `None` where its step is not one of ours."""
+def build_program(scheduler: Any, begin: int = 0) -> Program | None:
+    """Our program of an opened scheduler, or `None` where its step is not one of ours.
+
+    `begin`: the evaluation it begins at, with nothing remembered.
+    """
     native = _NATIVE.get(type(scheduler).__name__)
-    return native(scheduler) if native and _is_linear(scheduler.config) else None
+    return native(scheduler, begin) if native and _is_linear(scheduler.config) else None
 
 
 def _takes_sigmas(scheduler: Any) -> bool:

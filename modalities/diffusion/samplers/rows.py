@@ -56,29 +56,55 @@ def start_row(
     *,
     generator: torch.Generator,
     pools: CellPools,
+    clean: Tensor | None = None,
 ) -> SampleRow:
     """A row that begins at `latents` (unit noise, without a batch dimension).
 
-    `config` is the model's scheduler_config.json; `generator` (on the CPU) gives whatever noise the
-    sampler adds later. Errors as of `open_scheduler`.
+    With `clean`, finished latents to begin with, it begins at them, noised for the step
+    `spacing.begin`. `config` is the model's scheduler_config.json; `generator` (on the CPU) gives
+    whatever noise the sampler adds later. Errors as of `open_scheduler`.
     """
     scheduler = open_scheduler(config, spacing)
-    program = build_program(scheduler)
+    program = build_program(scheduler, spacing.begin)
     pool = pools.pool(latents.shape, torch.float32, latents.device)
     cells = pool.take(program.num_states if program else 1)
-    scale = program.initial_scale if program else float(getattr(scheduler, "init_noise_sigma", 1.0))
-    pool.write(cells[:1], latents[None] * scale)
-    times = [float(time) for time in scheduler.timesteps]
-    levels = program.noise_levels_N if program else _foreign_levels(scheduler)
-    return SampleRow(
+    row = SampleRow(
         pool=pool,
         cells=cells,
         generator=generator,
-        timesteps=times,
-        noise_levels=[float(level) for level in levels],
+        timesteps=[float(time) for time in scheduler.timesteps],
+        noise_levels=_levels(program, scheduler),
         program=program,
         foreign=None if program else scheduler,
+        step=spacing.begin,
     )
+    if clean is None:
+        scale = program.initial_scale if program else getattr(scheduler, "init_noise_sigma", 1.0)
+        pool.write(cells[:1], latents[None] * float(scale))
+    else:
+        pool.write(cells[:1], noised(row, clean, latents)[None])
+    if row.foreign is not None and hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(spacing.begin)
+    return row
+
+
+def noised(row: SampleRow, clean: Tensor, noise: Tensor) -> Tensor:
+    """A finished sample as it would be at the row's present step: itself, once that is the end."""
+    if row.is_done:
+        return clean
+    if row.program is not None:
+        of_clean, of_noise = row.program.noised_N2[row.step]
+        return clean * float(of_clean) + noise * float(of_noise)
+    scheduler = row.foreign
+    add = getattr(scheduler, "add_noise", None) or scheduler.scale_noise
+    times = scheduler.timesteps[row.step : row.step + 1]
+    result: Tensor = add(clean[None].float(), noise[None].float(), times)[0]
+    return result
+
+
+def overwrite(row: SampleRow, sample: Tensor) -> None:
+    """Put another sample in the place of the row's."""
+    row.pool.write(row.cells[:1], sample[None])
 
 
 def release_row(row: SampleRow) -> None:
@@ -168,7 +194,9 @@ def _advance_foreign(row: SampleRow, output: Tensor) -> None:
     row.pool.write(row.cells, result[0])
 
 
-def _foreign_levels(scheduler: Any) -> list[float]:
-    """The share of noise by timestep: the scheduler's own levels need not match its evaluations."""
+def _levels(program: Program | None, scheduler: Any) -> list[float]:
+    """The share of noise at each evaluation; by timestep where the levels are not known."""
+    if program is not None:
+        return [float(level) for level in program.noise_levels_N]
     span = float(scheduler.config.get("num_train_timesteps", 1000))
     return [float(time) / span for time in scheduler.timesteps]

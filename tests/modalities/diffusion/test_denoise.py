@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from triptych.modalities.diffusion.caches.methods import CacheMethod, planned, taylorseer
 from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Denoiser, Guidance, Row
+from triptych.modalities.diffusion.denoise import Branch, Denoiser, Guidance, Kept, Row
 from triptych.modalities.diffusion.families.family import Conditioning, Family
 from triptych.modalities.diffusion.families.model import DenoiseModel
 from triptych.modalities.diffusion.samplers.registry import Spacing
@@ -144,6 +144,23 @@ def test_rows_with_different_plans_meet_at_their_computed_steps() -> None:
     assert toy.batches == [3, 3, 3]
     for row, expected in zip(rows, alone, strict=True):
         assert torch.allclose(row.sample.sample, expected, atol=1e-6)
+
+
+def test_what_is_kept_of_an_edited_picture_stays_and_is_as_noisy_as_the_rest() -> None:
+    loop, _ = denoiser()
+    clean, start = noise(7, (2, 3)), noise(1, (2, 3))
+    mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.5]])
+    pools = CellPools()
+    row, plain = open_row(pools), open_row(pools)
+    row.kept = Kept(clean=clean, mask=mask, noise=start)
+    loop.step([row, plain])
+    level = row.sample.noise_levels[1]
+    before = (1 - level) * clean + level * start
+    expected = torch.lerp(before, plain.sample.sample, mask)
+    assert torch.allclose(row.sample.sample, expected, atol=1e-6)
+    end = finish(loop, row)
+    assert torch.equal(end[mask == 0], clean[mask == 0])
+    assert not torch.allclose(end[mask == 1], clean[mask == 1], atol=0.1)
 
 
 def test_joining_waits_for_no_one() -> None:
