@@ -174,8 +174,10 @@ class SpeechScheduler:
             if fresh is None or fresh.not_before_s > now_s:
                 return None
             proposal = fresh
-        self._move_on(now_s)
         step, expected_s = _intent(proposal).step, now_s + _intent(proposal).cost_s
+        if proposal.due_s < expected_s:  # it is late, and so long waited for its turn
+            self._costs.observe_wait(now_s - self._now_s)
+        self._move_on(now_s)
         if isinstance(step, AudioDraft):
             return self._book_audio(step, step_id, expected_s)
         if isinstance(step, Stream):

@@ -11,13 +11,14 @@ from typing import NamedTuple
 from triptych.core.audio_plan import FrameClock
 from triptych.schedulers.cost import CostModel
 
-CUSHION_ROUNDS = 2.0
-"""Rounds of a full token step and a full audio step that a stream's first chunk must last."""
+CUSHION_ROUNDS = 3.0
+"""Rounds of a full token step and a full audio step that a stream's first chunk must last, beside
+the wait for others."""
 
 _MODEL = ""
 _LONGEST_CHUNK_S = 1.0
 _WORTHWHILE = 0.97  # doubling a chunk must lower the price of a frame to this
-_FADE = 0.02  # of the longest wait per step: it is forgotten after some 50 steps
+_FADE = 0.005  # of the longest wait per step: it is forgotten after some 200 steps
 
 
 class Round(NamedTuple):
@@ -48,7 +49,7 @@ class SpeechCosts:
         """A round of `num_rows` streams."""
         if num_rows not in self._rounds:
             token_s, audio_s = self.token_s(num_rows), self.audio_s(num_rows, num_rows)
-            cushion_s = CUSHION_ROUNDS * (token_s + audio_s)
+            cushion_s = CUSHION_ROUNDS * (token_s + audio_s) + self.wait_s
             first_frames = math.ceil(cushion_s / self._clock.frame_s)
             first_frames = max(1, first_frames) + self._clock.lookahead_frames
             best_frames = max(first_frames, self._efficient_frames(max(1, num_rows)))

@@ -31,6 +31,8 @@ from triptych.schedulers.token_draft import Hold
 
 EASE_STEPS = 8
 """Who is ahead of its listener by the time of so many steps may be left out of one."""
+RESERVE_STEPS = 16
+"""Listeners keep the time of so many steps in hand before anything is done for nobody."""
 PATIENCE = 4.0
 """Times the promised time to first audio after which a broken promise comes before all others."""
 _LEAST_PROMPT = 16  # tokens: less of a prompt is not worth its share of a step
@@ -153,8 +155,8 @@ class SpeechDrafter:
         end_s = now_s + self._costs.audio_s(len(ripe), _num_frames(ripe))
         ripe = [piece for piece in ready if self._ripe_s(piece, pace) <= end_s]
         ripe.sort(key=lambda piece: (piece.due_s, piece.stream.rank))
-        unready = set(self._state.speaking) - {piece.stream for piece in ready}
-        limit_s = min(ripe[0].due_s - self._costs.wait_s, self._next_sound_s(unready))
+        others = set(self._state.speaking) - {piece.stream for piece in ripe}
+        limit_s = min(ripe[0].due_s - self._costs.wait_s, self._next_sound_s(others))
         pieces = tuple(self._fitting(ripe, limit_s, now_s))
         cost_s = self._costs.audio_s(len(pieces), _num_frames(pieces))
         return AudioDraft(pieces, pieces[0].due_s - self._costs.wait_s, cost_s)
@@ -174,11 +176,18 @@ class SpeechDrafter:
         soon_s = now_s + is_lost * (pace.token_s + pace.audio_s)
         for piece in ripe:
             cost_s = self._costs.audio_s(num_rows + 1, num_frames + piece.num_frames)
-            is_late = now_s + cost_s > limit_s and piece.due_s > soon_s
+            reserve_s = self._reserve_s(piece.stream)
+            is_late = now_s + reserve_s + cost_s > limit_s and piece.due_s > soon_s
             if piece.stream.is_alone or (num_rows and is_late):
                 continue
             yield piece
             num_rows, num_frames = num_rows + 1, num_frames + piece.num_frames
+
+    def _reserve_s(self, stream: Stream) -> float:
+        """Time that is kept for listeners: a stream without one gets what is beyond it."""
+        if stream.request.is_live:
+            return 0.0
+        return RESERVE_STEPS * self._costs.round(len(self._state.speaking)).token_s
 
     def _chunk(self, stream: Stream, pace: Round) -> Iterator[AudioPiece]:
         """What of a stream could be decoded now: nothing, or one piece."""
@@ -316,7 +325,8 @@ class SpeechDrafter:
 
     def _add_row(self, fill: _Fill, need: _Need, now_s: float, ease_s: float) -> None:
         is_far = need.due_s - now_s > ease_s
-        if is_far and now_s + fill.cost_s(num_rows=1) > fill.limit_s:
+        reserve_s = self._reserve_s(need.stream)
+        if is_far and now_s + reserve_s + fill.cost_s(num_rows=1) > fill.limit_s:
             fill.held.add(need.segment.job_id)
         else:
             fill.add(need, num_rows=1)
@@ -324,7 +334,8 @@ class SpeechDrafter:
     def _add_prompt(self, fill: _Fill, need: _Need, now_s: float) -> None:
         """Let in as much of a prompt as there is time for."""
         num_left = num_tokens = need.progress.num_left
-        time_s = max(0.0, fill.limit_s - now_s - fill.cost_s())
+        time_s = fill.limit_s - now_s - fill.cost_s() - self._reserve_s(need.stream)
+        time_s = max(0.0, time_s)
         more_s = fill.cost_s(num_tokens=num_left) - fill.cost_s()
         if more_s > time_s:
             num_tokens = int(num_left * time_s / more_s)

@@ -42,15 +42,15 @@ def test_chunks_are_longer_where_a_step_is_dear_and_frames_cheap() -> None:
             dear.observe_audio(num_rows, num_rows * frames, 0.02 + 1e-5 * num_rows * frames)
             cheap.observe_audio(num_rows, num_rows * frames, 1e-5 + 0.002 * num_rows * frames)
     assert dear.round(4).best_frames == 8, "the longest of at most a second"
-    assert cheap.round(4).best_frames == cheap.round(4).first_frames == 1
+    assert cheap.round(4).best_frames == cheap.round(4).first_frames
 
 
-def test_the_first_chunk_outlasts_two_rounds_and_fills_the_lookahead() -> None:
+def test_the_first_chunk_outlasts_three_rounds_and_fills_the_lookahead() -> None:
     slow = _costs(lookahead_frames=3)
     for num_rows in (1, 4, 2, 3) * 8:
         slow.observe_tokens(num_rows, 0, 0.06)
         slow.observe_audio(num_rows, num_rows, 0.04)
-    assert slow.round(4).first_frames == 3 + 3, "two rounds of 100 ms are three frames of 80 ms"
+    assert slow.round(4).first_frames == 4 + 3, "three rounds of 100 ms are four frames of 80 ms"
 
 
 def test_waits_are_remembered_for_a_while() -> None:
@@ -58,6 +58,6 @@ def test_waits_are_remembered_for_a_while() -> None:
     costs.observe_wait(0.1)
     costs.observe_wait(-1.0)
     assert 0.09 < costs.wait_s < 0.1
-    for _ in range(400):
+    for _ in range(2000):
         costs.observe_wait(0.0)
     assert costs.wait_s < 1e-3
