@@ -27,8 +27,13 @@ if TYPE_CHECKING:
 Dialect = Literal["us", "uk"]
 
 NUM_REMEMBERED = 2048
+MAX_WORD_CHARACTERS = 40
+"""Longer ones are read in pieces: the reader tries every stretch of a word's parts, which takes the
+cube of how many there are."""
 _CHUNK = re.compile(r"\S+")
-_PIECE = re.compile(r"[^\W_](?:[\w\u0300-\u036f]|['’-](?=[^\W_]))*|\S")
+_PIECE = re.compile(
+    rf"[^\W_](?:[\w\u0300-\u036f]|['’-](?=[^\W_])){{0,{MAX_WORD_CHARACTERS - 1}}}|\S"
+)
 _MARKS = {
     **{mark: mark for mark in ".,;:!?…—()"},
     **dict(zip("。、！？，；：", (". ", ", ", "! ", "? ", ", ", "; ", ": "), strict=True)),

@@ -161,3 +161,25 @@ assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("part", ["a-", "aB", "aB-"])
+def test_a_word_without_end_takes_no_more_work_for_each_letter(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    reader = PHONEMIZER._reader("us")
+    look_up, num_lookups = reader.lexicon, 0
+
+    def count(*args: object) -> object:
+        nonlocal num_lookups
+        num_lookups += 1
+        return look_up(*args)
+
+    monkeypatch.setattr(reader, "lexicon", count)
+
+    def work(num_characters: int) -> int:
+        before = num_lookups
+        assert read((part * num_characters)[:num_characters]).words
+        return num_lookups - before
+
+    assert 0 < work(480) <= 2.2 * work(240)
