@@ -326,13 +326,12 @@ class SpeechWorld:
         proposal = self.scheduler.propose(self.now_s)
         if proposal is None:
             return None
-        if proposal.not_before_s > self.now_s:
+        while proposal.not_before_s > self.now_s:
             if self.in_flight:
                 return None
-            self.now_s = proposal.not_before_s
+            self.now_s = proposal.not_before_s  # by then it may have become later still
             proposal = self.scheduler.propose(self.now_s)
-            assert proposal is not None
-            assert proposal.not_before_s <= self.now_s, "asked again too early"
+            assert proposal is not None, "what was to come has gone"
         plan = self.scheduler.book(proposal, self.num_steps, self.now_s)
         if plan is None:
             return None
