@@ -136,15 +136,12 @@ def _open_sink(args: argparse.Namespace) -> Iterator[BinaryIO]:
     elif args.output in (None, _STDIO):
         yield sys.stdout.buffer
     else:
-        with _create(args.output) as file:
-            yield file
-
-
-def _create(path: str) -> BinaryIO:
-    try:
-        return Path(path).open("wb")
-    except OSError as error:
-        raise ConfigError(f"--output {path}: cannot be written ({error.strerror}).") from error
+        try:
+            with Path(args.output).open("wb") as file:
+                yield file
+        except OSError as error:
+            reason = error.strerror or "it takes no bytes"
+            raise ConfigError(f"--output {args.output}: cannot be written ({reason}).") from error
 
 
 def _write(
@@ -157,7 +154,7 @@ def _write(
             sink.flush()
     finally:
         sink.write(encoder.finish())
-        if is_file:
+        if is_file and sink.seekable():  # a pipe may have a name, too
             sink.seek(0)
             sink.write(encoder.final_head())
         sink.flush()

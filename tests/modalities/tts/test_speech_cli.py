@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import stat
 import sys
 import wave
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,21 @@ def test_a_pipe_gets_the_stream(
     assert b"2.0 s of speech" in err
     assert b"times real time" in err
     assert b"the first after" in err
+
+
+def test_a_pipe_with_a_name_gets_the_stream(speak: Run, tmp_path: Path) -> None:
+    path = tmp_path / "pipe.wav"
+    os.mkfifo(path)
+    with ThreadPoolExecutor() as pool:
+        heard = pool.submit(path.read_bytes)
+        assert speak(TEXT, "-o", str(path)) == 0
+    assert len(heard.result()) == 44 + 2 * num_samples(TEXT)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
+def test_a_full_disk_is_told(speak: Run) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        speak(TEXT, "-o", "/dev/full", "--format", "wav")
 
 
 def test_a_listener_is_live_and_a_file_is_not(
