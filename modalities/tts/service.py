@@ -22,7 +22,7 @@ import numpy as np
 from triptych.core.client import EngineClient, OutputStream
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
-from triptych.core.sampling.params import MAX_SAMPLES
+from triptych.core.limits import MAX_SAMPLES, MAX_SEED
 from triptych.core.speech import SpeechDelta, SpeechRequest, VoiceClip
 from triptych.modalities.tts.account import Account, SpeechPiece
 from triptych.modalities.tts.audio.resampling import Pcm
@@ -259,6 +259,8 @@ def _check(call: SpeechCall, front: FrontEnd) -> str:
     """The canonical voice of a call. Raises for what the model cannot do."""
     if not MIN_SPEED <= call.speed <= MAX_SPEED:
         raise InvalidRequest(f"speed must be between {MIN_SPEED} and {MAX_SPEED}.", param="speed")
+    if abs(call.seed or 0) > MAX_SEED:
+        raise InvalidRequest(f"seed must be between {-MAX_SEED} and {MAX_SEED}.", param="seed")
     if call.instructions and not front.takes_instructions:
         raise UnsupportedOption(
             f"{front.name} takes no instructions: choose a voice that speaks the way you want.",

@@ -132,6 +132,7 @@ async def test_orders_to_the_model_are_left_in_the_text() -> None:
         ({"text": "x" * 4097}, InvalidRequest, "input"),
         ({"speed": 0.2}, InvalidRequest, "speed"),
         ({"speed": float("nan")}, InvalidRequest, "speed"),
+        ({"seed": 2**63}, InvalidRequest, "seed"),
         ({"voice": "../../etc/passwd"}, InvalidRequest, "voice"),
         ({"voice": "voice_" + 32 * "a"}, UnsupportedOption, "voice"),
         ({"instructions": "softly"}, UnsupportedOption, "instructions"),
