@@ -27,6 +27,10 @@ MAX_PROMPT_CHARS = 8192
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
 _NO_SPEAKERS = Refused("nobody tells speakers apart here; leave it out.")
+_OWN_CHUNKS = Refused(
+    "windows end where the model hears a pause, which is what auto stands for; leave it out.",
+    neutral=("auto",),
+)
 REFUSED = {
     "keywords": Refused("put the words in prompt."),
     "keywords[]": Refused("put the words in prompt."),
@@ -36,10 +40,8 @@ REFUSED = {
     "known_speaker_names[]": _NO_SPEAKERS,
     "known_speaker_references": _NO_SPEAKERS,
     "known_speaker_references[]": _NO_SPEAKERS,
-    "chunking_strategy": Refused(
-        "windows end where the model hears a pause, which is what auto stands for; leave it out.",
-        neutral=("auto",),
-    ),
+    "chunking_strategy": _OWN_CHUNKS,
+    "chunking_strategy[type]": _OWN_CHUNKS,  # as OpenAI's client sends one with settings
 }
 
 

@@ -62,6 +62,7 @@ def recognition_router(service: RecognitionService) -> APIRouter:
     async def transcriptions(request: Request) -> Response:
         """Write down what is said in a file."""
         form = await read_form(request)
+        upload = form.file("file")
         body = form.parsed(TranscriptionFields)
         context = Context.of(request)
         call = _call(
@@ -72,7 +73,7 @@ def recognition_router(service: RecognitionService) -> APIRouter:
             has_word_times=body.has_word_times,
         )
         service.check(call)
-        pcm_S = await service.read(form.file("file").data)
+        pcm_S = await service.read(upload.data)
         deltas = _observed(service, call, pcm_S, context)
         if body.stream:
             return EventStream(_events(deltas, body), heartbeat_s=context.options.heartbeat_s)
@@ -87,11 +88,12 @@ def recognition_router(service: RecognitionService) -> APIRouter:
     async def translations(request: Request) -> Response:
         """Write down in English what is said in a file."""
         form = await read_form(request)
+        upload = form.file("file")
         body = form.parsed(TranslationFields)
         context = Context.of(request)
         call = _call(body, context, task="translate")
         service.check(call)
-        pcm_S = await service.read(form.file("file").data)
+        pcm_S = await service.read(upload.data)
         return _answer(await _collect(_observed(service, call, pcm_S, context)), body)
 
     return router

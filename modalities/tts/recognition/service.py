@@ -102,6 +102,8 @@ class RecognitionService:
         model = self.model(call.model)
         model.check_task(call.task)
         model.check_language(call.language)
+        if not 0 <= call.temperature <= 1:
+            raise InvalidRequest("temperature must be between 0 and 1.", param="temperature")
         return model
 
     async def read(self, data: bytes | bytearray | memoryview) -> Pcm:

@@ -170,6 +170,7 @@ async def test_what_was_asked_reaches_the_engine() -> None:
         ({"keywords[]": "Ada"}, "keywords[]", "prompt"),
         ({"known_speaker_names[]": "Ada"}, "known_speaker_names[]", "speakers"),
         ({"chunking_strategy": '{"type": "server_vad"}'}, "chunking_strategy", "auto"),
+        ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy[type]", "auto"),
         ({"prompt": "x" * 9000}, "prompt", "8192"),
     ],
 )
@@ -240,6 +241,14 @@ async def test_a_form_without_file() -> None:
     async with in_process(recognition_app(engine())) as client:
         response = await client.post(PATH, data={"model": "ears"}, files={"x": ("a", b"b")})
     assert complaint(response)[:2] == (400, "file")
+
+
+async def test_a_file_that_is_sent_as_text_is_told() -> None:
+    async with in_process(recognition_app(engine())) as client:
+        fields = {"model": (None, b"ears"), "file": (None, b"sound")}
+        status, param, message = complaint(await client.post(PATH, files=fields))
+    assert (status, param) == (400, "file")
+    assert "as a file" in message
 
 
 async def test_translation_needs_a_model_that_can() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,15 @@ async def test_calls_are_admitted() -> None:
         await transcribe(service, 3.0)
     await first.aclose()
     await second.aclose()
+
+
+@pytest.mark.parametrize("temperature", [-0.1, 1.1, float("nan")])
+async def test_a_temperature_out_of_range_reaches_no_engine(temperature: float) -> None:
+    engine = PartwiseEngine([])
+    call = replace(CALL, temperature=temperature)
+    with pytest.raises(InvalidRequest, match="between 0 and 1"):
+        await transcribe(recognition_service(engine), 1.0, call)
+    assert not engine.submitted
 
 
 async def test_an_unknown_model() -> None:
