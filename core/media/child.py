@@ -234,8 +234,8 @@ class _Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.poll() is None
+        """Whether the process still runs, and goes on doing so."""
+        return not self._is_killed and self._process.poll() is None
 
     def run(self, call: Call, data: bytes | bytearray | memoryview) -> Decoded:
         """One request, from the first byte down to the last one up."""

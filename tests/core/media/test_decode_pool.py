@@ -132,6 +132,15 @@ async def test_a_child_that_died_while_idle_harms_nobody():
         assert await pid_of(pool) != before
 
 
+async def test_a_child_whose_end_is_on_its_way_harms_nobody(monkeypatch):
+    async with opened() as pool:
+        before = await pid_of(pool)
+        (doomed,) = pool._idle
+        monkeypatch.setattr(doomed._process, "kill", lambda: None)  # it has not arrived yet
+        doomed.kill()
+        assert await pid_of(pool) != before
+
+
 @pytest.mark.parametrize(
     ("what", "outcome"),
     [
