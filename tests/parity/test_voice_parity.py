@@ -135,6 +135,22 @@ def test_a_slot_forgets_the_sentence_before(rig: FrameRig, reference: Talker) ->
     assert_equal(reference, SENTENCES[1], second)
 
 
+def test_steps_of_which_nothing_came_are_computed_again(rig: FrameRig, reference: Talker) -> None:
+    rows = [rig.open((*symbols, START)) for symbols in SENTENCES[:2]]
+    rig.prefill(*rows)
+    rig.decode(*rows, num_steps=2)
+    for num_lost in (1, 2):
+        known = [(row.num_cached, len(row.tokens), len(row.frames)) for row in rows]
+        rig.decode(*rows, num_steps=num_lost)
+        for row, (num_cached, num_tokens, num_frames) in zip(rows, known, strict=True):
+            del row.tokens[num_tokens:], row.frames[num_frames:]
+            row.num_cached, row.num_bound_pages, row.is_bound = num_cached, 0, False
+        rig.prefill(*rows)  # what was drawn last goes in anew
+    say(rig, *rows)
+    for symbols, row in zip(SENTENCES, rows, strict=False):
+        assert_equal(reference, symbols, row)
+
+
 def test_a_symbol_is_held_no_longer_than_the_bound(rig: FrameRig, model: VoiceTalker) -> None:
     with torch.no_grad():
         output = model.ends["output"]

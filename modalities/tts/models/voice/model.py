@@ -1,13 +1,14 @@
 """The embedded voice's speech-token decoder on the paged cache.
 
-Owns the stack, its two ends, and where each slot is in its sentence. Implements
+Owns the stack, its two ends, and where in its sentence each slot is at each position. Implements
 `core.frame_head.FrameModel`: a frame is the codes of one step. A prompt is the sentence's symbol
 ids with the pads around, and `start_id` after them.
 
 What a position reads includes symbols that come after it, so pages of prompts must not be shared
 by their beginnings: run it without prefix caching.
 
-Shapes: X prompt positions, F step positions, R rows, S slots, Q codes, P padded symbols, C hidden.
+Shapes: X prompt positions, F step positions, R rows, S slots, L positions of a sentence, Q codes,
+P padded symbols, C hidden.
 """
 
 from __future__ import annotations
@@ -89,8 +90,10 @@ class VoiceTalker:
         widest = self._before + max_length + 1 + talker.num_symbols_after
         self._symbols_SP = torch.full((num_slots, widest), self.start_id, device=device)
         self._num_symbols_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        self._due_S = torch.zeros_like(self._num_symbols_S)
-        self._held_S = torch.zeros_like(self._num_symbols_S)
+        walk = (num_slots, max_length + 1)
+        self._due_SL = torch.zeros(walk, dtype=torch.int64, device=device)
+        self._held_SL = torch.zeros_like(self._due_SL)
+        self._prompts: dict[int, Sequence[int]] = {}
 
     @property
     def start_id(self) -> int:
@@ -113,8 +116,15 @@ class VoiceTalker:
         self.stack.prepare(native)
 
     def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
-        """A sentence takes `slot`; its walk cannot be picked up in the middle."""
-        assert not drawn, "a walk's state is gone with its slot: reserve its pages up front"
+        """A new sentence takes `slot`.
+
+        One that goes on, in the slot it has had all along, finds its walk as it left it: a step
+        that is computed again reads what stands at its position, not what was drawn too much.
+        """
+        if drawn:
+            assert prompt_ids == self._prompts[slot], "a walk stays in its slot"
+            return
+        self._prompts[slot] = prompt_ids
         symbols = prompt_ids[:-1]
         row_P = torch.full(self._symbols_SP.shape[1:], self.start_id)
         row_P[self._before : self._before + len(symbols)] = torch.tensor(symbols)
@@ -122,7 +132,7 @@ class VoiceTalker:
             row_P = row_P.pin_memory()
         self._symbols_SP[slot].copy_(row_P, non_blocking=True)
         self._num_symbols_S[slot] = len(symbols)
-        self._due_S[slot] = self._held_S[slot] = 0
+        self._due_SL[slot] = self._held_SL[slot] = 0
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> Tensor:
         """`hidden_TC` of prompts and steps."""
@@ -132,16 +142,16 @@ class VoiceTalker:
     def draw(self, hidden_RC: Tensor, positions_R: Tensor, sampler: FrameSampler) -> FrameDraws:
         """Codes of the step, and the walk's advance, which nothing but the scores decides."""
         talker, slots_R = self.config.talker, sampler.slots_B
-        due_R = self._due_S.index_select(0, slots_R)
-        held_R = self._held_S.index_select(0, slots_R)
+        due_R = self._due_SL[slots_R, positions_R - 1]
+        held_R = self._held_SL[slots_R, positions_R - 1]
         num_symbols_R = self._num_symbols_S.index_select(0, slots_R)
         scores = self.ends["output"](hidden_RC)
         codes_RQ = sampler.draw_all(scores.codes)
         advances_RA = scores.advance.float()
         advances_RA[:, 0].masked_fill_(held_R >= talker.max_held, -torch.inf)
         advance_R = advances_RA.argmax(-1)
-        self._due_S.index_copy_(0, slots_R, torch.minimum(due_R + advance_R, num_symbols_R))
-        self._held_S.index_copy_(0, slots_R, (held_R + 1) * (advance_R == 0))
+        self._due_SL[slots_R, positions_R] = torch.minimum(due_R + advance_R, num_symbols_R)
+        self._held_SL[slots_R, positions_R] = (held_R + 1) * (advance_R == 0)
         return FrameDraws(codes_RQ, due_R >= num_symbols_R)
 
     def _positions(self, inputs: FrameInputs) -> TalkerPositions:
@@ -150,7 +160,7 @@ class VoiceTalker:
         is_start_X = inputs.text_ids_X == self.start_id
         kinds_T = torch.full_like(slots_T, Kind.STEP)
         kinds_T[inputs.text_index_X] = torch.where(is_start_X, Kind.START, Kind.SYMBOL)
-        due_T = self._due_S.index_select(0, slots_T)
+        due_T = self._due_SL[slots_T, inputs.positions_T]
         positions_X = inputs.positions_T.index_select(0, inputs.text_index_X)
         due_T[inputs.text_index_X] = positions_X.masked_fill(is_start_X, 0)
         half = (codec.num_levels - 1) / 2
@@ -159,5 +169,5 @@ class VoiceTalker:
         padded_TP = self._symbols_SP.index_select(0, slots_T)
         # The end of a walk points just beyond the symbols, where nothing but `start_id` stands.
         read_TW = windows(padded_TP, due_T[:, None], self.config.talker)[:, 0]
-        held_T = self._held_S.index_select(0, slots_T) * (kinds_T == Kind.STEP)
+        held_T = self._held_SL[slots_T, inputs.positions_T] * (kinds_T == Kind.STEP)
         return TalkerPositions(read_TW, held_T, values_TQ, kinds_T)
