@@ -91,7 +91,8 @@ class PhonemeFrontEnd:
         return self._plan(spoken, self._dialect(voice, language))
 
     def _plan(self, spoken: SpokenText, dialect: Dialect) -> Iterator[Planned]:
-        utterances = split_utterances(spoken, _limits(spoken.text))
+        limits = _limits(spoken.text, streams=self._model.steps_per_s > 0)
+        utterances = split_utterances(spoken, limits)
         fitting = (part for whole in utterances for part in self._fitting(whole, dialect))
         for index, (part, sounds) in enumerate(fitting):
             is_last = part.source.end == spoken.source.end
@@ -168,11 +169,15 @@ class PhonemeFrontEnd:
         return _LANGUAGES.get(own if tag in ("", "en") else tag, "us")
 
 
-def _limits(text: str) -> ChunkLimits:
+def _limits(text: str, *, streams: bool) -> ChunkLimits:
     """The first utterance ends with the first clause, so that sound begins soon, if that is near.
 
-    Where it is not, a break between words cannot be helped.
+    Where it is not, a break between words cannot be helped, but for a model that streams: that
+    begins to sound at once, whatever the length.
     """
     clause = _CLAUSE.search(text, _MIN_FIRST_CHARACTERS, _MAX_FIRST_CHARACTERS)
+    if streams:
+        first_most = (max(clause.end(), _LONGEST_WORD),) if clause else ()
+        return ChunkLimits(most=MAX_CHARACTERS, first_most=first_most)
     first = max(clause.end(), _LONGEST_WORD) if clause else _MAX_FIRST_CHARACTERS
     return ChunkLimits(most=MAX_CHARACTERS, first_most=(first, *_NEXT_CHARACTERS))

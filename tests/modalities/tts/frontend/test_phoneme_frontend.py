@@ -7,6 +7,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def own() -> PhonemeFrontEnd:
     return PhonemeFrontEnd("own", read_phoneme_model("", OWN_CONFIG), PHONEMIZER)
 
 
+@pytest.fixture(scope="module")
+def whole() -> PhonemeFrontEnd:
+    """Of a model that makes an utterance at once."""
+    model = replace(read_phoneme_model("", OWN_CONFIG), steps_per_s=0.0)
+    return PhonemeFrontEnd("whole", model, PHONEMIZER)
+
+
 def plan(front_end: FrontEnd, text: str, voice: str = "", language: str = "") -> list[Planned]:
     canonical = front_end.check_voice(voice)
     return list(
@@ -78,9 +86,9 @@ def said(planned: Planned) -> str:
     return "".join(symbols[token] for token in planned.segment.prompt_ids)
 
 
-def test_utterances_are_the_whole_text_and_the_first_is_short(own: PhonemeFrontEnd) -> None:
+def test_utterances_are_the_whole_text_and_the_first_is_short(whole: PhonemeFrontEnd) -> None:
     spoken = NORMALIZE(STORY)
-    planned = plan(own, STORY)
+    planned = plan(whole, STORY)
     texts = [p.utterance.text for p in planned]
     assert texts[0] == "The fisherman and his wife lived in a small cottage by the sea,"
     assert "".join(p.utterance.spoken.text for p in planned) == spoken.text
@@ -90,8 +98,16 @@ def test_utterances_are_the_whole_text_and_the_first_is_short(own: PhonemeFrontE
         assert before.utterance.source.end == after.utterance.source.start
 
 
-def test_each_utterance_can_be_made_while_the_one_before_it_plays(own: PhonemeFrontEnd) -> None:
-    lengths = [len(p.utterance.text) for p in plan(own, "Oh well, that was it. " * 60)]
+def test_a_sentence_is_not_cut_for_a_model_that_streams(
+    own: PhonemeFrontEnd, whole: PhonemeFrontEnd
+) -> None:
+    text = "The morning train was delayed because of heavy snow on the northern line."
+    assert [p.utterance.text for p in plan(own, text)] == [text]
+    assert len(plan(whole, text)) == 2
+
+
+def test_each_utterance_can_be_made_while_the_one_before_it_plays(whole: PhonemeFrontEnd) -> None:
+    lengths = [len(p.utterance.text) for p in plan(whole, "Oh well, that was it. " * 60)]
     assert lengths[0] <= 22
     assert lengths[1] <= 80
     assert lengths[-2] > 180
