@@ -40,6 +40,9 @@ class Playback:
         self.given_s += seconds
         if not self.is_live:
             self.has_begun = True
+        elif self._standing_s is not None:  # it is kept until the listener goes on
+            self._standing_s = seconds + (self._standing_s if self.has_begun else 0.0)
+            self.has_begun = True
         elif not self.has_begun:
             self.has_begun, self.due_s = True, now_s + seconds
         else:

@@ -53,6 +53,24 @@ def test_a_listener_who_stops_keeps_the_buffer() -> None:
     assert playback.due_s == pytest.approx(50.6), "going on twice changes nothing"
 
 
+def test_audio_for_a_listener_who_has_stopped_is_kept() -> None:
+    playback = Playback(1.0)
+    playback.give(0.2, 1.0)
+    playback.stop(1.1)
+    playback.give(0.5, 3.0)
+    playback.go_on(9.0)
+    assert playback.due_s == pytest.approx(9.6)
+    assert playback.num_underruns == 0
+
+
+def test_first_audio_may_come_while_the_listener_has_stopped() -> None:
+    playback = Playback(1.0)
+    playback.stop(0.2)
+    playback.give(0.5, 0.3)
+    playback.go_on(9.0)
+    assert (playback.has_begun, playback.due_s) == (True, 9.5)
+
+
 def test_a_dry_listener_who_stops_owes_nothing() -> None:
     playback = Playback(1.0)
     playback.give(0.1, 1.0)
