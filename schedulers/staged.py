@@ -211,15 +211,12 @@ class StagedScheduler:
         is_retried = isinstance(error, OutOfMemory) and len(step.rows) > 1
         for unit in step.rows:
             unit.is_in_flight = False
+            if not (unit.entry.is_done or is_retried):  # where it began, it may be under way
+                self._end(unit.entry, JobState.FAILED, error=error)
             if unit.entry.is_done or unit in step.started:
                 self._started.discard(unit)
                 unit.is_started = False
-            if unit.entry.is_done:
-                continue
-            if is_retried:
-                unit.is_alone = True
-            else:
-                self._end(unit.entry, JobState.FAILED, error=error)
+            unit.is_alone = is_retried
 
     def stats(self) -> SchedulerStats:
         """Counts for metrics."""

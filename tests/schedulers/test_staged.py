@@ -219,6 +219,7 @@ def test_a_step_that_raises_ends_its_jobs() -> None:
     assert rig.outputs.error_code("a") == rig.outputs.error_code("b") == "internal_error"
     rig.run()
     assert rig.scheduler.stats().num_running == 0
+    assert not rig.runner.under_way, "it was launched before it failed"
 
 
 def test_a_full_queue_is_refused() -> None:
