@@ -119,14 +119,12 @@ def _speech(config: Config, models: Sequence[ResolvedModel], client: EngineClien
     from triptych.modalities.tts.voices.routes import voices_router
     from triptych.modalities.tts.voices.service import VoiceService
     from triptych.modalities.tts.voices.store import VoiceStore
-    from triptych.schedulers.admission import Admission
 
     fronts = [open_front_end(model, config.models) for model in with_role(models, "speech")]
     hearing = [HearingModel.open(model) for model in with_role(models, "recognition")]
     pool = DecodePool.from_options(config.server, [decode.__name__])
     voices = VoiceService(VoiceStore.from_config(config), fronts, pool)
     speech = SpeechService.from_config(config, fronts, client, voices=voices)
-    admission = Admission(options=config.schedule)
-    recognition = RecognitionService(client, hearing, admission, decode.ClipReader(pool))
+    recognition = RecognitionService.from_config(config, hearing, client, decode.ClipReader(pool))
     routers = [speech_router(speech), voices_router(voices), recognition_router(recognition)]
     return _Part(routers, [*speech_cards(speech), *recognition_cards(recognition)])
