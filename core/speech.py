@@ -57,6 +57,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     clip: VoiceClip | None = None
     speed: float = 1.0
     is_live: bool = True
+    lead_s: float = 0.0
     tenant: str = ""
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
+
+from triptych.core.speech import SpeechRequest
 
 
 @dataclass(slots=True)
@@ -25,6 +28,18 @@ class Playback:
     num_underruns: int = 0
     underrun_s: float = 0.0
     _standing_s: float | None = None  # what was left in the buffer when the listener stopped
+
+    @classmethod
+    def of(cls, request: SpeechRequest, *, arrival_s: float, target_s: float) -> Self:
+        """The clock of a request whose first sound is promised `target_s` after it arrived.
+
+        A listener who has sound of an earlier request is playing already.
+        """
+        if not request.is_live:
+            return cls(math.inf)
+        if request.lead_s > 0:
+            return cls(arrival_s + request.lead_s, has_begun=True)
+        return cls(arrival_s + target_s)
 
     @property
     def is_live(self) -> bool:

@@ -97,7 +97,7 @@ class SpeechPace:
         self._request = request
         self._sample_rate = sample_rate
         self._max_lead_s = max_lead_s or math.inf
-        self._playback = Playback(arrival_s + target_s if request.is_live else math.inf)
+        self._playback = Playback.of(request, arrival_s=arrival_s, target_s=target_s)
         self._num_steps = 0
 
     @property

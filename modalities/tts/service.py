@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -24,7 +25,7 @@ from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
 from triptych.core.limits import MAX_SAMPLES, MAX_SEED
 from triptych.core.speech import SpeechDelta, SpeechRequest, VoiceClip
-from triptych.modalities.tts.account import Account, SpeechPiece
+from triptych.modalities.tts.account import BYTES_PER_SAMPLE, Account, SpeechPiece
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.audio.speed import TimeStretch
 from triptych.modalities.tts.frontend.base import FrontEnd, Planned
@@ -35,6 +36,7 @@ from triptych.modalities.tts.text.guard import check_spoken, check_text, estimat
 from triptych.modalities.tts.text.normalize import NormalizeOptions, Normalizer
 from triptych.modalities.tts.voices.record import is_voice_id
 from triptych.schedulers.admission import Admission
+from triptych.schedulers.playback import Playback
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 TOKENS_PER_S = 25
@@ -153,13 +155,23 @@ class SpeechService:
         is_stretched = call.speed != 1.0 and not front.takes_speed
         speed = 1.0 if is_stretched else call.speed
         account = Account(front.sample_rate, speed)
-        stretch = TimeStretch(call.speed, front.sample_rate) if is_stretched else None
+        rate = call.speed if is_stretched else 1.0
+        stretch = TimeStretch(rate, front.sample_rate) if is_stretched else None
         num_tokens = math.ceil(estimate_seconds(call.text) / call.speed * TOKENS_PER_S)
         with self._admission.admit(key=call.key, num_jobs=1, num_tokens=num_tokens):
-            submit = partial(self._submit, call, await self._request(call, front, voice, speed))
+            request = await self._request(call, front, voice, speed)
+            listener = Playback(time.monotonic())
+
+            def submit(part: Part) -> OutputStream:
+                lead_s = listener.lead_s(time.monotonic()) if listener.has_begun else 0.0
+                return self._submit(call, request, part, max(0.0, lead_s))
+
             async with script, aclosing(_in_order(script, submit)) as deltas:
                 async for part, delta in deltas:
                     account.take(part, delta)
+                    if delta.pcm:
+                        seconds = len(delta.pcm) / BYTES_PER_SAMPLE / front.sample_rate / rate
+                        listener.give(seconds, time.monotonic())
                     pcm_S = np.frombuffer(delta.pcm, "<f4").astype(np.float32)
                     if stretch is not None:
                         pcm_S = await asyncio.to_thread(stretch.push, pcm_S)
@@ -195,15 +207,20 @@ class SpeechService:
             clip = await asyncio.to_thread(find, call.voice, call.owner, call.model)
         if clip is None:
             raise NotFound(
-                "You have no such voice; GET /v1/audio/voices lists yours.", param="voice"
+                "You have no such voice; GET /v1/audio/voices, or `triptych voices`, lists yours.",
+                param="voice",
             )
         return clip
 
-    def _submit(self, call: SpeechCall, request: SpeechRequest, part: Part) -> OutputStream:
+    def _submit(
+        self, call: SpeechCall, request: SpeechRequest, part: Part, lead_s: float
+    ) -> OutputStream:
         sampling = msgspec.structs.replace(request.sampling, sample_index=part.index % MAX_SAMPLES)
         return self.client.submit(
             call.model,
-            msgspec.structs.replace(request, segments=part.segments, sampling=sampling),
+            msgspec.structs.replace(
+                request, segments=part.segments, sampling=sampling, lead_s=lead_s
+            ),
             job_id=f"{call.call_id}.{part.index}",
             deadline_s=call.deadline_s,
         )

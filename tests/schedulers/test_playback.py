@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.speech import SpeechRequest
 from triptych.schedulers.playback import Playback
 
 
@@ -89,3 +91,19 @@ def test_nobody_listening_is_never_due() -> None:
     assert not playback.is_live
     assert math.isinf(playback.due_s)
     assert (playback.num_underruns, playback.given_s) == (0, pytest.approx(0.2))
+
+
+@pytest.mark.parametrize(("lead_s", "due_s", "has_begun"), [(0.0, 10.3, False), (4.0, 14.0, True)])
+def test_a_request_is_due_as_promised_or_when_what_was_said_before_has_been_heard(
+    lead_s: float, due_s: float, has_begun: bool
+) -> None:
+    request = SpeechRequest(segments=(), sampling=SamplingParams(), lead_s=lead_s)
+    playback = Playback.of(request, arrival_s=10.0, target_s=0.3)
+    assert (playback.due_s, playback.has_begun) == (due_s, has_begun)
+    playback.give(1.0, 10.1)
+    assert playback.due_s == pytest.approx(15.0 if has_begun else 11.1)
+
+
+def test_nobody_waits_for_a_file() -> None:
+    request = SpeechRequest(segments=(), sampling=SamplingParams(), is_live=False, lead_s=4.0)
+    assert not Playback.of(request, arrival_s=10.0, target_s=0.3).is_live

@@ -204,6 +204,14 @@ async def test_a_long_text_is_spoken_by_jobs_in_a_row_without_a_seam() -> None:
     assert text == "".join(filter(str.isalpha, LONG))
 
 
+async def test_a_later_job_is_told_what_its_listener_still_has() -> None:
+    engine = HummingEngine()
+    await spoken(make_speech_service(engine), call(LONG))
+    first, *later = (request.lead_s for request in engine.submitted.values())
+    assert first == 0.0
+    assert all(lead_s > 5.0 for lead_s in later)  # it hums faster than anybody listens
+
+
 async def test_the_next_job_is_submitted_when_the_last_segment_of_one_begins() -> None:
     engine = HummingEngine(step_samples=SAMPLES_PER_ID * 10, step_s=0.001, gate=threading.Event())
     front = SpellingFrontEnd()
