@@ -25,7 +25,14 @@ from triptych.core.audio_plan import (
     VoiceStepResult,
 )
 from triptych.core.config import ScheduleOptions, SpeechOptions
-from triptych.core.errors import InvalidRequest, Overloaded, RequestError, TriptychError, to_info
+from triptych.core.errors import (
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    TriptychError,
+    UnsupportedOption,
+    to_info,
+)
 from triptych.core.job import Job
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import Plan, StepResult, TokenPlan, TokenStepResult
@@ -377,6 +384,8 @@ class SpeechScheduler:
     def _find_voice(self, request: SpeechRequest) -> VoicePrompt | None:
         """The voice of a request; none if its clip has to be read first."""
         if request.clip is not None:
+            if not self._model.can_clone:
+                raise UnsupportedOption("This model imitates no recordings.", param="voice")
             voice = self._voices.get(request.clip.digest)
             if voice is not None:
                 self._voices.move_to_end(request.clip.digest)

@@ -25,7 +25,8 @@ class SpeechModel:
 
     `stop_ids` end a segment. A segment's prompt is the voice's, what was spoken last, and its own:
     of the segment before it the last `num_context_steps` steps, and its words too where all of its
-    sound is among them; `context_end_ids` say that this sound is over.
+    sound is among them; `context_end_ids` say that this sound is over. A model that `can_clone`
+    speaks in the voices of clips too.
     """
 
     name: str
@@ -35,6 +36,7 @@ class SpeechModel:
     voices: Mapping[str, VoicePrompt] = field(default_factory=dict)
     num_context_steps: int = 0
     context_end_ids: tuple[int, ...] = ()
+    can_clone: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

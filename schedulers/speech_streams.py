@@ -20,6 +20,7 @@ from triptych.core.errors import ErrorInfo, NonFinite, OutOfMemory, TriptychErro
 from triptych.core.job import Job, JobState, Output
 from triptych.core.plan import StepCodes
 from triptych.core.runaway import RunawayGuard
+from triptych.core.sampling.params import MAX_SAMPLES
 from triptych.core.speech import SpeechDelta, SpeechFinish, SpeechSegment
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.schedulers.speech_draft import AudioPiece
@@ -86,13 +87,13 @@ class SpeechStreams:
         request = stream.request
         num_own = len(spec.prompt_ids) + (len(stream.voice.prompt_ids) if stream.voice else 0)
         num_steps = spec.max_steps or self._max_tokens
-        room = self._max_tokens - num_own - num_steps if with_context else 0
-        prompt_ids, frames = segment_prompt(self._model, stream, spec, room)
+        room = min(self._max_tokens - num_steps, self._tokens.max_prompt_tokens) - num_own
+        prompt_ids, frames = segment_prompt(self._model, stream, spec, room if with_context else 0)
         sampling = msgspec.structs.replace(
             request.sampling,
             max_tokens=num_steps,
             stop_token_ids=(*request.sampling.stop_token_ids, *self._model.stop_ids),
-            sample_index=request.sampling.sample_index + index,
+            sample_index=request.sampling.sample_index + index * MAX_SAMPLES,
         )
         return TokenRequest(
             prompt_ids=prompt_ids,
@@ -150,7 +151,7 @@ class SpeechStreams:
                 self.fail(stream, output.error)
             elif output.payload is not None:
                 self._take_delta(stream, segment, output.payload, codes.get(segment.job_id, ()))
-                if segment.end is not None:
+                if stream.drawing is None:
                     self._tokens_over(stream, now_s)
 
     def _take_delta(

@@ -160,6 +160,13 @@ class TokenScheduler:
         )
 
     @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt there may be."""
+        page_size, limit = self._pool.page_size, self._options.max_batch_total_tokens
+        most = self._max_length - 1
+        return min(most, limit // page_size * page_size) if limit else most
+
+    @property
     def num_free_rows(self) -> int:
         """Jobs that could start if there are pages for them."""
         return len(self._state.free_slots)

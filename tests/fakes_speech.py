@@ -66,6 +66,7 @@ def speech_model(
     delay_steps: int = 0,
     lookahead_frames: int = 0,
     num_context_steps: int = 0,
+    can_clone: bool = True,
     frame_s: float = 0.1,
 ) -> SpeechModel:
     """What the scheduler is told of the fake model."""
@@ -80,6 +81,7 @@ def speech_model(
         sample_rate=round(HOP / frame_s),
         voices={"": VoicePrompt(), "ann": _voice("ann")},
         num_context_steps=num_context_steps,
+        can_clone=can_clone,
     )
 
 

@@ -29,7 +29,12 @@ from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.codecs.protocol import CodecDecoder
-from triptych.modalities.tts.models.blueprint import Codes, SpeechBlueprint, SpeechSetup
+from triptych.modalities.tts.models.blueprint import (
+    Codes,
+    SpeechBlueprint,
+    SpeechCodec,
+    SpeechSetup,
+)
 from triptych.modalities.tts.runner import AudioSteps, SpeechRunner, VoiceReader
 from triptych.schedulers.base import LoadedModel, ModelLoader
 from triptych.schedulers.speech import SpeechScheduler
@@ -61,10 +66,6 @@ def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBluep
         from triptych.modalities.tts.models.csm.blueprint import CsmBlueprint
 
         return CsmBlueprint(config, setup)
-    if model_type == "triptych_voice":
-        from triptych.modalities.tts.models.voice.blueprint import VoiceBlueprint
-
-        return VoiceBlueprint(config, setup)
     if model_type == "higgs_audio_v2":
         from triptych.modalities.tts.models.higgs.blueprint import HiggsBlueprint
 
@@ -78,8 +79,8 @@ def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBluep
 
         return OrpheusBlueprint(config, setup)
     raise WeightsError(
-        f"model_type {model_type!r} is no speech model that is known here: csm, kokoro,"
-        " triptych_voice, and Llamas with a speech block."
+        f"model_type {model_type!r} is no speech model that is known here: csm,"
+        " higgs_audio_v2, kokoro, triptych_voice, and Llamas with a speech block."
     )
 
 
@@ -124,7 +125,7 @@ class SpeechTokenLoader:
                 device,
             )
             stack.callback(runner.close)
-            scheduler = self._scheduler(blueprint, codec.decoder, layout, num_pages)
+            scheduler = self._scheduler(blueprint, codec, layout, num_pages)
             close = stack.pop_all().close
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
@@ -172,12 +173,12 @@ class SpeechTokenLoader:
     def _scheduler(
         self,
         blueprint: SpeechBlueprint,
-        decoder: CodecDecoder,
+        codec: SpeechCodec,
         layout: KvLayout,
         num_pages: int,
     ) -> SpeechScheduler:
         """Cached prompts are found again only by the same weights in the same cache format."""
-        traits = blueprint.traits
+        traits, decoder = blueprint.traits, codec.decoder
         clock = FrameClock(
             frame_s=decoder.hop / decoder.sample_rate,
             steps_per_frame=traits.steps_per_frame,
@@ -192,6 +193,7 @@ class SpeechTokenLoader:
             voices=traits.voices,
             num_context_steps=traits.num_context_steps,
             context_end_ids=traits.context_end_ids,
+            can_clone=codec.encode is not None,
         )
         pool = PagePool(
             num_pages=num_pages,

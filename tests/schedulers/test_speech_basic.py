@@ -1,5 +1,6 @@
 """Jobs of the speech scheduler, from submission to their last sample."""
 
+import msgspec
 import pytest
 from fakes_speech import (
     CLIP,
@@ -14,7 +15,12 @@ from fakes_speech import (
 
 from triptych.core.audio_plan import AudioPlan, VoicePlan
 from triptych.core.config import ScheduleOptions
-from triptych.core.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from triptych.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    Overloaded,
+    UnsupportedOption,
+)
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.plan import TokenPlan
 from triptych.core.speech import SpeechRequest
@@ -95,6 +101,40 @@ def test_a_prompt_too_long_for_context_goes_without_it() -> None:
     world.run()
     assert world.deltas("a")[-1].finish_reason in ("stop", "length")
     assert world.outputs["a"][-1].error is None
+
+
+def test_context_leaves_room_for_what_prompts_are_limited_to() -> None:
+    limited = ScheduleOptions(
+        max_batch_size=8, max_batch_input_tokens=32, max_batch_total_tokens=19
+    )
+    world = SpeechWorld(model=speech_model(num_context_steps=30), schedule=limited)
+    world.submit("a", speech_request(segment(1, ENDLESS, max_steps=20), segment(2, 5)))
+    world.run()
+    assert world.outputs["a"][-1].error is None
+    assert world.deltas("a")[-1].num_prompt_tokens == 2 + 16, "four whole pages"
+
+
+def test_no_two_segments_of_a_text_draw_the_same_numbers() -> None:
+    world = SpeechWorld()
+    for part in range(3):  # a long text comes as several jobs
+        request = speech_request(*[segment(n) for n in range(3)])
+        sampling = msgspec.structs.replace(request.sampling, sample_index=part)
+        world.submit(f"{part}", msgspec.structs.replace(request, sampling=sampling))
+    world.finish_all()
+    starts = [
+        start
+        for plan in world.runner.launched
+        if isinstance(plan, TokenPlan)
+        for start in plan.starts
+    ]
+    assert len({start.sampling.sample_index for start in starts}) == len(starts) == 9
+
+
+def test_clips_are_refused_by_a_model_that_cannot_clone() -> None:
+    world = SpeechWorld(model=speech_model(can_clone=False))
+    refused = world.submit("a", speech_request(segment(1), clip=CLIP))
+    assert isinstance(refused, UnsupportedOption)
+    world.scheduler.check()
 
 
 def test_the_voice_of_a_clip_is_read_once() -> None:
