@@ -18,16 +18,21 @@ import numpy as np
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError
-from triptych.core.speech import SpeechFinish
+from triptych.core.http.auth import owners
+from triptych.core.media.child import DecodePool
+from triptych.core.speech import SpeechFinish, VoiceClip
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.pipeline import Pipeline
 from triptych.modalities.tts.account import SpeechPiece, SpeechUsage
+from triptych.modalities.tts.audio import decode
 from triptych.modalities.tts.audio.containers import FORMATS, encode_clip
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.frontend import open_front_end
 from triptych.modalities.tts.frontend.base import Voice
 from triptych.modalities.tts.service import Speaking, SpeechCall, SpeechService
 from triptych.modalities.tts.sources import DEFAULT_SPEECH, SPEECH_SOURCES
+from triptych.modalities.tts.voices.service import VoiceService
+from triptych.modalities.tts.voices.store import VoiceStore
 from triptych.schedulers.base import ModelLoader
 
 if TYPE_CHECKING:
@@ -93,6 +98,18 @@ def format_of(path: str | Path) -> str:
     return audio_format
 
 
+class _OwnVoices:
+    """The custom voices of this machine, whichever of the configured keys they belong to."""
+
+    def __init__(self, voices: VoiceService, owners: Sequence[str]) -> None:
+        self._voices = voices
+        self._owners = owners
+
+    def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
+        found = (self._voices.clip(voice_id, each, model) for each in self._owners)
+        return next((clip for clip in found if clip is not None), None)
+
+
 class SpeechPipeline(Pipeline[SpeechService]):
     """A speech model in this process.
 
@@ -112,8 +129,13 @@ class SpeechPipeline(Pipeline[SpeechService]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], SpeechService]:
         front = open_front_end(resolved, config.models)
+        pool = DecodePool.from_options(
+            config.server, [decode.__name__]
+        )  # never started: no uploads
+        voices = VoiceService(VoiceStore.from_config(config), [front], pool)
+        own = _OwnVoices(voices, owners(config.server))
         return lambda client: SpeechService.from_config(
-            config, [front], client, max_characters=MAX_CHARACTERS
+            config, [front], client, voices=own, max_characters=MAX_CHARACTERS
         )
 
     @classmethod

@@ -12,12 +12,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from fakes_voice import RATE, HummingEngine, make_speech_service, num_samples, tone
+from fakes_voice import (
+    RATE,
+    HummingEngine,
+    SpellingFrontEnd,
+    make_speech_service,
+    num_samples,
+    tone,
+)
 
-from triptych.core.errors import ConfigError, InvalidRequest
+from triptych.core.config import Config, ModelOptions, ServerOptions
+from triptych.core.errors import ConfigError, InvalidRequest, NotFound
+from triptych.core.http.auth import owners
 from triptych.core.loop_thread import LoopThread
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.tts import pipeline
 from triptych.modalities.tts.models.voice.source import EMBEDDED_VOICE
 from triptych.modalities.tts.pipeline import SpeechPipeline, format_of
+from triptych.modalities.tts.voices.record import VoiceAbout
+from triptych.modalities.tts.voices.store import VoiceStore
 
 TEXT = "Hello there, this is a sentence. And this is another."
 
@@ -95,6 +108,28 @@ def test_a_notebook_shows_a_player(speak: SpeechPipeline) -> None:
 
 def test_voices_are_listed(speak: SpeechPipeline) -> None:
     assert [voice.name for voice in speak.voices] == ["ada", "bob"]
+
+
+@pytest.mark.parametrize("server", [ServerOptions(), ServerOptions(api_key=("one", "two"))])
+def test_voices_made_on_this_machine_are_spoken_with(
+    engine: HummingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ServerOptions
+) -> None:
+    config = Config(models=ModelOptions(cache_dir=str(tmp_path)), server=server)
+    monkeypatch.setattr(
+        pipeline, "open_front_end", lambda resolved, options: SpellingFrontEnd(can_clone=True)
+    )
+    store = VoiceStore.from_config(config)
+    about = VoiceAbout(name="Ada", model="hum")
+    made = store.add(owners(server)[-1], about, tone(RATE), RATE)
+    resolved = ResolvedModel(name="hum", reference="hum", folder="", digest="")
+    service = SpeechPipeline._open_service(resolved, config)(engine)
+    with SpeechPipeline(service, "hum", LoopThread("test")) as speak:
+        speak("Hi.", voice=made.id)
+        with pytest.raises(NotFound, match="no such voice"):
+            speak("Hi.", voice="voice_" + 32 * "0")
+    (request,) = engine.submitted.values()
+    assert request.clip is not None
+    np.testing.assert_allclose(np.frombuffer(request.clip.pcm, "<f4"), tone(RATE), atol=1e-6)
 
 
 def test_mistakes_say_what_to_do(speak: SpeechPipeline) -> None:
