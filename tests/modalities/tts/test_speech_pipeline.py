@@ -125,7 +125,7 @@ def test_voices_made_on_this_machine_are_spoken_with(
     service = SpeechPipeline._open_service(resolved, config)(engine)
     with SpeechPipeline(service, "hum", LoopThread("test")) as speak:
         speak("Hi.", voice=made.id)
-        with pytest.raises(NotFound, match="no such voice"):
+        with pytest.raises(NotFound, match="triptych voices"):
             speak("Hi.", voice="voice_" + 32 * "0")
     (request,) = engine.submitted.values()
     assert request.clip is not None
