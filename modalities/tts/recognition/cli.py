@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -58,6 +58,7 @@ def run_transcribe(args: argparse.Namespace) -> int:
     files = args.file or [_STDIN]
     if files == [_STDIN] and sys.stdin.isatty():
         raise ConfigError("Nothing to hear: give files, or pipe one in.")
+    _check_targets(files, args)
     num_failed = 0
     console = Console(stderr=True)
     with _open_pipeline(args) as pipeline, _bar(console) as bar:
@@ -113,14 +114,30 @@ def _render(transcript: Transcript, args: argparse.Namespace) -> str:
     return verbose.model_dump_json(exclude_unset=True) + "\n"
 
 
+def _target(file: str, args: argparse.Namespace) -> Path:
+    """Where the transcript of `file` is written."""
+    output = Path(args.output)
+    if len(args.file) > 1 or output.is_dir():
+        return output / (Path(file).stem + SUFFIXES[args.format])
+    return output
+
+
+def _check_targets(files: Sequence[str], args: argparse.Namespace) -> None:
+    """Refuse files of one name, of whose transcripts but the last would be left."""
+    if args.output is None:
+        return
+    sources: dict[Path, str] = {}
+    for file in files:
+        if (other := sources.setdefault(_target(file, args), file)) != file:
+            raise ConfigError(f"{other} and {file} would be written to one file; do them apart.")
+
+
 def _write(text: str, file: str, args: argparse.Namespace) -> None:
     if args.output is None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    target = Path(args.output)
-    if len(args.file) > 1 or target.is_dir():
-        target = target / (Path(file).stem + SUFFIXES[args.format])
+    target = _target(file, args)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")

@@ -164,7 +164,11 @@ def test_the_command_writes_a_file_each_and_goes_on_after_a_bad_one(
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [(("--words", "x.wav"), "verbose_json"), (("x.wav", "--temperature", "3"), "temperature")],
+    [
+        (("--words", "x.wav"), "verbose_json"),
+        (("x.wav", "--temperature", "3"), "temperature"),
+        (("a/x.wav", "b/x.mp3", "-o", "out"), "one file"),
+    ],
 )
 def test_the_command_checks_its_options(
     folder: Path, arguments: tuple[str, ...], complaint: str
