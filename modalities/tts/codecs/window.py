@@ -158,14 +158,14 @@ class WindowDecoder:
         groups = defaultdict(list)
         for index, window in enumerate(windows):
             groups[window.shape].append(index)
-        pcm = [torch.zeros(0)] * len(windows)
+        pcm: dict[int, Tensor] = {}
         for shape, indexes in groups.items():
             if shape[0] == shape[1] + shape[2]:
                 continue  # no chunk
             codes_BQF = torch.stack([windows[index].codes_QF for index in indexes])
-            for index, samples_S in zip(indexes, self._run(codes_BQF, shape), strict=True):
-                pcm[index] = samples_S
-        return pcm
+            pcm.update(zip(indexes, self._run(codes_BQF, shape), strict=True))
+        nothing = next(iter(pcm.values()), torch.zeros(0))[:0]
+        return [pcm.get(index, nothing) for index in range(len(windows))]
 
     def _run(self, codes_BQF: Tensor, shape: tuple[int, int, int]) -> Tensor:
         num_frames, num_prompt, num_past = shape

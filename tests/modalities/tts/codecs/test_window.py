@@ -139,6 +139,18 @@ def test_windows_of_one_shape_are_decoded_together_and_never_padded() -> None:
     assert spy.windows[-1] == [7, 4, 5]
 
 
+def test_a_row_without_frames_does_not_change_the_others() -> None:
+    def decode(codes_BQF: torch.Tensor) -> torch.Tensor:
+        return codes_BQF[:, 0].double().repeat_interleave(HOP, 1) / 3
+
+    codec = OneShotCodec(decode=decode, num_codebooks=1, sample_rate=100, hop=HOP)
+    window = WindowDecoder(codec, WindowPolicy(), num_rows=2)
+    window.init_state([0, 1])
+    audio = window.push(torch.tensor([[[5]], [[1]]]), [0, 1], [0, 1])
+    assert audio.pcm_BS.dtype == torch.float64
+    assert audio.row(1).tolist() == [1 / 3] * HOP
+
+
 def test_what_fails_to_decode_is_not_past() -> None:
     spy, is_broken = Spy(), False
 
