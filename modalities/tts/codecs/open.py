@@ -76,9 +76,19 @@ class HubCodec:
         config: Any = module.config
         return getattr(config, "codebook_size", None)
 
-    def decoder(self, module: nn.Module, *, num_rows: int) -> CodecDecoder:
-        """A decoder of so many rows over the loaded module; see `open_decoder`."""
-        return open_decoder(module, self._options, num_rows=num_rows)
+    def decoder(self, module: nn.Module, *, num_rows: int, num_codebooks: int) -> CodecDecoder:
+        """A decoder of so many rows over the loaded module; see `open_decoder`.
+
+        Raises `ConfigError` where frames of `num_codebooks` codes are more than it has books for.
+        """
+        decoder = open_decoder(module, self._options, num_rows=num_rows)
+        num_known = adapter_for(module).num_codebooks
+        if num_known < num_codebooks:
+            raise ConfigError(
+                f"The audio decoder has {num_known} codebooks and this model speaks"
+                f" {num_codebooks}: name one that fits with --audio-decoder."
+            )
+        return decoder
 
     def _checkpoint(self) -> Checkpoint:
         if not self._weights:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes_codecs import mimi
 from fakes_frames import csm, orpheus
 from safetensors.torch import load_file, save_file
 
@@ -112,6 +113,17 @@ def test_an_audio_decoder_of_the_users(orpheus_folder: Path, tmp_path: Path) -> 
     decoder = loaded.runner._audio._decoder  # type: ignore[attr-defined]
     assert decoder.sample_rate == 99
     loaded.close()
+
+
+def test_an_audio_decoder_of_too_few_codebooks_is_refused(
+    orpheus_folder: Path, tmp_path: Path
+) -> None:
+    mimi().save_pretrained(tmp_path / "mimi")
+    ledger = Ledger(256 * MIB)
+    options = {"audio_decoder": str(tmp_path / "mimi")}
+    with pytest.raises(ConfigError, match="has 4 codebooks and this model speaks 7"):
+        loader(orpheus_folder, ledger, tmp_path, **options).load(lambda _: None)
+    assert not ledger.by_owner()
 
 
 def test_a_model_that_does_not_speak_is_refused_by_name(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ class CsmBlueprint:
             return codes_QF[: self.config.fields.num_codebooks]
 
         return SpeechCodec(
-            decoder=self._codec.decoder(module, num_rows=num_rows),
+            decoder=self._codec.decoder(
+                module, num_rows=num_rows, num_codebooks=self.config.fields.num_codebooks
+            ),
             codebook_size=self._codec.codebook_size(module),
             encode=encode,
         )

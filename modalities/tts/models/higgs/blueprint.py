@@ -74,7 +74,9 @@ class HiggsBlueprint:
             return codes_QF
 
         return SpeechCodec(
-            decoder=self._codec.decoder(module, num_rows=num_rows),
+            decoder=self._codec.decoder(
+                module, num_rows=num_rows, num_codebooks=self.config.fields.num_codebooks
+            ),
             codebook_size=self._codec.codebook_size(module),
             encode=encode,
         )

@@ -51,7 +51,7 @@ class OrpheusBlueprint(NativeBlueprint):
         """Load SNAC."""
         module = self._codec.build(self._device, report)
         return SpeechCodec(
-            decoder=self._codec.decoder(module, num_rows=num_rows),
+            decoder=self._codec.decoder(module, num_rows=num_rows, num_codebooks=CODES_PER_FRAME),
             codebook_size=self._codec.codebook_size(module),
         )
 
