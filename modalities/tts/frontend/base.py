@@ -6,12 +6,14 @@ Knows no model and loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import difflib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
+from triptych.core.errors import InvalidRequest
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechSegment
 from triptych.modalities.tts.text.chunks import Utterance
@@ -52,6 +54,15 @@ class Planned:
         num_letters = sum(map(str.isalpha, text))
         num_lost = sum(sum(map(str.isalpha, text[start:end])) for start, end in self.unspoken)
         return 1.0 - num_lost / num_letters if num_letters else 1.0
+
+
+def unknown_voice(model: str, voice: str, names: Collection[str]) -> InvalidRequest:
+    """What is said to who asks `model` for a voice that is not among `names`: the nearest."""
+    near = difflib.get_close_matches(voice.strip().lower(), names, n=3) or list(names)[:8]
+    others = " and others" if len(near) < len(names) else ""
+    return InvalidRequest(
+        f"{model} has no voice {voice[:40]!r}; it has {', '.join(near)}{others}.", param="voice"
+    )
 
 
 class FrontEnd(Protocol):

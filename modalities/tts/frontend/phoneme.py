@@ -6,16 +6,15 @@ voices there are. How letters become phonemes is `text.phonemes`' business. Load
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.errors import UnsupportedOption
 from triptych.core.speech import SpeechSegment
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.frontend.base import Planned, Voice
+from triptych.modalities.tts.frontend.base import Planned, Voice, unknown_voice
 from triptych.modalities.tts.frontend.phoneme_models import PhonemeModel, read_phoneme_model
 from triptych.modalities.tts.models.kokoro.mixture import parse_mixture
 from triptych.modalities.tts.text.chunks import ChunkLimits, Utterance, split_utterances
@@ -149,12 +148,7 @@ class PhonemeFrontEnd:
             return name
         if name in self._model.aliases:
             return self._model.aliases[name]
-        close = difflib.get_close_matches(name, self._by_name, n=3) or list(self._by_name)[:8]
-        raise InvalidRequest(
-            f"{self.name} has no voice {voice[:40]!r}; there are {', '.join(close)}"
-            f"{' and others' if len(close) < len(self._by_name) else ''}.",
-            param="voice",
-        )
+        raise unknown_voice(self.name, voice, self._by_name)
 
     def _dialect(self, voice: str, language: str) -> Dialect:
         """The English that is asked for, else that of the voice's first part."""

@@ -6,7 +6,6 @@ Owns how long their utterances are and how long they may take; how a family spel
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
+from triptych.core.errors import UnsupportedOption, WeightsError
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechSegment
-from triptych.modalities.tts.frontend.base import Planned, Voice
+from triptych.modalities.tts.frontend.base import Planned, Voice, unknown_voice
 from triptych.modalities.tts.text.chunks import ChunkLimits, Utterance, split_utterances
 from triptych.modalities.tts.text.guard import expected_duration
 from triptych.modalities.tts.text.spoken import Boundary, SpokenText
@@ -106,12 +105,7 @@ class PromptFrontEnd:
             return self.default_voice
         if wanted in names:
             return wanted
-        close = difflib.get_close_matches(wanted, names, n=3) or names[:8]
-        raise InvalidRequest(
-            f"{self.name} has no voice {voice[:40]!r}; there are {', '.join(close)}"
-            f"{' and others' if len(close) < len(names) else ''}.",
-            param="voice",
-        )
+        raise unknown_voice(self.name, voice, names)
 
     def clip_ids(self, transcript: str) -> tuple[int, ...]:
         """What comes before the sound of a clip that says `transcript`."""

@@ -144,7 +144,7 @@ def test_what_it_cannot_do_is_refused_by_name(
     front = front_end(ORPHEUS)
     assert front.check_voice(" Leo ") == "leo"
     assert front.check_voice("") == "tara"
-    with pytest.raises(InvalidRequest, match="no voice 'leon'; there are leo"):
+    with pytest.raises(InvalidRequest, match="no voice 'leon'; it has leo"):
         front.check_voice("leon")
     with pytest.raises(UnsupportedOption, match="instructions"):
         prompts(front, "Hello.", instructions="Whisper.")
