@@ -165,7 +165,7 @@ class Hearing:
         logits_TV = self._recogniser.network.logits(hidden_TD[[start_at, -1]])
         no_speech_prob = float(logits_TV[0].softmax(0)[self._spec.no_speech_id])
         if not math.isfinite(no_speech_prob):
-            raise NonFinite("The model computed no finite numbers for this sound.")
+            raise _no_number()
         for temperature in temperatures(self._request.temperature):
             decoder.rewind(len(prompt_ids))
             draft = _Draft(self, temperature, len(prompt_ids))
@@ -176,7 +176,10 @@ class Hearing:
         return attempt
 
     def draw(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
-        """A token and its log-probability (of the undisturbed distribution)."""
+        """A token and its log-probability (of the undisturbed distribution).
+
+        Raises `NonFinite` where that is no number.
+        """
         if temperature == 0:
             token_id = int(logits_V.argmax())
         else:
@@ -184,8 +187,12 @@ class Hearing:
             draw = float(uniforms(key, np.array([self._num_drawn], np.int64))[0])
             mass_V = (logits_V / temperature).softmax(0, dtype=torch.float64).cumsum(0)
             token_id = int(torch.searchsorted(mass_V, draw * mass_V[-1], right=True))
+            token_id = min(token_id, len(mass_V) - 1)  # beyond the last where there are NaN
         self._num_drawn += 1
-        return token_id, float(logits_V[token_id] - logits_V.logsumexp(0))
+        logprob = float(logits_V[token_id] - logits_V.logsumexp(0))
+        if not math.isfinite(logprob):
+            raise _no_number()
+        return token_id, logprob
 
     def _align(
         self,
@@ -257,6 +264,10 @@ class _Draft:
             compression_ratio=compression_ratio(text),
             temperature=self._temperature,
         )
+
+
+def _no_number() -> NonFinite:
+    return NonFinite("The model computed no finite numbers for this sound.")
 
 
 def _heard(attempt: Attempt, at: int) -> HeardToken:

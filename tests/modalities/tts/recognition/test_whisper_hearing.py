@@ -124,6 +124,21 @@ def test_sound_that_breaks_the_network_fails_alone(ears: Recogniser) -> None:
     assert not isinstance(given[1], Exception)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.2])
+def test_a_network_that_breaks_while_it_writes_fails_its_recording(
+    ears: Recogniser, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    whole = ears.network.logits
+
+    def breaks_at_last(hidden_TD: torch.Tensor) -> torch.Tensor:
+        is_first = len(hidden_TD) > 1  # of a window: the prompt's
+        return whole(hidden_TD) if is_first else whole(hidden_TD) * torch.nan
+
+    monkeypatch.setattr(ears.network, "logits", breaks_at_last)
+    with pytest.raises(NonFinite):
+        run(Hearing(ears, hear(noise(2.0), temperature=temperature)))
+
+
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))
 def test_whatever_is_drawn_keeps_the_grammar_of_times(seed: int, length: int) -> None:
     """A window begins with a time, times come in pairs and never run backwards."""
