@@ -170,7 +170,12 @@ class SpeechState:
         ]
 
     def next_reader(self) -> Stream | None:
-        """The first stream whose clip nobody reads yet."""
+        """The first stream whose clip nobody reads yet, if there is a codec row for it.
+
+        Else a queue of clips would be read before those who speak already have their turn.
+        """
+        if len(self.reading) >= len(self.free_slots):
+            return None
         for stream in self.waiting:
             clip = stream.request.clip
             if stream.voice is None and clip is not None and clip.digest not in self.reading:

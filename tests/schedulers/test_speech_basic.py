@@ -148,6 +148,26 @@ def test_the_voice_of_a_clip_is_read_once() -> None:
     assert sum(isinstance(plan, VoicePlan) for plan in world.runner.launched) == 1
 
 
+def test_no_clip_is_read_before_there_is_a_row_for_its_stream() -> None:
+    world = SpeechWorld(max_streams=2)
+    world.submit("a", speech_request(segment(1, ENDLESS, max_steps=60)))
+    for n in range(5):
+        clip = msgspec.structs.replace(CLIP, digest=f"clip {n}")
+        world.submit(f"{n}", speech_request(segment(n, ENDLESS, max_steps=60), clip=clip))
+    world.now_s += 10.0  # all are late
+    num_read = 0
+    while num_read < 5:
+        if isinstance(world.book(), VoicePlan):
+            num_read += 1
+            num_ended = sum(
+                outputs[-1:] != [] and outputs[-1].is_final for outputs in world.outputs.values()
+            )
+            assert num_read <= 1 + num_ended, "one row is free, and whoever ends leaves one more"
+        else:
+            world.turn()
+    world.finish_all()
+
+
 def test_who_waits_for_a_clip_that_cannot_be_read_fails_alone() -> None:
     world = SpeechWorld(depth=1)
     world.submit("a", speech_request(segment(1), clip=CLIP))
