@@ -233,6 +233,7 @@ class VoiceReader:
         clock = DeviceClock(self._device)
         codes_QF = self._cache.acquire(plan.clip.digest)
         if codes_QF is not None:
+            self._cache.release(plan.clip.digest)  # a step that fails has no result to do it
             codes = HostCopy(torch.from_numpy(codes_QF))
         else:
             codes = HostCopy(self._encode(plan.clip))
@@ -247,10 +248,8 @@ class VoiceReader:
         """The prompt of a clip that is encoded, which is remembered from now on."""
         if not is_known:
             codes_QF = self._cache.insert(clip.digest, codes_QF, codes_QF.nbytes)
-        try:
-            return self._voice_prompt(clip, codes_QF)
-        finally:
             self._cache.release(clip.digest)
+        return self._voice_prompt(clip, codes_QF)
 
     def _encode(self, clip: VoiceClip) -> torch.Tensor:
         if self._codec.encode is None:

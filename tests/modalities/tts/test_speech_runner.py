@@ -232,6 +232,18 @@ def test_a_clip_is_encoded_once_at_the_codecs_rate() -> None:
     assert lengths == [40, 20]
 
 
+def test_a_step_that_fails_after_its_launch_keeps_no_voice_in_use() -> None:
+    cache: ContentCache[Codes] = ContentCache(1000, copy=Codes.copy)
+    codec = SpeechCodec(decoder=Poisoned(), encode=lambda _: torch.tensor([[1, 2]]))  # type: ignore[arg-type]
+    reader = VoiceReader(codec, read_prompt, cache, CPU)
+    plan = VoicePlan(step_id=3, model="m", kind="voice", clip=clip())
+    reader.launch(plan).result()
+    assert cache.num_bytes
+    reader.launch(plan)  # nobody asks for the result
+    reader.close()
+    assert not cache.num_bytes
+
+
 def test_a_model_without_an_encoder_imitates_nobody() -> None:
     speaker = runner(SpeechCodec(decoder=Poisoned()))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no recordings"):
