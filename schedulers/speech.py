@@ -182,7 +182,8 @@ class SpeechScheduler:
                 return None
             proposal = fresh
         step, expected_s = _intent(proposal).step, now_s + _intent(proposal).cost_s
-        if proposal.due_s < expected_s:  # it is late, and so long waited for its turn
+        is_late = proposal.due_s < expected_s
+        if is_late and not self._resumed:  # so long it waited for its turn, not for its listener
             self._costs.observe_wait(now_s - self._now_s)
         self._move_on(now_s)
         if isinstance(step, AudioDraft):

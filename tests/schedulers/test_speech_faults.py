@@ -55,6 +55,16 @@ def test_a_slow_reader_stops_its_own_stream_alone() -> None:
     assert world.scheduler._streams.counters.num_underruns == 0, "its listener stood still"
 
 
+def test_the_time_a_listener_stood_still_is_no_wait_for_others() -> None:
+    world = _busy_world(num_jobs=1)
+    world.scheduler.set_paused("0", True)
+    world.run()
+    world.now_s += 100.0
+    world.scheduler.set_paused("0", False)
+    world.finish_all()
+    assert world.scheduler._costs.wait_s < 1.0
+
+
 def test_nan_in_the_sound_fails_that_job_alone() -> None:
     world = _busy_world()
     world.runner.bad_sound.add("0")
