@@ -185,6 +185,12 @@ class ScheduleOptions:
         "Share of a step's input tokens that prompts may take while others are being answered.",
         within=_SHARE,
     )
+    max_step_s: float = option(
+        0.15,
+        "Chunks of prompts are cut so that a step takes about so long, whatever the device: what"
+        " becomes urgent meanwhile waits for it. 0: by number of tokens alone.",
+        within=_BOUND,
+    )
     target_first_token_s: float = option(
         1.0,
         "A prompt is due this long after it arrived, when several models compete.",

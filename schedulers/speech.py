@@ -113,12 +113,15 @@ class SpeechScheduler:
         assert job.job_id not in self._state.streams, "job ids are unique"
         if not request.segments:
             raise InvalidRequest("There is nothing to speak.", param="input")
-        due_s = job.arrival_s + self._options.target_first_audio_s
         stream = Stream(
             job=job,
             request=request,
             rank=(not request.is_live, self._num_submitted),
-            playback=Playback(due_s if request.is_live else math.inf),
+            playback=Playback.of(
+                request,
+                arrival_s=job.arrival_s,
+                target_s=self._options.target_first_audio_s,
+            ),
             voice=self._find_voice(request),
             is_paused=job.is_paused,
         )
@@ -414,5 +417,6 @@ def _token_options(schedule: ScheduleOptions, speech: SpeechOptions) -> Schedule
         max_batch_size=num_rows,
         max_queue_size=speech.max_streams,
         max_preemptions=0,
+        max_step_s=0.0,  # the policy here knows how long a prompt may take
         schedule_policy="priority",
     )

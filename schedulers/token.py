@@ -11,7 +11,7 @@ pages and slot free, since until then the device may write to them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from triptych.core.config import ScheduleOptions
@@ -39,6 +39,7 @@ from triptych.core.plan import (
 from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.token_draft import NO_HOLD, Admission, Draft, Hold, make_draft
+from triptych.schedulers.token_pace import ChunkPace
 from triptych.schedulers.token_state import Piece, Row, Step, TokenState
 
 
@@ -95,6 +96,7 @@ class TokenScheduler:
         self._max_length = max_length
         self._namespace = namespace
         self._state = TokenState(pool=pool, options=options)
+        self._pace = ChunkPace(options.max_step_s)
         self._counters = _Counters()
         self._num_submitted = 0
         self._version = 0
@@ -181,6 +183,9 @@ class TokenScheduler:
 
         `hold` is for whoever drives this scheduler by a policy of its own.
         """
+        if self._options.enable_chunked_prefill:
+            most = min(hold.max_prompt_tokens, self._pace.max_tokens)
+            hold = replace(hold, max_prompt_tokens=most)
         draft = make_draft(self._state, hold)
         if not draft.pieces:
             return None
@@ -219,10 +224,13 @@ class TokenScheduler:
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
         """Record what a step yielded, make its full pages findable, and answer its jobs."""
+        assert isinstance(plan, TokenPlan), "a plan of this scheduler"
         assert isinstance(result, TokenStepResult), "the token runner's result"
         assert plan.step_id == next(iter(self._state.steps)), "steps end in the order they began"
         self._version += 1
         step = self._state.steps.pop(plan.step_id)
+        num_prompt_tokens = sum(row.num_tokens for row in plan.rows if row.token_ids)
+        self._pace.observe(num_prompt_tokens, result.elapsed_s)
         for piece, row_result in zip(step.pieces, result.rows, strict=True):
             piece.row.num_in_flight -= 1
             if not piece.is_stale and not piece.row.is_done:
