@@ -186,9 +186,9 @@ class ScheduleOptions:
         within=_SHARE,
     )
     max_step_s: float = option(
-        0.15,
-        "Chunks of prompts are cut so that a step takes about so long, whatever the device: what"
-        " becomes urgent meanwhile waits for it. 0: by number of tokens alone.",
+        0.06,
+        "While other models have work, chunks of prompts are cut so that a step takes about so"
+        " long: what is urgent there waits for it. 0: by number of tokens alone.",
         within=_BOUND,
     )
     target_first_token_s: float = option(

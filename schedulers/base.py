@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from triptych.core.errors import TriptychError
 from triptych.core.job import Job
@@ -89,6 +89,15 @@ class Scheduler(Protocol):
 
     def check(self) -> None:
         """Assert that every resource is accounted for."""
+        ...
+
+
+@runtime_checkable
+class CutsSteps(Protocol):
+    """A scheduler that can make its steps shorter where others wait for them."""
+
+    def set_company(self, has_company: bool) -> None:
+        """Whether other models have jobs."""
         ...
 
 

@@ -37,7 +37,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
 from triptych.core.transport.messages import Heartbeat
-from triptych.schedulers.base import LoadedModel, ModelLoader, Proposal
+from triptych.schedulers.base import CutsSteps, LoadedModel, ModelLoader, Proposal
 from triptych.schedulers.cost import CostModel
 from triptych.schedulers.health import EngineCrashed, Health
 from triptych.schedulers.lanes import Clock, Lanes, StepOutcome, ThreadLanes
@@ -223,7 +223,10 @@ class Engine:
     def _next_proposal(self, now_s: float, declined: Collection[str]) -> Proposal | None:
         """The proposal whose turn it is."""
         proposals: dict[str, Proposal] = {}
+        busy = {job.model for job in self._jobs.values()}
         for model, loaded in self._residency.ready.items():
+            if isinstance(loaded.scheduler, CutsSteps):
+                loaded.scheduler.set_company(bool(busy - {model}))
             proposal = None if model in declined else loaded.scheduler.propose(now_s)
             if proposal is None:
                 continue

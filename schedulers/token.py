@@ -97,6 +97,7 @@ class TokenScheduler:
         self._namespace = namespace
         self._state = TokenState(pool=pool, options=options)
         self._pace = ChunkPace(options.max_step_s)
+        self._has_company = False
         self._counters = _Counters()
         self._num_submitted = 0
         self._version = 0
@@ -178,12 +179,16 @@ class TokenScheduler:
         """Jobs that have not ended."""
         return len(self._state.rows)
 
+    def set_company(self, has_company: bool) -> None:
+        """Where other models have jobs, prompts are cut so that no step is long."""
+        self._has_company = has_company
+
     def propose(self, now_s: float, hold: Hold = NO_HOLD) -> Proposal | None:
         """The next step, or none while all depends on steps in flight or on slow readers.
 
         `hold` is for whoever drives this scheduler by a policy of its own.
         """
-        if self._options.enable_chunked_prefill:
+        if self._has_company and self._options.enable_chunked_prefill:
             most = min(hold.max_prompt_tokens, self._pace.max_tokens)
             hold = replace(hold, max_prompt_tokens=most)
         draft = make_draft(self._state, hold)

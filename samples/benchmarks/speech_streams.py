@@ -1,13 +1,14 @@
 """Streaming speech on the CPU against transformers' generate-then-decode, on the same weights.
 
     python samples/benchmarks/speech_streams.py --output docs/benchmarks
+    python samples/benchmarks/speech_streams.py --codebooks 8 --live 3 --output docs/benchmarks
 
 The model is CSM in small, with random weights: speed does not depend on training. Backbone, depth
-decoder over 32 codebooks, and Mimi at its published size, all in bfloat16. Both sides make the
-same number of frames, in one process, taking turns.
+decoder over CSM's 32 codebooks (or fewer), and Mimi at its published size, all in bfloat16. Both
+sides make the same number of frames, in one process, taking turns.
 
 First sound: one listener asks for five seconds; transformers hands its sound out when all is made.
-Throughput: eight listeners ask at once for a sentence each. Underruns: two ask for several, one
+Throughput: eight listeners ask at once for a sentence each. Underruns: a few ask for several, one
 after another. transformers serves one sentence at a time, in the order in which they are due, which
 is what a server around `generate` does at best. A listener plays what it has got; silence is the
 time without sound after the first and before the last.
@@ -44,8 +45,6 @@ FRAME_S = 0.08
 NUM_FRAMES = 63
 SENTENCE_FRAMES = 20
 NUM_LISTENERS = 8
-NUM_LIVE = 2
-NUM_CODEBOOKS = 32
 PROMPT = tuple(range(10, 42))
 LAYERS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
 
@@ -72,14 +71,14 @@ class Heard:
         return silent
 
 
-def build(folder: Path) -> transformers.CsmForConditionalGeneration:
+def build(folder: Path, num_codebooks: int) -> transformers.CsmForConditionalGeneration:
     """A small CSM with random weights, saved into `folder`."""
     torch.manual_seed(0)
     config = transformers.CsmConfig(
         hidden_size=512,
         intermediate_size=1536,
         num_hidden_layers=8,
-        num_codebooks=NUM_CODEBOOKS,
+        num_codebooks=num_codebooks,
         vocab_size=2048,  # Mimi's; the larger one of the release has codes that nothing decodes
         codebook_pad_token_id=2047,
         text_vocab_size=1024,
@@ -87,12 +86,12 @@ def build(folder: Path) -> transformers.CsmForConditionalGeneration:
         audio_token_id=1022,
         audio_eos_token_id=1023,
         bos_token_id=1,
-        codec_config={"model_type": "mimi", "num_quantizers": NUM_CODEBOOKS},
+        codec_config={"model_type": "mimi", "num_quantizers": num_codebooks},
         max_position_embeddings=1024,
         depth_decoder_config={
-            "num_codebooks": NUM_CODEBOOKS,
+            "num_codebooks": num_codebooks,
             "vocab_size": 2048,
-            "max_position_embeddings": NUM_CODEBOOKS + 1,
+            "max_position_embeddings": num_codebooks + 1,
             "backbone_hidden_size": 512,
             "hidden_size": 256,
             "intermediate_size": 768,
@@ -209,16 +208,22 @@ def our_engine(folder: Path) -> Iterator[Ours]:
         loop.close()
 
 
-def measure(num_repeats: int, num_sentences: int) -> dict[str, dict[str, list[float]]]:
+Figures = dict[str, dict[str, list[float]]]
+
+
+def measure(args: argparse.Namespace) -> Figures:
     """Every figure of every repeat, ours and theirs."""
-    figures: dict[str, dict[str, list[float]]] = {"triptych": {}, "transformers": {}}
-    with tempfile.TemporaryDirectory() as name, our_engine_and_peer(Path(name)) as sides:
+    figures: Figures = {"triptych": {}, "transformers": {}}
+    with (
+        tempfile.TemporaryDirectory() as name,
+        our_engine_and_peer(Path(name), args.codebooks) as sides,
+    ):
         for side in sides.values():
             side.one(8)  # the first call compiles and pages in
-        for _ in range(num_repeats):
+        for _ in range(args.repeats):
             for label, side in sides.items():
                 heard = side.crowd(NUM_LISTENERS, 1)
-                live = side.crowd(NUM_LIVE, num_sentences)
+                live = side.crowd(args.live, args.sentences)
                 found = {
                     "first_s": side.one(NUM_FRAMES).first_s,
                     "sound_per_s": sum(sum(h.sound_s) for h in heard)
@@ -231,20 +236,20 @@ def measure(num_repeats: int, num_sentences: int) -> dict[str, dict[str, list[fl
 
 
 @contextmanager
-def our_engine_and_peer(folder: Path) -> Iterator[dict[str, Ours | Peer]]:
+def our_engine_and_peer(folder: Path, num_codebooks: int) -> Iterator[dict[str, Ours | Peer]]:
     """Both sides on the same weights."""
-    peer = Peer(build(folder))
+    peer = Peer(build(folder, num_codebooks))
     with our_engine(folder) as ours:
         yield {"triptych": ours, "transformers": peer}
 
 
-def report(figures: dict[str, dict[str, list[float]]]) -> Table:
+def report(figures: Figures, num_live: int) -> Table:
     """Medians with their spread, and the ratios."""
     ours, theirs = figures["triptych"], figures["transformers"]
     rows = {
         "first sound of 5 s, s": ("first_s", True),
         f"{NUM_LISTENERS} listeners: sound made per second, s": ("sound_per_s", False),
-        f"{NUM_LIVE} listeners: silence, s": ("silence_s", None),
+        f"{num_live} listening to sentences in a row: silence, s": ("silence_s", None),
     }
     table = Table("", "Triptych", "transformers", "ratio")
     for title, (key, is_less_better) in rows.items():
@@ -265,15 +270,18 @@ def main() -> None:
     """Measure, print a table, and keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--sentences", type=int, default=3, help="of each of the two")
-    parser.add_argument("--output", type=Path, help="folder for speech_streams.json")
+    parser.add_argument("--codebooks", type=int, default=32)
+    parser.add_argument("--live", type=int, default=1, help="who listen to sentences in a row")
+    parser.add_argument("--sentences", type=int, default=3, help="of each of them")
+    parser.add_argument("--output", type=Path, help="folder for the figures")
     args = parser.parse_args()
-    figures = measure(args.repeats, args.sentences)
-    Console().print(report(figures))
+    figures = measure(args)
+    Console().print(report(figures, args.live))
     if args.output:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         document = {"versions": versions, "figures": figures}
-        (args.output / "speech_streams.json").write_text(json.dumps(document, indent=1) + "\n")
+        path = args.output / f"speech_streams_{args.codebooks}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -40,9 +40,12 @@ def test_a_chunk_is_never_tiny_and_nothing_is_cut_where_no_time_is_set() -> None
     assert unbounded.max_tokens == sys.maxsize
 
 
-def chunks_of(num_tokens: int, token_s: float, **options: object) -> list[int]:
+def chunks_of(
+    num_tokens: int, token_s: float, *, has_company: bool = True, **options: object
+) -> list[int]:
     """Sizes of a prompt's chunks on a device that takes `token_s` for each token."""
     world = World(num_pages=256, max_length=1000, max_batch_input_tokens=512, **options)
+    world.scheduler.set_company(has_company)
     sampling = SamplingParams(max_tokens=1)
     world.submit("a", TokenRequest(prompt_ids=tuple(range(num_tokens)), sampling=sampling))
     sizes = []
@@ -56,6 +59,10 @@ def chunks_of(num_tokens: int, token_s: float, **options: object) -> list[int]:
 
 def test_prompt_is_cut_so_that_no_step_is_long() -> None:
     assert chunks_of(900, 1e-3, max_step_s=0.2) == [128, 200, 200, 200, 172]
+
+
+def test_prompt_of_the_only_model_at_work_is_cut_by_tokens_alone() -> None:
+    assert chunks_of(900, 1e-3, max_step_s=0.2, has_company=False) == [512, 388]
 
 
 def test_fast_device_is_bounded_by_tokens_alone() -> None:
