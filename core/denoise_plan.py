@@ -102,8 +102,11 @@ class DenoiseStepResult(StepResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureCost:
-    """What a picture takes while it is drawn: bytes held between steps, tokens (or latent pixels)
-    that pass through the model for one guidance branch, and pixels to decode."""
+    """What a picture takes while it is drawn.
+
+    Bytes held between steps; tokens (or latent pixels) that pass through the model for one guidance
+    branch; pixels to decode.
+    """
 
     state_bytes: int
     num_tokens: int
