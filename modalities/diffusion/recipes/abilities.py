@@ -1,0 +1,103 @@
+"""What each pipeline class can do with words and pictures, and its published defaults.
+
+The one place that says so: recipes read it when they draw, the API when it answers, so it imports
+no torch. A model's own sizes come from the JSON files beside it, handed in as mappings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from triptych.core.errors import WeightsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """A pipeline class's facts.
+
+    `default_steps`, `default_guidance` and `default_strength` hold where a request says nothing
+    (with a mask the default strength is 1). `patch`: latents a side that the model takes together.
+    `size`: the width and height it draws best, `None` where the model's `sample_size` tells.
+
+    `begins`: draws from a picture, noised as far as the strength says, or within a mask of it.
+    `max_references`: pictures that it looks at while it draws a new one; such a model begins from a
+    picture only where a mask or a strength is given. `needs_reference`: it cannot draw without.
+    `has_negative`: a second prompt steers away; where not, guidance is a number told to the model.
+    """
+
+    default_steps: int
+    default_guidance: float
+    default_strength: float = 0.6
+    patch: int = 2
+    size: tuple[int, int] | None = (1024, 1024)
+    begins: bool = True
+    max_references: int = 0
+    needs_reference: bool = False
+    has_negative: bool = True
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether pictures can be edited or varied at all."""
+        return self.begins or self.max_references > 0
+
+    def pixel_multiple(self, vae: Mapping[str, Any]) -> int:
+        """Width and height are multiples of this. `vae`: the autoencoder's config.json."""
+        return downscale(vae) * self.patch
+
+    def default_size(self, model: Mapping[str, Any], vae: Mapping[str, Any]) -> tuple[int, int]:
+        """Width and height in pixels. `model`: the config.json of the transformer or UNet."""
+        if self.size is not None:
+            return self.size
+        latents = model.get("sample_size") or 128
+        height, width = latents if isinstance(latents, list | tuple) else (latents, latents)
+        return int(width) * downscale(vae), int(height) * downscale(vae)
+
+
+def downscale(vae: Mapping[str, Any]) -> int:
+    """How many pixels a side one latent stands for, by the autoencoder's config.json."""
+    if "temperal_downsample" in vae:
+        return int(2 ** len(vae["temperal_downsample"]))
+    channels = vae.get("encoder_block_out_channels") or vae["block_out_channels"]
+    return int(2 ** (len(channels) - 1))
+
+
+_FLUX = Abilities(default_steps=28, default_guidance=3.5, has_negative=False)
+
+_ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
+    {
+        "AuraFlowPipeline": Abilities(default_steps=50, default_guidance=3.5),
+        "ChromaPipeline": Abilities(default_steps=35, default_guidance=5.0, default_strength=0.9),
+        "Flux2KleinPipeline": Abilities(
+            default_steps=50, default_guidance=4.0, default_strength=0.8, max_references=10
+        ),
+        "FluxPipeline": _FLUX,
+        "HiDreamImagePipeline": Abilities(default_steps=50, default_guidance=5.0),
+        "Lumina2Pipeline": Abilities(default_steps=30, default_guidance=4.0, size=None),
+        "PixArtAlphaPipeline": Abilities(default_steps=20, default_guidance=4.5, size=None),
+        "PixArtSigmaPipeline": Abilities(default_steps=20, default_guidance=4.5, size=None),
+        "QwenImagePipeline": Abilities(default_steps=50, default_guidance=4.0),
+        "SanaPipeline": Abilities(default_steps=20, default_guidance=4.5, patch=1, size=None),
+        "StableDiffusion3Pipeline": Abilities(default_steps=28, default_guidance=7.0, size=None),
+        "StableDiffusionPipeline": Abilities(
+            default_steps=50, default_guidance=7.5, default_strength=0.8, patch=1, size=None
+        ),
+        "StableDiffusionXLPipeline": Abilities(
+            default_steps=50, default_guidance=5.0, default_strength=0.3, patch=1, size=None
+        ),
+        "WanPipeline": Abilities(
+            default_steps=50, default_guidance=5.0, default_strength=0.8, size=(832, 480)
+        ),
+        "ZImagePipeline": Abilities(default_steps=50, default_guidance=5.0),
+    }
+)
+
+
+def abilities_of(pipeline: str) -> Abilities:
+    """The abilities of a pipeline's class name. Raises `WeightsError` if it is not known."""
+    if pipeline not in _ABILITIES:
+        known = ", ".join(sorted(_ABILITIES))
+        raise WeightsError(f"{pipeline} is no pipeline known here; these are: {known}.")
+    return _ABILITIES[pipeline]
