@@ -26,7 +26,7 @@ class EvenFlow(TextRecipe):
 
     @override
     def spacing(self, request: PictureRequest) -> Spacing:
-        num_steps = self._num_steps(request)
+        num_steps = self.num_steps(request)
         return Spacing(
             num_steps=num_steps,
             sigmas=tuple(float(level) for level in np.linspace(1, 1 / num_steps, num_steps)),

@@ -55,7 +55,7 @@ class Flux(_Packed):
     def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
         hidden = text["encoder_hidden_states"]
         if self.model.config.guidance_embeds:
-            text = {**text, "guidance": hidden.new_tensor(self._scale(request))}
+            text = {**text, "guidance": hidden.new_tensor(self.guidance_scale(request))}
         return _with_positions(self, text, request)
 
     @override

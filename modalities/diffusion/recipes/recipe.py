@@ -1,4 +1,4 @@
-"""What a pipeline does around the denoise loop: `prepare` a row of a request, `decode` a row.
+"""What a pipeline does around the denoise loop: `encode` prompts, `prepare` a row, `decode` it.
 
 Owns the order of events, which is every pipeline's, and seeds. What differs is in `packed.py` and
 `spatial.py`.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +24,23 @@ from triptych.modalities.diffusion.denoise import Branch, Guidance, Row
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.recipes.latents import decode_latents, downscale_of
 from triptych.modalities.diffusion.samplers.registry import Spacing
-from triptych.modalities.diffusion.samplers.rows import start_row
+from triptych.modalities.diffusion.samplers.rows import SampleRow, release_row, start_row
+
+EncodedText: TypeAlias = dict[str, Tensor]
+"""A prompt as the model's arguments, without a batch dimension: depends on nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one guidance branch is told. `digest` names all that its encoding depends on."""
+
+    text: str
+    is_negative: bool = False
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hex."""
+        return hashlib.sha256(f"{self.is_negative:d}{self.text}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +87,37 @@ class Recipe(ABC):
         """Width and height of a picture are multiples of this."""
         return downscale_of(self.vae) * self.patch
 
-    def prepare(self, request: PictureRequest, pools: CellPools) -> Row:
-        """A row at its first step. Raises `InvalidRequest` for a size the model cannot draw."""
-        self._check(request)
-        scale = self._scale(request)
+    def prompts(self, request: PictureRequest) -> list[Prompt]:
+        """What the request's branches are told, in their order."""
+        prompts = [Prompt(request.prompt)]
+        if self.is_guided(self.guidance_scale(request)):
+            prompts.append(Prompt(request.negative_prompt, is_negative=True))
+        return prompts
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[EncodedText]:
+        """Prompts of any requests, each as if it were alone."""
+        return [self.encode(prompt.text, is_negative=prompt.is_negative) for prompt in prompts]
+
+    def num_prompt_tokens(self, request: PictureRequest) -> int:
+        """How many tokens the first tokenizer makes of the prompt."""
+        return len(self.components["tokenizer"](request.prompt, verbose=False).input_ids)
+
+    def prepare(
+        self,
+        request: PictureRequest,
+        pools: CellPools,
+        texts: Sequence[EncodedText] | None = None,
+    ) -> Row:
+        """A row at its first step. Raises `InvalidRequest` for a size the model cannot draw.
+
+        `texts` are the request's `prompts`, encoded, where that was done before.
+        """
+        self.check(request)
+        if texts is None:
+            texts = self.encode_all(self.prompts(request))
         generator = torch.Generator().manual_seed(row_seed(request.seed, request.sample_index))
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
+        told = [self.conditioning(text, request) for text in texts]
         sample = start_row(
             self.to_sample(noise).to(self.model.device),
             self.components["scheduler"],
@@ -83,27 +125,25 @@ class Recipe(ABC):
             generator=generator,
             pools=pools,
         )
-        prompts = [request.prompt]
-        if self.is_guided(scale):
-            prompts.append(request.negative_prompt)
-        branches = []
-        for index, prompt in enumerate(prompts):
-            rows = self.encode(prompt, is_negative=index == 1)
-            conditioning = self.conditioning(rows, request)
-            num_steps = len(sample.timesteps)
-            slot = CacheSlot(request.cache, num_steps, pools) if request.cache else None
-            branches.append(Branch(conditioning=conditioning, slot=slot))
-        return Row(sample=sample, branches=branches, guidance=self.guidance(scale))
+        with ExitStack() as stack:
+            stack.callback(release_row, sample)
+            branches = [
+                Branch(conditioning=conditioning, slot=self._slot(request, sample, pools))
+                for conditioning in told
+            ]
+            stack.pop_all()
+        guidance = self.guidance(self.guidance_scale(request))
+        return Row(sample=sample, branches=branches, guidance=guidance)
 
     def decode(self, sample: Tensor, request: PictureRequest) -> Tensor:
         """The picture of finished latents, `[3, height, width]` in 0..1, float32."""
         return decode_latents(self.vae, self.to_latents(sample, request))
 
     @abstractmethod
-    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+    def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
         """A prompt as the model's arguments."""
 
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: EncodedText, request: PictureRequest) -> Conditioning:
         """All that a branch is told beside latents and time."""
         return Conditioning(rows=text)
 
@@ -123,7 +163,7 @@ class Recipe(ABC):
 
     def spacing(self, request: PictureRequest) -> Spacing:
         """Where the steps lie."""
-        return Spacing(num_steps=self._num_steps(request))
+        return Spacing(num_steps=self.num_steps(request))
 
     def is_guided(self, scale: float) -> bool:
         """Whether a second branch is asked at this guidance scale."""
@@ -133,14 +173,17 @@ class Recipe(ABC):
         """How branches become one."""
         return Guidance(scale=scale)
 
-    def _num_steps(self, request: PictureRequest) -> int:
+    def num_steps(self, request: PictureRequest) -> int:
+        """Steps as the request counts them: some samplers ask the model more than once in one."""
         return self.default_steps if request.num_steps is None else request.num_steps
 
-    def _scale(self, request: PictureRequest) -> float:
+    def guidance_scale(self, request: PictureRequest) -> float:
+        """How strongly the prompt acts."""
         given = request.guidance_scale
         return self.default_guidance if given is None else given
 
-    def _check(self, request: PictureRequest) -> None:
+    def check(self, request: PictureRequest) -> None:
+        """Raises `InvalidRequest` for a size the model cannot draw."""
         multiple = self.pixel_multiple
         if request.width % multiple or request.height % multiple:
             raise InvalidRequest(
@@ -148,6 +191,13 @@ class Recipe(ABC):
                 f"{request.width}x{request.height}.",
                 param="size",
             )
+
+    def _slot(
+        self, request: PictureRequest, sample: SampleRow, pools: CellPools
+    ) -> CacheSlot | None:
+        if request.cache is None:
+            return None
+        return CacheSlot(request.cache, len(sample.timesteps), pools)
 
 
 def row_seed(seed: int, sample_index: int) -> int:

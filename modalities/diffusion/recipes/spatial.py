@@ -119,7 +119,7 @@ class StableDiffusion3(TextRecipe):
         _, height, width = self.latent_shape(request)
         num_tokens = height * width // self.model.config.patch_size**2
         mu = dynamic_shift(self.components["scheduler"], num_tokens)
-        return Spacing(num_steps=self._num_steps(request), mu=mu)
+        return Spacing(num_steps=self.num_steps(request), mu=mu)
 
 
 class StableDiffusion(TextRecipe):
@@ -260,7 +260,7 @@ class HiDream(TextRecipe):
     @override
     def spacing(self, request: PictureRequest) -> Spacing:
         # Shifted as for the largest picture, with FLUX's line, whatever the scheduler says.
-        return Spacing(num_steps=self._num_steps(request), mu=dynamic_shift({}, self.model.max_seq))
+        return Spacing(num_steps=self.num_steps(request), mu=dynamic_shift({}, self.model.max_seq))
 
 
 class Wan(TextRecipe):
