@@ -20,6 +20,7 @@ from triptych.core.errors import NonFinite
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.speech import HearDelta, HeardSegment, HeardToken, HearRequest
 from triptych.core.staged_plan import Stage
+from triptych.core.staged_runner import Yield, advance_each
 from triptych.modalities.tts.recognition.alignment import token_positions
 from triptych.modalities.tts.recognition.features import LogMel, Spectrogram
 from triptych.modalities.tts.recognition.model import WhisperNetwork, WindowDecoder
@@ -32,7 +33,6 @@ from triptych.modalities.tts.recognition.windows import (
     compression_ratio,
     temperatures,
 )
-from triptych.modalities.tts.staged_runner import Yield, advance_each
 
 TOKENS_PER_STAGE = 8
 """So few that chat beside it hardly notices, so many that a stage's own cost does not count."""
@@ -40,7 +40,7 @@ TOKENS_PER_STAGE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Recogniser:
-    """What all recordings share; implements `staged_runner.StagedModel`."""
+    """What all recordings share; implements `core.staged_runner.StagedModel`."""
 
     network: WhisperNetwork
     mel: LogMel
@@ -67,7 +67,7 @@ class Recogniser:
 
 
 class Hearing:
-    """One request under way (`staged_runner.Work`)."""
+    """One request under way (`core.staged_runner.Work`)."""
 
     def __init__(self, recogniser: Recogniser, request: HearRequest) -> None:
         self._recogniser = recogniser

@@ -20,6 +20,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.model_memory import ModelMemory
 from triptych.core.speech import HearDelta, HearRequest
 from triptych.core.staged_plan import Stage
+from triptych.core.staged_runner import StagedRunner
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.recognition.hearing import Recogniser
@@ -30,7 +31,6 @@ from triptych.modalities.tts.recognition.spec import (
     SAMPLE_RATE,
     WhisperSpec,
 )
-from triptych.modalities.tts.staged_runner import StagedRunner
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.staged import StagedScheduler
 from triptych.schedulers.staged_pace import TargetPace

@@ -20,13 +20,13 @@ from triptych.core.job import Job
 from triptych.core.ledger import Ledger
 from triptych.core.model_memory import ModelMemory
 from triptych.core.speech import SpeechRequest
+from triptych.core.staged_runner import StagedRunner
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.models.kokoro.config import KokoroConfig, read_kokoro_config
 from triptych.modalities.tts.models.kokoro.model import MAX_BATCH_FRAMES, Kokoro
 from triptych.modalities.tts.models.kokoro.stages import StagedKokoro
 from triptych.modalities.tts.models.kokoro.weights import load_kokoro, weight_bytes
-from triptych.modalities.tts.staged_runner import StagedRunner
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.staged import StagedScheduler
 from triptych.schedulers.staged_pace import SpeechPace

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from triptych.core.speech import SpeechDelta, SpeechRequest
 from triptych.core.staged_plan import Stage
+from triptych.core.staged_runner import advance_each
 from triptych.modalities.tts.models.kokoro.joints import Joints, finish
 from triptych.modalities.tts.models.kokoro.model import (
     MAX_BATCH_FRAMES,
@@ -27,7 +28,6 @@ from triptych.modalities.tts.models.kokoro.model import (
     audio,
     batches,
 )
-from triptych.modalities.tts.staged_runner import advance_each
 
 SLICE_GMACS = 4.0
 """Multiplications in a slice, in billions: some 80 ms of a modern core."""
@@ -52,7 +52,7 @@ class SentenceWork:
 
 
 class StagedKokoro:
-    """Implements `staged_runner.StagedModel`.
+    """Implements `core.staged_runner.StagedModel`.
 
     Samples are those of `Kokoro.synthesize` without the silence at their edges; pauses are shorter
     for who speaks faster.

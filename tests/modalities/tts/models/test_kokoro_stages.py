@@ -16,12 +16,12 @@ from triptych.core.ledger import Ledger
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
 from triptych.core.staged_plan import StagedPlan, StagedRow, StagedStepResult, UnitStart
+from triptych.core.staged_runner import StagedRunner
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.models.kokoro.convert import write_folder
 from triptych.modalities.tts.models.kokoro.loader import KokoroLoader
 from triptych.modalities.tts.models.kokoro.model import Kokoro
 from triptych.modalities.tts.models.kokoro.stages import StagedKokoro, without_edges
-from triptych.modalities.tts.staged_runner import StagedRunner
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 
