@@ -309,6 +309,55 @@ class SpeechOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """Pictures that are drawn: which steps run the model. A request may ask for another cache."""
+
+    step_cache: str = option(
+        "auto",
+        "What lets a picture skip steps. `planned`: steps chosen beforehand by `triptych calibrate`;"
+        " `auto`: so where the model was calibrated, else no step is skipped.",
+        choices=("auto", "off", "planned", "teacache", "first-block", "taylorseer", "magcache"),
+    )
+    step_cache_min_psnr_db: float = option(
+        32.0,
+        "Plans skip as many steps as leave nine of ten calibration pictures at least so close to"
+        " their uncached selves.",
+        within=_BOUND,
+    )
+    teacache: bool = option(False, "The same as --step-cache teacache.")
+    teacache_rel_l1_thresh: float = option(
+        0.0,
+        "TeaCache computes once the estimated change adds up to this; 0: what suits the model's"
+        " coefficients.",
+        within=_BOUND,
+    )
+    teacache_coefficients: tuple[float, ...] = option(
+        (),
+        "TeaCache's polynomial, highest power first, as in --teacache-coefficients=-450,280,3.2."
+        " Without it: the calibrated or the published one.",
+        within=Range(low=-1e6, high=1e6),
+    )
+    first_block_caching: bool = option(
+        False,
+        "The same as --step-cache first-block. With --taylorseer, what is skipped is extrapolated"
+        " with --taylorseer-max-order.",
+    )
+    residual_threshold: float = option(
+        0.05,
+        "First-block caching computes once the first block's residual moved by more than this.",
+        within=_BOUND,
+    )
+    taylorseer: bool = option(False, "The same as --step-cache taylorseer.")
+    taylorseer_cache_interval: int = option(
+        5, "TaylorSeer computes every so many steps.", within=_COUNT
+    )
+    taylorseer_max_order: int = option(
+        1, "Degree of TaylorSeer's extrapolation.", within=Range(low=0, high=3)
+    )
+    taylorseer_warmup_steps: int = option(9, "First steps that TaylorSeer computes.", within=_COUNT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """The HTTP server and its processes."""
 
@@ -383,5 +432,6 @@ class Config:
     cache: CacheOptions = CacheOptions()
     schedule: ScheduleOptions = ScheduleOptions()
     speech: SpeechOptions = SpeechOptions()
+    images: ImageOptions = ImageOptions()
     server: ServerOptions = ServerOptions()
     debug: DebugOptions = DebugOptions()

@@ -25,7 +25,7 @@ import msgspec
 import yaml
 
 from triptych.core import refused
-from triptych.core.config import Config, Range
+from triptych.core.config import Config, ImageOptions, Range
 from triptych.core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
@@ -39,7 +39,7 @@ EVERYWHERE = frozenset({"log_level"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One declared option. `type` is str, int, float, bool, or a tuple of str or int."""
+    """One declared option. `type` is str, int, float, bool, or a tuple of str, int or float."""
 
     name: str
     section: str
@@ -79,7 +79,7 @@ class Option:
     @property
     def is_numbers(self) -> bool:
         """Whether it is a list of numbers, as `1,2,4`."""
-        return bool(self.type == tuple[int, ...])
+        return self.type in (tuple[int, ...], tuple[float, ...])
 
 
 @functools.cache
@@ -147,7 +147,12 @@ def add_options(
     _add_standing_flags(parser)
 
 
-_METAVARS: Mapping[Any, str] = {int: "N", float: "X", tuple[int, ...]: "N,N,..."}
+_METAVARS: Mapping[Any, str] = {
+    int: "N",
+    float: "X",
+    tuple[int, ...]: "N,N,...",
+    tuple[float, ...]: "X,X,...",
+}
 
 
 def _add_option(group: argparse._ArgumentGroup | argparse.ArgumentParser, option: Option) -> None:
@@ -399,14 +404,15 @@ def _numbers(value: Any) -> tuple[Any, bool]:
     """A list of numbers as it was given, split up, and whether they are still text."""
     if isinstance(value, str):
         return [number.strip() for number in value.split(",")], True
-    return ([value] if isinstance(value, int) else value), False
+    return ([value] if isinstance(value, int | float) else value), False
 
 
 def _kind(option: Option) -> str:
     if option.is_repeatable:
         return "text or a list of texts"
     if option.is_numbers:
-        return "whole numbers separated by commas"
+        whole = "whole " if option.type == tuple[int, ...] else ""
+        return f"{whole}numbers separated by commas"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names[option.type]
 
@@ -445,6 +451,20 @@ def _check_together(config: Config) -> None:
         )
     if len(models.served_model_name) > max(len(models.model), 1):
         raise ConfigError("there are more --served-model-name than --model; give one for each.")
+    _check_caches(config.images)
+
+
+def _check_caches(images: ImageOptions) -> None:
+    """That no two step caches are asked for, but for FBCache that extrapolates as TaylorSeer."""
+    asked = {images.step_cache} - {"auto"}
+    asked |= {"teacache"} if images.teacache else set()
+    asked |= {"first-block"} if images.first_block_caching else set()
+    asked |= {"taylorseer"} if images.taylorseer and not images.first_block_caching else set()
+    if len(asked) > 1:
+        raise ConfigError(
+            f"a picture has one step cache, not {' and '.join(sorted(asked))}: choose one with"
+            " --step-cache (--first-block-caching and --taylorseer may go together)."
+        )
 
 
 # -- showing -----------------------------------------------------------------------------------

@@ -57,7 +57,6 @@ _COMPILED = "captured graphs and compilation are not offered yet; leave it out."
 _KERNELS = "kernels follow from the device and the model; leave it out."
 _SPECULATIVE = "speculative decoding is not offered yet; leave it out, answers stay the same."
 _GRAMMAR = "structured output is not offered yet; ask for the format in the prompt and check it."
-_IMAGES_OUT = "image models are not served yet; leave it out."
 _IMAGES_IN = "vision models are not served yet; leave it out."
 _EMBEDDINGS = "embedding models are not served; use a server for embeddings beside this one."
 _EXPERTS = "mixture-of-experts models are not served natively yet; leave it out."
@@ -149,7 +148,6 @@ STANDING: tuple[Standing, ...] = (
     Standing(_named("ep-use-allreduce"), ("false",), _ONE_DEVICE),
     Standing(_named("pool-embeddings"), ("false",), _EMBEDDINGS),
     Standing(_named("use-relaxed-acceptance-for-thinking"), ("false",), _SPECULATIVE),
-    Standing(_named("first-block-caching taylorseer teacache"), ("false",), _IMAGES_OUT),
     Standing(_named("profile-serve"), ("false",), "use `py-spy record -- triptych serve ...`."),
 )
 """Options that may be given, with the values that name what happens anyway."""
@@ -297,11 +295,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         " enable-precise-embedding-interpolation",
     ),
     ("run the tests: they check each model against its reference.", "run-model-test-mode"),
-    (
-        _IMAGES_OUT,
-        "residual-threshold taylorseer-cache-interval taylorseer-max-order"
-        " taylorseer-warmup-steps teacache-coefficients teacache-rel-l1-thresh",
-    ),
     (_EMBEDDINGS, "is-embedding multi-item-scoring-delimiter"),
     (
         "diffusion language models are not served; leave it out.",

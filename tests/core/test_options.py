@@ -231,6 +231,32 @@ def test_numbers_come_from_flags_and_variables() -> None:
     assert resolve(environ={"TRIPTYCH_CHUNK_SIZE": "7"}).speech.chunk_size == (7,)
 
 
+def test_fractions_and_negative_numbers_make_a_list() -> None:
+    args = parse(_parser(), ["--teacache-coefficients=-450,280,3.2"])
+    assert resolve(args, environ={}).images.teacache_coefficients == (-450.0, 280.0, 3.2)
+    assert make_config({"teacache_coefficients": 2}).images.teacache_coefficients == (2.0,)
+    with pytest.raises(ConfigError, match="expected numbers separated by commas"):
+        make_config({"teacache_coefficients": "1,x"})
+    with pytest.raises(ConfigError, match="at most 1e"):
+        make_config({"teacache_coefficients": [float("nan")]})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"teacache": True, "first_block_caching": True},
+        {"teacache": True, "taylorseer": True},
+        {"step_cache": "planned", "taylorseer": True},
+        {"step_cache": "off", "teacache": True},
+    ],
+)
+def test_a_picture_has_one_step_cache(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="one step cache.* and .*--step-cache"):
+        make_config(options)
+    make_config({"first_block_caching": True, "taylorseer": True})
+    make_config({"step_cache": "teacache", "teacache": True})
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -261,6 +287,8 @@ def _values(option: Option) -> st.SearchStrategy[object]:
             return st.integers(0, 20).map(lambda exponent: 2**exponent)
         if option.type is int:
             return st.integers(int(low), int(high))
+        if option.type == tuple[float, ...]:
+            return st.lists(st.floats(low, high)).map(tuple)
         if option.is_numbers:
             return st.lists(st.integers(int(low), int(high))).map(tuple)
         return st.floats(low, high, exclude_min=option.within.is_open)
@@ -269,7 +297,8 @@ def _values(option: Option) -> st.SearchStrategy[object]:
 
 @given(st.data())
 def test_json_round_trip(data: st.DataObject) -> None:
-    skipped = {"headless", "external_engine", "served_model_name"}
+    skipped = {"headless", "external_engine", "served_model_name"}  # exclude each other
+    skipped |= {"teacache", "first_block_caching", "taylorseer"}
     options = [option for name, option in declared().items() if name not in skipped]
     config = make_config({option.name: data.draw(_values(option)) for option in options})
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config  # for children
