@@ -314,8 +314,8 @@ class ImageOptions:
 
     step_cache: str = option(
         "auto",
-        "What lets a picture skip steps. `planned`: steps chosen beforehand by `triptych calibrate`;"
-        " `auto`: so where the model was calibrated, else no step is skipped.",
+        "What lets a picture skip steps. `planned`: steps chosen beforehand by `triptych"
+        " calibrate`; `auto`: so where the model was calibrated, else no step is skipped.",
         choices=("auto", "off", "planned", "teacache", "first-block", "taylorseer", "magcache"),
     )
     step_cache_min_psnr_db: float = option(

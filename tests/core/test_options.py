@@ -251,7 +251,7 @@ def test_fractions_and_negative_numbers_make_a_list() -> None:
     ],
 )
 def test_a_picture_has_one_step_cache(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="one step cache.* and .*--step-cache"):
+    with pytest.raises(ConfigError, match=r"one step cache.* and .*--step-cache"):
         make_config(options)
     make_config({"first_block_caching": True, "taylorseer": True})
     make_config({"step_cache": "teacache", "teacache": True})
@@ -287,10 +287,10 @@ def _values(option: Option) -> st.SearchStrategy[object]:
             return st.integers(0, 20).map(lambda exponent: 2**exponent)
         if option.type is int:
             return st.integers(int(low), int(high))
-        if option.type == tuple[float, ...]:
-            return st.lists(st.floats(low, high)).map(tuple)
         if option.is_numbers:
-            return st.lists(st.integers(int(low), int(high))).map(tuple)
+            whole, fractions = st.integers(int(low), int(high)), st.floats(low, high)
+            is_whole = option.type == tuple[int, ...]
+            return st.lists(whole if is_whole else fractions).map(tuple)
         return st.floats(low, high, exclude_min=option.within.is_open)
     return {bool: st.booleans(), str: st.text()}.get(option.type, st.tuples(st.text(), st.text()))
 

@@ -58,6 +58,23 @@ _PUBLISHED: MappingProxyType[str, tuple[float, ...]] = MappingProxyType(
         ),
     }
 )
+_THRESHOLDS: MappingProxyType[str, float] = MappingProxyType(
+    {
+        "FluxTransformer2DModel": 0.4,
+        "HiDreamImageTransformer2DModel": 0.3,
+        "HunyuanVideoTransformer3DModel": 0.1,
+        "LTXVideoTransformer3DModel": 0.05,
+        "WanTransformer3DModel": 0.07,
+    }
+)
+
+
+def threshold_of(model_class: str) -> float:
+    """At which sum the published polynomial of a class skips about as its authors recommend.
+
+    For any other polynomial, fitted ones too: an estimated change of a fifth.
+    """
+    return _THRESHOLDS.get(model_class, 0.2)
 
 
 def rescaling_of(model_class: str) -> tuple[float, ...]:
