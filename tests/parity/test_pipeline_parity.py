@@ -30,7 +30,7 @@ CASES = [(name, index) for name, found in SCHEDULERS.items() for index in range(
 
 def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, Any]:
     """What their call is told beside prompt, size and steps."""
-    scale = recipe.default_guidance
+    scale = recipe.abilities.default_guidance
     told: dict[str, Any] = {"negative_prompt": request.negative_prompt, "guidance_scale": scale}
     if name in {"FluxPipeline", "Flux2KleinPipeline"}:
         del told["negative_prompt"]
@@ -138,7 +138,7 @@ def test_branches_skip_by_their_own_caches_and_come_close() -> None:
         run(denoiser, [row])
         slots = [branch.slot for branch in row.branches]
         assert len({id(slot) for slot in slots}) == 2
-        assert all(slot is not None and slot.num_skipped > 0 for slot in slots)
+        assert all(slot is not None and slot.decisions.num_skipped > 0 for slot in slots)
         apart = (row.sample.sample - exact.sample.sample).square().mean()
         assert apart < 0.05 * exact.sample.sample.square().mean()
         row.release()

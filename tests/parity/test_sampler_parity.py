@@ -50,10 +50,10 @@ def _follow(
 @pytest.mark.parametrize("name", [*NATIVE_CONFIGS, "deis"])
 def test_a_row_may_begin_with_a_picture(name: str, begin_at: int) -> None:
     config, clean = {**NATIVE_CONFIGS, **FOREIGN_CONFIGS}[name], noise(8)
-    begin_at *= 2 if name == "flow heun" else 1
     row = begin(config, 7, 3, CellPools(), first=begin_at, clean=clean)
     scheduler = open_scheduler(config, Spacing(num_steps=7))
     scheduler.set_begin_index = getattr(scheduler, "set_begin_index", lambda index: None)
+    begin_at *= scheduler.order
     scheduler.set_begin_index(begin_at)
     times = scheduler.timesteps[begin_at:]
     add = getattr(scheduler, "add_noise", None) or scheduler.scale_noise

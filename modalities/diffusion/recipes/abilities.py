@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from triptych.core.errors import WeightsError
+from triptych.core.errors import InvalidRequest, WeightsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
     """A pipeline class's facts.
 
-    `default_steps`, `default_guidance` and `default_strength` hold where a request says nothing
-    (with a mask the default strength is 1). `patch`: latents a side that the model takes together.
-    `size`: the width and height it draws best, `None` where the model's `sample_size` tells.
+    `default_steps`, `default_guidance` and `default_strength` hold where a request says nothing.
+    `patch`: latents a side that the model takes together. `size`: the width and height it draws
+    best, `None` where the model's `sample_size` tells.
 
     `begins`: draws from a picture, noised as far as the strength says, or within a mask of it.
-    `max_references`: pictures that it looks at while it draws a new one; such a model begins from a
-    picture only where a mask or a strength is given. `needs_reference`: it cannot draw without.
+    `max_references`: pictures that it looks at while it draws; the first may be begun from, too.
+    `needs_reference`: it cannot draw without. With a mask or references a strength of 1 is default.
     `has_negative`: a second prompt steers away; where not, guidance is a number told to the model.
+    `rounds_down`: of steps times strength, the whole steps are taken; where not, a part counts too.
     """
 
     default_steps: int
@@ -37,11 +38,52 @@ class Abilities:
     max_references: int = 0
     needs_reference: bool = False
     has_negative: bool = True
+    rounds_down: bool = False
 
     @property
-    def takes_pictures(self) -> bool:
-        """Whether pictures can be edited or varied at all."""
-        return self.begins or self.max_references > 0
+    def max_pictures(self) -> int:
+        """How many pictures a request may bring."""
+        return max(int(self.begins), self.max_references)
+
+    def strength_of(self, given: float | None, *, has_mask: bool) -> float:
+        """How far a picture that a row begins from is changed: 0 not at all, 1 drawn anew."""
+        if given is not None:
+            return given
+        return 1.0 if has_mask or self.max_references else self.default_strength
+
+    def first_step(self, num_steps: int, strength: float) -> int:
+        """The step to begin at with a picture, rounded as diffusers' pipeline does."""
+        if self.rounds_down:
+            return num_steps - int(num_steps * strength)
+        return int(num_steps - num_steps * strength)
+
+    def check_pictures(
+        self, num_pictures: int, *, num_steps: int, strength: float | None, has_mask: bool
+    ) -> None:
+        """Raises `InvalidRequest` for pictures, a mask or a strength that cannot be used."""
+        if self.needs_reference and not num_pictures:
+            raise InvalidRequest("This model edits pictures: give it one.", param="image")
+        if num_pictures > self.max_pictures:
+            raise InvalidRequest(
+                f"This model takes {self.max_pictures or 'no'} pictures at most, not "
+                f"{num_pictures}.",
+                param="image",
+            )
+        if (has_mask or strength is not None) and not (num_pictures and self.begins):
+            name = "mask" if has_mask else "strength"
+            raise InvalidRequest(
+                f"A {name} needs a picture to begin from"
+                + ("." if self.begins else ", and this model only looks at pictures."),
+                param=name,
+            )
+        amount = self.strength_of(strength, has_mask=has_mask)
+        is_usable = 0 <= amount <= 1 and self.first_step(num_steps, amount) < num_steps
+        if num_pictures and not is_usable:
+            raise InvalidRequest(
+                f"Strength is from 0 to 1, and enough that one of {num_steps} steps is left, not "
+                f"{amount:g}.",
+                param="strength",
+            )
 
     def pixel_multiple(self, vae: Mapping[str, Any]) -> int:
         """Width and height are multiples of this. `vae`: the autoencoder's config.json."""
@@ -70,25 +112,41 @@ _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
     {
         "AuraFlowPipeline": Abilities(default_steps=50, default_guidance=3.5),
         "ChromaPipeline": Abilities(default_steps=35, default_guidance=5.0, default_strength=0.9),
-        "Flux2KleinPipeline": Abilities(
-            default_steps=50, default_guidance=4.0, default_strength=0.8, max_references=10
-        ),
+        "Flux2KleinPipeline": Abilities(default_steps=50, default_guidance=4.0, max_references=10),
         "FluxPipeline": _FLUX,
         "HiDreamImagePipeline": Abilities(default_steps=50, default_guidance=5.0),
         "Lumina2Pipeline": Abilities(default_steps=30, default_guidance=4.0, size=None),
-        "PixArtAlphaPipeline": Abilities(default_steps=20, default_guidance=4.5, size=None),
-        "PixArtSigmaPipeline": Abilities(default_steps=20, default_guidance=4.5, size=None),
+        "PixArtAlphaPipeline": Abilities(
+            default_steps=20, default_guidance=4.5, size=None, rounds_down=True
+        ),
+        "PixArtSigmaPipeline": Abilities(
+            default_steps=20, default_guidance=4.5, size=None, rounds_down=True
+        ),
         "QwenImagePipeline": Abilities(default_steps=50, default_guidance=4.0),
         "SanaPipeline": Abilities(default_steps=20, default_guidance=4.5, patch=1, size=None),
         "StableDiffusion3Pipeline": Abilities(default_steps=28, default_guidance=7.0, size=None),
         "StableDiffusionPipeline": Abilities(
-            default_steps=50, default_guidance=7.5, default_strength=0.8, patch=1, size=None
+            default_steps=50,
+            default_guidance=7.5,
+            default_strength=0.8,
+            patch=1,
+            size=None,
+            rounds_down=True,
         ),
         "StableDiffusionXLPipeline": Abilities(
-            default_steps=50, default_guidance=5.0, default_strength=0.3, patch=1, size=None
+            default_steps=50,
+            default_guidance=5.0,
+            default_strength=0.3,
+            patch=1,
+            size=None,
+            rounds_down=True,
         ),
         "WanPipeline": Abilities(
-            default_steps=50, default_guidance=5.0, default_strength=0.8, size=(832, 480)
+            default_steps=50,
+            default_guidance=5.0,
+            default_strength=0.8,
+            size=(832, 480),
+            rounds_down=True,
         ),
         "ZImagePipeline": Abilities(default_steps=50, default_guidance=5.0),
     }

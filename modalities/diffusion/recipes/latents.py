@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 
 def pack(latents_CHW: Tensor) -> Tensor:
@@ -33,34 +34,66 @@ def position_ids(height: int, width: int) -> Tensor:
     return ids.view(-1, 3)
 
 
+def fitted(picture_CHW: Tensor, height: int, width: int) -> Tensor:
+    """A picture in 0..1 at another size, its proportions given up where they differ."""
+    if picture_CHW.shape[1:] == (height, width):
+        return picture_CHW
+    resized = interpolate(picture_CHW[None], (height, width), mode="bicubic", antialias=True)
+    return resized[0].clamp(0, 1)
+
+
 @torch.no_grad()
 def decode_latents(vae: Any, latents_CHW: Tensor) -> Tensor:
-    """The picture, `[3, height, width]` in 0..1, float32.
-
-    Latents are put back on the autoencoder's own scale first, by channel where it says so.
-    """
-    weight = next(vae.parameters())
-    latents = latents_CHW[None].to(weight.device, weight.dtype)
-    config = vae.config
-    mean, deviation = config.get("latents_mean"), config.get("latents_std")
-    scale = config.get("scaling_factor") or 1.0
-    if mean is not None and deviation is not None:
-        per_channel = (1, -1, 1, 1)
-        latents = latents / scale * latents.new_tensor(deviation).view(per_channel)
-        latents = latents + latents.new_tensor(mean).view(per_channel)
-    else:
-        latents = latents / scale + (config.get("shift_factor") or 0.0)
-    if "temperal_downsample" in config:  # a video autoencoder: one frame in, one frame out
+    """The picture, `[3, height, width]` in 0..1, float32."""
+    latents = latents_CHW[None].to(_like(vae))
+    offset, factor = _scales(vae.config, latents)
+    latents = latents / factor + offset
+    if _is_video(vae):  # one frame in, one frame out
         picture: Tensor = vae.decode(latents.unsqueeze(2), return_dict=False)[0][0, :, 0]
     else:
         picture = vae.decode(latents, return_dict=False)[0][0]
     return (picture.float() / 2 + 0.5).clamp(0, 1)
 
 
-def downscale_of(vae: Any) -> int:
-    """How many pixels a side one latent stands for."""
-    config = vae.config
-    if "temperal_downsample" in config:
-        return int(2 ** len(config["temperal_downsample"]))
-    channels = config.get("encoder_block_out_channels") or config["block_out_channels"]
-    return int(2 ** (len(channels) - 1))
+@torch.no_grad()
+def encode_picture(
+    vae: Any, picture_3HW: Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """A picture in 0..1 as latents on the model's scale, `[C, height, width]`, float32.
+
+    Drawn with `generator` from what the autoencoder holds likely; without one, the likeliest. The
+    picture's sides must be multiples of what a latent stands for.
+    """
+    pixels = (picture_3HW * 2 - 1)[None].to(_like(vae))
+    encoded = vae.encode(pixels.unsqueeze(2) if _is_video(vae) else pixels)
+    if hasattr(encoded, "latent_dist"):
+        found = encoded.latent_dist
+        latents = found.mode() if generator is None else found.sample(generator)
+    else:
+        latents = encoded.latent
+    if _is_video(vae):
+        latents = latents[:, :, 0]
+    offset, factor = _scales(vae.config, latents)
+    result: Tensor = ((latents - offset) * factor)[0].float()
+    return result
+
+
+def _scales(config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """What is taken off latents and what they are multiplied by, by channel where it is known."""
+    mean, deviation = config.get("latents_mean"), config.get("latents_std")
+    if mean is None or deviation is None:
+        mean, deviation = [config.get("shift_factor") or 0.0], [1.0]
+    by_channel = (1, -1, 1, 1)
+    scale = config.get("scaling_factor") or 1.0
+    return like.new_tensor(mean).view(by_channel), scale / like.new_tensor(deviation).view(
+        by_channel
+    )
+
+
+def _is_video(vae: Any) -> bool:
+    return "temperal_downsample" in vae.config
+
+
+def _like(vae: Any) -> Tensor:
+    weight: Tensor = next(vae.parameters())
+    return weight

@@ -42,9 +42,6 @@ class _Packed(EvenFlow):
 class Flux(_Packed):
     """FLUX.1: the guidance scale is told to the model, no second branch."""
 
-    default_steps = 28
-    default_guidance = 3.5
-
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
         clip = self.text_encoder(1).encode(prompt, masks=False)
@@ -71,9 +68,6 @@ class Flux(_Packed):
 class Chroma(_Packed):
     """Chroma: FLUX's form, T5 alone, one token of filling left unmasked."""
 
-    default_steps = 35
-    default_guidance = 5.0
-
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
         text = self.text_encoder().encode(prompt, length=512)
@@ -89,8 +83,6 @@ class Chroma(_Packed):
 class Flux2Klein(EvenFlow):
     """FLUX.2 Klein: tokens are single latents, three layers of a chat model read the prompt."""
 
-    default_steps = 50
-    default_guidance = 4.0
     _LAYERS = (9, 18, 27)
 
     @override
@@ -149,8 +141,6 @@ class Flux2Klein(EvenFlow):
 class QwenImage(_Packed):
     """Qwen-Image: a vision-language model reads the prompt in a template, whose words are cut."""
 
-    default_steps = 50
-    default_guidance = 4.0
     _TEMPLATE = (
         "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, "
         "quantity, text, spatial relationships of the objects and background:<|im_end|>\n"

@@ -2,6 +2,12 @@
 
 Owns the order of events, which is every pipeline's, and seeds. What differs is in `packed.py` and
 `spatial.py`.
+
+A row may begin from a picture instead of noise alone: from its latents, made as noisy as they are
+at the step that the strength says. Within a mask, what is outside it is put back at every step.
+Both as diffusers' img2img and inpaint pipelines do it, in the same order of random draws. At
+strength 1 nothing of the picture is left: without a mask, that is drawing from words. A picture
+without any prompt is varied: no prompt to go towards, so no second one to leave.
 """
 
 from __future__ import annotations
@@ -10,19 +16,22 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.caches.methods import CacheMethod
 from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Guidance, Row
+from triptych.modalities.diffusion.denoise import Branch, Guidance, Kept, Row
 from triptych.modalities.diffusion.families.family import Conditioning
-from triptych.modalities.diffusion.recipes.latents import decode_latents, downscale_of
+from triptych.modalities.diffusion.recipes.abilities import Abilities, downscale
+from triptych.modalities.diffusion.recipes.latents import decode_latents, encode_picture, fitted
+from triptych.modalities.diffusion.samplers.names import with_sampler
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import SampleRow, release_row, start_row
 
@@ -43,9 +52,13 @@ class Prompt:
         return hashlib.sha256(f"{self.is_negative:d}{self.text}".encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PictureRequest:
-    """One picture. `num_steps` and `guidance_scale` are the pipeline's own where `None`."""
+    """One picture. `num_steps`, `guidance_scale` and `sampler` are the pipeline's own where empty.
+
+    `sources` are pictures to begin from or to look at, each `[3, H, W]` in 0..1 and of any size;
+    `mask`, `[1, H, W]`, is 1 where the first of them shall change; `strength` says how far.
+    """
 
     prompt: str
     negative_prompt: str = ""
@@ -53,9 +66,13 @@ class PictureRequest:
     height: int
     num_steps: int | None = None
     guidance_scale: float | None = None
+    sampler: str = ""
     seed: int = 0
     sample_index: int = 0
     cache: CacheMethod | None = None
+    sources: tuple[Tensor, ...] = ()
+    mask: Tensor | None = None
+    strength: float | None = None
 
 
 class Recipe(ABC):
@@ -63,14 +80,14 @@ class Recipe(ABC):
 
     `components`: the loaded parts by their names in model_index.json; `scheduler` is the mapping in
     its scheduler_config.json, and other entries of model_index.json may be among them.
+    `abilities`: those of the pipeline's class.
     """
 
-    default_steps: ClassVar[int]
-    default_guidance: ClassVar[float]
-    patch: ClassVar[int] = 2  # latents a side that the model takes together
+    draws_sources: ClassVar[bool] = True  # a picture's latents are drawn, not the likeliest
 
-    def __init__(self, components: Mapping[str, Any]) -> None:
+    def __init__(self, components: Mapping[str, Any], abilities: Abilities) -> None:
         self.components = components
+        self.abilities = abilities
 
     @property
     def model(self) -> Any:
@@ -85,12 +102,13 @@ class Recipe(ABC):
     @property
     def pixel_multiple(self) -> int:
         """Width and height of a picture are multiples of this."""
-        return downscale_of(self.vae) * self.patch
+        return self.abilities.pixel_multiple(self.vae.config)
 
     def prompts(self, request: PictureRequest) -> list[Prompt]:
         """What the request's branches are told, in their order."""
         prompts = [Prompt(request.prompt)]
-        if self.is_guided(self.guidance_scale(request)):
+        is_variation = bool(request.sources) and not request.prompt and not request.negative_prompt
+        if self.is_guided(self.guidance_scale(request)) and not is_variation:
             prompts.append(Prompt(request.negative_prompt, is_negative=True))
         return prompts
 
@@ -108,7 +126,7 @@ class Recipe(ABC):
         pools: CellPools,
         texts: Sequence[EncodedText] | None = None,
     ) -> Row:
-        """A row at its first step. Raises `InvalidRequest` for a size the model cannot draw.
+        """A row at its first step. Raises `InvalidRequest` for what the model cannot draw.
 
         `texts` are the request's `prompts`, encoded, where that was done before.
         """
@@ -116,15 +134,12 @@ class Recipe(ABC):
         if texts is None:
             texts = self.encode_all(self.prompts(request))
         generator = torch.Generator().manual_seed(row_seed(request.seed, request.sample_index))
+        clean = self._clean(request, generator)
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
-        told = [self.conditioning(text, request) for text in texts]
-        sample = start_row(
-            self.to_sample(noise).to(self.model.device),
-            self.components["scheduler"],
-            self.spacing(request),
-            generator=generator,
-            pools=pools,
-        )
+        noise = self.to_sample(noise).to(self.model.device)
+        told = self.refer([self.conditioning(text, request) for text in texts], request)
+        kept = self._kept(request, clean, noise)
+        sample = self._begin(request, noise, clean, generator, pools)
         with ExitStack() as stack:
             stack.callback(release_row, sample)
             branches = [
@@ -133,7 +148,7 @@ class Recipe(ABC):
             ]
             stack.pop_all()
         guidance = self.guidance(self.guidance_scale(request))
-        return Row(sample=sample, branches=branches, guidance=guidance)
+        return Row(sample=sample, branches=branches, guidance=guidance, kept=kept)
 
     def decode(self, sample: Tensor, request: PictureRequest) -> Tensor:
         """The picture of finished latents, `[3, height, width]` in 0..1, float32."""
@@ -147,11 +162,15 @@ class Recipe(ABC):
         """All that a branch is told beside latents and time."""
         return Conditioning(rows=text)
 
+    def refer(self, told: list[Conditioning], request: PictureRequest) -> list[Conditioning]:
+        """What branches are told, and the pictures that the model looks at, where it does."""
+        return told
+
     def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
         """The latents' channels, height and width."""
-        downscale = downscale_of(self.vae)
+        pixels = downscale(self.vae.config)
         channels = self.model.config.in_channels
-        return channels, request.height // downscale, request.width // downscale
+        return channels, request.height // pixels, request.width // pixels
 
     def to_sample(self, latents_CHW: Tensor) -> Tensor:
         """Latents as the model takes them."""
@@ -160,6 +179,16 @@ class Recipe(ABC):
     def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
         """The inverse of `to_sample`."""
         return sample
+
+    def picture_sample(self, picture_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A picture as the model takes it; drawn from what is likely, or the likeliest."""
+        return self.to_sample(encode_picture(self.vae, picture_3HW, generator))
+
+    def mask_sample(self, mask_1HW: Tensor, request: PictureRequest) -> Tensor:
+        """A mask as the model takes latents: each is drawn anew, or stays."""
+        channels, height, width = self.latent_shape(request)
+        mask = interpolate((mask_1HW >= 0.5).float()[None], size=(height, width))[0]
+        return self.to_sample(mask.expand(channels, -1, -1))
 
     def spacing(self, request: PictureRequest) -> Spacing:
         """Where the steps lie."""
@@ -175,15 +204,27 @@ class Recipe(ABC):
 
     def num_steps(self, request: PictureRequest) -> int:
         """Steps as the request counts them: some samplers ask the model more than once in one."""
-        return self.default_steps if request.num_steps is None else request.num_steps
+        return self.abilities.default_steps if request.num_steps is None else request.num_steps
 
     def guidance_scale(self, request: PictureRequest) -> float:
         """How strongly the prompt acts."""
         given = request.guidance_scale
-        return self.default_guidance if given is None else given
+        return self.abilities.default_guidance if given is None else given
+
+    def strength(self, request: PictureRequest) -> float:
+        """How little is left of the picture that is begun from; 1 where there is none."""
+        if not request.sources:
+            return 1.0
+        return self.abilities.strength_of(request.strength, has_mask=request.mask is not None)
 
     def check(self, request: PictureRequest) -> None:
-        """Raises `InvalidRequest` for a size the model cannot draw."""
+        """Raises `InvalidRequest` for a size or pictures the model cannot draw."""
+        self.abilities.check_pictures(
+            len(request.sources),
+            num_steps=self.num_steps(request),
+            strength=request.strength,
+            has_mask=request.mask is not None,
+        )
         multiple = self.pixel_multiple
         if request.width % multiple or request.height % multiple:
             raise InvalidRequest(
@@ -191,6 +232,39 @@ class Recipe(ABC):
                 f"{request.width}x{request.height}.",
                 param="size",
             )
+
+    def _clean(self, request: PictureRequest, generator: torch.Generator) -> Tensor | None:
+        """The latents that are begun from, or of which some stay."""
+        if self.strength(request) == 1 and request.mask is None:
+            return None
+        picture = fitted(request.sources[0], request.height, request.width)
+        drawn = generator if self.draws_sources else None
+        return self.picture_sample(picture, drawn).to(self.model.device)
+
+    def _kept(self, request: PictureRequest, clean: Tensor | None, noise: Tensor) -> Kept | None:
+        if clean is None or request.mask is None:
+            return None
+        mask = self.mask_sample(request.mask, request).to(clean)
+        return Kept(clean=clean, mask=mask, noise=noise)
+
+    def _begin(
+        self,
+        request: PictureRequest,
+        noise: Tensor,
+        clean: Tensor | None,
+        generator: torch.Generator,
+        pools: CellPools,
+    ) -> SampleRow:
+        """The row at the noise, or where the strength lets it begin."""
+        strength, spacing = self.strength(request), self.spacing(request)
+        return start_row(
+            noise,
+            with_sampler(self.components["scheduler"], request.sampler, spacing.mu),
+            replace(spacing, begin=self.abilities.first_step(spacing.num_steps, strength)),
+            generator=generator,
+            pools=pools,
+            clean=clean if strength < 1 else None,
+        )
 
     def _slot(
         self, request: PictureRequest, sample: SampleRow, pools: CellPools

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.recipes import packed, spatial
+from triptych.modalities.diffusion.recipes.abilities import abilities_of
 from triptych.modalities.diffusion.recipes.recipe import Recipe
 
 _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
@@ -33,7 +33,5 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
 
 def open_recipe(pipeline: str, components: Mapping[str, Any]) -> Recipe:
     """The recipe of a pipeline's class name. Raises `WeightsError` if it is not known."""
-    if pipeline not in _RECIPES:
-        known = ", ".join(sorted(_RECIPES))
-        raise WeightsError(f"{pipeline} is no pipeline known here; these are: {known}.")
-    return _RECIPES[pipeline](components)
+    abilities = abilities_of(pipeline)
+    return _RECIPES[pipeline](components, abilities)

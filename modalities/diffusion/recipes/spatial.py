@@ -20,17 +20,14 @@ from typing_extensions import override
 from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.denoise import Guidance
 from triptych.modalities.diffusion.families.family import Conditioning
+from triptych.modalities.diffusion.recipes.abilities import Abilities, downscale
 from triptych.modalities.diffusion.recipes.bases import EvenFlow, TextRecipe
-from triptych.modalities.diffusion.recipes.latents import downscale_of
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest
 from triptych.modalities.diffusion.samplers.registry import Spacing, dynamic_shift
 
 
 class ZImage(EvenFlow):
     """Z-Image: a chat model reads the prompt; guidance counts from the prompt's own branch."""
-
-    default_steps = 50
-    default_guidance = 5.0
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
@@ -46,9 +43,8 @@ class ZImage(EvenFlow):
 
     @override
     def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
-        downscale = downscale_of(self.vae)
-        channels = self.model.in_channels
-        return channels, request.height // downscale, request.width // downscale
+        pixels = downscale(self.vae.config)
+        return self.model.in_channels, request.height // pixels, request.width // pixels
 
     @override
     def to_sample(self, latents_CHW: Tensor) -> Tensor:
@@ -70,8 +66,6 @@ class ZImage(EvenFlow):
 class Lumina2(EvenFlow):
     """Lumina 2: a system prompt before the wanted prompt alone; shifted by the channels' number."""
 
-    default_steps = 30
-    default_guidance = 4.0
     _SYSTEM = (
         "You are an assistant designed to generate superior images with the superior degree of "
         "image-text alignment based on textual prompts or user prompts."
@@ -95,8 +89,6 @@ class Lumina2(EvenFlow):
 class StableDiffusion3(TextRecipe):
     """SD3 and 3.5: two CLIPs side by side, T5 after them."""
 
-    default_steps = 28
-    default_guidance = 7.0
     _LENGTH = 256
 
     @override
@@ -125,10 +117,6 @@ class StableDiffusion3(TextRecipe):
 class StableDiffusion(TextRecipe):
     """SD 1.5: one CLIP, a UNet."""
 
-    default_steps = 50
-    default_guidance = 7.5
-    patch = 1
-
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
         return {"encoder_hidden_states": self.text_encoder().encode(prompt, masks=False).hidden}
@@ -136,10 +124,6 @@ class StableDiffusion(TextRecipe):
 
 class StableDiffusionXL(TextRecipe):
     """SDXL: two CLIPs side by side; the model is told the picture's size."""
-
-    default_steps = 50
-    default_guidance = 5.0
-    patch = 1
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
@@ -162,8 +146,6 @@ class StableDiffusionXL(TextRecipe):
 class PixArt(TextRecipe):
     """PixArt Sigma: T5 on the prompt in lower case."""
 
-    default_steps = 20
-    default_guidance = 4.5
     length = 300
 
     @override
@@ -194,9 +176,6 @@ class PixArtAlpha(PixArt):
 class Sana(TextRecipe):
     """Sana: Gemma reads the wanted prompt after the pipeline's instructions."""
 
-    default_steps = 20
-    default_guidance = 4.5
-    patch = 1
     _LENGTH = 300
 
     @override
@@ -220,9 +199,6 @@ class Sana(TextRecipe):
 class AuraFlow(TextRecipe):
     """AuraFlow: T5's hidden states, zero where the filling is."""
 
-    default_steps = 50
-    default_guidance = 3.5
-
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
         text = self.text_encoder().encode(prompt, length=256)
@@ -232,12 +208,10 @@ class AuraFlow(TextRecipe):
 class HiDream(TextRecipe):
     """HiDream: two CLIPs' vectors, T5, and every layer of a Llama, filled up with its end token."""
 
-    default_steps = 50
-    default_guidance = 5.0
     _LENGTH = 128
 
-    def __init__(self, components: Mapping[str, Any]) -> None:
-        super().__init__(components)
+    def __init__(self, components: Mapping[str, Any], abilities: Abilities) -> None:
+        super().__init__(components, abilities)
         llama = components["tokenizer_4"]
         llama.pad_token = llama.eos_token
 
@@ -269,11 +243,8 @@ class Wan(TextRecipe):
     Raises `WeightsError` for Wan 2.2, whose two models take turns.
     """
 
-    default_steps = 50
-    default_guidance = 5.0
-
-    def __init__(self, components: Mapping[str, Any]) -> None:
-        super().__init__(components)
+    def __init__(self, components: Mapping[str, Any], abilities: Abilities) -> None:
+        super().__init__(components, abilities)
         if components.get("transformer_2") is not None or components.get("expand_timesteps"):
             raise WeightsError("Wan 2.2 is not supported yet: use a Wan 2.1 model.")
 

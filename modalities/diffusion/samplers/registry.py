@@ -49,7 +49,7 @@ class Spacing:
 
     `sigmas` before shifting, one per step; `mu` is the exponent of the shift for the picture's
     size (`dynamic_shift`), used where the configuration says `use_dynamic_shifting`. `begin`: the
-    evaluation of the model to begin at, where there is a picture to begin with.
+    step to begin at, where there is a picture to begin with.
     """
 
     num_steps: int
@@ -101,7 +101,7 @@ def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
         raise refusal from error
     if not scheduler.timesteps.isfinite().all():
         raise refusal
-    if not 0 <= spacing.begin < len(scheduler.timesteps):
+    if not 0 <= spacing.begin * scheduler.order < len(scheduler.timesteps):
         raise refusal
     return scheduler
 

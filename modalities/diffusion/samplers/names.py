@@ -1,0 +1,112 @@
+"""Samplers by the names people know them by, for a request that asks for another than the model's.
+
+Owns the names, and which a model can be drawn with: one trained on flow matching with those that
+follow straight lines, one trained on noise with those of the older kind. Knows no torch, so that
+the API lists them; a sampler itself is made of the configuration that `with_sampler` returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from triptych.core.errors import InvalidRequest
+
+_Table = MappingProxyType[str, Mapping[str, Any]]
+_MULTISTEP = {"_class_name": "DPMSolverMultistepScheduler"}
+_SDE = {"algorithm_type": "sde-dpmsolver++"}
+_FLOW_SIGMAS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+
+_FLOW: _Table = MappingProxyType(
+    {
+        "euler": {"_class_name": "FlowMatchEulerDiscreteScheduler"},
+        "heun": {"_class_name": "FlowMatchHeunDiscreteScheduler"},
+        "dpm++2m": {**_MULTISTEP, **_FLOW_SIGMAS},
+        "dpm++2m-sde": {**_MULTISTEP, **_FLOW_SIGMAS, **_SDE},
+        "dpm++3m": {**_MULTISTEP, **_FLOW_SIGMAS, "solver_order": 3},
+        "unipc": {"_class_name": "UniPCMultistepScheduler", **_FLOW_SIGMAS},
+    }
+)
+_NOISE: _Table = MappingProxyType(
+    {
+        "ddim": {"_class_name": "DDIMScheduler", "clip_sample": False, "set_alpha_to_one": False},
+        "dpm++2m": _MULTISTEP,
+        "dpm++2m-karras": {**_MULTISTEP, "use_karras_sigmas": True},
+        "dpm++2m-sde": {**_MULTISTEP, **_SDE},
+        "dpm++3m": {**_MULTISTEP, "solver_order": 3},
+        "euler": {"_class_name": "EulerDiscreteScheduler"},
+        "euler-ancestral": {"_class_name": "EulerAncestralDiscreteScheduler"},
+        "heun": {"_class_name": "HeunDiscreteScheduler"},
+        "lcm": {"_class_name": "LCMScheduler"},
+        "unipc": {"_class_name": "UniPCMultistepScheduler"},
+    }
+)
+# How the model was trained, which holds for every sampler.
+_TRAINED = frozenset(
+    {
+        "beta_end",
+        "beta_schedule",
+        "beta_start",
+        "num_train_timesteps",
+        "prediction_type",
+        "rescale_betas_zero_snr",
+        "steps_offset",
+        "timestep_spacing",
+        "trained_betas",
+    }
+)
+
+
+def sampler_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The samplers that a model can be drawn with, by its scheduler_config.json."""
+    return tuple(_table(config))
+
+
+def with_sampler(
+    config: Mapping[str, Any], name: str, shift_exponent: float | None = None
+) -> Mapping[str, Any]:
+    """The configuration of the sampler of this name for the model whose own is `config`.
+
+    An empty name is the model's own. `shift_exponent`: how far the noise levels are shifted for
+    the picture's size, where `config` says that they are. Raises `InvalidRequest` for a name that
+    there is not, or that this model cannot be drawn with.
+    """
+    if not name:
+        return config
+    table = _table(config)
+    if name not in table:
+        known = name in _FLOW or name in _NOISE
+        reason = "cannot draw with this model" if known else "is no sampler here"
+        raise InvalidRequest(
+            f"{name} {reason}; these are its samplers: {', '.join(table)}.", param="sampler"
+        )
+    asked = table[name]
+    if asked["_class_name"] == config["_class_name"] and not _differs(config, asked):
+        return config
+    kept = {key: value for key, value in config.items() if key in _TRAINED}
+    if table is _FLOW:
+        shift = _shift(config, shift_exponent)
+        kept = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
+        kept |= {"shift": shift, "flow_shift": shift}
+    return {**kept, **asked}
+
+
+def _table(config: Mapping[str, Any]) -> _Table:
+    is_flow = str(config.get("_class_name", "")).startswith("FlowMatch")
+    return _FLOW if is_flow or config.get("use_flow_sigmas") else _NOISE
+
+
+def _differs(config: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    defaults = {"algorithm_type": "dpmsolver++", "solver_order": 2, "use_karras_sigmas": False}
+    wanted = {**defaults, **asked}
+    return any(config.get(key, defaults.get(key)) != value for key, value in wanted.items())
+
+
+def _shift(config: Mapping[str, Any], exponent: float | None) -> float:
+    """What noise levels are shifted by: a factor, which some models raise with the size."""
+    if config.get("use_dynamic_shifting") and exponent is not None:
+        is_linear = config.get("time_shift_type") == "linear"
+        return exponent if is_linear else math.exp(exponent)
+    return float(config.get("flow_shift") or config.get("shift") or 1.0)
