@@ -182,7 +182,10 @@ def cached_step(
     at = [Point(row.step, row.noise_levels[row.step]) for row, _ in rows]
     slots = [slot for _, slot in rows]
     apart = distances(slots, signals) if signals is not None else [math.inf] * len(rows)
-    computes = [slot.decide(point.step, d) for slot, point, d in zip(slots, at, apart, strict=True)]
+    computes = [
+        slot.decisions.decide(point.step, d)
+        for slot, point, d in zip(slots, at, apart, strict=True)
+    ]
     if signals is not None:
         keep_signals(slots, signals, at, computes)
     outputs = torch.empty_like(model_inputs([row for row, _ in rows]))

@@ -55,8 +55,10 @@ class CellPool:
         """`count` free cells."""
         while len(self._free) < count:
             self._grow()
-        cells = tuple(self._free.pop() for _ in range(count))
+        left = len(self._free) - count
+        cells = tuple(reversed(self._free[left:]))
         self._cells.index_fill_(0, self._index(cells), 0)  # what another row left never shows
+        del self._free[left:]  # only now: where memory runs out, nothing was taken
         return cells
 
     def give_back(self, cells: Sequence[int]) -> None:
@@ -67,6 +69,11 @@ class CellPool:
     def read(self, cells: Sequence[int]) -> Tensor:
         """A copy of the cells, `[len(cells), *shape]`."""
         return self._cells.index_select(0, self._index(cells))
+
+    def read_columns(self, cells_IR: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Copies of lists of equal length, `[R, *shape]` each, gathered at once."""
+        flat = [cell for cells_R in cells_IR for cell in cells_R]
+        return self.read(flat).view(len(cells_IR), -1, *self.shape).unbind()
 
     def write(self, cells: Sequence[int], values: Tensor) -> None:
         """Overwrite cells with `values`, `[len(cells), *shape]`, in the pool's dtype."""

@@ -20,16 +20,15 @@ import torch
 from torch import Tensor
 
 from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.caches.methods import Level
 from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.cells import CellPool, weighted_sum
 from triptych.modalities.diffusion.evaluation import evaluate
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
+from triptych.modalities.diffusion.leaps import Leap, leap
 from triptych.modalities.diffusion.samplers.rows import (
     SampleRow,
     advance,
-    clean_samples,
     model_inputs,
     noised,
     overwrite,
@@ -99,23 +98,37 @@ class Row:
         step = self.sample.step
         return Point(step, self.sample.noise_levels[step])
 
-    @property
-    def active(self) -> list[Branch]:
-        """The branches asked at this step."""
+    def active_at(self, step: int) -> list[Branch]:
+        """The branches asked at a step."""
         if len(self.branches) == 1:
             return self.branches
-        holds = self.guidance.holds_at(self.sample.step, len(self.sample.timesteps))
+        holds = self.guidance.holds_at(step, len(self.sample.timesteps))
         return self.branches if holds else self.branches[:1]
 
-    @property
-    def is_free(self) -> bool:
-        """Whether the coming step is known to need no run of the model."""
-        return not self.is_done and all(
-            branch.slot is not None
-            and branch.slot.method.level is Level.VELOCITY
-            and branch.slot.skips_for_certain(self.sample.step)
-            for branch in self.active
-        )
+    def foresee(self) -> list[int]:
+        """How many branches may need a run of the model, for each step of the whole way.
+
+        None where all are known to be skipped, and before the row's first step, where it stands.
+        """
+        num_rows = [0] * len(self.sample.timesteps)
+        for branch in self.branches:
+            steps = [
+                step
+                for step in range(self.sample.step, len(num_rows))
+                if branch in self.active_at(step)
+            ]
+            computes = branch.slot.foresee(steps) if branch.slot else [True] * len(steps)
+            for step, may_compute in zip(steps, computes, strict=True):
+                num_rows[step] += may_compute
+        return num_rows
+
+    def leap(self, num_steps: int) -> Leap | None:
+        """The next steps, known to be skipped, as one map; `None` where they are none."""
+        if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
+            return None
+        steps = range(self.sample.step, self.sample.step + num_steps)
+        leap = Leap(self.sample, [self._shares(self.active_at(step)) for step in steps])
+        return leap if leap.is_linear else None
 
     def release(self) -> None:
         """Give back everything the row holds."""
@@ -123,6 +136,13 @@ class Row:
         for branch in self.branches:
             if branch.slot is not None:
                 branch.slot.release()
+
+    def _shares(self, branches: Sequence[Branch]) -> list[tuple[CacheSlot, float]]:
+        """What guidance makes of the caches' outputs."""
+        scale = self.guidance.scale
+        of_output = (scale, 1 - scale) if len(branches) == 2 else (1.0,)
+        slots = [branch.slot for branch in branches if branch.slot is not None]
+        return list(zip(slots, of_output, strict=True))
 
 
 # Rows of one shape, and their velocities after guidance, `[R, ...]`.
@@ -137,8 +157,12 @@ class Denoiser:
 
     @torch.no_grad()
     def step(self, rows: Sequence[Row], watch: Watch | None = None) -> None:
-        """One step of each row. None may be done. `watch` is told before the step is taken."""
-        for members, velocities in self._guided(rows):
+        """One step of each row. None may be done. `watch` is told before the step is taken.
+
+        Where memory runs out, each row has either taken its step or can be asked to take it again.
+        """
+        for members in _by_shape(rows):
+            velocities = self._guided(members)
             if watch is not None:
                 watch(members, velocities)
             advance([row.sample for row in members], velocities)
@@ -146,72 +170,74 @@ class Denoiser:
                 if row.kept is not None:
                     _restore(row.sample, row.kept)
 
-    def preview_step(self, rows: Sequence[Row]) -> list[Tensor]:
-        """Like `step`; and the finished latents as each row's step foretells them, in order."""
-        previews: dict[int, Tensor] = {}
-
-        def foretell(members: list[Row], velocities: Tensor) -> None:
-            cleans = clean_samples([row.sample for row in members], velocities)
-            previews.update({id(row): clean for row, clean in zip(members, cleans, strict=True)})
-
-        self.step(rows, foretell)
-        return [previews[id(row)] for row in rows]
-
-    def step_to_run(self, rows: Sequence[Row]) -> None:
-        """Take the steps that need no run of the model, then one that does.
+    @torch.no_grad()
+    def advance(
+        self, rows: Sequence[Row], num_steps: Sequence[int], watch: Watch | None = None
+    ) -> None:
+        """Each row takes its number of steps, of which all but the last are known to be skipped.
 
         So rows whose plans differ meet at their computed steps, and a run is as full as can be.
+        `watch` is told of the last ones alone.
         """
-        while free := [row for row in rows if row.is_free]:
-            self.step(free)
-        if running := [row for row in rows if not row.is_done]:
-            self.step(running)
+        ends = {
+            id(row): row.sample.step + count for row, count in zip(rows, num_steps, strict=True)
+        }
+        skipping = [row for row in rows if row.sample.step < ends[id(row)] - 1]
+        for members in _by_shape(skipping):
+            leaps = [row.leap(ends[id(row)] - 1 - row.sample.step) for row in members]
+            leap([found for found in leaps if found is not None])
+        while left := [row for row in skipping if row.sample.step < ends[id(row)] - 1]:
+            self.step(left)
+        self.step(rows, watch)
 
-    def _guided(self, rows: Sequence[Row]) -> list[tuple[list[Row], Tensor]]:
-        """The rows by shape of latents, with what guidance made of their branches' velocities."""
-        groups: defaultdict[CellPool, list[Row]] = defaultdict(list)
-        for row in rows:
-            groups[row.sample.pool].append(row)
-        return [(members, self._guide(members)) for members in groups.values()]
-
-    def _guide(self, rows: list[Row]) -> Tensor:
+    def _guided(self, rows: list[Row]) -> Tensor:
         """Velocities of rows of one shape, `[R, ...]`."""
-        asked = [(index, branch) for index, row in enumerate(rows) for branch in row.active]
-        velocities_B = self._ask(rows, asked)
-        of_row = [index for index, _ in asked]
-        prompted = velocities_B[[of_row.index(index) for index in range(len(rows))]]
-        guided = [index for index in range(len(rows)) if of_row.count(index) == 2]
+        active = [row.active_at(row.sample.step) for row in rows]
+        guided = [index for index, branches in enumerate(active) if len(branches) == 2]
+        of_row = [*range(len(rows)), *guided]
+        branches = [found[0] for found in active] + [active[index][1] for index in guided]
+        velocities_B = self._ask(rows, of_row, branches)
+        prompted, negative = velocities_B[: len(rows)], velocities_B[len(rows) :]
         if guided:
-            negative = velocities_B[[of_row.index(index) + 1 for index in guided]]
             guidances = [rows[index].guidance for index in guided]
+            if len(guided) == len(rows):
+                return _guide(guidances, prompted, negative)
             prompted[guided] = _guide(guidances, prompted[guided], negative)
         return prompted
 
-    def _ask(self, rows: list[Row], asked: list[tuple[int, Branch]]) -> Tensor:
+    def _ask(self, rows: list[Row], of_row: list[int], branches: list[Branch]) -> Tensor:
         """Velocities of branches, `[B, ...]`, in one run for each group that can share one."""
         inputs_R = model_inputs([row.sample for row in rows])
-        points = [row.point for row in rows]
         times_R = torch.tensor([row.sample.timesteps[row.sample.step] for row in rows])
-        velocities = torch.empty((len(asked), *inputs_R.shape[1:]), device=inputs_R.device)
+        batch = Batch(
+            samples=inputs_R if len(of_row) == len(rows) else inputs_R[of_row],
+            times=times_R if len(of_row) == len(rows) else times_R[of_row],
+            conditioning=[branch.conditioning for branch in branches],
+        )
+        slots = [branch.slot for branch in branches]
+        points = [row.point for row in rows]
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for index, (_, branch) in enumerate(asked):
-            slot = branch.slot
-            key = self.model.batch_key(
-                inputs_R.shape[1:],
-                branch.conditioning,
-                is_exact=slot is not None and slot.keeps_hidden,
-            )
-            groups[key].append(index)
+        for index, branch in enumerate(branches):
+            groups[self._batch_key(batch.samples.shape[1:], branch)].append(index)
+        if len(groups) == 1:
+            return evaluate(self.model, batch, slots, [points[row] for row in of_row])
+        velocities = torch.empty(batch.samples.shape, device=inputs_R.device)
         for members in groups.values():
-            of_row = [asked[index][0] for index in members]
-            batch = Batch(
-                samples=inputs_R[of_row],
-                times=times_R[of_row],
-                conditioning=[asked[index][1].conditioning for index in members],
-            )
-            slots = [asked[index][1].slot for index in members]
-            velocities[members] = evaluate(self.model, batch, slots, [points[r] for r in of_row])
+            at = [points[of_row[index]] for index in members]
+            chosen = [slots[index] for index in members]
+            velocities[members] = evaluate(self.model, batch.select(members), chosen, at)
         return velocities
+
+    def _batch_key(self, sample_shape: torch.Size, branch: Branch) -> Hashable:
+        is_exact = branch.slot is not None and branch.slot.keeps_hidden
+        return self.model.batch_key(sample_shape, branch.conditioning, is_exact=is_exact)
+
+
+def _by_shape(rows: Sequence[Row]) -> list[list[Row]]:
+    groups: defaultdict[CellPool, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.sample.pool].append(row)
+    return list(groups.values())
 
 
 def _restore(sample: SampleRow, kept: Kept) -> None:

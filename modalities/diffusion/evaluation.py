@@ -106,7 +106,7 @@ class _Evaluation:
             row
             for row in range(len(self._batch))
             if row not in self._slots
-            or self._slots[row].decide(self._at[row].step, apart.get(row, math.inf))
+            or self._slots[row].decisions.decide(self._at[row].step, apart.get(row, math.inf))
         ]
         for rows, signal in signals:
             computes = [row in computing for row in rows]

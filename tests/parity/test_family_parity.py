@@ -87,7 +87,7 @@ def finish(model: DenoiseModel, rows: list[Row]) -> list[Tensor]:
 def decisions(row: Row) -> tuple[int, int]:
     slot = row.branches[0].slot
     assert slot is not None
-    return slot.num_computed, slot.num_skipped
+    return slot.decisions.num_computed, slot.decisions.num_skipped
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -173,7 +173,7 @@ def test_fbcache_is_diffusers_on_flux(threshold: float) -> None:
     module: Any = build(name)
     module.enable_cache(FirstBlockCacheConfig(threshold=threshold))
     theirs, computed = _diffusers_run(module, name, num_steps)
-    assert slot.num_computed == computed < num_steps
+    assert slot.decisions.num_computed == computed < num_steps
     assert close(ours, theirs)
 
 
@@ -188,7 +188,7 @@ def test_magcache_is_diffusers_on_flux() -> None:
     module: Any = build(name)
     module.enable_cache(MagCacheConfig(num_inference_steps=num_steps, mag_ratios=ratios))
     theirs, computed = _diffusers_run(module, name, num_steps)
-    assert slot.num_computed == computed < num_steps
+    assert slot.decisions.num_computed == computed < num_steps
     assert close(ours, theirs)
 
 

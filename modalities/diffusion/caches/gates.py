@@ -28,13 +28,9 @@ class Signal(enum.Enum):
 
 
 class Gate(ABC):
-    """One row's rule. `signal` is what it must be told; `None` if it decides without the model.
-
-    `is_foreseen`: the answer depends on the step alone, so it may be asked for ahead of time.
-    """
+    """One row's rule. `signal` is what it must be told; `None` if it decides without the model."""
 
     signal: ClassVar[Signal | None] = None
-    is_foreseen: ClassVar[bool] = False
 
     @abstractmethod
     def wants_compute(self, step: int, distance: float) -> bool:
@@ -92,7 +88,6 @@ class IntervalGate(Gate):
     interval: int
     warmup: int
     phase: int = 1
-    is_foreseen: ClassVar[bool] = True
 
     @override
     def wants_compute(self, step: int, distance: float) -> bool:
@@ -134,7 +129,6 @@ class PlanGate(Gate):
     """A plan made beforehand: `plan[i]` says whether step i computes."""
 
     plan: Sequence[bool]
-    is_foreseen: ClassVar[bool] = True
 
     @override
     def wants_compute(self, step: int, distance: float) -> bool:

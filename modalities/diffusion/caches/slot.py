@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from triptych.modalities.diffusion.caches.decisions import Decisions
 from triptych.modalities.diffusion.caches.extrapolation import Point
 from triptych.modalities.diffusion.caches.gates import Signal
 from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
@@ -31,7 +32,9 @@ class _Memory:
     cells: list[int] = field(default_factory=list)
 
     def make_room(self, point: Point, capacity: int) -> int:
-        """The cell for a new point's value: a fresh one, or the oldest's."""
+        """The cell for a point's value: a fresh one, the oldest's, or its own if taken again."""
+        if self.points and self.points[0] == point:
+            return self.cells[0]
         if len(self.cells) < capacity:
             cell = self.pool.take(1)[0]
         else:
@@ -45,26 +48,22 @@ class _Memory:
 class CacheSlot:
     """A row's cache through one trajectory of `num_steps` evaluations, in order.
 
-    At each step: `decide`, then either `record` what was computed or `predict`. `release` once at
-    the end, however it ends.
+    At each step: `decisions.decide`, then either `record` what was computed or `predict`; a step
+    that failed may be taken again. `release` once at the end, however it ends.
     """
 
     def __init__(self, method: CacheMethod, num_steps: int, pools: CellPools) -> None:
         self.method = method
-        self.num_computed = 0
-        self.num_skipped = 0
-        self._num_steps = num_steps
+        self.decisions = Decisions(method, num_steps)
         self._pools = pools
         self._key: Hashable = None
-        self._gate = method.open_gate(num_steps)
-        self._num_skips = 0
         self._outputs: _Memory | None = None
         self._reference: _Memory | None = None
 
     @property
     def signal(self) -> Signal | None:
         """What the rule compares, if anything."""
-        return self._gate.signal
+        return self.decisions.signal
 
     @property
     def keeps_hidden(self) -> bool:
@@ -77,30 +76,11 @@ class CacheSlot:
             self.release()
             self._key = key
 
-    def is_forced(self, step: int) -> bool:
-        """Whether this step computes whatever the rule says."""
-        is_last = step == self._num_steps - 1 and self.method.bounds.forces_last
-        return self._outputs is None or is_last or self._num_skips >= self.method.bounds.max_skips
-
-    def skips_for_certain(self, step: int) -> bool:
-        """Whether this step is known to be skipped before the model is asked. Changes nothing."""
-        return (
-            not self.is_forced(step)
-            and self._gate.is_foreseen
-            and not self._gate.wants_compute(step, math.inf)
-        )
-
-    def decide(self, step: int, distance: float = math.inf) -> bool:
-        """Whether to compute this step; `distance` as `distances` measured it."""
-        wants = self._gate.wants_compute(step, distance)
-        if computes := wants or self.is_forced(step):
-            self._gate.computed()
-            self._num_skips = 0
-            self.num_computed += 1
-        else:
-            self._num_skips += 1
-            self.num_skipped += 1
-        return computes
+    def foresee(self, steps: Sequence[int]) -> list[bool]:
+        """Which of the row's steps, from its first on, may need a run of the model."""
+        if self.method.level is Level.SPAN:  # what surrounds the blocks runs at every step
+            return [True] * len(steps)
+        return self.decisions.foresee(steps)
 
     def release(self) -> None:
         """Give all cells back and forget the past."""
@@ -108,8 +88,7 @@ class CacheSlot:
             if memory is not None:
                 memory.pool.give_back(memory.cells)
         self._outputs = self._reference = None
-        self._gate = self.method.open_gate(self._num_steps)
-        self._num_skips = 0
+        self.decisions.start_over()
 
     def known(self) -> _Memory:
         """What was computed last, and before."""
@@ -193,12 +172,12 @@ def predict(slots: Sequence[CacheSlot], at: Sequence[Point]) -> Tensor:
     for row, (slot, memory) in enumerate(zip(slots, memories, strict=True)):
         weights = slot.method.extrapolator.weights(memory.points, at[row])
         weights_RK[row, : len(weights)] = weights
-    pool = memories[0].pool
-    columns = [
-        # A row that keeps fewer reads its newest instead, and weighs it with zero.
-        pool.read([memory.cells[k if k < len(memory.cells) else 0] for memory in memories]).float()
+    # A row that keeps fewer reads its newest instead, and weighs it with zero.
+    cells_KR = [
+        [memory.cells[k if k < len(memory.cells) else 0] for memory in memories]
         for k in range(num_columns)
     ]
+    columns = [column.float() for column in memories[0].pool.read_columns(cells_KR)]
     return weighted_sum(weights_RK, columns)
 
 

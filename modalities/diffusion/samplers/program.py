@@ -62,7 +62,11 @@ class Program:
 
     def needs_noise(self, step: int) -> bool:
         """Whether fresh noise enters at this step."""
-        return bool(self.weights_NSC[step, :, -1].any())
+        return self._are_noisy[step]
+
+    @cached_property
+    def _are_noisy(self) -> list[bool]:
+        return [bool(weights_SC[:, -1].any()) for weights_SC in self.weights_NSC]
 
     @cached_property
     def influence(self) -> Vector:

@@ -8,7 +8,8 @@ Legend: R rows, S states of a program (the sample first).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.modalities.diffusion.cells import CellPool, CellPools, weighted_sum
+from triptych.modalities.diffusion.cells import CellPool, CellPools, Weights, weighted_sum
 from triptych.modalities.diffusion.samplers.program import Program
 from triptych.modalities.diffusion.samplers.registry import Spacing, build_program, open_scheduler
 
@@ -65,7 +66,8 @@ def start_row(
     whatever noise the sampler adds later. Errors as of `open_scheduler`.
     """
     scheduler = open_scheduler(config, spacing)
-    program = build_program(scheduler, spacing.begin)
+    begin = spacing.begin * scheduler.order  # some ask the model twice in a step
+    program = build_program(scheduler, begin)
     pool = pools.pool(latents.shape, torch.float32, latents.device)
     cells = pool.take(program.num_states if program else 1)
     row = SampleRow(
@@ -76,7 +78,7 @@ def start_row(
         noise_levels=_levels(program, scheduler),
         program=program,
         foreign=None if program else scheduler,
-        step=spacing.begin,
+        step=begin,
     )
     if clean is None:
         scale = program.initial_scale if program else getattr(scheduler, "init_noise_sigma", 1.0)
@@ -84,7 +86,7 @@ def start_row(
     else:
         pool.write(cells[:1], noised(row, clean, latents)[None])
     if row.foreign is not None and hasattr(scheduler, "set_begin_index"):
-        scheduler.set_begin_index(spacing.begin)
+        scheduler.set_begin_index(begin)
     return row
 
 
@@ -126,7 +128,8 @@ def model_inputs(rows: Sequence[SampleRow]) -> Tensor:
 def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
     """Take one step with the model's outputs, `[R, ...]` in the order of the rows.
 
-    Rows share a batch if their latents have one shape; samplers and steps may all differ.
+    Rows share a batch if their latents have one shape; samplers and steps may all differ. Where
+    memory runs out, each row has either taken its step or stands where it stood.
     """
     outputs = outputs.float()
     groups: defaultdict[int, list[int]] = defaultdict(list)
@@ -139,8 +142,6 @@ def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
     for members in groups.values():
         chosen = outputs if len(members) == len(rows) else outputs[members]
         _advance_programs([rows[index] for index in members], chosen)
-    for row in rows:
-        row.step += 1
 
 
 def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:
@@ -163,12 +164,39 @@ def _clean_weights(row: SampleRow) -> Iterable[float]:
 
 def _advance_programs(rows: Sequence[SampleRow], outputs: Tensor) -> None:
     weights_RSC = np.stack([row.program.weights_NSC[row.step] for row in rows if row.program])
-    pool, num_states = rows[0].pool, weights_RSC.shape[1]
-    columns = [pool.read([row.cells[state] for row in rows]) for state in range(num_states)]
-    columns += [outputs, _fresh_noise(rows, outputs)]
-    for state in range(num_states):
-        value = weighted_sum(weights_RSC[:, state], columns)
-        pool.write([row.cells[state] for row in rows], value)
+    with _noise_is_kept(rows):
+        noise = _fresh_noise(rows, outputs)
+        columns = [*read_states(rows), outputs, noise]
+        write_states(rows, weights_RSC, columns)
+    for row in rows:
+        row.step += 1
+
+
+def read_states(rows: Sequence[SampleRow]) -> tuple[Tensor, ...]:
+    """What samplers of as many states each remember: S tensors `[R, ...]`."""
+    return rows[0].pool.read_columns(list(zip(*[row.cells for row in rows], strict=True)))
+
+
+def write_states(
+    rows: Sequence[SampleRow], weights_RSC: Weights, columns: Sequence[Tensor]
+) -> None:
+    """Give each row's states the values that its weights make of the columns; all, or none."""
+    values = [weighted_sum(weights_RC, columns) for weights_RC in weights_RSC.swapaxes(0, 1)]
+    cells = [row.cells[state] for state in range(len(values)) for row in rows]
+    rows[0].pool.write(cells, values[0] if len(values) == 1 else torch.cat(values))
+
+
+@contextmanager
+def _noise_is_kept(rows: Sequence[SampleRow]) -> Iterator[None]:
+    """Where memory runs out, a step that is taken again draws the same noise."""
+    noisy = [row for row in rows if row.program and row.program.needs_noise(row.step)]
+    before = [row.generator.get_state() for row in noisy]
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        for row, state in zip(noisy, before, strict=True):
+            row.generator.set_state(state)
+        raise
 
 
 def _fresh_noise(rows: Sequence[SampleRow], like: Tensor) -> Tensor:
@@ -192,6 +220,7 @@ def _advance_foreign(row: SampleRow, output: Tensor) -> None:
     time = row.foreign.timesteps[row.step]
     result = row.foreign.step(output[None], time, sample, return_dict=False, **extra)
     row.pool.write(row.cells, result[0])
+    row.step += 1
 
 
 def _levels(program: Program | None, scheduler: Any) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,9 +20,7 @@ from triptych.modalities.diffusion.denoise import Branch, Denoiser, Guidance, Ke
 from triptych.modalities.diffusion.families.family import Conditioning, Family
 from triptych.modalities.diffusion.families.model import DenoiseModel
 from triptych.modalities.diffusion.samplers.registry import Spacing
-from triptych.modalities.diffusion.samplers.rows import start_row
-
-FLOW = NATIVE_CONFIGS["flow euler"]
+from triptych.modalities.diffusion.samplers.rows import clean_samples, start_row
 
 
 class Toy(nn.Module):
@@ -46,13 +45,14 @@ def open_row(
     prompts: Sequence[float] = (0.3,),
     shape: Sequence[int] = (2, 3),
     cache: CacheMethod | None = None,
+    config: str = "flow euler",
     **guidance: Any,
 ) -> Row:
     sample = start_row(
         noise(seed, shape),
-        FLOW,
+        NATIVE_CONFIGS[config],
         Spacing(num_steps=num_steps),
-        generator=torch.Generator(),
+        generator=torch.Generator().manual_seed(seed),
         pools=pools,
     )
     branches = [
@@ -117,33 +117,72 @@ def test_previews_foretell_the_end_and_cost_no_run() -> None:
     plain = [finish(loop, open_row(pools, seed=seed, shape=(2, 2 + seed))) for seed in (1, 2)]
     toy.batches.clear()
     apart: list[float] = []
+
+    def foretell(members: list[Row], velocities: Tensor) -> None:
+        if members == rows[:1]:
+            (clean,) = clean_samples([row.sample for row in members], velocities)
+            apart.append(float((clean - plain[0]).norm()))
+
     while not rows[0].is_done:
-        previews = loop.preview_step(rows)
-        apart.append(float((previews[0] - plain[0]).norm()))
+        loop.step(rows, foretell)
     assert toy.batches == [1, 1] * 6  # two shapes, six steps
     assert apart[-1] < 1e-5
     assert apart == sorted(apart, reverse=True)
     assert all(torch.equal(row.sample.sample, end) for row, end in zip(rows, plain, strict=True))
 
 
-def test_rows_with_different_plans_meet_at_their_computed_steps() -> None:
+PLANS = [
+    [True, False, False, True, False, True],
+    [True, True, False, False, False, True],
+    [True, False, True, False, False, True],
+]
+
+
+def runs_of(foreseen: Sequence[int]) -> list[int]:
+    """How many steps lead to each computed one, itself included."""
+    computed = [step for step, num_rows in enumerate(foreseen) if num_rows]
+    return [after - before for before, after in pairwise([-1, *computed])]
+
+
+@pytest.mark.parametrize("config", ["flow euler", "dpm++ 3m", "unipc", "euler ancestral"])
+def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> None:
+    """Whether they leap or skip step by step: with fresh noise, or what an edit keeps."""
     loop, toy = denoiser()
     pools = CellPools()
-    plans = [
-        [True, False, False, True, False, True],
-        [True, True, False, False, False, True],
-        [True, False, True, False, False, True],
-    ]
-    rows = [open_row(pools, seed=i, cache=planned(plan)) for i, plan in enumerate(plans)]
-    alone = [
-        finish(loop, open_row(pools, seed=i, cache=planned(plan))) for i, plan in enumerate(plans)
-    ]
+
+    def begin() -> list[Row]:
+        rows = [
+            open_row(
+                pools,
+                seed=index,
+                config=config,
+                cache=planned(plan, order=index),
+                prompts=(0.3, -0.2),
+                scale=3.0,
+                stop=0.5,
+                keeps_norm=index == 2,
+            )
+            for index, plan in enumerate(PLANS)
+        ]
+        rows[0].kept = Kept(
+            clean=noise(7, (2, 3)), mask=torch.full((2, 3), 0.5), noise=noise(8, (2, 3))
+        )
+        return [*rows, open_row(pools, seed=9, config=config, cache=planned(PLANS[0]))]
+
+    alone = [finish(loop, row) for row in begin()]
     toy.batches.clear()
-    while running := [row for row in rows if not row.is_done]:
-        loop.step_to_run(running)
-    assert toy.batches == [3, 3, 3]
+    rows = begin()
+    for counts in zip(*[runs_of(row.foresee()) for row in rows], strict=True):
+        loop.advance(rows, counts)
+    assert toy.batches == [7, 6, 4]
     for row, expected in zip(rows, alone, strict=True):
-        assert torch.allclose(row.sample.sample, expected, atol=1e-6)
+        assert row.is_done
+        assert torch.allclose(row.sample.sample, expected, atol=1e-5)
+        slots = [branch.slot for branch in row.branches if branch.slot]
+        assert slots[0].decisions.num_computed == 3
+        assert slots[0].decisions.num_skipped == 3
+        row.release()
+    assert pools.num_used == 0
 
 
 def test_what_is_kept_of_an_edited_picture_stays_and_is_as_noisy_as_the_rest() -> None:

@@ -101,7 +101,10 @@ def test_a_row_decides_and_ends_the_same_alone_and_in_company(
         assert torch.allclose(row.sample, sample, atol=1e-6)
         assert told[0]
         assert told[-1]
-        assert (slot.num_computed, slot.num_skipped) == (sum(told), STEPS - sum(told))
+        assert (slot.decisions.num_computed, slot.decisions.num_skipped) == (
+            sum(told),
+            STEPS - sum(told),
+        )
         release_row(row)
         slot.release()
     assert pools.num_used == 0
@@ -132,14 +135,37 @@ def test_skips_are_bounded_and_the_ends_compute() -> None:
     assert [step for step, computes in enumerate(decisions) if computes] == [0, 1, 2, 3, 5, 10]
 
 
-def test_a_plan_is_known_ahead_and_asking_changes_nothing() -> None:
-    row, slot = open_pair(METHODS["planned 2"], 1, CellPools())
-    foretold = []
-    while not row.is_done:
-        foretold.append(not slot.skips_for_certain(row.step))
-        assert slot.skips_for_certain(row.step) != foretold[-1]
-        assert cached_step([(row, slot)], denoiser) == foretold[-1:]
-    assert [step for step, computes in enumerate(foretold) if computes] == [0, 1, 4, 8, 11]
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_what_is_foreseen_comes_so(name: str) -> None:
+    row, slot = open_pair(METHODS[name], 1, CellPools())
+    foreseen = slot.foresee(range(STEPS))
+    told = run_alone((row, slot))
+    if name in {"first block", "first block, order 1", "teacache", "magcache"}:
+        assert all(foreseen)  # distances decide, or what surrounds the blocks runs at every step
+    else:
+        assert told == foreseen
+    if name == "planned 2":
+        assert [step for step, computes in enumerate(told) if computes] == [0, 1, 4, 8, 11]
+
+
+def test_magcache_of_whole_answers_is_foreseen_too() -> None:
+    method = magcache((1.0, 0.99, 1.01, 0.98), retention=0.1, level=Level.VELOCITY)
+    row, slot = open_pair(method, 1, CellPools())
+    foreseen = slot.foresee(range(STEPS))
+    assert run_alone((row, slot)) == foreseen
+    assert not all(foreseen)
+
+
+def test_a_step_taken_again_counts_once() -> None:
+    pools = CellPools()
+    slot = CacheSlot(METHODS["taylorseer 1"], STEPS, pools)
+    for step in range(3):
+        for _ in range(2):
+            assert slot.decisions.decide(step)
+            record([slot], torch.full((1, 2), float(step)), [Point(step, 1 - step / 9)])
+    assert slot.decisions.num_computed == 3
+    assert [point.step for point in slot.known().points] == [2, 1]
+    assert pools.num_used == 2
 
 
 def test_what_belongs_to_another_shape_or_adapter_is_dropped() -> None:
@@ -151,7 +177,7 @@ def test_what_belongs_to_another_shape_or_adapter_is_dropped() -> None:
     assert pools.num_used == 1
     slot.belong_to(((3, 4, 5), "adapter b"))
     assert pools.num_used == 0
-    assert slot.is_forced(7)
+    assert slot.decisions.is_forced(7)
 
 
 def test_teacache_compares_with_the_step_before_and_fbcache_with_the_last_computed() -> None:

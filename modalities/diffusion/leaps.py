@@ -1,0 +1,105 @@
+"""Many skipped steps at once.
+
+A sampler's step is linear in what it remembers and the output, and a predicted output is linear in
+the outputs computed before: so a run of skipped steps is one linear map, and costs what one step
+does. Owns that map. Knows no model: nothing here runs one.
+
+Legend: R rows, S states of a sampler (the sample first), K computed outputs that are kept.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from triptych.modalities.diffusion.caches.extrapolation import Point
+from triptych.modalities.diffusion.caches.slot import CacheSlot
+from triptych.modalities.diffusion.samplers.program import Vector
+from triptych.modalities.diffusion.samplers.rows import SampleRow, write_states
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Leap:
+    """A row's next steps, all known to be skipped.
+
+    `shares`: for each step the caches that predict, and how much of each makes the output.
+    """
+
+    row: SampleRow
+    shares: Sequence[Sequence[tuple[CacheSlot, float]]]
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether `leap` can take these steps: one of our samplers, and no fresh noise."""
+        program, first = self.row.program, self.row.step
+        return (
+            program is not None
+            and not any(program.needs_noise(first + index) for index in range(len(self.shares)))
+            and all(slot.known().pool is self.row.pool for slot in self._slots)
+        )
+
+    @property
+    def _slots(self) -> list[CacheSlot]:
+        return list(dict.fromkeys(slot for shares in self.shares for slot, _ in shares))
+
+    @property
+    def cells(self) -> list[int]:
+        """Where the columns are: the states, then what each cache keeps."""
+        kept = [cell for slot in self._slots for cell in slot.known().cells]
+        return [*self.row.cells, *kept]
+
+    def weights(self) -> Vector:
+        """What each state becomes, of the columns: `[S, S + K]`."""
+        program, first = self.row.program, self.row.step
+        assert program is not None
+        num_states, num_columns = len(self.row.cells), len(self.cells)
+        total = np.eye(num_states, num_columns)
+        for step, shares in enumerate(self.shares, start=first):
+            weights_SC = program.weights_NSC[step]
+            output = self._output(Point(step, self.row.noise_levels[step]), shares, num_columns)
+            total = weights_SC[:, :num_states] @ total + np.outer(weights_SC[:, -2], output)
+        return total
+
+    def _output(
+        self, at: Point, shares: Sequence[tuple[CacheSlot, float]], num_columns: int
+    ) -> Vector:
+        """A step's output, of the columns."""
+        output, start = np.zeros(num_columns), len(self.row.cells)
+        share_of = dict(shares)
+        for slot in self._slots:
+            known = slot.known().points
+            if slot in share_of:
+                weights = slot.method.extrapolator.weights(known, at)
+                output[start : start + len(known)] = share_of[slot] * np.array(weights)
+            start += len(known)
+        return output
+
+
+def leap(leaps: Sequence[Leap]) -> None:
+    """Take the steps of rows of one shape. Where memory runs out, each row has leapt or has not."""
+    groups: defaultdict[int, list[Leap]] = defaultdict(list)
+    for each in leaps:
+        groups[len(each.row.cells)].append(each)
+    for members in groups.values():
+        _leap(members)
+        for each in members:
+            for step, shares in enumerate(each.shares, start=each.row.step):
+                computes = [slot.decisions.decide(step) for slot, _ in shares]
+                assert not any(computes), "a step that is leapt over was to be computed"
+            each.row.step += len(each.shares)
+
+
+def _leap(leaps: Sequence[Leap]) -> None:
+    rows = [each.row for each in leaps]
+    cells_R, weights = [each.cells for each in leaps], [each.weights() for each in leaps]
+    num_columns = max(map(len, cells_R))
+    weights_RSI = np.zeros((len(rows), len(weights[0]), num_columns))
+    for padded, weights_SI in zip(weights_RSI, weights, strict=True):
+        padded[:, : weights_SI.shape[1]] = weights_SI
+    # A row with fewer columns reads its sample instead, and weighs it with zero.
+    padded_R = [[*cells, *cells[:1] * (num_columns - len(cells))] for cells in cells_R]
+    columns = rows[0].pool.read_columns(list(zip(*padded_R, strict=True)))
+    write_states(rows, weights_RSI, columns)
