@@ -22,8 +22,9 @@ from triptych.core.errors import WeightsError
 MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 32_000_000
 MAX_DIMS = 8
-INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+STEMS = ("model", "diffusion_pytorch_model")
+"""What transformers and diffusers call a checkpoint's files."""
 UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 DTYPE_BYTES: Mapping[str, int] = {
@@ -67,8 +68,8 @@ def read_layout(folder: Path) -> dict[str, TensorInfo]:
 
     Raises `WeightsError` naming file and tensor when the files do not hold what they claim.
     """
-    index = folder / INDEX_NAME
-    if not index.is_file():
+    index = _find_index(folder)
+    if index is None:
         return read_header(single_file(folder))
     weight_map = _read_index(index)
     tensors: dict[str, TensorInfo] = {}
@@ -79,28 +80,28 @@ def read_layout(folder: Path) -> dict[str, TensorInfo]:
                     f"Tensor {name!r} is in two shards, {tensors[name].file} and {shard}."
                 )
             tensors[name] = info
-    _compare_with_index(tensors, weight_map)
+    _compare_with_index(tensors, weight_map, index.name)
     return tensors
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """The checkpoint's safetensors files, in order of name."""
-    index = folder / INDEX_NAME
-    if not index.is_file():
+    index = _find_index(folder)
+    if index is None:
         return (single_file(folder),)
     return tuple(folder / shard for shard in sorted(set(_read_index(index).values())))
 
 
 def single_file(folder: Path) -> Path:
-    """The one safetensors file of a folder without shard index."""
+    """The one safetensors file of a folder without shard index, or the unabridged of several."""
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
-        if file.name == SINGLE_NAME or len(files) == 1:
+        if file.stem in STEMS or len(files) == 1:
             return file
     if files:
         raise WeightsError(
-            f"Found {len(files)} safetensors files such as {files[0].name}, but no {INDEX_NAME}"
-            " that says which tensors they hold."
+            f"Found {len(files)} safetensors files such as {files[0].name}, but no"
+            f" {SINGLE_NAME}.index.json that says which tensors they hold."
         )
     unsafe = sorted(file for file in folder.glob("*") if file.suffix in UNSAFE_SUFFIXES)
     if unsafe:
@@ -108,7 +109,7 @@ def single_file(folder: Path) -> Path:
             f"{unsafe[0].name} is an unsafe format: such files can run code when loaded."
             " Convert the model to safetensors."
         )
-    raise WeightsError(f"No {SINGLE_NAME} or {INDEX_NAME} in the model's folder.")
+    raise WeightsError(f"No {SINGLE_NAME} or {SINGLE_NAME}.index.json in the model's folder.")
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
@@ -198,6 +199,16 @@ def _check_coverage(file: str, entries: dict[str, _Entry], data_bytes: int) -> N
         raise WeightsError(f"{file} has {data_bytes - position} bytes that belong to no tensor.")
 
 
+def _find_index(folder: Path) -> Path | None:
+    """The shard index; a variant's (`model.safetensors.index.fp16.json`) if there is no other."""
+    for stem in STEMS:
+        if (index := folder / f"{stem}.safetensors.index.json").is_file():
+            return index
+    if any((folder / f"{stem}.safetensors").is_file() for stem in STEMS):
+        return None
+    return next((file for stem in STEMS for file in folder.glob(f"{stem}.*.index.*.json")), None)
+
+
 def _read_index(index: Path) -> dict[str, str]:
     try:
         weight_map = msgspec.convert(read_json(index), _Index).weight_map
@@ -213,13 +224,15 @@ def _read_index(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _compare_with_index(tensors: Mapping[str, TensorInfo], weight_map: Mapping[str, str]) -> None:
+def _compare_with_index(
+    tensors: Mapping[str, TensorInfo], weight_map: Mapping[str, str], index: str
+) -> None:
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file != shard:
-            raise WeightsError(f"Tensor {name!r} is listed in {INDEX_NAME}, but not in {shard}.")
+            raise WeightsError(f"Tensor {name!r} is listed in {index}, but not in {shard}.")
     for name, info in tensors.items():
         if name not in weight_map:
-            raise WeightsError(f"Tensor {name!r} in {info.file} is not listed in {INDEX_NAME}.")
+            raise WeightsError(f"Tensor {name!r} in {info.file} is not listed in {index}.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from triptych.core.weights.packages import (
     parse_package,
     run_installer,
 )
+from triptych.core.weights.pipeline_index import PIPELINE_INDEX, is_pipeline, naming, read_pipeline
 from triptych.core.weights.progress import Progress
 
 EMBEDDED_REFERENCE = "embedded"
@@ -43,7 +44,8 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model whose files are here: the served name, and a folder with everything it needs.
 
     `folder` holds config.json, safetensors files, and where the model reads text tokenizer.json;
-    `digest` (SHA-256, hex) identifies their content.
+    or model_index.json and a folder of that kind for each part. `digest` (SHA-256, hex) identifies
+    their content.
     """
 
     name: str
@@ -177,7 +179,7 @@ def _materialise(
     for source in sources:
         if adopted := source.adopt(folder, options, progress):
             return adopted
-    return folder, _check_folder(folder)
+    return folder, folder_digest(folder)
 
 
 def cache_key(identity: str) -> str:
@@ -244,12 +246,25 @@ def _local_or_hub(place: str, options: ModelOptions, sources: Sequence[Source]) 
     return download_snapshot(place, options, layout)
 
 
-def _check_folder(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """Prove that a folder can be served, and digest what identifies its weights.
 
     Hashing all of a large checkpoint at every start would cost more than it tells: the digest is
-    over the configs, and of each weight file over its header, length and time of change.
+    over the configs, and of each weight file over its header, length and time of change. A model
+    of several parts is all its parts. Raises `WeightsError` naming the part's folder and file.
     """
+    if not is_pipeline(folder):
+        return _weights_digest(folder)
+    lines = [sha256_file(folder / PIPELINE_INDEX)]
+    for part in read_pipeline(folder).parts.values():
+        inner = folder / part.name
+        with naming(part.name):
+            digest = _weights_digest(inner) if part.has_weights else _files_digest(inner)
+        lines.append(f"{part.name} {digest}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _weights_digest(folder: Path) -> str:
     if not (folder / "config.json").is_file():
         raise WeightsError(f"The model folder {folder.name} has no config.json.")
     digest = hashlib.sha256()
@@ -262,3 +277,12 @@ def _check_folder(folder: Path) -> str:
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def _files_digest(folder: Path) -> str:
+    """Of the content of a small part: a tokenizer, a configuration."""
+    files = sorted(file for file in folder.glob("*") if file.is_file())
+    if not files:
+        raise WeightsError(f"The model's part {folder.name} is missing or empty.")
+    lines = (f"{file.name} {sha256_file(file)}\n" for file in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

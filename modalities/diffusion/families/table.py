@@ -33,7 +33,7 @@ _WAN = Family(span=(Blocks("blocks"),), tap="condition_embedder")
 _UNET = Family(sample="sample")
 _COGVIEW = Family(span=_dual("transformer_blocks", streams=_PICTURE_FIRST))
 
-_FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
+FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
     {
         "AllegroTransformer3DModel": Family(span=_BLOCKS),
         "AuraFlowTransformer2DModel": Family(
@@ -131,12 +131,12 @@ _FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
 def family_of(module: nn.Module) -> Family:
     """The family of a model's class. Raises `WeightsError` if it is not known."""
     name = type(module).__name__
-    if name not in _FAMILIES:
-        known = ", ".join(sorted(_FAMILIES))
+    if name not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
         raise WeightsError(f"{name} is no denoising model known here; these are: {known}.")
     # Sana's models say themselves what unit of time they were trained in.
     own_scale = getattr(getattr(module, "config", None), "timestep_scale", 1.0)
-    return replace(_FAMILIES[name], time_unit=_FAMILIES[name].time_unit / own_scale)
+    return replace(FAMILIES[name], time_unit=FAMILIES[name].time_unit / own_scale)
 
 
 def open_model(module: nn.Module) -> DenoiseModel:

@@ -6,8 +6,7 @@ are small, and rounding is heard. Knows nothing of streaming or of speech models
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 from triptych.core.errors import WeightsError
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import MAX_NAMED, Target, load_tensors
+from triptych.core.weights.quiet import without_progress_bar
 from triptych.modalities.tts.codecs.families.snac import Snac, SnacConfig
 
 CODEC_TYPES = frozenset(
@@ -70,7 +70,7 @@ class CodecBlueprint:
         own = {name for name in checkpoint.tensors if name.startswith(self.prefix)}
         state = {name.removeprefix(self.prefix): checkpoint.read(name) for name in own}
         config, model_class = self._library_classes()
-        with _without_progress_bar():
+        with without_progress_bar():
             module, info = model_class.from_pretrained(
                 None,
                 config=config,
@@ -113,17 +113,3 @@ class CodecBlueprint:
             return msgspec.convert(fields, SnacConfig)
         except msgspec.ValidationError as error:
             raise WeightsError(f"The codec's config.json is not usable: {error}.") from None
-
-
-@contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    """Loading is reported by ourselves."""
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()

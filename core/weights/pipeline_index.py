@@ -1,0 +1,91 @@
+"""What a folder of several models holds, as its model_index.json tells.
+
+Owns reading that file and the choice of parts that are needed to draw. Whether a part's class may
+be opened is its modality's business; nothing named here is ever imported or run by this module.
+
+Format: diffusers' `DiffusionPipeline.save_pretrained`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.layout import read_json
+
+PIPELINE_INDEX = "model_index.json"
+_NEEDED = re.compile(r"transformer|unet|vae|scheduler|processor|(text_encoder|tokenizer)(_\d)?")
+_UNUSED = frozenset({"safety_checker", "feature_extractor", "image_encoder", "image_processor"})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One model, tokenizer or configuration: its folder, and the class that diffusers gives it."""
+
+    name: str
+    library: str
+    class_name: str
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether its folder holds tensors."""
+        return not self.name.startswith(("scheduler", "tokenizer", "processor"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineIndex:
+    """A pipeline's class name, the parts that draw, and plain facts such as `is_distilled`.
+
+    Parts that the file leaves empty are absent.
+    """
+
+    pipeline: str
+    parts: Mapping[str, Part]
+    facts: Mapping[str, Any]
+
+
+def is_pipeline(folder: Path) -> bool:
+    """Whether a folder holds a model of several parts."""
+    return (folder / PIPELINE_INDEX).is_file()
+
+
+def read_pipeline(folder: Path) -> PipelineIndex:
+    """The parts of the model in `folder`. Raises `WeightsError` for what is damaged or unknown."""
+    fields = read_json(folder / PIPELINE_INDEX)
+    pipeline = fields.get("_class_name")
+    if not isinstance(pipeline, str):
+        raise WeightsError(f"{PIPELINE_INDEX} does not name the pipeline's class.")
+    parts, facts = {}, {}
+    for name, value in fields.items():
+        if name.startswith("_") or name in _UNUSED:
+            continue
+        if not isinstance(value, list):
+            facts[name] = value
+        elif part := _read_part(name, value):
+            parts[name] = part
+    return PipelineIndex(pipeline=pipeline, parts=parts, facts=facts)
+
+
+def _read_part(name: str, value: list[Any]) -> Part | None:
+    match value:
+        case [None, None]:
+            return None
+        case [str(library), str(class_name)] if _NEEDED.fullmatch(name):
+            return Part(name, library, class_name)
+        case [str(), str()]:
+            raise WeightsError(f"{PIPELINE_INDEX} has the part {name!r:.60}, which is not known.")
+    raise WeightsError(f"{PIPELINE_INDEX} is damaged: {name!r:.60} is no [library, class].")
+
+
+@contextmanager
+def naming(part: str) -> Iterator[None]:
+    """Errors of files inside also say which part they belong to."""
+    try:
+        yield
+    except WeightsError as error:
+        raise WeightsError(f"{part}: {error.message}") from error

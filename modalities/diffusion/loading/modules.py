@@ -1,0 +1,150 @@
+"""A part's module from its configuration and tensors: diffusers' classes, and transformers'.
+
+Owns construction without memory, and the fill. No code of a checkpoint runs: the class is ours to
+choose (`classes.py`), its configuration is cut down to plain fields, tensors are safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.loading import MAX_NAMED, Target, load_tensors
+from triptych.core.weights.quiet import without_progress_bar
+
+Report = Callable[[float], None]
+# A configuration is data, but library code computes with it: whatever it cannot digest ends here.
+_UNFIT = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    AssertionError,
+    NotImplementedError,
+    StrictDataclassError,
+)
+_CHOOSES_CODE = frozenset({"auto_map", "attn_implementation", "experts_implementation"})
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """What layers create empty, to be filled, has a shape and no memory. Buffers are computed."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func is torch.empty:
+            options["device"] = "meta"
+        return func(*args, **options)
+
+
+def open_diffusers_module(
+    kind: Any,
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    report: Report,
+) -> nn.Module:
+    """A model of diffusers with the checkpoint's weights. Raises `WeightsError` naming the tensor.
+
+    What the class computes in float32 in any case stays in it.
+    """
+    module: nn.Module = sketch(kind, checkpoint.config)
+    allocate(module, device, dtype)
+    load_tensors(checkpoint, _targets(module, checkpoint), report=report)
+    return module
+
+
+def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
+    """A model of diffusers without memory behind its weights."""
+    fields = _plain(config)
+    try:
+        with _WithoutMemory():
+            return kind.from_config(fields).eval().requires_grad_(False)
+    except _UNFIT as error:
+        raise WeightsError(f"config.json is not usable as {kind.__name__}: {error}") from error
+
+
+def allocate(module: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Memory for the weights of a sketch, not yet filled; everything else moves to the device."""
+    exact = frozenset(module._keep_in_fp32_modules or ())
+    state = {
+        name: torch.empty(tensor.shape, dtype=_dtype_of(name, tensor, dtype, exact), device=device)
+        for name, tensor in module.state_dict().items()
+    }
+    module.load_state_dict(state, assign=True)
+    module.requires_grad_(False).to(device)
+
+
+def open_transformers_module(
+    kind: Any,
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    report: Report,
+) -> nn.Module:
+    """A model of transformers, by its own loading: names have changed with its releases."""
+    state = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    try:
+        with without_progress_bar():
+            module, info = kind.from_pretrained(
+                None,
+                config=kind.config_class.from_dict(_plain(checkpoint.config)),
+                state_dict=state,
+                dtype=dtype,
+                ignore_mismatched_sizes=True,  # they are reported, and refused below
+                output_loading_info=True,
+            )
+    except _UNFIT as error:
+        raise WeightsError(f"The weights are not usable as {kind.__name__}: {error}") from error
+    _check_complete(info, checkpoint)
+    report(1.0)
+    moved: nn.Module = module.to(device).eval().requires_grad_(False)
+    return moved
+
+
+def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype, exact: frozenset[str]) -> torch.dtype:
+    if not tensor.is_floating_point():
+        return tensor.dtype
+    return torch.float32 if exact & set(name.split(".")) else dtype
+
+
+def _targets(module: Any, checkpoint: Checkpoint) -> list[Target]:
+    """Where each tensor goes. Names from before diffusers renamed its attention are known to it."""
+    names = {name: name for name in checkpoint.tensors}
+    module._fix_state_dict_keys_on_load(names)
+    return [Target(names.get(name, name), tensor) for name, tensor in module.state_dict().items()]
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without what is private, or chooses code to run."""
+    if config.get("quantization_config"):
+        raise WeightsError("config.json asks for a quantization_config, which is not supported.")
+    return {
+        name: _plain(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if not name.startswith("_") and name not in _CHOOSES_CODE
+    }
+
+
+def _check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[problem]:
+            named = ", ".join(sorted(map(str, info[problem]))[:MAX_NAMED])
+            files = ", ".join(sorted({t.file for t in checkpoint.tensors.values()})[:MAX_NAMED])
+            raise WeightsError(f"{problem.replace('_', ' ')} in {files}: {named}.")
