@@ -1,0 +1,336 @@
+"""Pictures from strangers, decoded in limited child processes.
+
+Owns which files are pictures, how large they may be, and what comes of transparency, turned
+cameras and moving pictures: white, upright, the first of them. Its bytes decide a file's kind, its
+header whether it is decoded at all. The functions run in a child of a `DecodePool`; the reader is
+what an API process calls. Knows nothing of HTTP or models. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import struct
+import zlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedMedia
+from triptych.core.images import Pixels
+from triptych.core.media.child import Decoded, DecodePool
+
+Size = tuple[int, int]
+"""Width and height in pixels."""
+_Sized = Generator[bytes, None, Size]
+
+_ALIASES: Final = MappingProxyType({"image/jpg": "image/jpeg", "image/x-png": "image/png"})
+_ANYTHING: Final = frozenset({"", "application/octet-stream"})
+_MAX_SCANS: Final = 64
+"""Passes over a progressive JPEG; encoders make a dozen, each costs as much as a whole picture."""
+_BAND_ROWS: Final = 256
+_ORIENTATION: Final = 0x0112
+_TURNS: Final = MappingProxyType(
+    {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+)
+"""What makes a picture upright, by its EXIF orientation; from 5 on width and height change."""
+_FIRST_SIDEWAYS: Final = 5
+_DAMAGE: Final = (
+    OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError,
+    struct.error, zlib.error,
+)  # fmt: skip
+"""What Pillow raises for files that are not what they begin as."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureLimits:
+    """What a picture may be, as its header has it.
+
+    Decoding takes up to 20 bytes a pixel, which a child must be allowed.
+    """
+
+    max_bytes: int = 25 * 2**20
+    min_side: int = 16
+    max_side: int = 8192
+    max_pixels: int = 12_500_000
+
+    def check(self, size: Size) -> None:
+        """Refuse, with `InvalidRequest`, a size out of range."""
+        shown = f"The picture is {size[0]}x{size[1]}"
+        if min(size) < self.min_side:
+            raise InvalidRequest(f"{shown}: each side must have {self.min_side} pixels or more.")
+        if max(size) > self.max_side:
+            raise InvalidRequest(f"{shown}: no side may have over {self.max_side} pixels.")
+        if size[0] * size[1] > self.max_pixels:
+            raise InvalidRequest(f"{shown}: it may have at most {self.max_pixels} pixels.")
+
+
+# -- in a child ----------------------------------------------------------------------------------
+
+
+def measure(data: bytes, *, limits: PictureLimits, media_type: str = "") -> Size:
+    """Width and height of the upright picture, from its header alone.
+
+    `media_type` is what its sender says it is. Raises `UnsupportedMedia` where it is no PNG, JPEG
+    or WebP or another than its sender says, `InvalidRequest` where it is damaged or out of range.
+    """
+    with _open(data, limits, media_type) as file:
+        return _turned_size(file.size, _turn(file))
+
+
+def read_picture(
+    data: bytes, *, limits: PictureLimits, media_type: str = "", size: Size | None = None
+) -> Image.Image:
+    """The upright picture in RGB, transparency as white. Raises what `measure` does.
+
+    With a `size` it is scaled until it covers that, and cut evenly where it has another shape.
+    """
+    with _open(data, limits, media_type) as file:
+        turn, wanted = _prepared(file, size)
+        picture = _flattened(file)
+        if wanted is not None and wanted != picture.size:
+            box = _covering(picture.size, wanted)
+            picture = picture.resize(wanted, Image.Resampling.LANCZOS, box=box)
+        return picture if turn is None else picture.transpose(turn)
+
+
+def read_mask(
+    data: bytes, *, limits: PictureLimits, media_type: str = "", size: Size | None = None
+) -> Image.Image:
+    """Where the picture is less than half opaque: 255 in grey there, else 0.
+
+    Otherwise as `read_picture`. Raises `InvalidRequest` for one without transparency, too.
+    """
+    with _open(data, limits, media_type) as file:
+        turn, wanted = _prepared(file, size)
+        if not file.has_transparency_data:
+            raise InvalidRequest(
+                "The mask has no transparency: make transparent what shall be drawn anew."
+            )
+        alpha = file.convert("RGBA").getchannel("A")
+        if wanted is not None and wanted != alpha.size:
+            box = _covering(alpha.size, wanted)
+            alpha = alpha.resize(wanted, Image.Resampling.BOX, box=box)
+        mask = alpha.point([255] * 128 + [0] * 128)
+        return mask if turn is None else mask.transpose(turn)
+
+
+@contextmanager
+def _open(data: bytes, limits: PictureLimits, media_type: str) -> Iterator[ImageFile]:
+    """The file with its header read and checked; what reading it raises is the sender's fault."""
+    kind = _kind(data, media_type)
+    try:
+        if kind == "image/webp":
+            limits.check(_webp_size(data))  # its decoder takes memory as soon as it is opened
+        with _OPENERS[kind](io.BytesIO(data)) as file:
+            limits.check(file.size)
+            if kind == "image/jpeg" and data.count(b"\xff\xda") > _MAX_SCANS:
+                raise InvalidRequest(f"The JPEG file has over {_MAX_SCANS} scans; save it anew.")
+            yield file
+    except RequestError:
+        raise
+    except _DAMAGE as error:
+        raise InvalidRequest("The picture is damaged or incomplete.") from error
+
+
+def _kind(data: bytes, media_type: str) -> str:
+    """The media type that the bytes show. Raises `UnsupportedMedia` unless it is the one told."""
+    if not data:
+        raise InvalidRequest("The picture is empty.")
+    kind = ""
+    if data[:8] == b"\x89PNG\r\n\x1a\n":
+        kind = "image/png"
+    elif data[:3] == b"\xff\xd8\xff":
+        kind = "image/jpeg"
+    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        kind = "image/webp"
+    if not kind:
+        raise UnsupportedMedia("The file is no PNG, JPEG or WebP picture.")
+    told = media_type.partition(";")[0].strip().lower()
+    if told not in _ANYTHING and _ALIASES.get(told, told) != kind:
+        raise UnsupportedMedia(f"The file is {kind}, which is not what it is sent as.")
+    return kind
+
+
+def _webp_size(data: bytes) -> Size:
+    """Of the canvas. Format: https://developers.google.com/speed/webp/docs/riff_container"""
+    (chunk,) = struct.unpack_from("4s", data, 12)
+    if chunk == b"VP8X":
+        width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
+    elif chunk == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    else:
+        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
+    return width, height
+
+
+_OPENERS: Final = MappingProxyType[str, type[ImageFile]](
+    {"image/png": PngImageFile, "image/jpeg": JpegImageFile, "image/webp": WebPImageFile}
+)
+"""Each kind's own reader: nothing is ever tried with another's."""
+
+
+def _turn(file: ImageFile) -> Image.Transpose | None:
+    # The base class's: that of PNG reads the whole picture, to see what follows it.
+    return _TURNS.get(Image.Image.getexif(file).get(_ORIENTATION, 1))
+
+
+def _turned_size(size: Size, turn: Image.Transpose | None) -> Size:
+    sideways = [_TURNS[value] for value in _TURNS if value >= _FIRST_SIDEWAYS]
+    return size[::-1] if turn in sideways else size
+
+
+def _prepared(file: ImageFile, size: Size | None) -> tuple[Image.Transpose | None, Size | None]:
+    """Load the raster; the turn to make, and the size before it."""
+    turn = _turn(file)
+    wanted = None if size is None else _turned_size(size, turn)
+    if wanted is not None:
+        file.draft(None, wanted)  # JPEG alone: what is much too large is never made
+    file.load()
+    return turn, wanted
+
+
+def _flattened(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I"):
+        if picture.has_transparency_data:
+            raise InvalidRequest("16-bit grey with a transparent value is not read; use RGBA.")
+        return Image.frombytes("L", picture.size, picture.tobytes()[1::2]).convert("RGB")
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    seen = picture if picture.mode == "RGBA" else picture.convert("RGBA")
+    ground = Image.new("RGB", picture.size, (255, 255, 255))
+    ground.paste(seen, mask=seen)
+    return ground
+
+
+def _covering(source: Size, target: Size) -> tuple[float, float, float, float]:
+    """The largest part in the middle of `source` that has the shape of `target`."""
+    scale = min(source[0] / target[0], source[1] / target[1])
+    left, top = ((full - scale * side) / 2 for full, side in zip(source, target, strict=True))
+    return left, top, left + scale * target[0], top + scale * target[1]
+
+
+def _measure(data: bytes, *, limits: Mapping[str, int], media_type: str) -> _Sized:
+    size = measure(data, limits=PictureLimits(**limits), media_type=media_type)
+    yield from ()
+    return size
+
+
+def _picture(data: bytes, **args: Any) -> _Sized:
+    return _bands(read_picture(data, **_typed(**args)))
+
+
+def _mask(data: bytes, **args: Any) -> _Sized:
+    return _bands(read_mask(data, **_typed(**args)))
+
+
+def _typed(
+    *, limits: Mapping[str, int], media_type: str, size: Sequence[int] | None
+) -> dict[str, Any]:
+    wanted = None if size is None else tuple(size)
+    return {"limits": PictureLimits(**limits), "media_type": media_type, "size": wanted}
+
+
+def _bands(picture: Image.Image) -> _Sized:
+    """The raster in bands of rows: it never exists twice."""
+    for top in range(0, picture.height, _BAND_ROWS):
+        bottom = min(top + _BAND_ROWS, picture.height)
+        yield picture.crop((0, top, picture.width, bottom)).tobytes()
+    return picture.size
+
+
+DECODERS: Final = MappingProxyType({"measure": _measure, "picture": _picture, "mask": _mask})
+"""What a `DecodePool` given this module can run."""
+
+
+def prepare() -> None:
+    """Decode a picture of each kind, whereby all is loaded that decoding will need."""
+    limits = PictureLimits(min_side=1)
+    for kind in ("png", "jpeg", "webp"):
+        file = io.BytesIO()
+        sample = Image.new("RGB" if kind == "jpeg" else "RGBA", (32, 16))
+        exif = Image.Exif()
+        exif[_ORIENTATION] = 6
+        sample.save(file, kind, exif=exif)
+        read_picture(file.getvalue(), limits=limits, size=(8, 8))
+        if kind != "jpeg":
+            read_mask(file.getvalue(), limits=limits, size=(8, 8))
+
+
+# -- in the API process --------------------------------------------------------------------------
+
+
+class PictureReader:
+    """Reads pictures through a pool, which must serve this module.
+
+    Every method raises what the function of its name does, what `DecodePool.run` raises, and
+    `PayloadTooLarge` for a file over `limits.max_bytes`.
+    """
+
+    def __init__(self, pool: DecodePool) -> None:
+        self._pool = pool
+
+    async def measure(
+        self,
+        data: bytes | bytearray | memoryview,
+        *,
+        limits: PictureLimits = PictureLimits(),
+        media_type: str = "",
+    ) -> Size:
+        """Width and height of the upright picture, from its header alone."""
+        decoded = await self._run("measure", data, limits, media_type=media_type)
+        width, height = decoded.value
+        return width, height
+
+    async def read(
+        self,
+        data: bytes | bytearray | memoryview,
+        *,
+        limits: PictureLimits = PictureLimits(),
+        media_type: str = "",
+        size: Size | None = None,
+    ) -> Pixels:
+        """The picture as `read_picture` has it."""
+        decoded = await self._run("picture", data, limits, media_type=media_type, size=size)
+        width, height = decoded.value
+        return Pixels(width=width, height=height, rgb=bytes(decoded.data))
+
+    async def read_mask(
+        self,
+        data: bytes | bytearray | memoryview,
+        *,
+        limits: PictureLimits = PictureLimits(),
+        media_type: str = "",
+        size: Size | None = None,
+    ) -> bytes:
+        """The mask as `read_mask` has it: height x width bytes."""
+        decoded = await self._run("mask", data, limits, media_type=media_type, size=size)
+        return bytes(decoded.data)
+
+    async def _run(
+        self,
+        name: str,
+        data: bytes | bytearray | memoryview,
+        limits: PictureLimits,
+        **args: Any,
+    ) -> Decoded:
+        if len(data) > limits.max_bytes:
+            raise PayloadTooLarge(f"The picture is over {limits.max_bytes} bytes.")
+        return await self._pool.run(name, data, limits=dataclasses.asdict(limits), **args)

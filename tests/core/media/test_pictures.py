@@ -1,0 +1,194 @@
+"""Pictures as they are read: kinds, modes, turns, transparency, sizes, masks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from fakes_pictures import apng, chunk, hole_mask, idat, many_scans, picture, png, saved, turned
+from PIL import Image
+
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
+from triptych.core.images import Pixels
+from triptych.core.media import pictures
+from triptych.core.media.child import DecodePool
+from triptych.core.media.pictures import PictureLimits, PictureReader, measure, read_picture
+
+LIMITS = PictureLimits()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reader() -> AsyncIterator[PictureReader]:
+    pool = DecodePool([pictures.__name__])
+    yield PictureReader(pool)
+    await pool.close()
+
+
+def as_array(pixels: Pixels | Image.Image) -> np.ndarray:
+    if isinstance(pixels, Image.Image):
+        return np.asarray(pixels).astype(int)
+    raster = np.frombuffer(pixels.rgb, np.uint8).reshape(pixels.height, pixels.width, 3)
+    return raster.astype(int)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
+async def test_a_child_reads_each_kind(reader: PictureReader, kind: str) -> None:
+    data = saved(picture(300, 700), kind, **({} if kind == "png" else {"quality": 95}))
+    assert await reader.measure(data, media_type=f"image/{kind}") == (300, 700)
+    pixels = await reader.read(data, media_type=f"IMAGE/{kind.upper()}; q=1")
+    assert (pixels.width, pixels.height) == (300, 700)
+    error = np.abs(as_array(pixels) - as_array(picture(300, 700)))
+    assert error.max() <= (0 if kind == "png" else 12)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
+def test_every_mode_becomes_rgb(mode: str) -> None:
+    if mode == "I;16":
+        grey = np.asarray(picture(mode="L")).astype(np.uint16) * 257
+        data = saved(Image.fromarray(grey))
+    else:
+        image = picture(mode="L" if mode == "LA" else "RGB").convert(mode)
+        data = saved(image, "jpeg" if mode == "CMYK" else "png")
+    seen = read_picture(data, limits=LIMITS)
+    assert seen.mode == "RGB"
+    if mode in ("L", "LA", "I;16"):
+        error = as_array(seen) - as_array(picture(mode="L").convert("RGB"))
+        assert np.abs(error).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_stands_upright(kind: str, orientation: int) -> None:
+    data = turned(kind, orientation)
+    upright = picture() if orientation == 1 else picture().transpose(pictures._TURNS[orientation])
+    seen = read_picture(data, limits=LIMITS)
+    assert seen.size == upright.size == measure(data, limits=LIMITS)
+    assert np.abs(as_array(seen) - as_array(upright)).mean() < 4
+    small = (12, 24)
+    scaled = read_picture(data, limits=LIMITS, size=small)
+    assert scaled.size == small
+
+
+def test_nonsense_for_an_orientation_is_none() -> None:
+    for value in (0, 9, 65_535):
+        assert measure(turned("jpeg", value), limits=LIMITS) == (48, 32)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
+def test_transparency_shows_white(mode: str) -> None:
+    image = Image.new(mode, (32, 32), 0)
+    options: dict[str, Any] = {"transparency": 0} if mode in ("P", "L") else {}
+    assert (as_array(read_picture(saved(image, **options), limits=LIMITS)) == 255).all()
+
+
+def test_half_transparency_is_blended() -> None:
+    seen = read_picture(saved(Image.new("RGBA", (32, 32), (255, 0, 0, 128))), limits=LIMITS)
+    assert np.abs(as_array(seen) - np.array([255, 127, 127])).max() <= 1
+
+
+def test_what_cannot_be_shown_as_meant_is_refused() -> None:
+    hidden = png(32, 32, chunk(b"tRNS", b"\x00\x00"), idat(32 * 65), depth=16, colour=0)
+    with pytest.raises(InvalidRequest, match="16-bit grey"):
+        read_picture(hidden, limits=LIMITS)
+
+
+def test_of_moving_pictures_the_first_is_read() -> None:
+    frames = [Image.new("RGB", (32, 32), colour) for colour in ("red", "lime", "blue")]
+    for kind in ("png", "webp"):
+        data = saved(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True)
+        assert as_array(read_picture(data, limits=LIMITS))[0, 0].tolist() == [255, 0, 0]
+    assert read_picture(apng(50), limits=LIMITS).size == (64, 64)
+
+
+def test_a_size_is_covered_and_cut_evenly() -> None:
+    wide = Image.new("RGB", (96, 32), "red")
+    wide.paste("blue", (32, 0, 64, 32))
+    seen = as_array(read_picture(saved(wide), limits=LIMITS, size=(16, 16)))
+    assert (seen[:, 3:-3] == [0, 0, 255]).all()
+    grown = read_picture(saved(wide), limits=LIMITS, size=(192, 64))
+    assert as_array(grown)[32, 96].tolist() == [0, 0, 255]
+
+
+def test_large_jpegs_are_made_small_while_they_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = saved(picture(2048, 1024), "jpeg", quality=95)
+    loaded: list[tuple[int, int]] = []
+    flattened = pictures._flattened
+    monkeypatch.setattr(
+        pictures, "_flattened", lambda file: loaded.append(file.size) or flattened(file)
+    )
+    seen = read_picture(data, limits=LIMITS, size=(200, 100))
+    assert loaded == [(256, 128)]
+    wanted = picture(2048, 1024).resize((200, 100), Image.Resampling.LANCZOS)
+    assert np.abs(as_array(seen) - as_array(wanted)).mean() < 2
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_mask_is_what_is_transparent(reader: PictureReader) -> None:
+    data = hole_mask(48, 32, (8, 4, 24, 20))
+    whole = np.frombuffer(await reader.read_mask(data), np.uint8).reshape(32, 48)
+    wanted = np.zeros((32, 48), np.uint8)
+    wanted[4:20, 8:24] = 255
+    assert np.array_equal(whole, wanted)
+    half = np.frombuffer(await reader.read_mask(data, size=(24, 16)), np.uint8).reshape(16, 24)
+    assert np.array_equal(half, wanted[::2, ::2])
+    with pytest.raises(InvalidRequest, match="no transparency"):
+        await reader.read_mask(saved(picture()))
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ((8, 64), "16 pixels or more"),
+        ((64, 15), "16 pixels or more"),
+        ((8193, 16), "no side"),
+        ((4096, 4096), "12500000"),
+    ],
+)
+def test_the_header_decides(size: tuple[int, int], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        measure(png(*size), limits=LIMITS)
+    with pytest.raises(InvalidRequest, match=told):
+        read_picture(png(*size), limits=LIMITS)
+
+
+def test_measuring_decodes_nothing() -> None:
+    assert measure(png(2048, 2048), limits=LIMITS) == (2048, 2048)
+    late = png(64, 64, idat(64 * 193), chunk(b"eXIf", b"MM\x00*\x00\x00\x00\x08\x00\x00"))
+    assert measure(late, limits=LIMITS) == read_picture(late, limits=LIMITS).size
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [("image/jpeg", "png"), ("image/png", "webp"), ("text/html", "png"), ("image/gif", "jpeg")],
+)
+def test_a_wrong_claim_is_refused(told: str, kind: str) -> None:
+    data = saved(picture(), kind)
+    with pytest.raises(UnsupportedMedia, match=f"image/{kind}"):
+        measure(data, limits=LIMITS, media_type=told)
+    for honest in ("", "application/octet-stream", f"image/{kind}"):
+        assert measure(data, limits=LIMITS, media_type=honest) == (48, 32)
+
+
+def test_painting_over_and_over_is_refused() -> None:
+    read_picture(saved(picture(64, 64), "jpeg", progressive=True), limits=LIMITS)
+    with pytest.raises(InvalidRequest, match="scans"):
+        measure(many_scans(64), limits=LIMITS)
+
+
+def test_text_that_grows_is_refused() -> None:
+    text = chunk(b"zTXt", b"note\x00\x00" + zlib.compress(bytes(8 * 2**20), 9))
+    with pytest.raises(InvalidRequest, match="damaged"):
+        read_picture(png(32, 32, text, idat(32 * 97)), limits=LIMITS)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_too_many_bytes_never_reach_a_child(reader: PictureReader) -> None:
+    with pytest.raises(PayloadTooLarge):
+        await reader.measure(bytes(100), limits=PictureLimits(max_bytes=99))
