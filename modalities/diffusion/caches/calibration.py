@@ -61,6 +61,15 @@ class Calibration:
             self.input_distances += input_distances
             self.output_distances += _neighbour_distances(outputs)
 
+    def merge(self, other: Calibration) -> None:
+        """Add the runs that another calibration measured. Both are of as many steps."""
+        assert other.num_steps == self.num_steps
+        self._gram_NN += other._gram_NN
+        self._ratios_N += other._ratios_N
+        self.num_runs += other.num_runs
+        self.input_distances += other.input_distances
+        self.output_distances += other.output_distances
+
     def _ratios(self, outputs: Sequence[Tensor]) -> Vector:
         norms = torch.stack([output.double().norm(dim=-1) for output in outputs])
         ratios = (norms[1:] / (norms[:-1] + 1e-8)).flatten(1).mean(1)

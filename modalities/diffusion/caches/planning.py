@@ -75,14 +75,33 @@ def plan_steps(
 
     Raises `ValueError` if no plan has so many steps with at most `max_skips` skips in a row.
     """
+    plans = all_plans(measured, extrapolator, num_computed, max_skips=max_skips, power=power)
+    if num_computed not in plans:
+        raise ValueError(
+            f"{num_computed} of {len(measured.points)} steps with at most {max_skips} skips in a"
+            " row: none."
+        )
+    return plans[num_computed]
+
+
+def all_plans(
+    measured: Measured,
+    extrapolator: Extrapolator,
+    max_computed: int,
+    *,
+    max_skips: int = 8,
+    power: int = 1,
+) -> dict[int, tuple[bool, ...]]:
+    """As `plan_steps`, for every number of computed steps up to `max_computed` that has a plan."""
     num_steps = len(measured.points)
 
     @cache
     def cost(known: _State, until: int) -> float:
         return measured.length(measured.skip_error(extrapolator, known, until)) ** power
 
+    plans = {}
     best: _Best = {(0,): (0.0, (0,))}
-    for _ in range(num_computed - 1):
+    for num_computed in range(2, max_computed + 1):
         following: _Best = {}
         for known, (so_far, chosen) in best.items():
             for step in range(known[0] + 1, min(known[0] + max_skips + 2, num_steps)):
@@ -91,13 +110,10 @@ def plan_steps(
                 if state not in following or total < following[state][0]:
                     following[state] = (total, (*chosen, step))
         best = following
-    ends = [found for state, found in best.items() if state[0] == num_steps - 1]
-    if not ends:
-        raise ValueError(
-            f"{num_computed} of {num_steps} steps with at most {max_skips} skips in a row: none."
-        )
-    computed = min(ends)[1]
-    return tuple(step in computed for step in range(num_steps))
+        if ends := [found for state, found in best.items() if state[0] == num_steps - 1]:
+            computed = min(ends)[1]
+            plans[num_computed] = tuple(step in computed for step in range(num_steps))
+    return plans
 
 
 def expected_error(measured: Measured, extrapolator: Extrapolator, plan: Sequence[bool]) -> float:
