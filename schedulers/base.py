@@ -101,6 +101,15 @@ class CutsSteps(Protocol):
         ...
 
 
+@runtime_checkable
+class FitsGaps(Protocol):
+    """A scheduler of long work that nobody waits for, which fits between the steps of others."""
+
+    def set_gap(self, gap_s: float) -> None:
+        """How long a step may be; infinity where no other model has jobs."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model ready to run: its policy, its device work, and how to let go of both."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import random
 import time
 from collections import deque
@@ -37,7 +38,14 @@ from triptych.core.ledger import Ledger
 from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
 from triptych.core.transport.messages import Heartbeat
-from triptych.schedulers.base import CutsSteps, LoadedModel, ModelLoader, Proposal
+from triptych.schedulers.base import (
+    CutsSteps,
+    FitsGaps,
+    LoadedModel,
+    ModelLoader,
+    Proposal,
+    Scheduler,
+)
 from triptych.schedulers.cost import CostModel
 from triptych.schedulers.health import EngineCrashed, Health
 from triptych.schedulers.lanes import Clock, Lanes, StepOutcome, ThreadLanes
@@ -225,8 +233,7 @@ class Engine:
         proposals: dict[str, Proposal] = {}
         busy = {job.model for job in self._jobs.values()}
         for model, loaded in self._residency.ready.items():
-            if isinstance(loaded.scheduler, CutsSteps):
-                loaded.scheduler.set_company(bool(busy - {model}))
+            self._tell_company(loaded.scheduler, busy - {model})
             proposal = None if model in declined else loaded.scheduler.propose(now_s)
             if proposal is None:
                 continue
@@ -241,6 +248,15 @@ class Engine:
             for model, p in proposals.items()
         ]
         return proposals[self._timeline.pick(candidates, now_s).model]
+
+    def _tell_company(self, scheduler: Scheduler, others: Collection[str]) -> None:
+        """Let a scheduler know of the other models that have jobs."""
+        if isinstance(scheduler, CutsSteps):
+            scheduler.set_company(bool(others))
+        if isinstance(scheduler, FitsGaps):
+            longest_s = self.config.schedule.max_step_s or math.inf
+            gap_s = min(longest_s, self._timeline.gap_s(others))
+            scheduler.set_gap(gap_s if others else math.inf)
 
     def _launch(self, proposal: Proposal, now_s: float) -> bool:
         """Book a proposal and hand its plan to the device; false if nothing was left of it."""

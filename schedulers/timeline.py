@@ -16,6 +16,10 @@ The policy:
 3. No starvation. Deadlines that overrule the fair choice for longer than `max_wait_s` on end (or
    three rounds of everything proposed, if steps are long) are not feasible together; from then
    on the fair choice gets `FAIR_FLOOR` of the device's time all the same.
+4. Gaps. Fair shares of a slow device would still be felt: between two steps of a model with
+   deadlines (two tokens of a chat), those without get `GAP_SHARE` of what one such step takes, or
+   one step. What they cannot use of their share for that they give up. With one row of a picture
+   or a sentence between two tokens, tokens so come at half their pace at worst, and evenly.
 
 So nobody waits without bound: for n models whose longest step takes L seconds, fair order serves
 each within 2 n L seconds of service, and endless deadlines stretch that by 1 / `FAIR_FLOOR`.
@@ -24,11 +28,12 @@ each within 2 n L seconds of service, and endless deadlines stretch that by 1 / 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_WAIT_S = 0.5
 FAIR_FLOOR = 0.2
+GAP_SHARE = 0.75
 _MAX_ROUNDS = 3
 
 
@@ -39,6 +44,22 @@ class Candidate:
     model: str
     due_s: float
     cost_s: float
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether somebody waits for it."""
+        return math.isfinite(self.due_s)
+
+
+@dataclass(slots=True)
+class _Gap:
+    """Time that others took since a model's last step with a deadline, and what they may take."""
+
+    taken_s: float = 0.0
+    room_s: float = 0.0
+
+    def has_room(self, cost_s: float) -> bool:
+        return not self.taken_s or self.taken_s + cost_s <= self.room_s
 
 
 class Timeline:
@@ -55,21 +76,53 @@ class Timeline:
         # Service given to deadlines since they began to overrule the fair choice, and despite them.
         self._pressed_s = 0.0
         self._spared_s = 0.0
+        self._gaps: dict[str, _Gap] = {}
 
     def pick(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
         """The candidate to run next; charge its service with `charge`."""
         self._admit(candidates)
+        chosen = self._choose(candidates, now_s)
+        self._note_gaps(chosen)
+        return chosen
+
+    def gap_s(self, models: Collection[str]) -> float:
+        """How long a step without a deadline may be beside these models; infinity if unknown."""
+        gaps = (self._gaps[model].room_s for model in models if model in self._gaps)
+        return min(gaps, default=math.inf)
+
+    def _choose(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
         fair = min(candidates, key=self._order)
         self._level = max(self._level, self._service[fair.model])
         urgent = self._pressing(candidates, fair, now_s)
         if urgent is None or urgent is fair:
             self._pressed_s = self._spared_s = 0.0
-            return fair
+            return self._between(candidates, fair)
         if self._is_owed(candidates):
             self._spared_s += fair.cost_s
             return fair
         self._pressed_s += urgent.cost_s
         return urgent
+
+    def _between(self, candidates: Sequence[Candidate], fair: Candidate) -> Candidate:
+        """The fair choice, if it is waited for or there is a gap; else the fair one of the others.
+
+        Whoever finds no gap gives up its turn.
+        """
+        waited = [candidate for candidate in candidates if candidate.has_deadline]
+        gaps = [self._gaps[other.model] for other in waited if other.model in self._gaps]
+        if fair.has_deadline or all(gap.has_room(fair.cost_s) for gap in gaps):
+            return fair
+        chosen = min(waited, key=self._order)
+        self._service[fair.model] = self._service[chosen.model]
+        return chosen
+
+    def _note_gaps(self, chosen: Candidate) -> None:
+        if chosen.has_deadline:
+            self._gaps[chosen.model] = _Gap(room_s=GAP_SHARE * chosen.cost_s)
+            return
+        for model, gap in self._gaps.items():
+            if model != chosen.model:
+                gap.taken_s += chosen.cost_s
 
     def charge(self, model: str, seconds: float) -> None:
         """Add service to a model's account; negative seconds correct an earlier prediction."""

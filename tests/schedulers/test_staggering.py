@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.diffusion.staggering import Ready, fill_batch
+from triptych.schedulers.staggering import fill_batch
+
+
+@dataclass(frozen=True)
+class Ready:
+    place: tuple[int, ...]
+    num_rows: int = 1
+    num_left: int = 5
+    due_s: float = math.inf
+
 
 READY = st.lists(
     st.tuples(st.integers(1, 2), st.integers(1, 30), st.sampled_from([1.0, 2.0, math.inf])),
@@ -15,7 +25,7 @@ READY = st.lists(
     max_size=8,
 ).map(
     lambda rows: [
-        Ready(name=str(index), num_rows=num_rows, num_left=left, due_s=due)
+        Ready(place=(index,), num_rows=num_rows, num_left=left, due_s=due)
         for index, (num_rows, left, due) in enumerate(rows)
     ]
 )
@@ -32,7 +42,7 @@ def test_the_most_urgent_always_runs_and_runs_fit(ready: list[Ready], run_s: lis
 
 
 def test_runs_are_as_large_as_pays() -> None:
-    ready = [Ready(name=str(i), num_rows=1, num_left=5, due_s=math.inf) for i in range(6)]
+    ready = [Ready(place=(i,)) for i in range(6)]
     free = [1.0] * 4  # four for the price of one
     linear = [1.0, 2.02, 3.03, 4.04]  # a full device: nothing won by batching
     assert len(fill_batch(ready, free)) == 4
@@ -46,12 +56,9 @@ def test_pictures_due_together_take_the_fewest_runs_there_can_be(
     remaining = dict(enumerate(left))
     num_runs = 0
     while remaining:
-        ready = [
-            Ready(name=str(row), num_rows=1, num_left=count, due_s=math.inf)
-            for row, count in remaining.items()
-        ]
+        ready = [Ready(place=(row,), num_left=count) for row, count in remaining.items()]
         for chosen in fill_batch(ready, [1.0] * capacity):
-            row = int(chosen.name)
+            row = chosen.place[0]
             remaining[row] -= 1
             if not remaining[row]:
                 del remaining[row]

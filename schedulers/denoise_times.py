@@ -1,0 +1,70 @@
+"""How long a run of the model takes, by its rows and their size, learned from the runs there were.
+
+Owns the estimate. A device that is full takes twice as long for twice the rows, an empty one takes
+no longer at all, and where between the two a model stands can only be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import OrderedDict, deque
+
+from triptych.schedulers.cost import UNKNOWN_COST_S
+
+_NUM_TRUSTED = 2  # the first run of a shape compiles and pages in: alone it says nothing
+_NUM_RECENT = 5
+_MAX_SIZES = 64
+
+
+class RunTimes:
+    """Seconds of runs of up to `max_rows` rows."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._sizes: OrderedDict[int, dict[int, deque[float]]] = OrderedDict()
+
+    def observe(self, num_tokens: int, num_rows: int, seconds: float) -> None:
+        """Learn from a run of rows of so many tokens each."""
+        if num_rows < 1 or seconds <= 0:
+            return
+        times = self._sizes.setdefault(num_tokens, {})
+        times.setdefault(num_rows, deque(maxlen=_NUM_RECENT)).append(seconds)
+        self._sizes.move_to_end(num_tokens)
+        if len(self._sizes) > _MAX_SIZES:
+            self._sizes.popitem(last=False)
+
+    def of(self, num_tokens: int, num_rows: int) -> float:
+        """How long a run takes."""
+        return _between(self._known(num_tokens), num_rows)
+
+    def table(self, num_tokens: int) -> list[float]:
+        """`[b - 1]` is how long a run of b rows takes.
+
+        Between numbers of rows that were seen, on a line; beyond them, and before anything is
+        known, as if half of the shortest run were for the weights and not for the row.
+        """
+        known = self._known(num_tokens)
+        return [_between(known, num_rows) for num_rows in range(1, self._max_rows + 1)]
+
+    def _known(self, num_tokens: int) -> list[tuple[int, float]]:
+        """Rows and seconds, of this size or of the nearest one that was seen."""
+        by_distance = sorted(self._sizes, key=lambda size: abs(math.log(size / num_tokens)))
+        for size in by_distance:
+            known = [
+                (num_rows, min(times) * num_tokens / size)
+                for num_rows, times in self._sizes[size].items()
+                if len(times) >= _NUM_TRUSTED
+            ]
+            if known:
+                return sorted(known)
+        return [(1, UNKNOWN_COST_S)]
+
+
+def _between(known: list[tuple[int, float]], num_rows: int) -> float:
+    at = bisect_left(known, (num_rows, 0.0))
+    if 0 < at < len(known):
+        (low, low_s), (high, high_s) = known[at - 1 : at + 1]
+        return low_s + (high_s - low_s) * (num_rows - low) / (high - low)
+    nearest, nearest_s = known[min(at, len(known) - 1)]
+    return nearest_s * (1 + num_rows) / (1 + nearest)
