@@ -62,6 +62,9 @@ class HttpMetrics:
             ("model",),
             registry=self.registry,
         )
+        self._image_seconds = self._histogram(
+            "triptych_image_seconds", "Time from a request to each of its finished pictures."
+        )
         self._in_flight = Gauge(
             "triptych_http_requests_in_flight",
             "Requests being answered now.",
@@ -90,6 +93,10 @@ class HttpMetrics:
     def audio_clock(self, model: str, arrived_s: float) -> AudioClock:
         """A clock for one request for sound, as `token_clock` is for text."""
         return AudioClock(self._first_audio.labels(model), self._audio.labels(model), arrived_s)
+
+    def observe_image(self, model: str, elapsed_s: float) -> None:
+        """Count a picture that was finished so long after it was asked for."""
+        self._image_seconds.labels(model).observe(elapsed_s)
 
 
 class TokenClock:

@@ -32,7 +32,7 @@ class EventStream(Response):
     The answer starts with the first document, or with the first heartbeat if that is sooner: an
     error before either has the HTTP status it deserves, one after is the last frame. The stream
     of documents is closed whatever happens, which cancels the jobs behind it. `end` are the bytes
-    after the last document.
+    after the last document. Where `is_named`, events bear the `type` of their documents as a name.
     """
 
     media_type = "text/event-stream"
@@ -43,6 +43,7 @@ class EventStream(Response):
         *,
         heartbeat_s: float,
         end: bytes = DONE,
+        is_named: bool = False,
     ) -> None:
         super().__init__()
         del self.headers["content-length"]
@@ -50,6 +51,7 @@ class EventStream(Response):
         self._documents = documents
         self._heartbeat_s = heartbeat_s
         self._end = end
+        self._is_named = is_named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
@@ -59,7 +61,8 @@ class EventStream(Response):
         try:
             async with aclosing(self._documents) as documents:
                 async for document in documents:
-                    await writer.write(_frame(document.model_dump_json(exclude_unset=True)))
+                    name = getattr(document, "type", "") if self._is_named else ""
+                    await writer.write(_frame(document.model_dump_json(exclude_unset=True), name))
             if self._end:
                 await writer.write(self._end)
         except asyncio.CancelledError:
@@ -109,9 +112,10 @@ class _Writer:
                 await self.write(HEARTBEAT)
 
 
-def _frame(document: str | bytes) -> bytes:
+def _frame(document: str | bytes, name: str = "") -> bytes:
     data = document if isinstance(document, bytes) else document.encode()
-    return b"data: " + data + b"\n\n"
+    event = f"event: {name}\n".encode() if name else b""
+    return b"%bdata: %b\n\n" % (event, data)
 
 
 def log_broken(error: BaseException, scope: Scope) -> None:

@@ -8,8 +8,9 @@ business of the route's pydantic model, what the file holds that of a decode chi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -33,16 +34,20 @@ from triptych.core.limits import (
     MAX_PART_HEADERS,
 )
 
+BINARY: Mapping[str, str] = MappingProxyType({"type": "string", "format": "binary"})
+"""An OpenAPI schema of a file."""
+
 _MAX_BOUNDARY_CHARS = 70  # RFC 2046
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file of a form: its bytes, and the name that the client gives it."""
+    """A file of a form: its bytes, and the name and type that the client gives it."""
 
     filename: str
     data: bytearray
+    media_type: str = ""
 
 
 class UploadBudget:
@@ -76,22 +81,37 @@ class Form:
     """What a form said. A field named `x[]` may be repeated and is a list; no other may."""
 
     fields: dict[str, str | list[str]] = field(default_factory=dict)
-    files: dict[str, Upload] = field(default_factory=dict)
+    files: dict[str, list[Upload]] = field(default_factory=dict)
 
     def file(self, *names: str) -> Upload:
         """The form's one file, under one of `names`. Raises `InvalidRequest`."""
-        if not self.files:
+        first, *others = self.uploads(*names)
+        if others:
+            msg = f"One file is read here, {names[0]}; not {len(others) + 1}."
+            raise InvalidRequest(msg, param=names[0])
+        return first
+
+    def uploads(self, *names: str, beside: Sequence[str] = ()) -> list[Upload]:
+        """The form's files under `names`, one at least; others may only be under those of `beside`.
+
+        Raises `InvalidRequest`.
+        """
+        for name in self.files:
+            if name not in (*names, *beside):
+                msg = f"No file is read here but {names[0]}; not {_shown(name)}."
+                raise InvalidRequest(msg, param=names[0])
+        found = [upload for name in names for upload in self.files.get(name, ())]
+        if not found:
             raise InvalidRequest(f"{names[0]} is required, as a file.", param=names[0])
-        (name, upload), *others = self.files.items()
-        if name not in names or others:
-            odd = _shown(name if name not in names else others[0][0])
-            raise InvalidRequest(f"One file is read here, {names[0]}; not {odd}.", param=names[0])
-        return upload
+        return found
 
     def parsed(self, model: type[_Model]) -> _Model:
-        """The fields, checked by `model`. Raises FastAPI's `RequestValidationError`."""
+        """The fields, checked by `model`, which may read numbers and truths out of their text.
+
+        Raises FastAPI's `RequestValidationError`.
+        """
         try:
-            return model.model_validate(self.fields)
+            return model.model_validate(self.fields, strict=False)
         except ValidationError as error:
             raise RequestValidationError(
                 [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
@@ -111,10 +131,17 @@ async def read_form(request: Request) -> Form:
     return reader.finish()
 
 
-def form_body(model: type[BaseModel], file: str) -> dict[str, Any]:
-    """A form of `model`'s fields and `file`, for the `openapi_extra` of its route."""
+def form_body(
+    model: type[BaseModel], file: str, others: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """A form of `model`'s fields and `file`, for the `openapi_extra` of its route.
+
+    `others` are schemas of further files, by their names. Models that `model` refers to must be
+    known to the document by another route.
+    """
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema["properties"][file] = {"type": "string", "format": "binary"}
+    schema.pop("$defs", None)
+    schema["properties"] |= {file: dict(BINARY), **others}
     schema["required"] = [*schema.get("required", []), file]
     content = {"multipart/form-data": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
@@ -167,11 +194,15 @@ class _Reader:
             raise InvalidRequest("A part of the form has no name, or one that is too long.")
         self._name, self._is_file = name, segment.filename is not None
         self._part = bytearray()
-        is_taken = name in self._form.files or isinstance(self._form.fields.get(name), str)
-        if is_taken or (self._is_file and name in self._form.fields):
+        files: Mapping[str, object] = self._form.files
+        fields: Mapping[str, object] = self._form.fields
+        same, other = (files, fields) if self._is_file else (fields, files)
+        if name in other or (name in same and not name.endswith("[]")):
             raise InvalidRequest(f"Duplicate field {_shown(name)}.", param=_shown(name))
         if self._is_file:
-            self._form.files[name] = Upload(segment.filename or "", self._part)
+            told = segment.content_type or ""
+            upload = Upload(segment.filename or "", self._part, told)
+            self._form.files.setdefault(name, []).append(upload)
 
     def _extend(self, piece: bytes) -> None:
         self._part += piece

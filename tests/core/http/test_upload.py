@@ -206,3 +206,43 @@ def test_a_form_is_described():
     schema = form_body(Fields, "file")["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert set(schema["properties"]) == {"temperature", "file"}
     assert schema["required"] == ["file"]
+
+
+async def test_files_of_a_list_are_read_in_order() -> None:
+    parts = [part("image[]", bytes([n]), filename="a.png") for n in range(3)]
+    whole = await read(form(*parts, part("mask", b"m", filename="m.png"), part("n", b"2")))
+    uploads = whole.uploads("image", "image[]", beside=("mask",))
+    assert [bytes(upload.data) for upload in uploads] == [b"\x00", b"\x01", b"\x02"]
+    assert bytes(whole.files["mask"][0].data) == b"m"
+    with pytest.raises(InvalidRequest, match="not mask"):
+        whole.uploads("image", "image[]")
+    with pytest.raises(InvalidRequest, match="sound is required"):
+        whole.uploads("sound", beside=("image[]", "mask"))
+
+
+async def test_what_is_no_list_comes_once() -> None:
+    for twice in (
+        (part("image", b"1", filename="a"), part("image", b"2", filename="b")),
+        (part("image[]", b"1", filename="a"), part("image[]", b"2")),
+        (part("image[]", b"1"), part("image[]", b"2", filename="b")),
+        (part("n", b"1"), part("n", b"2")),
+    ):
+        with pytest.raises(InvalidRequest, match="Duplicate"):
+            await read(form(*twice))
+
+
+async def test_a_client_tells_what_a_file_is() -> None:
+    typed = part("a", b"1", filename="a.png", headers="Content-Type: Image/PNG; x=y\r\n")
+    whole = await read(form(typed, part("b", b"2", filename="b")))
+    assert whole.files["a"][0].media_type == "image/png"
+    assert whole.files["b"][0].media_type == ""
+
+
+async def test_numbers_are_read_out_of_text() -> None:
+    class Strict(BaseModel):
+        model_config = ConfigDict(strict=True)
+        count: int
+        is_so: bool
+
+    whole = await read(form(part("count", b"3"), part("is_so", b"true")))
+    assert whole.parsed(Strict) == Strict(count=3, is_so=True)
