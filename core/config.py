@@ -355,6 +355,17 @@ class ImageOptions:
         1, "Degree of TaylorSeer's extrapolation.", within=Range(low=0, high=3)
     )
     taylorseer_warmup_steps: int = option(9, "First steps that TaylorSeer computes.", within=_COUNT)
+    max_image_pixels: int = option(
+        3840 * 2160, "Most pixels of one picture, where its model can draw so many.", within=_COUNT
+    )
+    image_store_mb: int = option(
+        256,
+        "MiB of memory for pictures that are answered as links; the oldest give way.",
+        within=_BOUND,
+    )
+    image_store_ttl_s: float = option(
+        3600.0, "How long a picture that was answered as a link is kept.", within=_DURATION
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +391,11 @@ class ServerOptions:
     )
     max_voices: int = option(
         1024, "Voices made from recordings that are kept in all.", within=_BOUND
+    )
+    public_url: str = option(
+        "",
+        "Address under which clients reach this server, for links to pictures; empty: the one that"
+        " a request came to.",
     )
     request_timeout_s: float = option(600.0, "Longest time one request may take.", within=_DURATION)
     stream_timeout_s: float = option(
