@@ -68,6 +68,20 @@ class _Entry:
     units: list[_Unit] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLimits:
+    """How much is done at once.
+
+    `max_rows` units share a step at most, and no more of them than `max_size` allows (one may be
+    larger). `max_started` have state on the device at a time, `units_per_job` of one job.
+    """
+
+    max_rows: int = 1
+    max_size: float = math.inf
+    max_started: int = 4
+    units_per_job: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """The rows of a step; without any it only lets go of what was dropped."""
@@ -90,8 +104,6 @@ class StagedScheduler:
     """Implements `schedulers.base.Scheduler` for jobs that are done stage by stage.
 
     `open_pace` reads a job's request, and raises `RequestError` where it can never run.
-    `max_rows` units share a step at most, `max_started` have state on the device at a time, and
-    `units_per_job` of one job.
     """
 
     def __init__(
@@ -100,16 +112,13 @@ class StagedScheduler:
         model: str,
         open_pace: Callable[[Job], JobPace],
         max_jobs: int,
-        max_rows: int = 1,
-        max_started: int = 4,
-        units_per_job: int = 1,
+        limits: StageLimits,
     ) -> None:
         self._model = model
         self._open_pace = open_pace
         self._max_jobs = max_jobs
-        self._max_rows = max_rows
-        self._max_started = max_started
-        self._units_per_job = units_per_job
+        self._limits = limits
+        self._gap_s = math.inf
         self._entries: dict[str, _Entry] = {}
         self._steps: dict[int, _Step] = {}
         self._dropped: list[str] = []
@@ -146,6 +155,10 @@ class StagedScheduler:
         if entry is not None:
             self._version += 1
             entry.is_paused = is_paused
+
+    def set_gap(self, gap_s: float) -> None:
+        """Units share a step only as far as it fits between the steps of other models."""
+        self._gap_s = gap_s
 
     def propose(self, now_s: float) -> Proposal | None:
         """The next step; none while all depends on steps in flight or on slow readers."""
@@ -234,7 +247,7 @@ class StagedScheduler:
 
     def check(self) -> None:
         """Assert that every unit is accounted for."""
-        assert len(self._started) <= self._max_started, "more state than there is room for"
+        assert len(self._started) <= self._limits.max_started, "more state than there is room for"
         live = {u for e in self._entries.values() for u in e.units if u.is_started}
         in_flight = [unit for step in self._steps.values() for unit in step.rows]
         assert len(in_flight) == len(set(in_flight)), "one stage of a unit at a time"
@@ -243,7 +256,7 @@ class StagedScheduler:
         assert self._started - live <= set(in_flight), "only steps in flight outlive their jobs"
         for entry in self._entries.values():
             assert not entry.is_done
-            assert 0 < len(entry.units) <= self._units_per_job, "a live job has open units"
+            assert 0 < len(entry.units) <= self._limits.units_per_job, "a live job has open units"
             assert not entry.units[0].is_over, "what is over at the head is closed"
 
     # Choosing.
@@ -273,21 +286,28 @@ class StagedScheduler:
     def _rows(self, first: _Unit, order: list[_Unit]) -> Iterator[_Unit]:
         """`first`, and the next in order that can share its step."""
         yield first
-        num_rows = 1
-        room = self._max_started - len(self._started) - (not first.is_started)
+        num_rows, size = 1, first.stage.size
+        most = self._most(first.stage.name)
+        room = self._limits.max_started - len(self._started) - (not first.is_started)
         for unit in order if not first.is_alone else ():
             is_like = unit.stage.name == first.stage.name and not unit.is_alone
             if unit is first or not is_like or not (unit.is_started or room):
                 continue
-            if num_rows == self._max_rows:
+            if num_rows == self._limits.max_rows or size + unit.stage.size > most:
                 return
             yield unit
             num_rows += 1
+            size += unit.stage.size
             room -= not unit.is_started
+
+    def _most(self, stage: str) -> float:
+        """The size of a step: what is allowed, and what fits between those of others."""
+        pace_s = self._pace_s.get(stage, 0.0)
+        return min(self._limits.max_size, self._gap_s / pace_s if pace_s else math.inf)
 
     def _candidates(self) -> Iterator[_Unit]:
         """Units that could have a stage now."""
-        is_full = len(self._started) >= self._max_started
+        is_full = len(self._started) >= self._limits.max_started
         for entry in self._entries.values():
             for unit in entry.units:
                 can_begin = unit.is_started or not is_full
@@ -309,7 +329,7 @@ class StagedScheduler:
     # Recording.
 
     def _open_units(self, entry: _Entry) -> None:
-        while len(entry.units) < self._units_per_job and entry.num_opened < entry.pace.num_units:
+        while len(entry.units) < self._limits.units_per_job and entry.num_opened < entry.pace.num_units:
             stage = entry.pace.first_stage(entry.num_opened)
             entry.units.append(_Unit(entry, entry.num_opened, stage, stage.size))
             entry.num_opened += 1

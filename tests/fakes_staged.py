@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fakes import Done, Recorder
 
@@ -13,7 +14,7 @@ from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.job import Job
 from triptych.core.plan import Plan
 from triptych.core.staged_plan import Stage, StagedPlan, StagedRowResult, StagedStepResult
-from triptych.schedulers.staged import StagedScheduler
+from triptych.schedulers.staged import StagedScheduler, StageLimits
 from triptych.schedulers.virtual import VirtualClock
 
 STAGE_S = 0.1
@@ -108,10 +109,12 @@ class StagedFake:
 class Rig:
     """A scheduler and a runner, with up to two plans in flight, as the engine has."""
 
-    def __init__(self, *, depth: int = 1, max_fit: int = 10_000, **settings: int) -> None:
+    def __init__(
+        self, *, depth: int = 1, max_fit: int = 10_000, max_jobs: int = 100, **limits: Any
+    ) -> None:
         self.clock = VirtualClock()
         self.scheduler = StagedScheduler(
-            model="m", open_pace=Pace, **{"max_jobs": 100, "max_started": 4, **settings}
+            model="m", open_pace=Pace, max_jobs=max_jobs, limits=StageLimits(**limits)
         )
         self.runner = StagedFake(max_fit=max_fit)
         self.outputs = Recorder()

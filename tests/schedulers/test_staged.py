@@ -250,3 +250,32 @@ def test_a_deadline_is_told_to_the_timeline() -> None:
     # Three more stages follow this one, so it must be over that much before the unit is due.
     assert proposal.due_s == pytest.approx(rig.clock() + 2.0 - 3 * STAGE_S, abs=STAGE_S)
     assert math.isfinite(proposal.due_s)
+
+
+def _num_rows(rig: Rig) -> list[int]:
+    return [len(plan.rows) for plan in rig.runner.log]
+
+
+def test_a_step_is_no_larger_than_allowed_but_for_one_unit() -> None:
+    rig = Rig(max_rows=9, max_started=9, units_per_job=9, max_size=4)
+    rig.submit("a", Request(units=(1, 1, 1, 1, 9, 1)))
+    rig.step()
+    assert _num_rows(rig) == [4], "the next would be too much"
+    rig.run()
+    assert rig.has_ended("a")
+
+
+def test_units_share_a_step_only_as_far_as_others_can_wait() -> None:
+    rig = Rig(max_rows=9, max_started=9, units_per_job=9)
+    rig.submit("a", Request(units=(1,)))
+    rig.run()  # it is known now what a unit takes
+    rig.scheduler.set_gap(2.5 * STAGE_S)
+    rig.submit("b", Request(units=(1,) * 5))
+    rig.step()
+    rig.scheduler.set_gap(0.0)
+    rig.step()
+    assert _num_rows(rig)[1:] == [2, 1], "one is always done"
+    rig.scheduler.set_gap(math.inf)
+    rig.run()
+    assert _num_rows(rig)[3:] == [2]
+    assert rig.has_ended("b")

@@ -32,7 +32,7 @@ from triptych.modalities.tts.recognition.spec import (
     WhisperSpec,
 )
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.staged import StagedScheduler
+from triptych.schedulers.staged import StagedScheduler, StageLimits
 from triptych.schedulers.staged_pace import TargetPace
 
 MAX_STARTED = 4
@@ -71,7 +71,7 @@ class RecognitionLoader:
             model=self.name,
             open_pace=open_pace,
             max_jobs=self._config.schedule.max_queue_size,
-            max_started=MAX_STARTED,
+            limits=StageLimits(max_started=MAX_STARTED),
         )
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 

@@ -28,7 +28,7 @@ from triptych.modalities.tts.models.kokoro.model import MAX_BATCH_FRAMES, Kokoro
 from triptych.modalities.tts.models.kokoro.stages import StagedKokoro
 from triptych.modalities.tts.models.kokoro.weights import load_kokoro, weight_bytes
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.staged import StagedScheduler
+from triptych.schedulers.staged import StagedScheduler, StageLimits
 from triptych.schedulers.staged_pace import SpeechPace
 
 MAX_STARTED_ON_CPU, MAX_STARTED_ON_GPU = 4, 16
@@ -103,9 +103,11 @@ class KokoroLoader:
             model=self.name,
             open_pace=partial(open_pace, kokoro, self._config),
             max_jobs=schedule.max_queue_size + self._config.speech.max_streams,
-            max_rows=1 if is_cpu else MAX_ROWS_ON_GPU,
-            max_started=min(most, self._config.speech.max_streams),
-            units_per_job=1 if is_cpu else UNITS_PER_JOB_ON_GPU,
+            limits=StageLimits(
+                max_rows=1 if is_cpu else MAX_ROWS_ON_GPU,
+                max_started=min(most, self._config.speech.max_streams),
+                units_per_job=1 if is_cpu else UNITS_PER_JOB_ON_GPU,
+            ),
         )
 
 
