@@ -11,7 +11,7 @@ their uncached selves. Where none does, `auto` skips nothing and `planned` takes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -21,6 +21,7 @@ import msgspec
 from triptych.core.config import Config, ImageOptions, Range
 from triptych.core.errors import ConfigError, InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.images import CacheName, StepCache
+from triptych.core.weights.layout import read_json
 from triptych.modalities.diffusion.caches.methods import (
     CacheMethod,
     Level,
@@ -37,6 +38,7 @@ from triptych.modalities.diffusion.calibration_file import (
     known_runs,
     model_digest,
 )
+from triptych.modalities.diffusion.samplers.names import short_name
 
 _PARAM = "step_cache"
 _WITHIN: Mapping[str, Range] = MappingProxyType(
@@ -65,12 +67,16 @@ _TAKES: Mapping[CacheName, frozenset[str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheBook:
-    """The step caches of one model. `can_probe`: its blocks can be run apart (`SpanModel`)."""
+    """The step caches of one model. `can_probe`: its blocks can be run apart (`SpanModel`).
+
+    `scheduler` is the model's scheduler_config.json, where it has one.
+    """
 
     model_class: str
     can_probe: bool
     options: ImageOptions
     runs: Sequence[CalibratedRun] = ()
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, model_class: str, *, can_probe: bool, config: Config) -> CacheBook:
@@ -80,7 +86,14 @@ class CacheBook:
         options ask for a cache that this model can never have.
         """
         runs = known_runs(folder, config, model_digest(folder))
-        book = cls(model_class=model_class, can_probe=can_probe, options=config.images, runs=runs)
+        file = folder / "scheduler" / "scheduler_config.json"
+        book = cls(
+            model_class=model_class,
+            can_probe=can_probe,
+            options=config.images,
+            runs=runs,
+            scheduler=read_json(file) if file.is_file() else {},
+        )
         try:
             if book._filled(StepCache()).name != "planned":
                 book.method(StepCache(), num_steps=0)
@@ -99,6 +112,7 @@ class CacheBook:
         """
         asked = self._filled(choice)
         _check(asked)
+        sampler = short_name(self.scheduler, sampler)
         match asked.name:
             case "off":
                 return None
@@ -186,11 +200,16 @@ class CacheBook:
                     param=_PARAM,
                 )
             return affordable[-1]
-        least_db = self.options.step_cache_min_psnr_db
-        close = next((plan for plan in plans if plan.low_psnr_db >= least_db), None)
+        close = close_plan(run, self.options.step_cache_min_psnr_db)
         if close is None and asked.name == "planned":
             return max(plans, key=lambda plan: plan.low_psnr_db)
         return close
+
+
+def close_plan(run: CalibratedRun, least_db: float) -> TriedPlan | None:
+    """The plan that computes least of those close enough to be taken unasked, if there is one."""
+    close = [plan for plan in run.plans if plan.low_psnr_db >= least_db]
+    return min(close, key=lambda plan: len(plan.computed), default=None)
 
 
 def _name_of(options: ImageOptions) -> CacheName:

@@ -26,6 +26,7 @@ from triptych.modalities.diffusion.calibration_file import CalibratedRun, TriedP
 from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser, Row
 from triptych.modalities.diffusion.recipes.recipe import EncodedText, PictureRequest, Recipe
+from triptych.modalities.diffusion.samplers.names import short_name
 
 SHARES = (0.2, 0.24, 0.28, 0.34, 0.4, 0.5, 0.65, 0.8)
 """Which parts of all steps the plans that are tried compute."""
@@ -93,7 +94,7 @@ class Tuner:
             tried.append(_tried(promise, wholes, pictures))
             speedups.append(plain_s / drawn[0][1])
         report(1.0)
-        run = _summary(requests, self._recipe.num_steps(requests[0]), calibration, tried)
+        run = _summary(requests, self._recipe, calibration, tried)
         return Tuned(run=run, speedups=tuple(speedups))
 
     def _parts(self, requests: Sequence[PictureRequest]) -> list[list[_Subject]]:
@@ -192,15 +193,15 @@ def psnr_db(one: Tensor, other: Tensor) -> float:
 
 def _summary(
     requests: Sequence[PictureRequest],
-    num_steps: int,
+    recipe: Recipe,
     calibration: Calibration,
     plans: Sequence[TriedPlan],
 ) -> CalibratedRun:
     heard = calibration.input_distances
     polynomial = fit_rescaling(heard, calibration.output_distances) if len(set(heard)) > 4 else ()
     return CalibratedRun(
-        num_steps=num_steps,
-        sampler=requests[0].sampler,
+        num_steps=recipe.num_steps(requests[0]),
+        sampler=short_name(recipe.components["scheduler"], requests[0].sampler),
         num_evaluations=calibration.num_steps,
         num_pictures=len(requests),
         width=requests[0].width,

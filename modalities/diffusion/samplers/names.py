@@ -93,6 +93,12 @@ def with_sampler(
     return {**kept, **asked}
 
 
+def short_name(config: Mapping[str, Any], name: str) -> str:
+    """The name, or nothing where it is that of the model's own sampler."""
+    is_own = name in _table(config) and with_sampler(config, name) is config
+    return "" if is_own else name
+
+
 def _table(config: Mapping[str, Any]) -> _Table:
     is_flow = str(config.get("_class_name", "")).startswith("FlowMatch")
     return _FLOW if is_flow or config.get("use_flow_sigmas") else _NOISE

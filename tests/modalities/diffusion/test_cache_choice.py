@@ -89,6 +89,13 @@ def test_a_request_that_says_nothing_gets_the_plan_where_there_is_one() -> None:
     assert book().method(StepCache(), 6) is None
 
 
+def test_the_models_own_sampler_may_be_called_by_name() -> None:
+    flow = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+    calibrated = replace(book(run_of(6, *PLANS)), scheduler=flow)
+    assert calibrated.method(StepCache(), 6, "euler") is not None
+    assert calibrated.method(StepCache(), 6, "heun") is None
+
+
 @pytest.mark.parametrize(("least_db", "num_computed"), [(10.0, 2), (32.0, 3), (40.0, 4)])
 def test_a_plan_is_as_cheap_as_its_error_allows(least_db: float, num_computed: int) -> None:
     calibrated = book(run_of(6, *PLANS), step_cache_min_psnr_db=least_db)
