@@ -83,7 +83,7 @@ def with_sampler(
             f"{name} {reason}; these are its samplers: {', '.join(table)}.", param="sampler"
         )
     asked = table[name]
-    if asked["_class_name"] == config["_class_name"] and not _differs(config, asked):
+    if asked["_class_name"] == config.get("_class_name") and not _differs(config, asked):
         return config
     kept = {key: value for key, value in config.items() if key in _TRAINED}
     if table is _FLOW:
