@@ -93,6 +93,11 @@ class Row:
         return self.sample.is_done
 
     @property
+    def num_steps(self) -> int:
+        """Steps of the whole way."""
+        return len(self.sample.timesteps)
+
+    @property
     def point(self) -> Point:
         """Where on its way the row stands."""
         step = self.sample.step
@@ -102,7 +107,7 @@ class Row:
         """The branches asked at a step."""
         if len(self.branches) == 1:
             return self.branches
-        holds = self.guidance.holds_at(step, len(self.sample.timesteps))
+        holds = self.guidance.holds_at(step, self.num_steps)
         return self.branches if holds else self.branches[:1]
 
     def foresee(self) -> list[int]:
@@ -110,25 +115,25 @@ class Row:
 
         None where all are known to be skipped, and before the row's first step, where it stands.
         """
-        num_rows = [0] * len(self.sample.timesteps)
+        num_rows = [0] * self.num_steps
+        ahead = range(self.sample.step, self.num_steps)
         for branch in self.branches:
-            steps = [
-                step
-                for step in range(self.sample.step, len(num_rows))
-                if branch in self.active_at(step)
-            ]
+            steps = [step for step in ahead if branch in self.active_at(step)]
             computes = branch.slot.foresee(steps) if branch.slot else [True] * len(steps)
             for step, may_compute in zip(steps, computes, strict=True):
                 num_rows[step] += may_compute
         return num_rows
 
     def leap(self, num_steps: int) -> Leap | None:
-        """The next steps, known to be skipped, as one map; `None` where they are none."""
+        """The next steps as one map; `None` where they are none, or not known to be skipped."""
         if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
             return None
         steps = range(self.sample.step, self.sample.step + num_steps)
-        leap = Leap(self.sample, [self._shares(self.active_at(step)) for step in steps])
-        return leap if leap.is_linear else None
+        active = [self.active_at(step) for step in steps]
+        if any(branch.slot is None for branches in active for branch in branches):
+            return None
+        leap = Leap(self.sample, [self._shares(branches) for branches in active])
+        return leap if leap.is_possible else None
 
     def release(self) -> None:
         """Give back everything the row holds."""
@@ -174,7 +179,7 @@ class Denoiser:
     def advance(
         self, rows: Sequence[Row], num_steps: Sequence[int], watch: Watch | None = None
     ) -> None:
-        """Each row takes its number of steps, of which all but the last are known to be skipped.
+        """Each row takes its number of steps, of which all but the last should be skipped.
 
         So rows whose plans differ meet at their computed steps, and a run is as full as can be.
         `watch` is told of the last ones alone.

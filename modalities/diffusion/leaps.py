@@ -23,7 +23,7 @@ from triptych.modalities.diffusion.samplers.rows import SampleRow, write_states
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Leap:
-    """A row's next steps, all known to be skipped.
+    """A row's next steps, without the model.
 
     `shares`: for each step the caches that predict, and how much of each makes the output.
     """
@@ -32,14 +32,31 @@ class Leap:
     shares: Sequence[Sequence[tuple[CacheSlot, float]]]
 
     @property
-    def is_linear(self) -> bool:
-        """Whether `leap` can take these steps: one of our samplers, and no fresh noise."""
-        program, first = self.row.program, self.row.step
+    def is_possible(self) -> bool:
+        """Whether all of the steps are known to be skipped, by a sampler of ours without noise."""
+        program, steps = self.row.program, self.steps
         return (
             program is not None
-            and not any(program.needs_noise(first + index) for index in range(len(self.shares)))
-            and all(slot.known().pool is self.row.pool for slot in self._slots)
+            and not any(program.needs_noise(step) for step in steps)
+            and all(slot.has_output_in(self.row.pool) for slot in self._slots)
+            and not any(any(slot.foresee(self._steps_of(slot))) for slot in self._slots)
         )
+
+    @property
+    def steps(self) -> range:
+        """Which they are."""
+        return range(self.row.step, self.row.step + len(self.shares))
+
+    def take(self) -> None:
+        """Note that the steps are taken."""
+        for step, shares in zip(self.steps, self.shares, strict=True):
+            for slot, _ in shares:
+                slot.decisions.decide(step)
+        self.row.step += len(self.shares)
+
+    def _steps_of(self, slot: CacheSlot) -> list[int]:
+        asked = zip(self.steps, self.shares, strict=True)
+        return [step for step, shares in asked if any(slot is other for other, _ in shares)]
 
     @property
     def _slots(self) -> list[CacheSlot]:
@@ -53,11 +70,11 @@ class Leap:
 
     def weights(self) -> Vector:
         """What each state becomes, of the columns: `[S, S + K]`."""
-        program, first = self.row.program, self.row.step
+        program = self.row.program
         assert program is not None
         num_states, num_columns = len(self.row.cells), len(self.cells)
         total = np.eye(num_states, num_columns)
-        for step, shares in enumerate(self.shares, start=first):
+        for step, shares in zip(self.steps, self.shares, strict=True):
             weights_SC = program.weights_NSC[step]
             output = self._output(Point(step, self.row.noise_levels[step]), shares, num_columns)
             total = weights_SC[:, :num_states] @ total + np.outer(weights_SC[:, -2], output)
@@ -86,10 +103,7 @@ def leap(leaps: Sequence[Leap]) -> None:
     for members in groups.values():
         _leap(members)
         for each in members:
-            for step, shares in enumerate(each.shares, start=each.row.step):
-                computes = [slot.decisions.decide(step) for slot, _ in shares]
-                assert not any(computes), "a step that is leapt over was to be computed"
-            each.row.step += len(each.shares)
+            each.take()
 
 
 def _leap(leaps: Sequence[Leap]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 from triptych.modalities.diffusion.caches.gates import Signal
 from triptych.modalities.diffusion.caches.methods import CacheMethod
@@ -51,10 +52,11 @@ class Decisions:
         return self._last[1]
 
     def foresee(self, steps: Sequence[int]) -> list[bool]:
-        """Which of a way's steps, from the first on, may compute: all, where distances decide."""
+        """Which of the next steps may compute: all, where distances decide. Changes nothing."""
         if self.signal is not None:
             return [True] * len(steps)
-        ahead = Decisions(self._method, self._num_steps)
+        ahead = copy(self)
+        ahead._gate = copy(self._gate)
         return [ahead.decide(step) for step in steps]
 
     def _decide(self, step: int, distance: float) -> bool:

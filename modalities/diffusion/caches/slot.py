@@ -77,7 +77,7 @@ class CacheSlot:
             self._key = key
 
     def foresee(self, steps: Sequence[int]) -> list[bool]:
-        """Which of the row's steps, from its first on, may need a run of the model."""
+        """Which of the row's next steps may need a run of the model. Changes nothing."""
         if self.method.level is Level.SPAN:  # what surrounds the blocks runs at every step
             return [True] * len(steps)
         return self.decisions.foresee(steps)
@@ -89,6 +89,10 @@ class CacheSlot:
                 memory.pool.give_back(memory.cells)
         self._outputs = self._reference = None
         self.decisions.start_over()
+
+    def has_output_in(self, pool: CellPool) -> bool:
+        """Whether something was computed, and is kept in this pool."""
+        return self._outputs is not None and self._outputs.pool is pool
 
     def known(self) -> _Memory:
         """What was computed last, and before."""

@@ -1,0 +1,236 @@
+"""What drawing takes: one model's recipe, loop, caches and state, joined.
+
+Owns the way from a request as it came over the wire to a row, and from a row to pixels. Knows no
+plan and no queue: the runner decides what is done when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from triptych.core.errors import TriptychError
+from triptych.core.images import ImageRequest, Pixels, StepCache
+from triptych.core.sampling.host_copy import HostCopy
+from triptych.modalities.diffusion.caches.methods import CacheMethod
+from triptych.modalities.diffusion.cells import CellPools
+from triptych.modalities.diffusion.denoise import Denoiser, Row
+from triptych.modalities.diffusion.preview import Preview
+from triptych.modalities.diffusion.prompts import HeldTexts, PromptCache
+from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Prompt, Recipe
+from triptych.modalities.diffusion.samplers.rows import clean_samples
+
+P = ParamSpec("P")
+Found = TypeVar("Found")
+
+
+class CacheChoice(Protocol):
+    """Which method a request's step cache is; see `cache_choice.CacheBook`."""
+
+    def method(self, choice: StepCache, num_steps: int, sampler: str = "") -> CacheMethod | None:
+        """Raises `RequestError` for what this model does not have."""
+        ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Picture:
+    """A picture under way. `release` once, however it ends.
+
+    Up to `step`, of which `num_computed` ran the model, its steps were told of. Of the last one
+    taken: whether its velocity was finite, at `place` in `are_finite`, and the preview wanted.
+    """
+
+    request: PictureRequest
+    row: Row
+    texts: HeldTexts
+    first_step: int
+    step: int
+    num_computed: int = 0
+    are_finite: HostCopy | None = None
+    place: int = 0
+    preview: HostCopy | None = None
+
+    @property
+    def num_runs(self) -> int:
+        """Steps taken that ran the model for some branch."""
+        slots = [branch.slot for branch in self.row.branches if branch.slot is not None]
+        counts = [slot.decisions.num_computed for slot in slots]
+        return max(counts, default=self.row.sample.step - self.first_step)
+
+    def release(self) -> None:
+        """Give back its row, its caches and its prompts."""
+        self.row.release()
+        self.texts.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A picture that can be drawn."""
+
+    request: PictureRequest
+    tenant: str
+    prompts: list[Prompt]
+
+
+class Painter:
+    """Draws with one model. All calls come from one thread, but for `understand`.
+
+    `autoencoder` is told the request before the recipe's autoencoder works for it.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        denoiser: Denoiser,
+        *,
+        caches: CacheChoice,
+        prompts: PromptCache,
+        preview: Preview,
+        autoencoder: Callable[[PictureRequest], None] = lambda request: None,
+    ) -> None:
+        self.recipe = recipe
+        self.pools = CellPools()
+        self._denoiser = denoiser
+        self._caches = caches
+        self._prompts = prompts
+        self._preview = preview
+        self._autoencoder = autoencoder
+
+    def understand(
+        self, request: ImageRequest, index: int = 0, *, with_pictures: bool = True
+    ) -> PictureRequest:
+        """One of the pictures of a request. Raises `RequestError` for what cannot be drawn.
+
+        Without `with_pictures` those that came with it are only counted.
+        """
+        pictures = request.sources if with_pictures else ()
+        asked = PictureRequest(
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt,
+            width=request.width,
+            height=request.height,
+            num_steps=request.num_steps,
+            guidance_scale=request.guidance_scale,
+            sampler=request.sampler,
+            seed=request.seed,
+            sample_index=index,
+            sources=tuple(map(_picture, pictures)) or (torch.empty(0),) * len(request.sources),
+            mask=_mask(request),
+            strength=request.strength,
+        )
+        self.recipe.check(asked)
+        num_steps = self.recipe.num_steps(asked)
+        return replace(asked, cache=self._caches.method(request.cache, num_steps, request.sampler))
+
+    def begin(self, asked: Sequence[tuple[ImageRequest, int]]) -> list[Picture | TriptychError]:
+        """Encode and prepare the picture of some index of each request.
+
+        What cannot be drawn yields its error. Where this raises, nothing was begun.
+        """
+        orders = [_caught(self._order, request, index) for request, index in asked]
+        good = [order for order in orders if isinstance(order, _Order)]
+        with ExitStack() as stack:
+            held = self._prompts.hold([(order.tenant, order.prompts) for order in good])
+            for texts in held:
+                stack.callback(texts.release)
+            begun = iter([self._open(*pair, stack) for pair in zip(good, held, strict=True)])
+            stack.pop_all()
+        return [next(begun) if isinstance(order, _Order) else order for order in orders]
+
+    def advance(
+        self, pictures: Sequence[Picture], num_steps: Sequence[int], shown: Sequence[bool]
+    ) -> None:
+        """Take steps of each picture, as `Denoiser.advance` does, and note what came of the last.
+
+        `shown`: whose preview is wanted.
+        """
+        of_row = {id(picture.row): picture for picture in pictures}
+        wanted = {
+            id(picture) for picture, is_shown in zip(pictures, shown, strict=True) if is_shown
+        }
+
+        def watch(rows: list[Row], velocities: Tensor) -> None:
+            are_finite = HostCopy(velocities.flatten(1).isfinite().all(1))
+            for place, row in enumerate(rows):
+                picture = of_row[id(row)]
+                picture.are_finite, picture.place = are_finite, place
+            places = [place for place, row in enumerate(rows) if id(of_row[id(row)]) in wanted]
+            if places:
+                members = [of_row[id(rows[place])] for place in places]
+                self._foretell(members, velocities[places])
+
+        self._denoiser.advance([picture.row for picture in pictures], num_steps, watch)
+
+    def decode(self, picture: Picture) -> tuple[HostCopy, HostCopy]:
+        """The finished picture, `[height, width, 3]` bytes, and whether it is finite."""
+        self._autoencoder(picture.request)
+        pixels_3HW = self.recipe.decode(picture.row.sample.sample, picture.request)
+        return HostCopy(_bytes(pixels_3HW)), HostCopy(pixels_3HW.isfinite().all())
+
+    def close(self) -> None:
+        """Forget everything; asserts that no picture is left."""
+        assert self.pools.num_used == 0, "a picture that is over still holds its latents"
+        self._prompts.close()
+        self.pools.trim()
+
+    def _order(self, request: ImageRequest, index: int) -> _Order:
+        understood = self.understand(request, index)
+        return _Order(understood, request.tenant, self.recipe.prompts(understood))
+
+    def _open(self, order: _Order, texts: HeldTexts, stack: ExitStack) -> Picture | TriptychError:
+        """Prepare a picture; on an error in the stack's time it is let go of."""
+        self._autoencoder(order.request)
+        row = _caught(self.recipe.prepare, order.request, self.pools, texts.texts)
+        if not isinstance(row, Row):
+            texts.release()
+            return row
+        stack.callback(row.release)
+        for branch in row.branches:
+            if branch.slot is not None:
+                branch.slot.belong_to((row.sample.pool.shape, branch.conditioning.key))
+        first_step = row.sample.step
+        return Picture(
+            request=order.request, row=row, texts=texts, first_step=first_step, step=first_step
+        )
+
+    def _foretell(self, pictures: list[Picture], velocities: Tensor) -> None:
+        """Previews of pictures of one shape, before they take the step of these velocities."""
+        cleans = clean_samples([picture.row.sample for picture in pictures], velocities)
+        for picture, clean in zip(pictures, cleans, strict=True):
+            kept = picture.row.kept
+            shown = clean if kept is None else torch.lerp(kept.clean, clean, kept.mask)
+            latents_CHW = self.recipe.to_latents(shown, picture.request)
+            picture.preview = HostCopy(_bytes(self._preview.draw(latents_CHW)))
+
+
+def _caught(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | TriptychError:
+    try:
+        return call(*args, **kwargs)
+    except TriptychError as error:
+        return error
+
+
+def _bytes(pixels_3HW: Tensor) -> Tensor:
+    """`[H, W, 3]`, rounded."""
+    return (pixels_3HW * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+
+
+def _picture(pixels: Pixels) -> Tensor:
+    rows = torch.frombuffer(bytearray(pixels.rgb), dtype=torch.uint8)
+    return rows.view(pixels.height, pixels.width, 3).permute(2, 0, 1).float() / 255
+
+
+def _mask(request: ImageRequest) -> Tensor | None:
+    """1 where the first picture shall change."""
+    if not request.mask:
+        return None
+    if not request.sources:
+        return torch.empty(0)  # which the recipe refuses
+    first = request.sources[0]
+    rows = torch.frombuffer(bytearray(request.mask), dtype=torch.uint8)
+    return rows.view(1, first.height, first.width).float() / 255

@@ -1,0 +1,178 @@
+"""Turns the plans of the denoise scheduler into device work.
+
+Owns the pictures under way, and what a plan that failed leaves behind: nothing that it began, and
+every other picture so that the same plan, whole or in parts, can be tried again. Knows no policy,
+no model and no tensor's meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from triptych.core.denoise_plan import (
+    Course,
+    DenoisePlan,
+    DenoiseStepResult,
+    PictureKey,
+    PictureRow,
+    PictureRowResult,
+    PictureStart,
+)
+from triptych.core.device_clock import DeviceClock, on_device
+from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
+from triptych.core.images import Pixels
+from triptych.core.plan import Plan
+from triptych.core.sampling.host_copy import HostCopy
+from triptych.modalities.diffusion.painter import Painter, Picture
+
+Yield = Callable[[], PictureRowResult]
+"""Waits for the device, and tells what a step yielded of one picture."""
+
+
+class DenoiseRunner:
+    """Implements `core.plan.Runner` for `DenoisePlan`s."""
+
+    def __init__(self, painter: Painter, device: torch.device) -> None:
+        self._painter = painter
+        self._device = device
+        self._pictures: dict[PictureKey, Picture] = {}
+
+    def launch(self, plan: Plan) -> PendingPictures:
+        """Start a step; on a CPU the work is done when this returns. Raises `OutOfMemory`.
+
+        Where it raises, a picture may have taken some of its steps already; planned again, it takes
+        those that are left, and all of them are told of.
+        """
+        assert isinstance(plan, DenoisePlan), "a plan of the denoise scheduler"
+        for key in plan.dropped:
+            self._drop(key)
+        try:
+            with torch.inference_mode(), on_device(self._device):
+                clock = DeviceClock(self._device)
+                yields = self._run(plan)
+                clock.stop()
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory("The step did not fit in device memory.") from error
+        return PendingPictures(plan.step_id, yields, clock)
+
+    def close(self) -> None:
+        """Let go of the model and of everything under way."""
+        for key in tuple(self._pictures):
+            self._drop(key)
+        self._painter.close()
+        del self._painter
+
+    @property
+    def num_pictures(self) -> int:
+        """Pictures under way."""
+        return len(self._pictures)
+
+    def _run(self, plan: DenoisePlan) -> list[Yield]:
+        match plan.kind:
+            case "encode":
+                return self._encode(plan.starts)
+            case "denoise":
+                return self._denoise(plan.rows)
+            case "decode":
+                return self._decode(plan.rows)
+            case _:
+                return []
+
+    def _encode(self, starts: Sequence[PictureStart]) -> list[Yield]:
+        begun = self._painter.begin([(start.request, start.key.picture) for start in starts])
+        for start, found in zip(starts, begun, strict=True):
+            if isinstance(found, Picture):
+                self._pictures[start.key] = found
+        return [_begun(self._painter, found) for found in begun]
+
+    def _denoise(self, rows: Sequence[PictureRow]) -> list[Yield]:
+        pictures = [self._pictures[row.key] for row in rows]
+        ends = [
+            min(picture.step + row.num_steps, picture.row.num_steps)
+            for picture, row in zip(pictures, rows, strict=True)
+        ]
+        left = [end - picture.row.sample.step for picture, end in zip(pictures, ends, strict=True)]
+        going = [index for index, count in enumerate(left) if count > 0]
+        self._painter.advance(
+            [pictures[index] for index in going],
+            [left[index] for index in going],
+            [rows[index].has_preview for index in going],
+        )
+        return [_stepped(picture, end) for picture, end in zip(pictures, ends, strict=True)]
+
+    def _decode(self, rows: Sequence[PictureRow]) -> list[Yield]:
+        decoded = [self._painter.decode(self._pictures[row.key]) for row in rows]
+        for row in rows:
+            self._drop(row.key)
+        return [_decoded(*copies) for copies in decoded]
+
+    def _drop(self, key: PictureKey) -> None:
+        """Let go of a picture; one that was never begun, or is over, is ignored."""
+        picture = self._pictures.pop(key, None)
+        if picture is not None:
+            picture.release()
+
+
+class PendingPictures:
+    """A launched step."""
+
+    def __init__(self, step_id: int, yields: Sequence[Yield], clock: DeviceClock) -> None:
+        self._step_id = step_id
+        self._yields = yields
+        self._clock = clock
+
+    def result(self) -> DenoiseStepResult:
+        """Wait for the device and bring over what was made."""
+        rows = tuple(each() for each in self._yields)
+        return DenoiseStepResult(
+            step_id=self._step_id, elapsed_s=self._clock.elapsed_s(), rows=rows
+        )
+
+
+def _begun(painter: Painter, found: Picture | TriptychError) -> Yield:
+    if isinstance(found, TriptychError):
+        result = PictureRowResult(error=found)
+    else:
+        course = Course(
+            num_rows=tuple(found.row.foresee()),
+            first_step=found.step,
+            num_prompt_tokens=painter.recipe.num_prompt_tokens(found.request),
+        )
+        result = PictureRowResult(course=course)
+    return lambda: result
+
+
+def _stepped(picture: Picture, end: int) -> Yield:
+    """Note that the scheduler counts on these steps from now on."""
+    num_computed = picture.num_runs - picture.num_computed
+    picture.step, picture.num_computed = end, picture.num_runs
+    are_finite, place, preview = picture.are_finite, picture.place, picture.preview
+    picture.preview = None
+
+    def wait() -> PictureRowResult:
+        if are_finite is not None and not are_finite.get()[place]:
+            return PictureRowResult(error=_non_finite())
+        pixels = None if preview is None else _pixels(preview)
+        return PictureRowResult(num_computed=num_computed, pixels=pixels)
+
+    return wait
+
+
+def _decoded(pixels: HostCopy, is_finite: HostCopy) -> Yield:
+    def wait() -> PictureRowResult:
+        if not is_finite.get():
+            return PictureRowResult(error=_non_finite())
+        return PictureRowResult(pixels=_pixels(pixels))
+
+    return wait
+
+
+def _pixels(copy: HostCopy) -> Pixels:
+    rows = copy.get()
+    return Pixels(width=rows.shape[1], height=rows.shape[0], rgb=rows.numpy().tobytes())
+
+
+def _non_finite() -> NonFinite:
+    return NonFinite("The picture's latents are not finite: try another seed, or fewer options.")

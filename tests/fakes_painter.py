@@ -1,0 +1,124 @@
+"""A painter over a tiny pipeline of diffusers with random weights, and plans for its runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from fakes_pipelines import SCHEDULERS, components
+
+from triptych.core.denoise_plan import (
+    Course,
+    DenoisePlan,
+    DenoiseStepResult,
+    PictureKey,
+    PictureRow,
+    PictureRowResult,
+    PictureStart,
+)
+from triptych.core.images import ImageRequest, Pixels, StepCache
+from triptych.modalities.diffusion.caches.methods import (
+    CacheMethod,
+    Level,
+    first_block,
+    magcache,
+    planned,
+    taylorseer,
+    teacache,
+)
+from triptych.modalities.diffusion.denoise import Denoiser
+from triptych.modalities.diffusion.families.table import open_model
+from triptych.modalities.diffusion.painter import Painter
+from triptych.modalities.diffusion.preview import Preview
+from triptych.modalities.diffusion.prompts import PromptCache
+from triptych.modalities.diffusion.recipes.registry import open_recipe
+from triptych.modalities.diffusion.runner import DenoiseRunner
+
+PIPELINE = "PixArtSigmaPipeline"
+CPU = torch.device("cpu")
+PROMPTS_BYTES = 2**20
+
+
+class TinyCaches:
+    """Every method at settings that skip on random weights; plans compute every third step."""
+
+    def method(self, choice: StepCache, num_steps: int, sampler: str = "") -> CacheMethod | None:
+        return {
+            "auto": lambda: None,
+            "off": lambda: None,
+            "planned": lambda: planned([step % 3 == 0 for step in range(num_steps)]),
+            "teacache": lambda: teacache("any", threshold=0.3, coefficients=(1.0, 0.0)),
+            "first-block": lambda: first_block(threshold=0.3),
+            "taylorseer": lambda: taylorseer(interval=3, warmup=2),
+            "magcache": lambda: magcache((1.0, 0.99, 1.01), retention=0.1, level=Level.SPAN),
+        }[choice.name]()
+
+
+def open_painter(pipeline: str = PIPELINE, scheduler: int = 0) -> Painter:
+    torch.manual_seed(0)
+    parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][scheduler]}
+    recipe = open_recipe(pipeline, parts)
+    with torch.inference_mode():
+        preview = Preview.fit(recipe)
+    return Painter(
+        recipe,
+        Denoiser(open_model(recipe.model)),
+        caches=TinyCaches(),
+        prompts=PromptCache(recipe, "tiny", PROMPTS_BYTES),
+        preview=preview,
+    )
+
+
+def image_request(**fields: Any) -> ImageRequest:
+    given = {"prompt": "A red apple", "width": 64, "height": 64, "seed": 7, "num_steps": 6}
+    return ImageRequest(**{**given, **fields})
+
+
+class Easel:
+    """Drives a runner by hand, one picture per key."""
+
+    def __init__(self, painter: Painter) -> None:
+        self.painter = painter
+        self.runner = DenoiseRunner(painter, CPU)
+        self.courses: dict[PictureKey, Course] = {}
+        self._ids = count()
+
+    def run(self, kind: str, **fields: Any) -> tuple[PictureRowResult, ...]:
+        plan = DenoisePlan(step_id=next(self._ids), model="m", kind=kind, **fields)
+        result = self.runner.launch(plan).result()
+        assert isinstance(result, DenoiseStepResult)
+        assert result.step_id == plan.step_id
+        return result.rows
+
+    def encode(self, *requests: ImageRequest, first: int = 0) -> list[PictureKey]:
+        """Begin the first picture of each request; its job is named by the place in the call."""
+        keys = [PictureKey(f"job{index}", 0) for index in range(first, first + len(requests))]
+        starts = [PictureStart(key=k, request=r) for k, r in zip(keys, requests, strict=True)]
+        for key, row in zip(keys, self.run("encode", starts=tuple(starts)), strict=True):
+            assert row.error is None
+            assert row.course is not None
+            self.courses[key] = row.course
+        return keys
+
+    def denoise(
+        self, keys: Sequence[PictureKey], num_steps: int = 1, **fields: Any
+    ) -> tuple[PictureRowResult, ...]:
+        rows = tuple(PictureRow(key=key, num_steps=num_steps, **fields) for key in keys)
+        return self.run("denoise", rows=rows)
+
+    def finish(self, keys: Sequence[PictureKey], done: int = 0) -> list[Pixels]:
+        """Denoise step by step to the ends, and decode."""
+        last = max(self.courses[key].num_steps for key in keys)
+        for step in range(done, last):
+            going = [key for key in keys if step < self.courses[key].num_steps]
+            for row in self.denoise(going):
+                assert row.error is None
+        return self.decode(keys)
+
+    def decode(self, keys: Sequence[PictureKey]) -> list[Pixels]:
+        rows = self.run("decode", rows=tuple(PictureRow(key=key) for key in keys))
+        pixels = [row.pixels for row in rows if row.pixels is not None]
+        assert len(pixels) == len(keys)
+        return pixels
