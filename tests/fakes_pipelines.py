@@ -42,6 +42,8 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "AuraFlowPipeline": _STEPWISE[:2],
     "ChromaPipeline": _SPACED,
     "Flux2KleinPipeline": _SPACED,
+    "Flux2Pipeline": _SPACED,
+    "FluxKontextPipeline": _SPACED[:1],
     "FluxPipeline": _SPACED,
     "HiDreamImagePipeline": _SHIFTED_STEPWISE,
     "Lumina2Pipeline": _SPACED,
@@ -110,18 +112,29 @@ def qwen(num_layers: int = 2) -> nn.Module:
     return _random(transformers.Qwen3Model(transformers.Qwen3Config(**sizes)))
 
 
+def mistral() -> nn.Module:
+    """Mistral 3 as FLUX.2 has it: a language model of 30 layers and a vision tower."""
+    vision = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
+    vision |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 4}
+    config = transformers.Mistral3Config(
+        text_config={"model_type": "mistral", **_SIZES, **_KV, "num_hidden_layers": 30},
+        vision_config={"model_type": "pixtral", **vision},
+    )
+    return _random(transformers.Mistral3ForConditionalGeneration(config))
+
+
 def llama() -> nn.Module:
     sizes = {**_SIZES, **_KV, "num_hidden_layers": 4, "attn_implementation": "eager"}
     return _random(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))
 
 
-def vae(shift: float | None = None) -> nn.Module:
+def vae(shift: float | None = None, channels: int = 4) -> nn.Module:
     return _random(
         diffusers.AutoencoderKL(
             block_out_channels=(4, 4, 4, 4),
             down_block_types=("DownEncoderBlock2D",) * 4,
             up_block_types=("UpDecoderBlock2D",) * 4,
-            latent_channels=4,
+            latent_channels=channels,
             norm_num_groups=2,
             scaling_factor=0.4,
             shift_factor=shift,
@@ -246,6 +259,12 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         ),
         "vae": flux2_vae(),
     },
+    "Flux2Pipeline": lambda: {
+        **_one(mistral, length=512),
+        "transformer": _packed("Flux2Transformer2DModel", joint_attention_dim=3 * WIDTH),
+        "vae": flux2_vae(),
+    },
+    "FluxKontextPipeline": lambda: components("FluxPipeline"),
     "HiDreamImagePipeline": lambda: {
         **_clips(length=248),
         "tokenizer_3": tokenizer(512),
@@ -297,11 +316,11 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         ),
         "transformer": _packed(
             "SD3Transformer2DModel",
-            in_channels=4,
+            out_channels=16,
             joint_attention_dim=40,
             pooled_projection_dim=24,
         ),
-        "vae": vae(shift=0.1),
+        "vae": vae(shift=0.1, channels=16),
     },
     "StableDiffusionPipeline": lambda: {
         **_one(lambda: clip(projects=False)),
@@ -329,12 +348,11 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "vae": vae(shift=0.1),
     },
 }
+_UNCHECKED = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
 _THEIR_EXTRAS: dict[str, Mapping[str, Any]] = {
-    "StableDiffusionPipeline": {
-        "safety_checker": None,
-        "feature_extractor": None,
-        "requires_safety_checker": False,
-    },
+    "StableDiffusionImg2ImgPipeline": _UNCHECKED,
+    "StableDiffusionInpaintPipeline": _UNCHECKED,
+    "StableDiffusionPipeline": _UNCHECKED,
 }
 
 

@@ -32,8 +32,10 @@ def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, A
     """What their call is told beside prompt, size and steps."""
     scale = recipe.abilities.default_guidance
     told: dict[str, Any] = {"negative_prompt": request.negative_prompt, "guidance_scale": scale}
-    if name in {"FluxPipeline", "Flux2KleinPipeline"}:
+    if name.startswith("Flux"):
         del told["negative_prompt"]
+    if name == "FluxKontextPipeline":
+        told["max_area"] = request.width * request.height
     if name == "WanPipeline":
         told["num_frames"] = 1
     if name == "QwenImagePipeline":

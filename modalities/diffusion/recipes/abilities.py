@@ -7,7 +7,7 @@ no torch. A model's own sizes come from the JSON files beside it, handed in as m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -113,6 +113,10 @@ _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
         "AuraFlowPipeline": Abilities(default_steps=50, default_guidance=3.5),
         "ChromaPipeline": Abilities(default_steps=35, default_guidance=5.0, default_strength=0.9),
         "Flux2KleinPipeline": Abilities(default_steps=50, default_guidance=4.0, max_references=10),
+        "Flux2Pipeline": Abilities(
+            default_steps=50, default_guidance=4.0, max_references=10, has_negative=False
+        ),
+        "FluxKontextPipeline": replace(_FLUX, max_references=1),
         "FluxPipeline": _FLUX,
         "HiDreamImagePipeline": Abilities(default_steps=50, default_guidance=5.0),
         "Lumina2Pipeline": Abilities(default_steps=30, default_guidance=4.0, size=None),

@@ -6,9 +6,12 @@ diffusers' pipeline of that name yields.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
@@ -16,8 +19,15 @@ from typing_extensions import override
 from triptych.modalities.diffusion.denoise import Guidance
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.recipes.bases import EvenFlow
-from triptych.modalities.diffusion.recipes.latents import pack, position_ids, unpack
+from triptych.modalities.diffusion.recipes.latents import (
+    encode_picture,
+    fitted,
+    pack,
+    position_ids,
+    unpack,
+)
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.recipes.references import Reference, Referring
 from triptych.modalities.diffusion.samplers.registry import Spacing
 
 
@@ -57,12 +67,36 @@ class Flux(_Packed):
 
     @override
     def spacing(self, request: PictureRequest) -> Spacing:
-        spacing = super().spacing(request)
-        return _unless_spaced(self, spacing)
+        return unless_spaced(self, super().spacing(request))
 
     @override
     def is_guided(self, scale: float) -> bool:
         return False
+
+
+class FluxKontext(Referring, Flux):
+    """FLUX.1 Kontext: FLUX.1 that looks at a picture, at one of the sizes it was trained on."""
+
+    draws_sources = False
+
+    @override
+    def look(self, picture_3HW: Tensor) -> Reference:
+        _, height, width = picture_3HW.shape
+        _, width, height = min(
+            (abs(width / height - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS
+        )
+        multiple = self.pixel_multiple
+        height, width = height // multiple, width // multiple
+        picture = fitted(picture_3HW, height * multiple, width * multiple)
+        return Reference(pack(encode_picture(self.vae, picture)), height, width)
+
+    @override
+    def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
+        ids = shared["img_ids"]
+        looked = [position_ids(2 * one.height, 2 * one.width) for one in references]
+        for number, places in enumerate(looked):
+            places[:, 0] = 1 + number
+        return {"img_ids": torch.cat([ids, *(places.to(ids) for places in looked)])}
 
 
 class Chroma(_Packed):
@@ -78,64 +112,6 @@ class Chroma(_Packed):
     def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
         mask = pad(text["attention_mask"], (0, self.num_tokens(request)), value=1.0)
         return _with_positions(self, {**text, "attention_mask": mask}, request)
-
-
-class Flux2Klein(EvenFlow):
-    """FLUX.2 Klein: tokens are single latents, three layers of a chat model read the prompt."""
-
-    _LAYERS = (9, 18, 27)
-
-    @override
-    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        encoder = self.text_encoder()
-        asked = encoder.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
-        text = encoder.encode(asked, length=512, layer=self._LAYERS)
-        return {"encoder_hidden_states": text.hidden}
-
-    @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
-        _, height, width = self.latent_shape(request)
-        hidden = text["encoder_hidden_states"]
-        words, places = torch.zeros(len(hidden), 4), torch.zeros(height, width, 4)
-        words[:, 3] = torch.arange(len(hidden))
-        places[..., 1:3] = torch.stack(
-            torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"), dim=-1
-        )
-        shared = {"txt_ids": words.to(hidden), "img_ids": places.view(-1, 4).to(hidden)}
-        return Conditioning(rows=text, shared=shared, key=(height, width))
-
-    @override
-    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
-        channels, height, width = super().latent_shape(request)
-        return channels, height // 2, width // 2
-
-    @override
-    def to_sample(self, latents_CHW: Tensor) -> Tensor:
-        return latents_CHW.flatten(1).T.contiguous()
-
-    @override
-    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
-        """Latents on the autoencoder's scale, which its batch norm knows by patch and channel."""
-        norm = self.vae.bn
-        deviation = (norm.running_var + self.vae.config.batch_norm_eps).sqrt()
-        tokens = sample * deviation.to(sample) + norm.running_mean.to(sample)
-        _, height, width = self.latent_shape(request)
-        return unpack(tokens, 2 * height, 2 * width)
-
-    @override
-    def spacing(self, request: PictureRequest) -> Spacing:
-        spacing = _unless_spaced(self, super().spacing(request))
-        _, height, width = self.latent_shape(request)
-        return replace(spacing, mu=_flux2_shift(height * width, spacing.num_steps))
-
-    @override
-    def is_guided(self, scale: float) -> bool:
-        return scale > 1 and not self.components.get("is_distilled")
 
 
 class QwenImage(_Packed):
@@ -178,17 +154,7 @@ def _with_positions(
     return Conditioning(rows=text, shared=shared, key=(height, width))
 
 
-def _unless_spaced(recipe: Recipe, spacing: Spacing) -> Spacing:
-    # Schedulers of the older kind space flow matching's noise levels themselves.
+def unless_spaced(recipe: Recipe, spacing: Spacing) -> Spacing:
+    """Schedulers of the older kind space flow matching's noise levels themselves."""
     spaces_itself = recipe.components["scheduler"].get("use_flow_sigmas")
     return replace(spacing, sigmas=None) if spaces_itself else spacing
-
-
-def _flux2_shift(num_tokens: int, num_steps: int) -> float:
-    """FLUX.2's shift: fitted lines for 10 and 200 steps, and between them by the steps."""
-    at_200 = 0.00016927 * num_tokens + 0.45666666
-    if num_tokens > 4300:
-        return at_200
-    at_10 = 8.73809524e-05 * num_tokens + 1.89833333
-    slope = (at_200 - at_10) / 190
-    return slope * num_steps + at_200 - 200 * slope

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from triptych.modalities.diffusion.recipes import packed, spatial
+from triptych.modalities.diffusion.recipes import flux2, packed, spatial
 from triptych.modalities.diffusion.recipes.abilities import abilities_of
 from triptych.modalities.diffusion.recipes.recipe import Recipe
 
@@ -14,7 +14,9 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
     {
         "AuraFlowPipeline": spatial.AuraFlow,
         "ChromaPipeline": packed.Chroma,
-        "Flux2KleinPipeline": packed.Flux2Klein,
+        "Flux2KleinPipeline": flux2.Flux2Klein,
+        "Flux2Pipeline": flux2.Flux2,
+        "FluxKontextPipeline": packed.FluxKontext,
         "FluxPipeline": packed.Flux,
         "HiDreamImagePipeline": spatial.HiDream,
         "Lumina2Pipeline": spatial.Lumina2,

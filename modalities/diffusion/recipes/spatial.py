@@ -243,6 +243,8 @@ class Wan(TextRecipe):
     Raises `WeightsError` for Wan 2.2, whose two models take turns.
     """
 
+    draws_sources = False
+
     def __init__(self, components: Mapping[str, Any], abilities: Abilities) -> None:
         super().__init__(components, abilities)
         if components.get("transformer_2") is not None or components.get("expand_timesteps"):

@@ -8,7 +8,7 @@ Legend: T tokens, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,6 @@ class TextEncoder:
     tokenizer: Any
     module: Any
 
-    @torch.no_grad()
     def encode(
         self,
         prompt: str,
@@ -58,10 +57,21 @@ class TextEncoder:
             truncation=True,
             return_tensors="pt",
         )
+        return self.read(tokens, masks=masks, layer=layer)
+
+    @torch.no_grad()
+    def read(
+        self,
+        tokens: Mapping[str, Any],
+        *,
+        masks: bool = True,
+        layer: int | Sequence[int] | None = None,
+    ) -> Encoded:
+        """Encode one prompt's tokens: what a tokenizer returned, a batch of one."""
         device = next(self.module.parameters()).device
-        mask = tokens.attention_mask.to(device)
+        mask = tokens["attention_mask"].to(device)
         output = self.module(
-            input_ids=tokens.input_ids.to(device),
+            input_ids=tokens["input_ids"].to(device),
             attention_mask=mask if masks else None,
             output_hidden_states=layer is not None,
         )

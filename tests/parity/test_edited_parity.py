@@ -1,0 +1,258 @@
+"""Pictures from pictures: our rows against diffusers' img2img and inpaint pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.pipelines.flux import pipeline_flux_kontext, pipeline_flux_kontext_inpaint
+from diffusers.pipelines.wan import pipeline_wan_video2video
+from fakes_pipelines import SCHEDULERS, components, their_pipeline
+from PIL import Image
+from torch import Tensor
+
+from triptych.core.errors import InvalidRequest
+from triptych.modalities.diffusion.cells import CellPools
+from triptych.modalities.diffusion.denoise import Denoiser
+from triptych.modalities.diffusion.families.table import open_model
+from triptych.modalities.diffusion.recipes import packed
+from triptych.modalities.diffusion.recipes.latents import decode_latents, encode_picture
+from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.recipes.registry import open_recipe
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*upcast_vae.*:FutureWarning"),
+]
+WIDTH, HEIGHT = 64, 96
+IMG2IMG = {
+    "ChromaPipeline": "ChromaImg2ImgPipeline",
+    "FluxPipeline": "FluxImg2ImgPipeline",
+    "QwenImagePipeline": "QwenImageImg2ImgPipeline",
+    "StableDiffusion3Pipeline": "StableDiffusion3Img2ImgPipeline",
+    "StableDiffusionPipeline": "StableDiffusionImg2ImgPipeline",
+    "StableDiffusionXLPipeline": "StableDiffusionXLImg2ImgPipeline",
+    "WanPipeline": "WanVideoToVideoPipeline",
+    "ZImagePipeline": "ZImageImg2ImgPipeline",
+}
+INPAINT = {
+    "ChromaPipeline": "ChromaInpaintPipeline",
+    "Flux2KleinPipeline": "Flux2KleinInpaintPipeline",
+    "FluxKontextPipeline": "FluxKontextInpaintPipeline",
+    "FluxPipeline": "FluxInpaintPipeline",
+    "QwenImagePipeline": "QwenImageInpaintPipeline",
+    "StableDiffusion3Pipeline": "StableDiffusion3InpaintPipeline",
+    "StableDiffusionPipeline": "StableDiffusionInpaintPipeline",
+    "StableDiffusionXLPipeline": "StableDiffusionXLInpaintPipeline",
+    "ZImagePipeline": "ZImageInpaintPipeline",
+}
+REFERRING = ["Flux2KleinPipeline", "Flux2Pipeline", "FluxKontextPipeline"]
+
+
+def drawn(seed: int, *channels: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, *channels))
+    return Image.fromarray(pixels.astype(np.uint8)).resize((width, height))
+
+
+def tensor_of(picture: Image.Image) -> Tensor:
+    pixels = torch.from_numpy(np.array(picture)).float() / 255
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+
+
+PICTURE, MASK = drawn(1, 3), drawn(2)
+REQUEST = PictureRequest(
+    prompt="A red apple",
+    negative_prompt="blurry",
+    width=WIDTH,
+    height=HEIGHT,
+    num_steps=4,
+    seed=11,
+    sources=(tensor_of(PICTURE),),
+    strength=0.6,
+)
+MASKED = replace(REQUEST, mask=tensor_of(MASK))
+
+
+@cache
+def parts_of(name: str, index: int = 0) -> dict[str, Any]:
+    return {**components(name), "scheduler": SCHEDULERS[name][index]}
+
+
+def draw(recipe: Recipe, request: PictureRequest) -> Tensor:
+    """Finished latents, as the model has them."""
+    pools = CellPools()
+    row = recipe.prepare(request, pools)
+    denoiser = Denoiser(open_model(recipe.model))
+    while not row.is_done:
+        denoiser.step([row])
+    sample = row.sample.sample
+    row.release()
+    assert pools.num_used == 0
+    return sample
+
+
+def theirs(
+    name: str, kind: str, parts: dict[str, Any], request: PictureRequest, **told: Any
+) -> Tensor:
+    """Latents of diffusers' pipeline `kind` over the parts of `name`."""
+    modules = {part: value for part, value in parts.items() if part != "scheduler"}
+    scale = open_recipe(name, parts).abilities.default_guidance
+    told["true_cfg_scale" if name == "QwenImagePipeline" else "guidance_scale"] = scale
+    if not name.startswith("Flux"):
+        told["negative_prompt"] = request.negative_prompt
+    result = their_pipeline(kind, modules, parts["scheduler"])(
+        prompt=request.prompt,
+        num_inference_steps=request.num_steps,
+        generator=torch.Generator().manual_seed(request.seed),
+        output_type="latent",
+        **told,
+    )
+    latents: Tensor = result.frames if name == "WanPipeline" else result.images
+    return latents[0]
+
+
+def distance(ours: Tensor, expected: Tensor) -> float:
+    return float((ours.view(expected.shape) - expected).abs().max() / expected.abs().max())
+
+
+CASES = [
+    (name, index)
+    for name in IMG2IMG
+    for index, scheduler in enumerate(SCHEDULERS[name])
+    if not ("use_flow_sigmas" in scheduler and name != "WanPipeline")
+]
+SIZE = {"width": WIDTH, "height": HEIGHT}
+
+
+@pytest.fixture(autouse=True)
+def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What their pipelines would enlarge, or lack."""
+    sizes = [(WIDTH, HEIGHT), (HEIGHT, WIDTH)]
+    for module in (pipeline_flux_kontext, pipeline_flux_kontext_inpaint, packed):
+        monkeypatch.setattr(module, "PREFERRED_KONTEXT_RESOLUTIONS", sizes)
+    monkeypatch.setattr(pipeline_wan_video2video, "basic_clean", str.strip)
+
+
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_a_picture_changes_as_with_diffusers(name: str, index: int) -> None:
+    parts = parts_of(name, index)
+    takes_size = name not in {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
+    told: dict[str, Any] = dict(SIZE) if takes_size else {}
+    told |= {"video": [PICTURE]} if name == "WanPipeline" else {"image": PICTURE}
+    expected = theirs(name, IMG2IMG[name], parts, REQUEST, strength=0.6, **told)
+    assert distance(draw(open_recipe(name, parts), REQUEST), expected) < 1e-5
+
+
+@pytest.mark.parametrize("strength", [0.6, 1.0])
+@pytest.mark.parametrize("name", INPAINT)
+def test_a_picture_changes_within_a_mask_as_with_diffusers(name: str, strength: float) -> None:
+    parts = parts_of(name)
+    recipe, request = open_recipe(name, parts), replace(MASKED, strength=strength)
+    if name == "Flux2KleinPipeline":  # theirs takes no second prompt
+        request = replace(request, negative_prompt="")
+    told = {"image": PICTURE, "mask_image": MASK, "strength": strength, **SIZE}
+    if name == "FluxKontextPipeline":
+        told |= {"image_reference": PICTURE, "max_area": WIDTH * HEIGHT}
+    if name == "ChromaPipeline":  # their pipeline asks for what the model no longer says
+        parts["transformer"].register_to_config(guidance_embeds=False)
+        told["max_sequence_length"] = 512
+    expected = theirs(name, INPAINT[name], parts, request, **told)
+    ours = draw(recipe, request)
+    if name == "Flux2KleinPipeline":
+        ours = recipe.to_latents(ours, request)
+    assert distance(ours, expected) < 1e-5
+
+
+@pytest.mark.parametrize("num_pictures", [1, 2])
+@pytest.mark.parametrize("name", REFERRING)
+def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) -> None:
+    parts = parts_of(name)
+    recipe = open_recipe(name, parts)
+    # Of a size of its own: the second's edges are cut.
+    pictures = [PICTURE, drawn(3, 3, width=104, height=72)][:num_pictures]
+    sources = tuple(tensor_of(picture) for picture in pictures)
+    request = replace(REQUEST, negative_prompt="", sources=sources, strength=None)
+    if num_pictures > recipe.abilities.max_references:
+        with pytest.raises(InvalidRequest, match="1 pictures at most"):
+            recipe.prepare(request, CellPools())
+        return
+    told = dict(SIZE)
+    if name == "FluxKontextPipeline":
+        told["max_area"] = WIDTH * HEIGHT
+    image = pictures if name.startswith("Flux2") else pictures[0]
+    expected = theirs(name, name, parts, request, image=image, **told)
+    ours = draw(recipe, request)
+    if name == "Flux2KleinPipeline":
+        ours = recipe.to_latents(ours, request)
+    assert distance(ours, expected) < 1e-5
+
+
+def test_a_mask_of_everything_is_none_and_one_of_nothing_keeps_the_picture() -> None:
+    parts = parts_of("FluxPipeline")
+    recipe = open_recipe("FluxPipeline", parts)
+    everything, nothing = torch.ones(1, HEIGHT, WIDTH), torch.zeros(1, HEIGHT, WIDTH)
+    changed = draw(recipe, REQUEST)
+    assert torch.allclose(draw(recipe, replace(REQUEST, mask=everything)), changed, atol=1e-6)
+    kept = recipe.decode(draw(recipe, replace(REQUEST, mask=nothing)), REQUEST)
+    drawn_latents = torch.Generator().manual_seed(REQUEST.seed)
+    latents = encode_picture(recipe.vae, REQUEST.sources[0], drawn_latents)
+    assert torch.allclose(kept, decode_latents(recipe.vae, latents), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULERS))
+def test_at_full_strength_a_picture_is_drawn_from_words(name: str) -> None:
+    recipe = open_recipe(name, parts_of(name))
+    request = replace(REQUEST, strength=1.0, num_steps=2)
+    if name == "SanaPipeline":  # its tiny autoencoder halves once
+        request = replace(request, width=32, height=64)
+    plain = draw(recipe, replace(request, sources=(), strength=None))
+    if recipe.abilities.max_references:
+        assert not torch.allclose(draw(recipe, request), plain)
+    else:
+        assert torch.equal(draw(recipe, request), plain)
+    near = draw(recipe, replace(request, strength=0.5))
+    assert not torch.allclose(near, plain)
+
+
+def test_a_picture_without_a_prompt_is_varied_without_a_second_branch() -> None:
+    recipe = open_recipe("StableDiffusionPipeline", parts_of("StableDiffusionPipeline"))
+    asked = replace(REQUEST, prompt="", negative_prompt="", strength=None)
+    assert len(recipe.prompts(asked)) == 1
+    assert len(recipe.prompts(replace(asked, negative_prompt="blurry"))) == 2
+    assert len(recipe.prompts(replace(asked, sources=()))) == 2
+    pools = CellPools()
+    row = recipe.prepare(asked, pools)
+    assert row.sample.step == recipe.abilities.first_step(4, 0.8) == 1
+    row.release()
+
+
+def test_pictures_of_another_size_are_fitted() -> None:
+    recipe = open_recipe("StableDiffusionPipeline", parts_of("StableDiffusionPipeline"))
+    small = torch.full((3, 20, 30), 0.25)
+    alike = replace(REQUEST, sources=(torch.full((3, HEIGHT, WIDTH), 0.25),))
+    assert torch.allclose(
+        draw(recipe, replace(REQUEST, sources=(small,))), draw(recipe, alike), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"strength": 0.0}, "Strength is from 0 to 1"),
+        ({"strength": 1.2}, "Strength is from 0 to 1"),
+        ({"strength": float("nan")}, "Strength is from 0 to 1"),
+        ({"sources": ()}, "strength needs a picture"),
+        ({"sources": (), "strength": None, "mask": MASKED.mask}, "mask needs a picture"),
+        ({"sources": REQUEST.sources * 2}, "takes 1 pictures at most, not 2"),
+        ({"sampler": "lcm"}, "lcm cannot draw with this model; these are its samplers: euler"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(changes: dict[str, Any], said: str) -> None:
+    recipe, pools = open_recipe("FluxPipeline", parts_of("FluxPipeline")), CellPools()
+    with pytest.raises(InvalidRequest, match=said):
+        recipe.prepare(replace(REQUEST, **changes), pools)
+    assert pools.num_used == 0
