@@ -187,8 +187,8 @@ class ScheduleOptions:
     )
     max_step_s: float = option(
         0.06,
-        "While other models have work, chunks of prompts are cut so that a step takes about so"
-        " long: what is urgent there waits for it. 0: by number of tokens alone.",
+        "While other models have work, chunks of prompts and batches of pictures are cut so that a"
+        " step takes about so long: what is urgent there waits for it. 0: by number alone.",
         within=_BOUND,
     )
     target_first_token_s: float = option(
@@ -355,6 +355,20 @@ class ImageOptions:
         1, "Degree of TaylorSeer's extrapolation.", within=Range(low=0, high=3)
     )
     taylorseer_warmup_steps: int = option(9, "First steps that TaylorSeer computes.", within=_COUNT)
+    max_images_in_flight: int = option(
+        16, "Pictures that may be drawn at once; others wait.", within=_COUNT
+    )
+    max_image_rows: int = option(
+        16,
+        "Rows in one run of an image model: a picture is one, or two with guidance. How many there"
+        " are follows what runs were measured to take.",
+        within=_COUNT,
+    )
+    image_memory_mb: int = option(
+        0,
+        "MiB that pictures in flight may hold between their steps; 0: what memory allows.",
+        within=_BOUND,
+    )
     max_image_pixels: int = option(
         3840 * 2160, "Most pixels of one picture, where its model can draw so many.", within=_COUNT
     )
