@@ -1,0 +1,168 @@
+"""Pictures beside a conversation: the real loop in virtual time, where tokens hardly feel them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+from fakes import FakeFrames, FakeLoader, FrameRequest, FrameRunner
+from fakes_denoise import FakePainter, linear_costs, measure, picture_of, request_of
+from fakes_engine import Chat, World, answer, ask, prompt_of
+
+from triptych.core.denoise_plan import DenoisePlan, PictureKey
+from triptych.core.images import ImageDelta
+from triptych.core.plan import Plan, TokenPlan
+from triptych.schedulers.denoise import DenoiseScheduler
+
+StepCosts = Callable[[DenoisePlan, Counter[int]], float]
+
+FULL = linear_costs(row_s=0.01, encode_s=0.005, decode_s=0.01)
+"""A device that one row fills. Text and pixels take no longer than a step."""
+ROOMY = linear_costs(run_s=0.008, row_s=0.002, encode_s=0.005, decode_s=0.01)
+"""Eight rows in the time of two and a half."""
+FRAME_S = 0.03
+
+
+class Studio:
+    """A chat model and an image model on one device."""
+
+    def __init__(self, token_s: float, painter: FakePainter, *others: FakeLoader) -> None:
+        self.token_s = token_s
+        self.painter = painter
+        self.scheduler = DenoiseScheduler(
+            model="images",
+            measure=measure,
+            max_pictures=16,
+            max_state_bytes=1 << 30,
+            max_jobs=100,
+            max_rows=16,
+        )
+        images = FakeLoader("images", lambda: (self.scheduler, painter))
+        self.world = World([Chat().loader, images, *others], cost_s=self._cost_s)
+        for loader in (images, *others):
+            self.world.engine.load(loader.name)
+
+    def talk(self, num_tokens: int) -> None:
+        self.world.submit("talk", "chat", ask(prompt_of(1), num_tokens))
+
+    def draw(self, num_pictures: int, num_steps: int = 30) -> list[str]:
+        names = [f"picture{index}" for index in range(num_pictures)]
+        for index, name in enumerate(names):
+            request = request_of(num_steps=num_steps, interval=1 + index % 2, has_progress=True)
+            self.world.submit(name, "images", request)
+        return names
+
+    def token_times(self) -> list[float]:
+        """When the steps that yielded a token were over."""
+        return [
+            start_s + self.token_s
+            for start_s, plan in self.world.lanes.started
+            if isinstance(plan, TokenPlan)
+        ]
+
+    def pictures_between(self, start_s: float, end_s: float) -> list[DenoisePlan]:
+        """Steps of the image model that began in a span of time."""
+        return [
+            plan
+            for moment_s, plan in self.world.lanes.started
+            if isinstance(plan, DenoisePlan) and start_s <= moment_s < end_s
+        ]
+
+    def _cost_s(self, plan: Plan) -> float:
+        if isinstance(plan, TokenPlan):
+            return self.token_s
+        if isinstance(plan, DenoisePlan):
+            return self.painter.elapsed_s[plan.step_id]
+        return FRAME_S
+
+
+def gaps(times: Sequence[float]) -> list[float]:
+    return [after - before for before, after in pairwise(times)]
+
+
+def p95(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.95 * len(values))]
+
+
+@pytest.mark.parametrize("token_s", [0.015, 0.018])
+@pytest.mark.parametrize("costs", [FULL, ROOMY], ids=["full", "roomy"])
+def test_tokens_come_at_half_their_pace_at_worst(token_s: float, costs: StepCosts) -> None:
+    studio = Studio(token_s, FakePainter(cost_s=costs))
+    studio.talk(450)
+    studio.world.turn_until(lambda: len(studio.token_times()) > 40)
+    idle = gaps(studio.token_times())
+    studio.world.finish(*studio.draw(8, num_steps=20))
+    assert studio.world.outputs.final("talk") is None, "the talk outlasts the pictures"
+    together = gaps(studio.token_times())[len(idle) :]
+    assert p95(idle) == pytest.approx(token_s)
+    assert len(together) > 60
+    assert p95(together) <= 2 * token_s
+    studio.world.finish("talk")
+    assert studio.world.tokens("talk") == answer(prompt_of(1), 450)
+
+
+def test_a_step_that_cannot_be_cut_is_felt_once() -> None:
+    """Pixels that take three tokens' time: never two such pictures, or more, between two tokens."""
+    costs = linear_costs(row_s=0.01, encode_s=0.02, decode_s=0.05)
+    studio = Studio(0.016, FakePainter(cost_s=costs))
+    studio.talk(450)
+    studio.world.finish(*studio.draw(8, num_steps=20))
+    assert max(gaps(studio.token_times())[2:]) <= 0.05 + 0.016 + 1e-6
+
+
+@pytest.mark.parametrize("costs", [FULL, ROOMY], ids=["full", "roomy"])
+def test_pictures_still_get_a_good_third_of_the_device(costs: StepCosts) -> None:
+    painter = FakePainter(cost_s=costs)
+    studio = Studio(0.016, painter)
+    studio.talk(400)
+    names = studio.draw(4)
+    start_s = studio.world.clock()
+    studio.world.finish(*names)
+    elapsed_s = studio.world.clock() - start_s
+    assert sum(painter.elapsed_s.values()) >= 0.35 * elapsed_s
+    for name in names:
+        final = studio.world.outputs.final(name)
+        assert final is not None
+        assert isinstance(final.payload, ImageDelta)
+        assert final.payload.pixels == picture_of(PictureKey(name, 0), request_of())
+
+
+def test_runs_are_full_again_when_the_others_have_done() -> None:
+    studio = Studio(0.016, FakePainter(cost_s=ROOMY))
+    studio.talk(60)
+    names = studio.draw(8)
+    studio.world.finish("talk")
+    talked_s = studio.world.clock()
+    assert all(
+        len(plan.rows) + len(plan.starts) <= 2
+        for plan in studio.pictures_between(0.0, talked_s - 0.1)
+    )
+    studio.world.finish(*names)
+    rows = [
+        len(plan.rows)
+        for plan in studio.pictures_between(talked_s + 0.2, studio.world.clock())
+        if plan.kind == "denoise"
+    ]
+    assert max(rows) == 8
+
+
+def test_speech_beside_both_is_in_time() -> None:
+    """Frames of 30 ms, one wanted every 100 ms: with tokens and pictures they are still on time."""
+    frames = FakeFrames("voice")
+    loader = FakeLoader("voice", lambda: (frames, FrameRunner()))
+    studio = Studio(0.016, FakePainter(cost_s=FULL), loader)
+    studio.talk(400)
+    names = studio.draw(6)
+    studio.world.submit("voice", "voice", FrameRequest(num_frames=40, period_s=0.1))
+    studio.world.finish("voice")
+    assert max(frames.lateness_s) <= FRAME_S + 1e-9
+    studio.world.finish(*names, "talk")
+
+
+def test_pictures_alone_are_not_cut() -> None:
+    studio = Studio(0.016, FakePainter(cost_s=ROOMY))
+    studio.world.finish(*studio.draw(8))
+    assert max(studio.painter.rows_run) == 8
+    assert len(studio.painter.rows_run) <= 36
