@@ -232,7 +232,10 @@ def _given(choice: StepCache) -> dict[str, Any]:
 
 
 def _check(asked: StepCache) -> None:
-    takes = _TAKES[asked.name]
+    takes = _TAKES.get(asked.name)
+    if takes is None:
+        known = ", ".join(_TAKES)
+        raise InvalidRequest(f"There is no step cache {asked.name!r}: it is {known}.", param=_PARAM)
     for name, value in _given(asked).items():
         if name not in takes:
             those = ", ".join(cache for cache, names in _TAKES.items() if name in names)

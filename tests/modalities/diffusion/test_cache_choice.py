@@ -228,6 +228,7 @@ def test_models_that_run_as_a_whole_say_what_works(name: Any) -> None:
         (StepCache(name="first-block", threshold=-1.0), "threshold .*at least 0"),
         (StepCache(name="teacache", coefficients=(1.0, float("inf"))), "coefficients .*at most"),
         (StepCache(num_computed=0), "num_computed .*at least 1"),
+        (StepCache(name="fastest"), "no step cache 'fastest': it is auto, off"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_mean_nothing_are_refused(choice: StepCache, told: str) -> None:
