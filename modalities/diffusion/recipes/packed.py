@@ -52,11 +52,15 @@ class _Packed(EvenFlow):
 class Flux(_Packed):
     """FLUX.1: the guidance scale is told to the model, no second branch."""
 
+    _LENGTH = 512
+
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
         clip = self.text_encoder(1).encode(prompt, masks=False)
-        t5 = self.text_encoder(2).encode(prompt, length=512, masks=False)
-        return {"pooled_projections": clip.pooled, "encoder_hidden_states": t5.hidden}
+        t5 = self.text_encoder(2)
+        length = min(t5.tokenizer.model_max_length, self._LENGTH)
+        words = t5.encode(prompt, length=length, masks=False)
+        return {"pooled_projections": clip.pooled, "encoder_hidden_states": words.hidden}
 
     @override
     def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
