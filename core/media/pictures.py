@@ -8,11 +8,12 @@ what an API process calls. Knows nothing of HTTP or models. Imports no torch.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 import struct
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -169,7 +170,10 @@ def _kind(data: bytes, media_type: str) -> str:
 
 
 def _webp_size(data: bytes) -> Size:
-    """Of the canvas. Format: https://developers.google.com/speed/webp/docs/riff_container"""
+    """Width and height of the canvas.
+
+    Format: https://developers.google.com/speed/webp/docs/riff_container
+    """
     (chunk,) = struct.unpack_from("4s", data, 12)
     if chunk == b"VP8X":
         width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
@@ -280,11 +284,12 @@ def prepare() -> None:
 class PictureReader:
     """Reads pictures through a pool, which must serve this module.
 
-    Every method raises what the function of its name does, what `DecodePool.run` raises, and
-    `PayloadTooLarge` for a file over `limits.max_bytes`.
+    Without a pool, which is for one's own pictures alone, it reads them in a thread. Every method
+    raises what the function of its name does, what `DecodePool.run` raises, and `PayloadTooLarge`
+    for a file over `limits.max_bytes`.
     """
 
-    def __init__(self, pool: DecodePool) -> None:
+    def __init__(self, pool: DecodePool | None) -> None:
         self._pool = pool
 
     async def measure(
@@ -333,4 +338,17 @@ class PictureReader:
     ) -> Decoded:
         if len(data) > limits.max_bytes:
             raise PayloadTooLarge(f"The picture is over {limits.max_bytes} bytes.")
-        return await self._pool.run(name, data, limits=dataclasses.asdict(limits), **args)
+        args["limits"] = dataclasses.asdict(limits)
+        if self._pool is None:
+            return await asyncio.to_thread(_run_here, DECODERS[name], bytes(data), args)
+        return await self._pool.run(name, data, **args)
+
+
+def _run_here(decode: Callable[..., _Sized], data: bytes, args: Mapping[str, Any]) -> Decoded:
+    whole = bytearray()
+    pieces = decode(data, **args)
+    while True:
+        try:
+            whole += next(pieces)
+        except StopIteration as end:
+            return Decoded(memoryview(whole), end.value)
