@@ -17,6 +17,8 @@ from triptych.core.errors import InvalidRequest
 _Table = MappingProxyType[str, Mapping[str, Any]]
 _MULTISTEP = {"_class_name": "DPMSolverMultistepScheduler"}
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
+# What tells samplers of that class apart, and how it usually is.
+_VARIANTS = {"algorithm_type": "dpmsolver++", "solver_order": 2, "use_karras_sigmas": False}
 _FLOW_SIGMAS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
 
 _FLOW: _Table = MappingProxyType(
@@ -83,14 +85,15 @@ def with_sampler(
             f"{name} {reason}; these are its samplers: {', '.join(table)}.", param="sampler"
         )
     asked = table[name]
-    if asked["_class_name"] == config.get("_class_name") and not _differs(config, asked):
+    if _is_own(config, asked):
         return config
-    kept = {key: value for key, value in config.items() if key in _TRAINED}
     if table is _FLOW:
         shift = _shift(config, shift_exponent)
-        kept = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
-        kept |= {"shift": shift, "flow_shift": shift}
-    return {**kept, **asked}
+        num_times = config.get("num_train_timesteps", 1000)
+        trained = {"num_train_timesteps": num_times, "shift": shift, "flow_shift": shift}
+    else:
+        trained = {key: value for key, value in config.items() if key in _TRAINED}
+    return {**trained, **asked}
 
 
 def short_name(config: Mapping[str, Any], name: str) -> str:
@@ -104,10 +107,13 @@ def _table(config: Mapping[str, Any]) -> _Table:
     return _FLOW if is_flow or config.get("use_flow_sigmas") else _NOISE
 
 
-def _differs(config: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    defaults = {"algorithm_type": "dpmsolver++", "solver_order": 2, "use_karras_sigmas": False}
-    wanted = {**defaults, **asked}
-    return any(config.get(key, defaults.get(key)) != value for key, value in wanted.items())
+def _is_own(config: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Whether the model's own sampler goes by the name asked for, however it is set up."""
+    if asked["_class_name"] != config.get("_class_name"):
+        return False
+    if asked["_class_name"] != _MULTISTEP["_class_name"]:
+        return True
+    return all(config.get(key, usual) == asked.get(key, usual) for key, usual in _VARIANTS.items())
 
 
 def _shift(config: Mapping[str, Any], exponent: float | None) -> float:
