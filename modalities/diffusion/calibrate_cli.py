@@ -169,8 +169,7 @@ def _pictures(
 ) -> list[PictureRequest]:
     from triptych.modalities.diffusion.recipes.recipe import PictureRequest
 
-    default_size = recipe.abilities.default_size(recipe.model.config, recipe.vae.config)
-    width, height = args.size or default_size
+    width, height = args.size or recipe.default_size
     return [
         PictureRequest(
             prompt=prompt,

@@ -23,8 +23,6 @@ Size = tuple[int, int]
 
 MAX_ASPECT = 3
 """A picture's longer side is at most so many times the shorter one: OpenAI's bound."""
-_SIZE_FACT = "default_size"
-"""In model_index.json: the side in pixels of a model that draws other sizes than its kind."""
 _SIZE_RANGE = 4
 """How far a side may be from that of the model's own size, as a factor."""
 _PIXEL_RANGE = 4
@@ -51,14 +49,12 @@ class ImageModel:
         abilities = abilities_of(index.pipeline)
         vae = read_json(folder / "vae" / "config.json")
         trunk = "transformer" if "transformer" in index.parts else "unet"
-        size = abilities.default_size(read_json(folder / trunk / "config.json"), vae)
-        if own := index.facts.get(_SIZE_FACT):
-            size = int(own), int(own)
+        model = read_json(folder / trunk / "config.json")
         return cls(
             name=resolved.name,
             abilities=abilities,
             multiple=abilities.pixel_multiple(vae),
-            default_size=size,
+            default_size=abilities.default_size(model, vae, index.facts),
             samplers=sampler_names(read_json(folder / "scheduler" / "scheduler_config.json")),
         )
 

@@ -89,8 +89,16 @@ class Abilities:
         """Width and height are multiples of this. `vae`: the autoencoder's config.json."""
         return downscale(vae) * self.patch
 
-    def default_size(self, model: Mapping[str, Any], vae: Mapping[str, Any]) -> tuple[int, int]:
-        """Width and height in pixels. `model`: the config.json of the transformer or UNet."""
+    def default_size(
+        self, model: Mapping[str, Any], vae: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        """Width and height in pixels of what the model draws best.
+
+        `model`: the config.json of the transformer or UNet. `facts`: plain entries of
+        model_index.json, of which `default_size` is the side of a model that is not like its kind.
+        """
+        if own := facts.get("default_size"):
+            return int(own), int(own)
         if self.size is not None:
             return self.size
         latents = model.get("sample_size") or 128

@@ -100,6 +100,11 @@ class Recipe(ABC):
         return self.components["vae"]
 
     @property
+    def default_size(self) -> tuple[int, int]:
+        """Width and height of what the model draws best."""
+        return self.abilities.default_size(self.model.config, self.vae.config, self.components)
+
+    @property
     def pixel_multiple(self) -> int:
         """Width and height of a picture are multiples of this."""
         return self.abilities.pixel_multiple(self.vae.config)
