@@ -1,12 +1,13 @@
 """What was computed from somebody's content, kept by the content's digest: voices, features.
 
-Owns one least-recently-used order and its budget of bytes. Knows neither what it keeps nor where
+Owns one least-recently-used order and its budget of bytes and entries. Knows neither what it keeps nor where
 it came from. A value in use is referenced and is never dropped, so an insert never fails: while
 everything is in use the cache holds more than its budget, and shrinks as references are released.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -24,16 +25,23 @@ class _Entry(Generic[Value]):
 
 
 class ContentCache(Generic[Value]):
-    """At most `capacity_bytes` of unreferenced values; its owner books them in the ledger.
+    """At most `capacity_bytes` in `max_entries` values; its owner books them in the ledger.
 
     Values are kept as `copy` makes them, so that a slice never keeps the whole alive and nobody
     changes them from outside. Thread-safe.
     """
 
-    def __init__(self, capacity_bytes: int, *, copy: Callable[[Value], Value]) -> None:
-        if capacity_bytes < 0:
-            raise ValueError("capacity_bytes must not be negative")
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        copy: Callable[[Value], Value],
+        max_entries: int = sys.maxsize,
+    ) -> None:
+        if capacity_bytes < 0 or max_entries < 0:
+            raise ValueError("capacity_bytes and max_entries must not be negative")
         self.capacity_bytes = capacity_bytes
+        self.max_entries = max_entries
         self._copy = copy
         self._entries: OrderedDict[Hashable, _Entry[Value]] = OrderedDict()
         self._num_bytes = 0
@@ -43,6 +51,15 @@ class ContentCache(Generic[Value]):
     def num_bytes(self) -> int:
         """Bytes of all values."""
         return self._num_bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_references(self) -> int:
+        """References that are not released."""
+        with self._lock:
+            return sum(entry.num_references for entry in self._entries.values())
 
     def acquire(self, key: Hashable) -> Value | None:
         """The value, referenced until `release`; `None`, without a reference, where it is not."""
@@ -85,7 +102,7 @@ class ContentCache(Generic[Value]):
         with self._lock:
             assert self._num_bytes == sum(entry.num_bytes for entry in self._entries.values())
             idle = [entry for entry in self._entries.values() if not entry.num_references]
-            assert not idle or self._num_bytes <= self.capacity_bytes, "it holds more than it may"
+            assert not idle or not self._is_over, "it holds more than it may"
 
     def _reference(self, key: Hashable, entry: _Entry[Value]) -> Value:
         entry.num_references += 1
@@ -93,7 +110,11 @@ class ContentCache(Generic[Value]):
         return entry.value
 
     def _shrink(self) -> None:
-        self._drop(lambda: self._num_bytes > self.capacity_bytes)
+        self._drop(lambda: self._is_over)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._num_bytes > self.capacity_bytes or len(self._entries) > self.max_entries
 
     def _drop(self, goes_on: Callable[[], bool]) -> None:
         """Drop what is not in use, the least recently used first, while `goes_on`."""

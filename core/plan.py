@@ -10,6 +10,7 @@ from typing import Protocol
 
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.tokens import TokenLogprob
+from triptych.core.vision import PictureSpan
 
 StepCodes = tuple[int, ...]
 """What one step of a speech model yields: one id, or a column of codes."""
@@ -38,7 +39,8 @@ class SlotStart:
 
     `history_ids` is prompt plus output so far (a resumed row has both); `num_prompt_tokens` says
     where the output begins, for penalties that count output only. `frames` are the codes of the
-    frame ids among `history_ids`, in their order (see `core.frames`).
+    frame ids among `history_ids`, in their order (see `core.frames`), `pictures` what fills the
+    positions with ids of pictures (see `core.vision`).
     """
 
     slot: int
@@ -46,6 +48,7 @@ class SlotStart:
     history_ids: tuple[int, ...]
     num_prompt_tokens: int
     frames: tuple[StepCodes, ...] = ()
+    pictures: tuple[PictureSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

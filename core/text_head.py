@@ -76,8 +76,7 @@ class TextHead:
     def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
         """`hidden_TC`; decode rows go in as what they drew last."""
         (token_ids_T,) = step.extras
-        decode_slots_D = step.decode_slots_D
-        token_ids_T[: len(decode_slots_D)] = self._last_tokens.index_select(0, decode_slots_D)
+        self._feed_back(token_ids_T, step)
         return self._model.forward(token_ids_T, step.positions_T, kv, step.batch)
 
     def draw(self, step: DeviceStep, hidden_TC: torch.Tensor) -> TextDraws:
@@ -96,6 +95,11 @@ class TextHead:
         )
         self._last_tokens.index_copy_(0, step.sampled_slots_R, sampled.token_ids_B)
         return TextDraws(step.rows, sampled, prompt_scores)
+
+    def _feed_back(self, token_ids_T: torch.Tensor, step: DeviceStep) -> None:
+        """Decode rows go on from what they drew last."""
+        slots_D = step.decode_slots_D
+        token_ids_T[: len(slots_D)] = self._last_tokens.index_select(0, slots_D)
 
     def _score_prompt(self, row: TokenRow, hidden_TC: torch.Tensor) -> list[_Scores]:
         """Log-probabilities of the prompt tokens that follow this chunk's positions."""

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from triptych.core.sampling.params import SamplingParams
+from triptych.core.vision import Picture
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -19,12 +20,14 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One row to generate: `n` samples of a prompt are `n` requests with their own index.
 
     `prompt_frames` are the codes of the frame ids in the prompt, in their order: models whose
-    steps yield frames of codes (see `core.frames`) cannot tell a frame by its id alone.
+    steps yield frames of codes (see `core.frames`) cannot tell a frame by its id alone. `pictures`
+    fill the positions that have their ids, in order of position (see `core.vision`).
     """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     prompt_frames: tuple[tuple[int, ...], ...] = ()
+    pictures: tuple[Picture, ...] = ()
     priority: int = 0
     tenant: str = ""
     adapter: str = ""

@@ -26,7 +26,8 @@ from typing import NamedTuple
 from triptych.core.config import SpeechOptions
 from triptych.schedulers.speech_costs import Round, SpeechCosts
 from triptych.schedulers.speech_state import Segment, SpeechModel, SpeechState, Stream
-from triptych.schedulers.token import TokenProgress, TokenScheduler
+from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.token_state import TokenProgress
 from triptych.schedulers.token_draft import Hold
 
 EASE_STEPS = 8

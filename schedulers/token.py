@@ -12,7 +12,6 @@ pages and slot free, since until then the device may write to them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import (
@@ -25,7 +24,7 @@ from triptych.core.errors import (
     to_info,
 )
 from triptych.core.job import Job, JobState, Output
-from triptych.core.kv.keys import page_keys, root_key
+from triptych.core.kv.keys import root_key
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import (
     Plan,
@@ -40,7 +39,14 @@ from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.token_draft import NO_HOLD, Admission, Draft, Hold, make_draft
 from triptych.schedulers.token_pace import ChunkPace
-from triptych.schedulers.token_state import Piece, Row, Step, TokenState
+from triptych.schedulers.token_state import (
+    Piece,
+    Row,
+    Step,
+    TokenCounters,
+    TokenProgress,
+    TokenState,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +58,11 @@ class _Intent:
     version: int
 
 
-class TokenProgress(NamedTuple):
-    """How far a job is, with steps in flight counted as done.
-
-    `num_left` positions are to be computed for its next token, if it `can_step`; `num_outputs`
-    tokens are drawn. A job `is_waiting` until its prompt is begun, and `is_answered` after it.
-    """
-
-    num_left: int
-    num_outputs: int
-    can_step: bool
-    is_waiting: bool
-    is_answered: bool
-
-
-@dataclass(slots=True)
-class _Counters:
-    num_preemptions: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_non_finite: int = 0
-
-
 class TokenScheduler:
     """Implements `schedulers.base.Scheduler` for `TokenRequest` jobs of one model.
 
     `max_length` bounds prompt and output together; `namespace` is the digest of the weights.
+    Pictures are for a model that `can_see`.
     """
 
     def __init__(
@@ -89,16 +73,18 @@ class TokenScheduler:
         options: ScheduleOptions,
         max_length: int,
         namespace: bytes,
+        can_see: bool = False,
     ) -> None:
         self._model = model
         self._pool = pool
         self._options = options
         self._max_length = max_length
         self._namespace = namespace
+        self._can_see = can_see
         self._state = TokenState(pool=pool, options=options)
         self._pace = ChunkPace(options.max_step_s)
         self._has_company = False
-        self._counters = _Counters()
+        self._counters = TokenCounters()
         self._num_submitted = 0
         self._version = 0
 
@@ -111,17 +97,17 @@ class TokenScheduler:
         if len(self._state.rows) >= self._options.max_queue_size + self._options.max_batch_size:
             raise Overloaded("The queue is full; try again later.", retry_after_s=1.0)
         is_ranked = self._options.schedule_policy == "priority"
-        root = root_key(self._namespace, adapter=request.adapter, tenant=request.tenant)
-        has_keys = self._pool.enable_prefix_caching
         row = Row(
             job=job,
             request=request,
             rank=(-request.priority if is_ranked else 0, self._num_submitted),
             max_outputs=max_outputs,
-            root=root,
+            root=root_key(self._namespace, adapter=request.adapter, tenant=request.tenant),
             is_paused=job.is_paused,
-            keys=page_keys(root, request.prompt_ids, self._pool.page_size) if has_keys else [],
         )
+        if self._pool.enable_prefix_caching:
+            page_size = self._pool.page_size
+            row.extend_keys(row.num_prompt_tokens // page_size, page_size)
         self._num_submitted += 1
         self._version += 1
         self._state.rows[job.job_id] = row
@@ -143,6 +129,27 @@ class TokenScheduler:
         self._version += 1
         self._state.set_paused(row, is_paused)
 
+    def abort(self, job_id: str, error: TriptychError) -> None:
+        """End a job with `error`; an unknown or ended one is ignored."""
+        row = self._state.rows.get(job_id)
+        if row is not None:
+            self._version += 1
+            self._fail_row(row, error)
+
+    def num_committed(self, job_id: str) -> int | None:
+        """Positions of a job that are surely computed; `None` if it has ended."""
+        row = self._state.rows.get(job_id)
+        return None if row is None else row.num_committed
+
+    def num_covered(self, job_id: str) -> int:
+        """Leading positions of a job that has not ended which are computed, in flight or cached."""
+        row = self._state.rows[job_id]
+        return row.num_booked if row.lease is not None else self._num_found(row)
+
+    def _num_found(self, row: Row) -> int:
+        keys = row.lookup_keys(self._pool.page_size)
+        return len(self._pool.peek(keys)) * self._pool.page_size
+
     def check_size(self, request: TokenRequest) -> None:
         """Raise InvalidRequest or ContextLengthExceeded if the request can never run here."""
         self._max_outputs(request)
@@ -150,12 +157,8 @@ class TokenScheduler:
     def progress(self, job_id: str) -> TokenProgress:
         """How far a job is that has not ended."""
         row = self._state.rows[job_id]
-        num_found = 0
-        if row.lease is None:
-            keys = row.lookup_keys(self._pool.page_size)
-            num_found = len(self._pool.peek(keys)) * self._pool.page_size
         return TokenProgress(
-            num_left=row.num_remaining - num_found,
+            num_left=row.num_tokens - self.num_covered(job_id),
             num_outputs=len(row.output_ids) + row.num_unknown,
             can_step=row.can_step,
             is_waiting=row.lease is None,
@@ -297,6 +300,8 @@ class TokenScheduler:
 
     def _max_outputs(self, request: TokenRequest) -> int:
         """Most tokens the request may yield. Raises if it can never run here."""
+        if request.pictures and not self._can_see:
+            raise InvalidRequest("This model takes no pictures.", param="messages")
         num_prompt = len(request.prompt_ids)
         if not num_prompt:
             raise InvalidRequest("The prompt is empty.", param="prompt")
@@ -452,6 +457,7 @@ def _slot_start(row: Row) -> SlotStart:
         history_ids=row.token_ids(0, row.num_known),
         num_prompt_tokens=row.num_prompt_tokens,
         frames=(*row.request.prompt_frames, *row.output_frames),
+        pictures=tuple(picture.span for picture in row.request.pictures),
     )
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -42,16 +42,23 @@ class Admission:
     num_pages: int
 
 
+def _at_will(job_id: str, start: int, end: int) -> int:
+    return end
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """What is kept out of a step by whoever owns the scheduler, though it could take part.
 
     Jobs of `job_ids` stand still, waiting or running; prompts take `max_prompt_tokens` at most.
+    `chunk_end` says where a chunk of a job's prompt that begins at `start`, with room up to `end`,
+    does end: at `start` if it has to wait, beyond `end` where it cannot be cut before that.
     A second try after an OutOfMemory is not held up.
     """
 
     job_ids: frozenset[str] = frozenset()
     max_prompt_tokens: int = sys.maxsize
+    chunk_end: Callable[[str, int, int], int] = _at_will
 
 
 NO_HOLD = Hold()
@@ -234,6 +241,8 @@ class _Drafter:
                 continue
             if not self._has_budget(row.num_tokens - len(found) * self._pool.page_size):
                 return
+            if not self._chunk_size(row, len(found) * self._pool.page_size):
+                continue
             if not self._num_rows_left and not self._make_way():
                 return
             if self._has_context(row) and self._try_admit(row, found):
@@ -310,11 +319,20 @@ class _Drafter:
         """Whether nothing else is active."""
         return not self.draft.admissions and all(row.is_paused for row in self._state.running)
 
-    def _add_chunk(self, row: Row, start: int) -> None:
+    def _chunk_size(self, row: Row, start: int) -> int:
+        """How many tokens of `row` the step can take from `start` on; 0 if it has to wait."""
         num_remaining = row.num_tokens - start
-        num_tokens = num_remaining
+        room = num_remaining
         if self._options.enable_chunked_prefill:
-            num_tokens = min(num_remaining, self._num_tokens_left)
+            room = min(num_remaining, self._num_tokens_left)
+        num_tokens = self._hold.chunk_end(row.job.job_id, start, start + room) - start
+        is_cut = num_tokens < num_remaining and not self._options.enable_chunked_prefill
+        return 0 if is_cut else num_tokens
+
+    def _add_chunk(self, row: Row, start: int) -> None:
+        num_remaining, num_tokens = row.num_tokens - start, self._chunk_size(row, start)
+        if not num_tokens:
+            return
         self._num_tokens_left -= num_tokens
         self._num_prompts += 1
         self._total_tokens += self._rounded(row)

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from triptych.core.config import ScheduleOptions
 from triptych.core.job import Job
@@ -35,7 +36,7 @@ class Row:
     rank: tuple[int, int]
     max_outputs: int
     root: bytes
-    keys: list[bytes]
+    keys: list[bytes] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     output_frames: list[StepCodes] = field(default_factory=list)
     lease: Lease | None = None
@@ -121,8 +122,13 @@ class Row:
         """Name full pages up to `num_pages`, output included, so that a next turn finds them."""
         for page in range(len(self.keys), num_pages):
             parent = self.keys[-1] if self.keys else self.root
-            token_ids = self.token_ids(page * page_size, (page + 1) * page_size)
-            self.keys.append(page_key(parent, token_ids))
+            start, stop = page * page_size, (page + 1) * page_size
+            self.keys.append(page_key(parent, self.token_ids(start, stop), self._seen(start, stop)))
+
+    def _seen(self, start: int, stop: int) -> bytes:
+        """The digests of the pictures that positions `start .. stop - 1` belong to."""
+        spans = (picture.span for picture in self.request.pictures)
+        return b"".join(s.digest for s in spans if s.start < stop and start < s.end)
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +148,31 @@ class Step:
 
     pieces: list[Piece]
     is_retry: bool = False
+
+
+@dataclass(slots=True)
+class TokenCounters:
+    """Totals since the scheduler was made."""
+
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_non_finite: int = 0
+
+
+class TokenProgress(NamedTuple):
+    """How far a job is, with steps in flight counted as done.
+
+    `num_left` positions are to be computed for its next token, if it `can_step`; `num_outputs`
+    tokens are drawn. A job `is_waiting` until its prompt is begun, and `is_answered` after it.
+    """
+
+    num_left: int
+    num_outputs: int
+    can_step: bool
+    is_waiting: bool
+    is_answered: bool
 
 
 class RankedRows:

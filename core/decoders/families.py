@@ -111,6 +111,29 @@ def _qwen2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return decoder_of(fields, attention, max_length)
 
 
+def _qwen2_vl(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Qwen2 whose positions have three axes, each with a block of frequencies."""
+    fields = parse(config, _Qwen2Config)
+    return _with_axes(_qwen2(config, max_length), fields, (16, 24, 24))
+
+
+def _qwen3_vl(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Qwen3 whose positions have three axes that take turns in the frequencies."""
+    fields = parse(config, _Qwen3Config)
+    decoder = _with_axes(_qwen3(config, max_length), fields, (24, 20, 20))
+    return replace(decoder, rope=replace(decoder.rope, has_interleaved_sections=True))
+
+
+def _with_axes(
+    decoder: DecoderConfig, fields: CausalLmConfig, default: tuple[int, ...]
+) -> DecoderConfig:
+    rope = fields.rope_parameters or fields.rope_scaling
+    sections = (rope.mrope_section if rope else ()) or default
+    if len(sections) != 3 or sum(sections) != decoder.rope.num_rotated_dims // 2:
+        raise WeightsError(f"config.json: mrope_section {list(sections)} does not fit a head.")
+    return replace(decoder, rope=replace(decoder.rope, sections=sections))
+
+
 def _qwen3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """A norm on every query and key head instead of biases."""
     fields = parse(config, _Qwen3Config)
@@ -133,6 +156,9 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
         "MistralForCausalLM": _mistral,
         "Qwen2ForCausalLM": _qwen2,
         "Qwen3ForCausalLM": _qwen3,
+        "Qwen2VLTextModel": _qwen2_vl,
+        "Qwen2_5_VLTextModel": _qwen2_vl,
+        "Qwen3VLTextModel": _qwen3_vl,
     }
 )
 """Reader of each architecture. SmolLM2 and most of its relatives call themselves Llama."""

@@ -41,6 +41,7 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     short_factor: Factors = ()
     long_factor: Factors = ()
     partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    mrope_section: tuple[Count, ...] = ()
 
 
 class CausalLmConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from triptych.core.decoders.families import read_decoder_config
-from triptych.core.decoders.tensor_names import decoder_targets, is_unused
+from triptych.core.decoders.tensor_names import WHOLE, Part, decoder_targets, is_unused
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
@@ -57,10 +57,20 @@ class NativeBlueprint:
         """The cache this model needs."""
         return self.config.kv_layout(page_size, dtype)
 
-    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> Decoder:
-        """Allocate, stream the weights into place and pack them."""
+    def build(
+        self, checkpoint: Checkpoint, report: Callable[[float], None], part: Part = WHOLE
+    ) -> Decoder:
+        """Allocate, stream the weights into place and pack them.
+
+        `part` is the decoder's in a checkpoint that holds more; the rest is left alone.
+        """
         decoder = Decoder(self.config, dtype=self._dtype, device=self._device)
-        load_tensors(checkpoint, decoder_targets(decoder), ignored=is_unused, report=report)
+        load_tensors(
+            checkpoint,
+            decoder_targets(decoder, part),
+            ignored=lambda name: is_unused(name) or (part is not WHOLE and not part.holds(name)),
+            report=report,
+        )
         decoder.prepare(self._native)
         return decoder
 

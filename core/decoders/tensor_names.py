@@ -6,20 +6,49 @@ slice, straight from the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
+from triptych.core.errors import WeightsError
 from triptych.core.layers.attention import Attention
 from triptych.core.layers.decoder import Decoder, DecoderStack, Mlp
 from triptych.core.layers.linear import Linear
 from triptych.core.weights.loading import Target
 
 
-def decoder_targets(decoder: Decoder) -> Iterator[Target]:
+_EMBEDDING = ".embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where in a checkpoint a decoder is: the prefix of its body, the name of its projection."""
+
+    body: str = "model"
+    head: str = "lm_head.weight"
+
+    @classmethod
+    def find(cls, names: Collection[str]) -> Part:
+        """The decoder in a checkpoint that holds more. Raises `WeightsError` if it has not one."""
+        bodies = [name.removesuffix(_EMBEDDING) for name in names if name.endswith(_EMBEDDING)]
+        if len(bodies) != 1:
+            raise WeightsError(f"The checkpoint holds {len(bodies)} decoders, not one.")
+        heads = [name for name in names if name.endswith("lm_head.weight")]
+        return cls(bodies[0], *heads[:1])
+
+    def holds(self, name: str) -> bool:
+        """Whether the tensor `name` is the decoder's."""
+        return name == self.head or name.startswith(f"{self.body}.")
+
+
+WHOLE = Part()
+
+
+def decoder_targets(decoder: Decoder, part: Part = WHOLE) -> Iterator[Target]:
     """Every tensor the decoder needs, and the view it goes to."""
-    yield Target("model.embed_tokens.weight", decoder.embedding_VC)
+    yield Target(part.body + _EMBEDDING, decoder.embedding_VC)
     if not decoder.config.has_tied_embeddings:
-        yield Target("lm_head.weight", decoder.head.weight_OI)
-    yield from stack_targets(decoder, "model")
+        yield Target(part.head, decoder.head.weight_OI)
+    yield from stack_targets(decoder, part.body)
 
 
 def stack_targets(stack: DecoderStack, prefix: str) -> Iterator[Target]:
@@ -39,7 +68,7 @@ def is_unused(name: str) -> bool:
     Old files store the rotary frequencies, and some repeat a tied embedding as the head: `lm_head`
     is a target of every decoder that has a head of its own, so it is only unused when tied.
     """
-    return name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"
+    return name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
 
 
 def _attention_targets(prefix: str, attention: Attention) -> Iterator[Target]:

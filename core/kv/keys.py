@@ -20,9 +20,13 @@ def root_key(namespace: bytes, *, adapter: str = "", tenant: str = "") -> bytes:
     ).digest()
 
 
-def page_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The key of a full page of `token_ids` that follows the page called `parent`."""
-    return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()
+def page_key(parent: bytes, token_ids: Sequence[int], contents: bytes = b"") -> bytes:
+    """The key of a full page of `token_ids` that follows the page called `parent`.
+
+    `contents` are the digests of what ids alone do not name with all 256 bits: pictures.
+    """
+    packed = struct.pack(f"<{len(token_ids)}q", *token_ids)
+    return hashlib.sha256(parent + packed + contents).digest()
 
 
 def page_keys(root: bytes, token_ids: Sequence[int], page_size: int) -> list[bytes]:

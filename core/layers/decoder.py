@@ -90,6 +90,17 @@ class DecoderLayer:
         return self.mlp(self.mlp_norm(x_TC), x_TC)
 
 
+@dataclass(frozen=True, slots=True)
+class LateInputs:
+    """What is added to some positions after the first layers, layer by layer.
+
+    Shapes: L layers, F positions.
+    """
+
+    index_F: torch.Tensor
+    values_LFC: torch.Tensor
+
+
 class DecoderStack:
     """Layers and final norm: from embedded positions to hidden states.
 
@@ -117,23 +128,29 @@ class DecoderStack:
         if native is not None and can_fuse(self):
             self._fused = NativeLayers(self, native)
 
-    def rotations(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and sine rows of a step's positions, for all layers."""
-        return self._rotary.rows(positions_T, self.dtype)
+        return self._rotary.rows(positions, self.dtype)
 
     def run(
         self,
         x_TC: torch.Tensor,
-        positions_T: torch.Tensor,
+        positions: torch.Tensor,
         kv: KvCache,
         batch: AttentionBatch,
+        late: LateInputs | None = None,
     ) -> torch.Tensor:
-        """The last hidden state of every position, normalised; `x_TC` may be overwritten."""
-        cos_sin = self.rotations(positions_T)
-        if self._fused is not None and self._fused.can_read(kv):
+        """The last hidden state of every position, normalised; `x_TC` may be overwritten.
+
+        `positions` are [T], or [3, T] (see `core.layers.rotary`).
+        """
+        cos_sin = self.rotations(positions)
+        if late is None and self._fused is not None and self._fused.can_read(kv):
             return self._fused(x_TC, cos_sin, kv, batch)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             x_TC = layer(x_TC, cos_sin, kv, batch)
+            if late is not None and index < len(late.values_LFC):
+                x_TC = x_TC.index_add(0, late.index_F, late.values_LFC[index])
         return self.norm(x_TC)
 
 
@@ -161,6 +178,10 @@ class Decoder(DecoderStack):
         super().prepare(native)
         self.head.prepare(native)
 
+    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """What enters the layers: `x_TC`."""
+        return self.embedding_VC.index_select(0, token_ids_T)
+
     def forward(
         self,
         token_ids_T: torch.Tensor,
@@ -169,8 +190,7 @@ class Decoder(DecoderStack):
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """The last hidden state of every token, normalised: `hidden_TC`."""
-        x_TC = self.embedding_VC.index_select(0, token_ids_T)
-        return self.run(x_TC, positions_T, kv, batch)
+        return self.run(self.embed(token_ids_T), positions_T, kv, batch)
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Scores of the whole vocabulary for each row: `logits_RV`."""

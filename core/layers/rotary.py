@@ -28,7 +28,9 @@ class RopeConfig:
     """Frequencies of `num_rotated_dims` dims of each head, in the terms of model configurations.
 
     `trained_length` is the context of pre-training (for `dynamic`, the model's own length);
-    `max_length` is the context served. Fields a `kind` does not use are ignored.
+    `max_length` is the context served. Fields a `kind` does not use are ignored. With `sections`
+    positions have three axes (time, height, width), and each takes so many frequencies: in blocks,
+    or one by one in turn.
     """
 
     kind: str = "default"
@@ -47,24 +49,34 @@ class RopeConfig:
     is_truncated: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    sections: tuple[int, ...] = ()
+    has_interleaved_sections: bool = False
 
 
 class Rotary:
     """Cosine and sine rows of a step's positions."""
 
-    __slots__ = ("_inverse_frequencies", "_scales")
+    __slots__ = ("_axis_R", "_inverse_frequencies", "_scales")
 
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
         frequencies, attention_factor = rope_frequencies(config)
         half = torch.full_like(frequencies, attention_factor)
         self._inverse_frequencies = torch.cat((frequencies, frequencies)).to(device)
         self._scales = torch.cat((-half, half)).to(device)
+        self._axis_R = _axes(config, len(frequencies)).repeat(2).to(device)
 
     def rows(
-        self, positions_T: torch.Tensor, dtype: torch.dtype
+        self, positions: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`cos_T1R, sin_T1R` for `core.kernels.rotary`: computed once a step, for all layers."""
-        angles_T1R = positions_T.to(torch.float32).view(-1, 1, 1) * self._inverse_frequencies
+        """`cos_T1R, sin_T1R` for `core.kernels.rotary`: computed once a step, for all layers.
+
+        `positions` are [T], or [3, T] for a model with sections.
+        """
+        if positions.dim() == 1:
+            positions_T1R = positions.view(-1, 1, 1)
+        else:
+            positions_T1R = positions.index_select(0, self._axis_R).t().unsqueeze(1)
+        angles_T1R = positions_T1R.to(torch.float32) * self._inverse_frequencies
         sin_T1R = (angles_T1R.sin() * self._scales).to(dtype)
         return angles_T1R.cos_().mul_(self._scales.abs()).to(dtype), sin_T1R
 
@@ -72,6 +84,19 @@ class Rotary:
 def rope_frequencies(config: RopeConfig) -> tuple[torch.Tensor, float]:
     """Inverse frequencies (radians per position, float32) and the factor on cosine and sine."""
     return _VARIANTS[config.kind](config)
+
+
+def _axes(config: RopeConfig, num_frequencies: int) -> torch.Tensor:
+    """The axis that each frequency turns with (Qwen2-VL, arXiv:2409.12191; in turn: Qwen3-VL)."""
+    axes = torch.zeros(num_frequencies, dtype=torch.int64)
+    first = 0
+    for axis, size in enumerate(config.sections):
+        if not config.has_interleaved_sections:
+            axes[first : first + size] = axis
+        elif axis:
+            axes[axis : 3 * size : 3] = axis
+        first += size
+    return axes
 
 
 def _plain(config: RopeConfig, theta: float | None = None) -> torch.Tensor:

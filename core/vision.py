@@ -1,0 +1,91 @@
+"""The words vision chat speaks between API and engine: pictures, and where they are in a prompt.
+
+Owns the wire types, and the ids of picture positions. A picture crosses as its model's processor
+left it, but for the last step: sizes, crops and tiles are done, values are still bytes (scaled and
+normalised beside the encoder, a quarter of the size). A prompt position that a picture fills has
+an id made from the picture's digest and its place in it, so that prompts with different pictures
+are different prompts to everyone who compares ids; such ids are 2**62 and above, as those of frames
+(`core.frames`). Knows no model, and no pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from triptych.core.frames import FIRST_FRAME_ID
+
+ArrayType = Literal["uint8", "int64", "float32"]
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers in C order, little-endian."""
+
+    dtype: ArrayType
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class PictureSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which positions of a prompt a picture fills, and with what.
+
+    `digest` names the picture's features (see `picture_digest`). They go, in order, to the
+    positions of `runs`: (first, length) each, ascending; between them are separators of the
+    model's. `grid` are rows and columns of the features, where positions follow them.
+    """
+
+    digest: bytes
+    runs: tuple[tuple[int, int], ...]
+    grid: tuple[int, int] = (0, 0)
+
+    @property
+    def start(self) -> int:
+        """The first position."""
+        return self.runs[0][0]
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        first, length = self.runs[-1]
+        return first + length
+
+    @property
+    def num_features(self) -> int:
+        """Positions that are filled."""
+        return sum(length for _, length in self.runs)
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture in a prompt. `inputs` are what its encoder is called with, by name."""
+
+    span: PictureSpan
+    inputs: dict[str, Array]
+
+
+def picture_digest(
+    inputs: Mapping[str, Array], *, settings: str, model: str, adapter: str
+) -> bytes:
+    """SHA-256 over all that a picture's features come from.
+
+    `settings` are the processor's, `model` the digest of the weights.
+    """
+    fields = [b"triptych picture 1", settings.encode(), model.encode(), adapter.encode()]
+    for name, array in sorted(inputs.items()):
+        shape = struct.pack(f"<{len(array.shape)}q", *array.shape)
+        fields += [name.encode(), array.dtype.encode(), shape, array.data]
+    digest = hashlib.sha256()
+    for field in fields:
+        digest.update(struct.pack("<q", len(field)))
+        digest.update(field)
+    return digest.digest()
+
+
+def picture_ids(digest: bytes, num_features: int) -> tuple[int, ...]:
+    """The ids of a picture's positions: bit 62, and 62 bits each of SHAKE-256 of its digest."""
+    stream = hashlib.shake_256(digest).digest(8 * num_features)
+    values = struct.unpack(f"<{num_features}Q", stream)
+    return tuple(FIRST_FRAME_ID | max(value >> 2, 1) for value in values)

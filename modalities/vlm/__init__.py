@@ -1,0 +1,1 @@
+"""Vision in chat. Importing this package loads neither torch nor FastAPI."""

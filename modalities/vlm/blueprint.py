@@ -1,0 +1,134 @@
+"""A model that sees, known but not yet loaded: its decoder, its encoder, what each will take.
+
+Owns the reading of a checkpoint that holds both. The decoder is ours (`core.decoders`), the
+encoder transformers' (`encoder`). Knows nothing of ledgers or schedulers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from triptych.core.decoders.native import NativeBlueprint
+from triptych.core.decoders.tensor_names import Part
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.decoder import Decoder
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.modalities.vlm.config import open_image_processor, read_config
+from triptych.modalities.vlm.encoder import (
+    PictureEncoder,
+    Scaling,
+    encoder_sketch,
+    load_encoder,
+)
+from triptych.modalities.vlm.families import FAMILIES
+from triptych.modalities.vlm.head import SeeingTraits
+
+_TEXT_MODELS = {
+    "qwen2_vl_text": "Qwen2VLTextModel",
+    "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
+    "qwen3_vl_text": "Qwen3VLTextModel",
+}
+_ENCODER_SHARE = 0.2  # of the progress that is reported
+
+
+class VisionBlueprint:
+    """What a checkpoint of one of `families.FAMILIES` needs. Raises `WeightsError` if unfit."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        native: NativeKernels | None = None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._config = read_config(checkpoint.config)
+        model_type = self._config.model_type
+        self.family = FAMILIES[model_type]
+        self._kind = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
+        self._part = Part.find(checkpoint.tensors)
+        self._dtype, self._device = dtype, device
+        self.text = NativeBlueprint(
+            _text_fields(self._config, self._part.head in checkpoint.tensors),
+            max_length=max_length,
+            dtype=dtype,
+            device=device,
+            native=native,
+        )
+
+    @property
+    def traits(self) -> SeeingTraits:
+        """What becomes of the positions that pictures fill."""
+        return SeeingTraits(
+            placeholder_id=int(self._config.image_token_id),
+            has_axes=bool(self.text.config.rope.sections),
+        )
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of one position's features."""
+        vision = self._config.vision_config
+        num_late = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        return int(self.text.config.hidden_size * (1 + num_late) * self._dtype.itemsize)
+
+    def encoder_bytes(self) -> int:
+        """Device bytes of the encoder's weights."""
+        sketch = encoder_sketch(self._config, self._kind)
+        num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
+        return num_values * self._dtype.itemsize
+
+    def encoder_activation_bytes(self, num_features: int) -> int:
+        """A generous guess at what a step holds that encodes so many positions' features.
+
+        Up to 16 patches become one feature; a patch passes through towers whose widest layer is
+        about 6 times their hidden size.
+        """
+        vision = self._config.vision_config
+        hidden = int(getattr(vision, "hidden_size", 0) or getattr(vision, "embed_dim", 1024))
+        return num_features * 16 * 12 * hidden * self._dtype.itemsize
+
+    def build(self, report: Callable[[float], None]) -> tuple[Decoder, PictureEncoder]:
+        """Load both."""
+        names = [name for name in self._checkpoint.tensors if not self._part.holds(name)]
+        model = load_encoder(
+            self._checkpoint, self._config, self._kind, dtype=self._dtype, names=names
+        ).to(self._device)
+        scaling = Scaling.of(open_image_processor(self._checkpoint.folder))
+        encoder = PictureEncoder(
+            model, scaling, batch_axis=self.family.batch_axis, dtype=self._dtype
+        )
+        report(_ENCODER_SHARE)
+        decoder = self.text.build(
+            self._checkpoint,
+            lambda done: report(_ENCODER_SHARE + (1 - _ENCODER_SHARE) * done),
+            self._part,
+        )
+        return decoder, encoder
+
+
+def is_vision(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is that of a model that sees."""
+    return config.get("model_type") in FAMILIES
+
+
+def _text_fields(config: Any, has_head: bool) -> dict[str, Any]:
+    """The text part of a configuration, as a language model's `config.json`."""
+    text = config.text_config
+    kind = text.model_type
+    architecture = _TEXT_MODELS.get(kind) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, kind)
+    fields = {name: value for name, value in text.to_dict().items() if value is not None}
+    return {
+        **fields,
+        "architectures": [architecture],
+        "tie_word_embeddings": bool(config.tie_word_embeddings) or not has_head,
+    }

@@ -1,0 +1,100 @@
+"""From a decoded picture to what crosses to the engine: model pixels, and its place in a prompt.
+
+Owns the use of transformers' image processors for one picture at a time, and what a picture is
+spelled as in a prompt. Runs in processes of its own, off every event loop: needs Pillow and numpy,
+never torch. Scaling and normalising are left to the engine (`encoder`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.core.errors import InvalidRequest
+from triptych.core.images import Pixels
+from triptych.core.vision import Array, ArrayType, picture_digest
+from triptych.core.weights.layout import read_json
+from triptych.modalities.vlm.config import open_image_processor, read_config
+from triptych.modalities.vlm.families import FAMILIES
+from triptych.modalities.vlm.prompt import PreparedPicture
+from triptych.modalities.vlm.spelling import MARK
+
+_SPELLING = re.compile(f"({MARK}+)")
+
+
+class PictureProcessor:
+    """Prepares pictures for the model in one folder. `model` is the digest of its weights."""
+
+    def __init__(self, config: Any, image_processor: Any, *, model: str) -> None:
+        self.family = FAMILIES[config.model_type]
+        self._config = config
+        self._images = image_processor
+        self._model = model
+        self._options = self.family.options(config)
+        self._settings = json.dumps(
+            [image_processor.to_dict(), self._options], sort_keys=True, default=str
+        )
+
+    @classmethod
+    def open(cls, folder: str | Path, *, model: str) -> Self:
+        """Raises `WeightsError` where the folder's configurations are not usable."""
+        path = Path(folder)
+        return cls(
+            read_config(read_json(path / "config.json")), open_image_processor(path), model=model
+        )
+
+    def prepare(self, pixels: Pixels, *, adapter: str = "") -> PreparedPicture:
+        """The work of one picture. Raises `InvalidRequest` where the model takes none like it."""
+        rgb = np.frombuffer(pixels.rgb, np.uint8).reshape(pixels.height, pixels.width, 3)
+        try:
+            found = self._images(
+                images=[[rgb]] if self.family.nests_images else [rgb],
+                do_rescale=False,
+                do_normalize=False,
+                input_data_format="channels_last",
+                **self._options,
+            )
+        except ValueError as error:
+            raise InvalidRequest(
+                f"The model takes no picture of {pixels.width} x {pixels.height} pixels."
+            ) from error
+        inputs = self._inputs(found)
+        digest = picture_digest(inputs, settings=self._settings, model=self._model, adapter=adapter)
+        return PreparedPicture(
+            digest=digest,
+            inputs=inputs,
+            spelling=_parse(self.family.spell(self._config, self._images, found)),
+            grid=self._grid(found),
+        )
+
+    def _inputs(self, found: Mapping[str, Any]) -> dict[str, Array]:
+        """The arrays that the encoder is called with."""
+        arrays = {name: np.asarray(found[name]) for name in self.family.inputs if name in found}
+        pixels = arrays["pixel_values"]
+        arrays["pixel_values"] = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
+        return {name: _array(array) for name, array in arrays.items()}
+
+    def _grid(self, found: Mapping[str, Any]) -> tuple[int, int]:
+        if "image_grid_thw" not in found:
+            return 0, 0
+        _, height, width = (int(size) for size in found["image_grid_thw"][0])
+        merge = self._images.merge_size
+        return height // merge, width // merge
+
+
+def _array(values: NDArray[Any]) -> Array:
+    dtype: ArrayType = "uint8" if values.dtype == np.uint8 else "int64"
+    data = np.ascontiguousarray(values, dtype=dtype).tobytes()
+    return Array(dtype, tuple(values.shape), data)
+
+
+def _parse(spelled: str) -> tuple[str | int, ...]:
+    """Text, and lengths of the runs of marks between it."""
+    parts = filter(None, _SPELLING.split(spelled))
+    return tuple(len(part) if part[0] == MARK else part for part in parts)

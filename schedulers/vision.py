@@ -1,0 +1,331 @@
+"""Chat with pictures: which are encoded when, and how far prompts get before they are.
+
+Owns the steps of a model that sees. Prompts and answers are jobs of a `TokenScheduler`; this file
+holds a prompt's chunk back at the first picture that has no features yet, and proposes to encode
+what the next chunks need, no more. Features live in a `ContentCache` that the runner fills; what
+is held here are references, from a job's first need of a picture until its last position is
+computed. Steps that encode and steps of tokens take turns, so that neither waits for long.
+Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from triptych.core.config import ScheduleOptions
+from triptych.core.content_cache import ContentCache
+from triptych.core.errors import OutOfMemory, TriptychError
+from triptych.core.job import Job, JobState
+from triptych.core.plan import Plan, StepResult
+from triptych.core.tokens import TokenRequest
+from triptych.core.vision import Picture, PictureSpan
+from triptych.core.vision_plan import EncodePlan, EncodeStepResult
+from triptych.schedulers.base import Proposal, SchedulerStats
+from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.token_draft import Hold
+
+_MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What a model sees at once.
+
+    A step encodes pictures of `max_step_features` together, or one. `whole_spans`: what a picture
+    fills is computed in one go, since its positions see each other; `whole_prompts`: so is the
+    prompt of a request with pictures.
+    """
+
+    max_step_features: int
+    whole_spans: bool = False
+    whole_prompts: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Look:
+    """A job with pictures. `held` are the digests it has references to."""
+
+    job: Job
+    pictures: tuple[Picture, ...]
+    num_prompt_tokens: int
+    held: set[bytes] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encode:
+    """The intent of a proposal to encode."""
+
+    digests: tuple[bytes, ...]
+
+
+class VisionScheduler:
+    """Implements `schedulers.base.Scheduler` for `TokenRequest` jobs of one model that sees."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokens: TokenScheduler,
+        features: ContentCache[Any],
+        sight: Sight,
+        options: ScheduleOptions,
+    ) -> None:
+        self._model = model
+        self._tokens = tokens
+        self._features = features
+        self._sight = sight
+        self._options = options
+        self._hold = Hold(chunk_end=self._chunk_end)
+        self._looks: dict[str, _Look] = {}
+        self._encoding: set[bytes] = set()
+        self._alone: set[bytes] = set()
+        self._in_flight: list[int] = []
+        self._fading: list[tuple[int, set[bytes]]] = []
+        self._has_company = False
+        self._was_encode = False
+        self._num_encoded = self._num_hits = 0
+
+    # What others ask.
+
+    def submit(self, job: Job) -> None:
+        """Queue `job`. Raises InvalidRequest, ContextLengthExceeded or Overloaded."""
+        request = job.request
+        assert isinstance(request, TokenRequest), "the API sends this model token requests"
+        self._tokens.submit(job)
+        if request.pictures:
+            num_prompt_tokens = len(request.prompt_ids)
+            self._looks[job.job_id] = _Look(job, request.pictures, num_prompt_tokens)
+            self._settle()
+
+    def cancel(self, job_id: str) -> None:
+        """End a job with a last delta that says so; an unknown or ended one is ignored."""
+        self._tokens.cancel(job_id)
+        self._settle()
+
+    def set_paused(self, job_id: str, is_paused: bool) -> None:
+        """Leave a job out of steps, or let it go on; an unknown or ended one is ignored."""
+        self._tokens.set_paused(job_id, is_paused)
+
+    def set_company(self, has_company: bool) -> None:
+        """Where other models have jobs, prompts are cut short and pictures encoded one by one."""
+        self._has_company = has_company
+        self._tokens.set_company(has_company)
+
+    def propose(self, now_s: float) -> Proposal | None:
+        """A step of tokens or one that encodes, in turns where there are both."""
+        if not self._looks:
+            return self._tokens.propose(now_s)
+        encode, step = self._propose_encode(), self._tokens.propose(now_s, self._hold)
+        if encode is None or step is None:
+            return encode or step
+        return step if self._was_encode else encode
+
+    def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
+        """Take what the step needs and make the plan; chooses anew if anything changed since."""
+        plan: Plan | None
+        if isinstance(proposal.intent, _Encode):
+            plan = self._book_encode(proposal.intent, step_id)
+        else:
+            plan = self._tokens.book(proposal, step_id, now_s)
+        if plan is not None:
+            self._was_encode = isinstance(plan, EncodePlan)
+            self._in_flight.append(step_id)
+            self._settle()
+        return plan
+
+    def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
+        """Record what a step yielded."""
+        self._in_flight.remove(plan.step_id)
+        if isinstance(plan, EncodePlan):
+            self._commit_encode(plan, result)
+        else:
+            self._tokens.commit(plan, result, now_s)
+        self._settle()
+
+    def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
+        """End the jobs of a step that raised.
+
+        Where memory ran out over several pictures, each is tried once more alone.
+        """
+        self._in_flight.remove(plan.step_id)
+        if not isinstance(plan, EncodePlan):
+            self._tokens.fail(plan, error, now_s)
+        else:
+            digests = {picture.span.digest for picture in plan.pictures}
+            self._encoding -= digests
+            if isinstance(error, OutOfMemory) and len(digests) > 1:
+                self._alone |= digests
+            else:
+                for digest in digests:
+                    self._abort(digest, error)
+        self._settle()
+
+    def stats(self) -> SchedulerStats:
+        """Counts for metrics: those of tokens, and of pictures."""
+        stats = self._tokens.stats()
+        gauges = {
+            "vision_cache_entries": len(self._features),
+            "vision_cache_bytes": self._features.num_bytes,
+        }
+        counters = {
+            "pictures_encoded_total": self._num_encoded,
+            "vision_cache_hits_total": self._num_hits,
+        }
+        return replace(
+            stats, gauges={**stats.gauges, **gauges}, counters={**stats.counters, **counters}
+        )
+
+    def check(self) -> None:
+        """Assert that every page, slot, row and reference is accounted for."""
+        self._tokens.check()
+        self._features.check()
+        assert all(self._tokens.num_committed(job_id) is not None for job_id in self._looks)
+        assert not self._fading or self._in_flight, "references of jobs that are over"
+        held = sum(len(look.held) for look in self._looks.values())
+        fading = sum(len(digests) for _, digests in self._fading)
+        if not self._encoding:
+            assert held + fading == self._features.num_references, "a reference is lost"
+
+    # Policy.
+
+    def _chunk_end(self, job_id: str, start: int, end: int) -> int:
+        """Where a chunk ends: before a picture without features, and never inside what is whole."""
+        look = self._looks.get(job_id)
+        if look is None or start >= look.num_prompt_tokens:
+            return end
+        spans = [picture.span for picture in look.pictures]
+        blocked = (s.start for s in spans if s.end > start and s.digest not in look.held)
+        limit = max(start, min(blocked, default=sys.maxsize))
+        if self._sight.whole_prompts:
+            return look.num_prompt_tokens if limit == sys.maxsize else start
+        end = min(end, limit)
+        return self._beside_spans(spans, start, end) if self._sight.whole_spans else end
+
+    def _beside_spans(self, spans: list[PictureSpan], start: int, end: int) -> int:
+        """`end` moved out of the span it lies in: to its beginning, or else to its end."""
+        for first, length in (run for span in spans for run in span.runs):
+            if first < end < first + length:
+                return first if first > start else first + length
+        return end
+
+    def _wanted(self, look: _Look) -> Iterator[Picture]:
+        """Pictures that the job's next chunk may need and that it has no reference to."""
+        start = self._tokens.num_covered(look.job.job_id)
+        last = start + self._options.max_batch_input_tokens
+        if self._sight.whole_prompts or not self._options.enable_chunked_prefill:
+            last = look.num_prompt_tokens
+        for picture in look.pictures:
+            span = picture.span
+            if span.end > start and span.start < last and span.digest not in look.held:
+                yield picture
+
+    def _next_looks(self) -> Iterator[_Look]:
+        """Jobs whose pictures may be needed next: those that run, and the first that wait."""
+        num_waiting = 0
+        for look in self._looks.values():
+            is_waiting = look.job.state is JobState.WAITING
+            num_waiting += is_waiting
+            if not is_waiting or num_waiting <= _MAX_WAITING_JOBS:
+                yield look
+
+    # Encoding.
+
+    def _propose_encode(self) -> Proposal | None:
+        chosen: dict[bytes, Picture] = {}
+        due_s, num_features = sys.float_info.max, 0
+        for look in self._next_looks():
+            for picture in self._wanted(look):
+                span = picture.span
+                if span.digest in chosen or span.digest in self._encoding:
+                    continue
+                if chosen and not self._has_room(span, num_features):
+                    continue
+                chosen[span.digest] = picture
+                num_features += span.num_features
+                due_s = min(due_s, look.job.arrival_s + self._options.target_first_token_s)
+        if not chosen:
+            return None
+        return Proposal(
+            model=self._model,
+            kind="encode",
+            work={"pictures": len(chosen), "features": num_features},
+            due_s=due_s,
+            num_rows=len(chosen),
+            intent=_Encode(tuple(chosen)),
+        )
+
+    def _has_room(self, span: PictureSpan, num_features: int) -> bool:
+        """Whether one more picture may share the step."""
+        is_shared = not (self._has_company or span.digest in self._alone)
+        return is_shared and num_features + span.num_features <= self._sight.max_step_features
+
+    def _book_encode(self, intent: _Encode, step_id: int) -> EncodePlan | None:
+        wanted = {p.span.digest: p for look in self._next_looks() for p in self._wanted(look)}
+        pictures = tuple(
+            wanted[digest]
+            for digest in intent.digests
+            if digest in wanted and digest not in self._encoding
+        )
+        if not pictures:
+            return None
+        self._encoding.update(picture.span.digest for picture in pictures)
+        return EncodePlan(step_id=step_id, model=self._model, kind="encode", pictures=pictures)
+
+    def _commit_encode(self, plan: EncodePlan, result: StepResult) -> None:
+        """Pass each picture's reference on to whoever waits for it."""
+        assert isinstance(result, EncodeStepResult), "the encoder's result"
+        for picture, error in zip(plan.pictures, result.errors, strict=True):
+            digest = picture.span.digest
+            self._encoding.remove(digest)
+            self._alone.discard(digest)
+            if error is not None:
+                self._abort(digest, error)
+                continue
+            self._num_encoded += 1
+            for look in self._looks.values():
+                if any(wanted.span.digest == digest for wanted in self._wanted(look)):
+                    self._features.acquire(digest)
+                    look.held.add(digest)
+            self._features.release(digest)
+
+    def _abort(self, digest: bytes, error: TriptychError) -> None:
+        """End every job that waits for a picture which cannot be encoded."""
+        for job_id, look in tuple(self._looks.items()):
+            if digest in {picture.span.digest for picture in self._wanted(look)}:
+                self._tokens.abort(job_id, error)
+        self._let_go()
+
+    # References.
+
+    def _settle(self) -> None:
+        """After any change: let go of what is not needed any more, take what is there already."""
+        self._let_go()
+        for look in self._next_looks():
+            for picture in self._wanted(look):
+                if self._features.acquire(picture.span.digest) is not None:
+                    look.held.add(picture.span.digest)
+                    self._num_hits += 1
+
+    def _let_go(self) -> None:
+        for job_id, look in tuple(self._looks.items()):
+            num_committed = self._tokens.num_committed(job_id)
+            if num_committed is None:
+                del self._looks[job_id]
+                self._fading.append((max(self._in_flight, default=-1), look.held))
+                continue
+            needed = {p.span.digest for p in look.pictures if p.span.end > num_committed}
+            self._release(look.held - needed)
+            look.held &= needed
+        # A step in flight may still read what its jobs held.
+        first = min(self._in_flight, default=sys.maxsize)
+        for last, digests in self._fading:
+            if last < first:
+                self._release(digests)
+        self._fading = [(last, digests) for last, digests in self._fading if last >= first]
+
+    def _release(self, digests: set[bytes]) -> None:
+        for digest in digests:
+            self._features.release(digest)
