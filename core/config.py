@@ -85,6 +85,13 @@ class ModelOptions:
         flags=("--quantization-encoding",),
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    model_override: tuple[str, ...] = option(
+        (),
+        "One field of one part of an image model, as PART.FIELD=VALUE; repeat for several. PART is"
+        " its name in model_index.json; FIELD is `path` (a folder or hub id instead of the part's"
+        " own), `weight_path` (a safetensors or GGUF file instead of its weights) or"
+        " `quantization_encoding` (float32, bfloat16 or float16, to hold it in).",
+    )
     revision: str = option(
         "", "Branch, tag or commit of a hub model.", flags=("--huggingface-model-revision",)
     )
@@ -95,6 +102,9 @@ class ModelOptions:
         within=_BOUND,
     )
     chat_template: str = option("", "A file with a chat template instead of the model's own.")
+    pool_embeddings: bool = option(
+        True, "One vector per text from embedding models; without, one per token."
+    )
     load: str = option(
         "startup", "Load models at start, or on first use.", choices=("startup", "first-use")
     )
@@ -157,6 +167,11 @@ class CacheOptions:
         within=_BOUND,
     )
     enable_prefix_caching: bool = option(True, "Reuse the pages of equal prompt beginnings.")
+    max_vision_cache_entries: int = option(
+        256,
+        "Pictures whose features are kept for prompts to come; 0: only while they are in use.",
+        within=_BOUND,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +394,23 @@ class ImageOptions:
     )
     image_store_ttl_s: float = option(
         3600.0, "How long a picture that was answered as a link is kept.", within=_DURATION
+    )
+    enable_lora: bool = option(
+        True, "Take requests for adapters of --lora-paths; off: none is loaded, all are refused."
+    )
+    lora_paths: tuple[str, ...] = option(
+        (),
+        "A LoRA for the image model that requests may ask for: a safetensors file, a folder or a"
+        " hub id; repeat for several. `name=place` gives it a name of its own.",
+    )
+    max_lora_rank: int = option(
+        0, "Highest rank of an adapter that is taken; 0: any.", within=_BOUND
+    )
+    max_num_loras: int = option(
+        8,
+        "Different adapters in one run of the model; of more, pictures wait for the next run.",
+        flags=("--max-loras-per-batch",),
+        within=_COUNT,
     )
 
 

@@ -48,7 +48,10 @@ def _named(names: str) -> tuple[str, ...]:
 _ONE_DEVICE = (
     "one engine drives one device; start a server per device (--device gpu:N) behind a balancer."
 )
-_ADAPTERS = "adapters are not offered yet; merge them into the model and serve the merged folder."
+_ADAPTERS = (
+    "every adapter of --lora-paths is loaded with its model, for the layers it was made for, and"
+    " stays; leave it out."
+)
 _TIERS = (
     "cached pages live on the device only; keep more of them with --kv-cache-memory-mb"
     " or --device-memory-utilization."
@@ -58,7 +61,7 @@ _KERNELS = "kernels follow from the device and the model; leave it out."
 _SPECULATIVE = "speculative decoding is not offered yet; leave it out, answers stay the same."
 _GRAMMAR = "structured output is not offered yet; ask for the format in the prompt and check it."
 _IMAGES_IN = "vision models are not served yet; leave it out."
-_EMBEDDINGS = "embedding models are not served; use a server for embeddings beside this one."
+_EMBEDDINGS = "a model that embeds is known by its folder; name it with --model."
 _EXPERTS = "mixture-of-experts models are not served natively yet; leave it out."
 _SPLIT = (
     "prefill and decode share one engine; bound what prompts may delay with"
@@ -131,7 +134,6 @@ STANDING: tuple[Standing, ...] = (
         ("false",),
         "use `triptych models remove` and `triptych models fetch`.",
     ),
-    Standing(_named("enable-lora"), ("false",), _ADAPTERS),
     Standing(_named("enable-structured-output"), ("false",), _GRAMMAR),
     Standing(_named("enable-kvcache-swapping-to-host"), ("false",), _TIERS),
     Standing(
@@ -146,7 +148,6 @@ STANDING: tuple[Standing, ...] = (
     Standing(_named("defer-resolve"), ("false",), "options are always resolved at start."),
     Standing(_named("execute-empty-batches"), ("false",), "a step always has work."),
     Standing(_named("ep-use-allreduce"), ("false",), _ONE_DEVICE),
-    Standing(_named("pool-embeddings"), ("false",), _EMBEDDINGS),
     Standing(_named("use-relaxed-acceptance-for-thinking"), ("false",), _SPECULATIVE),
     Standing(_named("profile-serve"), ("false",), "use `py-spy record -- triptych serve ...`."),
 )
@@ -184,9 +185,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         _ADAPTERS,
-        "lora lora-paths max-lora-rank max-num-loras enable-lora-overlap-loading"
-        " lora-target-modules max-loras-per-batch max-loaded-loras lora-eviction-policy"
-        " lora-backend max-lora-chunk-size lora-drain-wait-threshold",
+        "lora enable-lora-overlap-loading lora-target-modules max-loaded-loras"
+        " lora-eviction-policy lora-backend max-lora-chunk-size lora-drain-wait-threshold",
     ),
     (
         _ONE_DEVICE,
@@ -288,7 +288,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         _IMAGES_IN,
-        "max-vision-cache-entries vision-config-overrides enable-multimodal mm-attention-backend"
+        "vision-config-overrides enable-multimodal mm-attention-backend"
         " disable-fast-image-processor keep-mm-feature-on-device mm-max-concurrent-calls"
         " mm-per-request-timeout enable-broadcast-mm-inputs-process mm-process-config"
         " limit-mm-data-per-request enable-mm-global-cache enable-prefix-mm-cache"
@@ -331,7 +331,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ("give one --model for each, as `name=reference`.", "models"),
     (
         "edit config.json in a local copy of the model and serve that.",
-        "model-override json-model-override-args rope-type decrypted-config-file",
+        "json-model-override-args rope-type decrypted-config-file",
     ),
     (
         "a model is one folder, hub id or GGUF file; give it as --model.",

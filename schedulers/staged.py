@@ -329,7 +329,10 @@ class StagedScheduler:
     # Recording.
 
     def _open_units(self, entry: _Entry) -> None:
-        while len(entry.units) < self._limits.units_per_job and entry.num_opened < entry.pace.num_units:
+        while (
+            len(entry.units) < self._limits.units_per_job
+            and entry.num_opened < entry.pace.num_units
+        ):
             stage = entry.pace.first_stage(entry.num_opened)
             entry.units.append(_Unit(entry, entry.num_opened, stage, stage.size))
             entry.num_opened += 1

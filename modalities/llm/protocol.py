@@ -58,7 +58,7 @@ def _is_list(value: Any) -> str:
     return ":list" if isinstance(value, list) else ":text"
 
 
-def _prompt_kind(value: Any) -> str:
+def prompt_kind(value: Any) -> str:
     """Which of the four forms a prompt has, judged by its first entry."""
     if not isinstance(value, list):
         return ":text"
@@ -81,7 +81,7 @@ Prompt = Annotated[
     | Annotated[list[Text], _Batch, Tag(":texts")]
     | Annotated[TokenIds, Tag(":tokens")]
     | Annotated[list[TokenIds], _Batch, Tag(":token-lists")],
-    Discriminator(_prompt_kind),
+    Discriminator(prompt_kind),
 ]
 
 

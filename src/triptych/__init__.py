@@ -6,14 +6,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triptych.modalities.llm.embedding.pipeline import EmbeddingPipeline
     from triptych.modalities.llm.pipeline import ChatPipeline
     from triptych.modalities.tts.pipeline import SpeechPipeline
     from triptych.modalities.tts.recognition.pipeline import TranscriptionPipeline
 
-__all__ = ["ChatPipeline", "SpeechPipeline", "TranscriptionPipeline", "__version__"]
+__all__ = [
+    "ChatPipeline",
+    "EmbeddingPipeline",
+    "SpeechPipeline",
+    "TranscriptionPipeline",
+    "__version__",
+]
 __version__ = "0.1.0"
 _MODULES = {
     "ChatPipeline": "triptych.modalities.llm.pipeline",
+    "EmbeddingPipeline": "triptych.modalities.llm.embedding.pipeline",
     "SpeechPipeline": "triptych.modalities.tts.pipeline",
     "TranscriptionPipeline": "triptych.modalities.tts.recognition.pipeline",
 }

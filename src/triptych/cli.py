@@ -117,6 +117,17 @@ COMMANDS: tuple[Command, ...] = (
         is_named=True,
     ),
     Command(
+        "embed",
+        "Turn texts into vectors, or put them in order of likeness.",
+        f"{_LLM}.embedding.cli",
+        (
+            'triptych embed "a kitten" "a cat" -o vectors.npy',
+            "triptych embed --similar-to 'a pet' < nouns.txt",
+        ),
+        operands="[TEXT ...]",
+        is_named=True,
+    ),
+    Command(
         "speak",
         "Speak a text, to a file or as it is made.",
         f"{_TTS}.cli",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from triptych.core.config import Config
+from triptych.core.embedding import EmbedDelta, EmbedRequest
+from triptych.core.images import ImageDelta, ImageRequest
 from triptych.core.speech import HearDelta, HearRequest, SpeechDelta, SpeechRequest
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.codec import Codec
@@ -45,8 +47,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 def build_codec() -> Codec:
     """The types of every modality that cross between API and engine."""
     return Codec(
-        request=TokenRequest | SpeechRequest | HearRequest,
-        payload=TokenDelta | SpeechDelta | HearDelta,
+        request=TokenRequest | EmbedRequest | SpeechRequest | HearRequest | ImageRequest,
+        payload=TokenDelta | EmbedDelta | SpeechDelta | HearDelta | ImageDelta,
     )
 
 
@@ -63,16 +65,26 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
 def _open_loader(
     model: ResolvedModel, config: Config, device: Device, ledger: Ledger
 ) -> ModelLoader:
-    from triptych.modalities.llm.loader import LlmLoader
-    from triptych.modalities.tts.loader import open_speech_loader
-    from triptych.modalities.tts.recognition.loader import RecognitionLoader
-
     match role_of(model):
         case "speech":
+            from triptych.modalities.tts.loader import open_speech_loader
+
             return open_speech_loader(model, config, device, ledger)
         case "recognition":
+            from triptych.modalities.tts.recognition.loader import RecognitionLoader
+
             return RecognitionLoader(model, config, device, ledger)
+        case "image":
+            from triptych.modalities.diffusion.loader import DiffusionLoader
+
+            return DiffusionLoader(model, config, device, ledger)
+        case "embedding":
+            from triptych.modalities.llm.embedding.loader import EmbeddingLoader
+
+            return EmbeddingLoader(model, config, device, ledger)
         case "chat":
+            from triptych.modalities.llm.loader import LlmLoader
+
             return LlmLoader(model, config, device, ledger)
 
 
@@ -81,7 +93,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.app import create_app
     from triptych.core.http.models import models_router
 
-    parts = [build(config, models, client) for build in (_text, _speech)]
+    parts = [build(config, models, client) for build in (_text, _embeddings, _speech)]
     cards = {card.id: card for part in parts for card in part.cards}
     listed = [cards[model.name] for model in models]
     routers = [router for part in parts for router in part.routers]
@@ -107,6 +119,16 @@ def _text(config: Config, models: Sequence[ResolvedModel], client: EngineClient)
     return _Part([llm_router(service)], [card_of(text) for text in texts])
 
 
+def _embeddings(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> _Part:
+    from triptych.modalities.llm.embedding.routes import embedding_cards, embeddings_router
+    from triptych.modalities.llm.embedding.service import EmbeddingService
+    from triptych.modalities.llm.embedding.text import EmbeddingModel
+
+    embedding = [EmbeddingModel.open(model) for model in with_role(models, "embedding")]
+    service = EmbeddingService.from_config(config, embedding, client)
+    return _Part([embeddings_router(service)], embedding_cards(service))
+
+
 def _speech(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> _Part:
     from triptych.core.media.child import DecodePool
     from triptych.modalities.tts.audio import decode
@@ -128,3 +150,18 @@ def _speech(config: Config, models: Sequence[ResolvedModel], client: EngineClien
     recognition = RecognitionService.from_config(config, hearing, client, decode.ClipReader(pool))
     routers = [speech_router(speech), voices_router(voices), recognition_router(recognition)]
     return _Part(routers, [*speech_cards(speech), *recognition_cards(recognition)])
+
+
+def _images(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> _Part:
+    from triptych.core.media import pictures
+    from triptych.core.media.child import DecodePool
+    from triptych.modalities.diffusion.image_model import ImageModel
+    from triptych.modalities.diffusion.routes import image_cards, image_store, images_router
+    from triptych.modalities.diffusion.service import ImageService
+
+    drawing = [ImageModel.open(model) for model in with_role(models, "image")]
+    pool = DecodePool.from_options(config.server, [pictures.__name__])
+    reader = pictures.PictureReader(pool)
+    service = ImageService.from_config(config, drawing, client, reader=reader)
+    store, public_url = image_store(config), config.server.public_url
+    return _Part([images_router(service, store, public_url=public_url)], image_cards(service))

@@ -1,7 +1,7 @@
 """What each configured model is for, and which models there are when none is named.
 
-Owns the table of models that come with Triptych. Reads a model's config.json and nothing else, so
-that every process can ask.
+Owns the table of models that come with Triptych. Reads a model's configuration and nothing else,
+so that every process can ask.
 """
 
 from __future__ import annotations
@@ -12,17 +12,26 @@ from typing import Literal
 
 from triptych.core.config import ModelOptions
 from triptych.core.weights.layout import read_json
+from triptych.core.weights.pipeline_index import is_pipeline
 from triptych.core.weights.progress import Progress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
+from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
+from triptych.modalities.llm.embedding.architecture import is_encoder
+from triptych.modalities.llm.embedding.source import MINILM
 from triptych.modalities.tts.frontend import speech_role
 from triptych.modalities.tts.recognition.source import WHISPER_TINY
 from triptych.modalities.tts.sources import DEFAULT_SPEECH, SPEECH_SOURCES
 
-Role = Literal["chat", "speech", "recognition"]
+Role = Literal["chat", "embedding", "speech", "recognition", "image"]
 
-SOURCES: tuple[Source, ...] = (*SPEECH_SOURCES, WHISPER_TINY)
+SOURCES: tuple[Source, ...] = (*SPEECH_SOURCES, WHISPER_TINY, EMBEDDED_IMAGES, MINILM)
 """Models known by a name of their own."""
-DEFAULTS = (EMBEDDED_REFERENCE, DEFAULT_SPEECH, WHISPER_TINY.name)
+DEFAULTS = (
+    EMBEDDED_REFERENCE,
+    DEFAULT_SPEECH,
+    WHISPER_TINY.name,
+    MINILM.name,
+)
 """What is served when no model is named: one of each kind."""
 
 
@@ -33,7 +42,11 @@ def resolve_models(options: ModelOptions, progress: Progress) -> tuple[ResolvedM
 
 def role_of(model: ResolvedModel) -> Role:
     """What `model` does, as its configuration tells."""
-    return speech_role(read_json(Path(model.folder) / "config.json")) or "chat"
+    folder = Path(model.folder)
+    if is_pipeline(folder):
+        return "image"
+    config = read_json(folder / "config.json")
+    return speech_role(config) or ("embedding" if is_encoder(config) else "chat")
 
 
 def with_role(models: Iterable[ResolvedModel], role: Role) -> list[ResolvedModel]:

@@ -96,6 +96,19 @@ def test_unexpected_file_is_damage(cache: WeightsCache) -> None:
         verify(folder)
 
 
+def test_files_in_folders_below_are_sealed_as_well(cache: WeightsCache) -> None:
+    def build(folder: Path) -> None:
+        Builder()(folder)
+        (folder / "part").mkdir()
+        (folder / "part" / "config.json").write_text("{}")
+
+    folder, _ = cache.get(KEY, "here", build, SilentProgress())
+    assert "part/config.json" in verify(folder).files
+    (folder / "part" / "config.json").write_text("[]")
+    with pytest.raises(WeightsError, match=r"part/config.json is damaged"):
+        verify(folder)
+
+
 def test_truncation_is_noticed_by_length(cache: WeightsCache) -> None:
     folder, _ = get(cache, Builder())
     (folder / "model.safetensors").write_bytes(b"short")

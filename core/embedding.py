@@ -1,0 +1,29 @@
+"""The words embedding models speak between API and engine: texts as ids, and their vectors.
+
+Owns the wire types. Text never crosses: the API process tokenizes. Vectors cross as little-endian
+float32.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
+    """Texts to be turned into vectors, each on its own. A text has at least one token."""
+
+    texts: tuple[tuple[int, ...], ...]
+    tenant: str = ""
+
+
+class EmbedDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embedded"):
+    """The vector of one text, or one per token where the model does not pool.
+
+    Deltas come in the order of the texts; the last has a `finish_reason`.
+    """
+
+    text: int = 0
+    vectors: bytes = b""
+    finish_reason: Literal["stop", "cancelled"] | None = None

@@ -1,0 +1,1 @@
+"""Texts as vectors: encoder models, and pooled states of decoders."""

@@ -1,0 +1,168 @@
+"""How the encoder families name their parts, as data.
+
+Owns what differs between BERT's descendants: names of tensors and of configuration fields, where
+positions begin. Knows no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from triptych.core.errors import WeightsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Tensor names of one family, below an optional `prefix`. `layer` holds the layer's number."""
+
+    prefix: str
+    layer: str
+    query: str
+    key: str
+    value: str
+    output: str
+    output_norm: str
+    up: str
+    down: str
+    down_norm: str
+    relative_bias: str = ""
+    has_segments: bool = True
+    offsets_positions: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+_BERT = Names(
+    prefix="bert.",
+    layer="encoder.layer.{}",
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    output="attention.output.dense",
+    output_norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    down_norm="output.LayerNorm",
+)
+_ROBERTA = replace(_BERT, prefix="roberta.", offsets_positions=True)
+
+FAMILIES: Mapping[str, Names] = MappingProxyType(
+    {
+        "bert": _BERT,
+        "camembert": _ROBERTA,
+        "roberta": _ROBERTA,
+        "xlm-roberta": _ROBERTA,
+        "distilbert": Names(
+            prefix="distilbert.",
+            layer="transformer.layer.{}",
+            query="attention.q_lin",
+            key="attention.k_lin",
+            value="attention.v_lin",
+            output="attention.out_lin",
+            output_norm="sa_layer_norm",
+            up="ffn.lin1",
+            down="ffn.lin2",
+            down_norm="output_layer_norm",
+            has_segments=False,
+            fields=MappingProxyType(
+                {
+                    "hidden_size": "dim",
+                    "intermediate_size": "hidden_dim",
+                    "num_attention_heads": "n_heads",
+                    "num_hidden_layers": "n_layers",
+                    "hidden_act": "activation",
+                }
+            ),
+        ),
+        "mpnet": Names(
+            prefix="mpnet.",
+            layer="encoder.layer.{}",
+            query="attention.attn.q",
+            key="attention.attn.k",
+            value="attention.attn.v",
+            output="attention.attn.o",
+            output_norm="attention.LayerNorm",
+            up="intermediate.dense",
+            down="output.dense",
+            down_norm="output.LayerNorm",
+            relative_bias="encoder.relative_attention_bias.weight",
+            has_segments=False,
+            offsets_positions=True,
+        ),
+    }
+)
+ACTIVATIONS = ("gelu", "relu", "gelu_new", "gelu_pytorch_tanh", "silu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSizes:
+    """What a config.json says of an encoder."""
+
+    names: Names
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_positions: int
+    first_position: int
+    num_segments: int
+    norm_eps: float
+    activation: str
+    num_buckets: int = 0
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a text."""
+        return self.num_positions - self.first_position
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> EncoderSizes:
+        """Raises `WeightsError` for a family, position scheme or activation not known here."""
+        names = family_of(config)
+
+        def value(name: str, default: Any = None) -> Any:
+            found = config.get(names.fields.get(name, name), default)
+            if found is None:
+                raise WeightsError(f"config.json does not say {name}.")
+            return found
+
+        activation = str(value("hidden_act", "gelu"))
+        if activation not in ACTIVATIONS:
+            raise WeightsError(f"The encoder's activation {activation!r} is not known here.")
+        if config.get("position_embedding_type", "absolute") != "absolute":
+            raise WeightsError("Only encoders with absolute positions are known here.")
+        padding = int(config.get("pad_token_id") or 0)
+        return cls(
+            names=names,
+            vocab_size=int(value("vocab_size")),
+            hidden_size=int(value("hidden_size")),
+            intermediate_size=int(value("intermediate_size")),
+            num_layers=int(value("num_hidden_layers")),
+            num_heads=int(value("num_attention_heads")),
+            num_positions=int(value("max_position_embeddings", 512)),
+            first_position=padding + 1 if names.offsets_positions else 0,
+            num_segments=int(config.get("type_vocab_size", 2)) if names.has_segments else 0,
+            norm_eps=float(config.get("layer_norm_eps", 1e-12)),
+            activation=activation,
+            num_buckets=int(config.get("relative_attention_num_buckets", 32))
+            if names.relative_bias
+            else 0,
+        )
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a family known here."""
+    return config.get("model_type") in FAMILIES
+
+
+def family_of(config: Mapping[str, Any]) -> Names:
+    """Raises `WeightsError` naming the families there are."""
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        raise WeightsError(
+            f"{kind!r} is no encoder known here; these are: {', '.join(sorted(FAMILIES))}."
+        )
+    return FAMILIES[kind]

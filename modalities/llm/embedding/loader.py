@@ -1,0 +1,103 @@
+"""Brings one encoder onto the device: memory, weights, runner, scheduler.
+
+Owns the order of these. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from triptych.core.config import Config
+from triptych.core.device import Device
+from triptych.core.embedding import EmbedRequest
+from triptych.core.errors import InvalidRequest
+from triptych.core.job import Job
+from triptych.core.ledger import Ledger
+from triptych.core.model_memory import ModelMemory
+from triptych.core.staged_runner import StagedRunner
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.embedding.architecture import EncoderSizes
+from triptych.modalities.llm.embedding.encoder import Encoder
+from triptych.modalities.llm.embedding.pooling import PoolingSpec
+from triptych.modalities.llm.embedding.runner import STAGE, Embedder, load_dense
+from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.staged import StagedScheduler, StageLimits
+from triptych.schedulers.staged_pace import BatchPace
+
+MAX_STEP_TEXTS = 256
+_CPU_STEP_TOKENS = 768
+"""Larger steps are no faster on a CPU, whose caches they outgrow."""
+
+
+class EmbeddingLoader:
+    """Implements `schedulers.base.ModelLoader`."""
+
+    def __init__(
+        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> None:
+        self.name = resolved.name
+        self._folder = Path(resolved.folder)
+        self._config = config
+        self._device = device
+        self._ledger = ledger
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        with Checkpoint.open(self._folder) as checkpoint, ExitStack() as stack:
+            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            dtype, device = memory.dtype(checkpoint.dtype), self._device.torch
+            sizes = EncoderSizes.read(checkpoint.config)
+            spec = PoolingSpec.read(self._folder)
+            step_tokens = self._step_tokens()
+            memory.reserve("weights", Encoder.weight_bytes(checkpoint, dtype))
+            memory.reserve("activations", activation_bytes(sizes, step_tokens, dtype))
+            encoder = Encoder.load(checkpoint, dtype=dtype, device=device, report=report)
+            dense = load_dense(self._folder, spec, device)
+            embedder = Embedder(encoder, spec, dense, pools=self._config.models.pool_embeddings)
+            runner = StagedRunner(embedder, device)
+            stack.callback(runner.close)
+            close = stack.pop_all().close
+        scheduler = StagedScheduler(
+            model=self.name,
+            open_pace=_Paces(sizes).open,
+            max_jobs=self._config.schedule.max_queue_size,
+            limits=StageLimits(
+                max_rows=MAX_STEP_TEXTS,
+                max_size=step_tokens,
+                max_started=2 * MAX_STEP_TEXTS,
+                units_per_job=MAX_STEP_TEXTS,
+            ),
+        )
+        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+
+    def _step_tokens(self) -> int:
+        most = self._config.schedule.max_batch_input_tokens
+        return min(most, _CPU_STEP_TOKENS) if self._device.is_cpu else most
+
+
+class _Paces:
+    def __init__(self, sizes: EncoderSizes) -> None:
+        self._sizes = sizes
+
+    def open(self, job: Job) -> BatchPace:
+        """A text is due never: who speaks or chats goes first. Raises `InvalidRequest`."""
+        request: EmbedRequest = job.request
+        lengths = [len(text) for text in request.texts]
+        if not lengths or not min(lengths) or max(lengths) > self._sizes.max_length:
+            raise InvalidRequest(f"A text holds 1 to {self._sizes.max_length} tokens.")
+        if any(max(text) >= self._sizes.vocab_size for text in request.texts):
+            raise InvalidRequest("A text holds a token that the model does not know.")
+        return BatchPace(STAGE, lengths)
+
+
+def activation_bytes(sizes: EncoderSizes, num_tokens: int, dtype: torch.dtype) -> int:
+    """What one layer holds at a time of a step of so many tokens, or of one text of any length."""
+    most = max(num_tokens, sizes.max_length)
+    values = most * (8 * sizes.hidden_size + 2 * sizes.intermediate_size)
+    scores = sizes.num_heads * sizes.max_length**2 if sizes.num_buckets else 0
+    return (values + scores) * dtype.itemsize

@@ -1,0 +1,102 @@
+"""What stands behind an encoder in a sentence-transformers folder: pooling, projections, length.
+
+Owns reading modules.json and the configurations it names. No torch here: both processes read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.layout import read_json
+
+Pooling = Literal["mean", "mean_sqrt", "max", "cls", "last"]
+
+_MODES: Mapping[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt",
+    "pooling_mode_mean_tokens": "mean",
+}
+MODULES = "modules.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingSpec:
+    """How the states of a text's tokens become its vector.
+
+    `dense` are folders of projections that follow pooling. `max_length` 0: the encoder's own.
+    """
+
+    mode: Pooling = "mean"
+    normalizes: bool = True
+    dense: tuple[str, ...] = ()
+    max_length: int = 0
+    prompts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, default: Pooling = "mean") -> PoolingSpec:
+        """The folder's own, or the default where it is no sentence-transformers folder.
+
+        Raises `WeightsError` for modules that are not known here.
+        """
+        if not (folder / MODULES).is_file():
+            return cls(mode=default)
+        mode, normalizes, dense = default, False, []
+        for module in _read_modules(folder / MODULES):
+            kind, path = module["type"].rpartition(".")[2], module["path"]
+            match kind:
+                case "Transformer":
+                    continue
+                case "Pooling":
+                    mode = _read_mode(folder / path / "config.json")
+                case "Dense":
+                    dense.append(path)
+                case "Normalize":
+                    normalizes = True
+                case _:
+                    raise WeightsError(f"{MODULES} has a module {kind[:40]!r}, not known here.")
+        return cls(
+            mode=mode,
+            normalizes=normalizes,
+            dense=tuple(dense),
+            max_length=int(_read_if_there(folder, "sentence_bert_config.json", "max_seq_length")),
+            prompts=_read_prompts(folder),
+        )
+
+
+def _read_modules(file: Path) -> list[dict[str, str]]:
+    try:
+        modules = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise WeightsError(f"{MODULES} is damaged.") from error
+    for module in modules:
+        path = str(module.get("path", ""))
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise WeightsError(f"{MODULES} points outside of its folder.")
+        module["path"], module["type"] = path, str(module.get("type", ""))
+    return modules
+
+
+def _read_mode(file: Path) -> Pooling:
+    config = read_json(file)
+    modes: list[Pooling] = [mode for name, mode in _MODES.items() if config.get(name)]
+    if len(modes) != 1 or config.get("include_prompt") is False:
+        raise WeightsError("The folder's pooling is none of those known here, or several at once.")
+    return modes[0]
+
+
+def _read_if_there(folder: Path, file: str, name: str) -> Any:
+    path = folder / file
+    return (read_json(path).get(name) if path.is_file() else None) or 0
+
+
+def _read_prompts(folder: Path) -> dict[str, str]:
+    prompts = _read_if_there(folder, "config_sentence_transformers.json", "prompts") or {}
+    return {str(name): str(text) for name, text in prompts.items() if text}

@@ -1,0 +1,139 @@
+"""Texts in, vectors out: what HTTP routes, the command line and the Python pipeline share.
+
+Owns the way of a call: tokens, admission, the engine job, shortening to fewer dimensions. Knows
+nothing of HTTP or torch.
+
+Shape suffixes: N texts, T tokens of a text, D dimensions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.embedding import EmbedDelta, EmbedRequest
+from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
+from triptych.modalities.llm.embedding.text import EmbeddingModel
+from triptych.schedulers.admission import Admission
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedCall:
+    """One call: texts, or their token ids. `dimensions` 0 keeps all of them.
+
+    `max_tokens` and `prompt_name` as in `EmbeddingModel.encode`; both are for texts.
+    """
+
+    model: str
+    call_id: str
+    texts: Sequence[str] = ()
+    token_ids: Sequence[Sequence[int]] = ()
+    dimensions: int = 0
+    prompt_name: str = ""
+    max_tokens: int = 0
+    tenant: str = ""
+    key: str = ""
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Embedded:
+    """The vectors in the order of the texts: `[D]` each, or `[T, D]` where nothing is pooled."""
+
+    vectors: Sequence[Floats]
+    num_tokens: int
+
+
+class EmbeddingService:
+    """Serves embeddings from an engine client."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: Sequence[EmbeddingModel],
+        admission: Admission,
+        *,
+        pools: bool = True,
+    ) -> None:
+        self.client = client
+        self.models = {model.name: model for model in models}
+        self._admission = admission
+        self._pools = pools
+
+    @classmethod
+    def from_config(
+        cls, config: Config, models: Sequence[EmbeddingModel], client: EngineClient
+    ) -> Self:
+        """The service of `models` with the admission of a configuration."""
+        admission = Admission(options=config.schedule)
+        return cls(client, models, admission, pools=config.models.pool_embeddings)
+
+    def model(self, name: str) -> EmbeddingModel:
+        """The model called `name`. Raises `NotFound`, naming those there are."""
+        if name not in self.models:
+            raise NotFound(
+                f"There is no model {name[:80]!r} that embeds here. Models:"
+                f" {', '.join(self.models) or 'none'}.",
+                param="model",
+            )
+        return self.models[name]
+
+    async def embed(self, call: EmbedCall) -> Embedded:
+        """The vectors of a call. Cancelling it ends the work. Raises `TriptychError`s."""
+        model = self.model(call.model)
+        self._check_dimensions(model, call.dimensions)
+        ids = await asyncio.to_thread(_token_ids, model, call)
+        num_tokens = sum(map(len, ids))
+        with self._admission.admit(key=call.key, num_jobs=1, num_tokens=num_tokens):
+            outputs = self.client.submit(
+                call.model,
+                EmbedRequest(texts=ids, tenant=call.tenant),
+                job_id=call.call_id,
+                deadline_s=call.deadline_s,
+            )
+            async with aclosing(outputs) as stream:
+                deltas = [output.payload async for output in stream]
+        vectors = [
+            self._read(delta, model, call.dimensions)
+            for delta in deltas
+            if isinstance(delta, EmbedDelta) and delta.vectors
+        ]
+        return Embedded(vectors=vectors, num_tokens=num_tokens)
+
+    def _check_dimensions(self, model: EmbeddingModel, dimensions: int) -> None:
+        if dimensions > model.num_dimensions:
+            raise InvalidRequest(
+                f"dimensions is {dimensions}; {model.name} has {model.num_dimensions}.",
+                param="dimensions",
+            )
+        if dimensions and not self._pools:
+            raise UnsupportedOption(
+                "dimensions is not offered with --no-pool-embeddings: leave it out.",
+                param="dimensions",
+            )
+
+    def _read(self, delta: EmbedDelta, model: EmbeddingModel, dimensions: int) -> Floats:
+        vectors = np.frombuffer(delta.vectors, "<f4").astype(np.float32)
+        if not self._pools:
+            return vectors.reshape(-1, model.num_dimensions)
+        if dimensions and dimensions < model.num_dimensions:
+            vectors = vectors[:dimensions]
+            if model.normalizes:  # a shortened vector is a vector of its own
+                vectors = vectors / max(float(np.linalg.norm(vectors)), 1e-12)
+        return vectors
+
+
+def _token_ids(model: EmbeddingModel, call: EmbedCall) -> tuple[tuple[int, ...], ...]:
+    if call.token_ids:
+        return tuple(model.check(ids) for ids in call.token_ids)
+    return model.encode(call.texts, prompt_name=call.prompt_name, max_tokens=call.max_tokens)

@@ -1,0 +1,76 @@
+"""Tiny random encoders of every family, saved as sentence-transformers folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from triptych.core.weights.resolve import ResolvedModel
+
+WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{i}" for i in range(60)))
+_SIZES = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+}
+_DISTILLED = {"dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2}
+FAMILIES: dict[str, Any] = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**_SIZES)),
+    "roberta": lambda: transformers.RobertaModel(
+        transformers.RobertaConfig(**_SIZES, pad_token_id=1, type_vocab_size=1)
+    ),
+    "xlm-roberta": lambda: transformers.XLMRobertaModel(
+        transformers.XLMRobertaConfig(**_SIZES, pad_token_id=1, type_vocab_size=1)
+    ),
+    "distilbert": lambda: transformers.DistilBertModel(
+        transformers.DistilBertConfig(
+            vocab_size=len(WORDS), max_position_embeddings=64, activation="relu", **_DISTILLED
+        )
+    ),
+    "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**_SIZES, pad_token_id=1)),
+}
+
+
+def build(kind: str) -> Any:
+    """A random model of a family, for inference."""
+    torch.manual_seed(0)
+    return FAMILIES[kind]().eval()
+
+
+def save(folder: Path, kind: str = "bert", **pooling: bool) -> ResolvedModel:
+    """Save a model with a tokenizer of words; with `pooling`, as sentence-transformers does."""
+    build(kind).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if pooling:
+        write_modules(folder, ["Transformer", "Pooling", "Normalize"])
+        write(folder / "1_Pooling" / "config.json", pooling)
+    return ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest=kind)
+
+
+def write_modules(folder: Path, kinds: list[str]) -> None:
+    """A modules.json whose modules are in the folders that sentence-transformers gives them."""
+    paths = ["" if kind == "Transformer" else f"{i}_{kind}" for i, kind in enumerate(kinds)]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    write(folder / "modules.json", modules)
+
+
+def write(file: Path, content: object) -> None:
+    """Write JSON, and the folder it is in."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(content))
