@@ -71,8 +71,8 @@ class PlainEngine:
     async def _draw(self, job_id: str, request: ImageRequest) -> None:
         num_steps = request.num_steps or MODEL.abilities.default_steps
         self._tell(job_id, ImageDelta(queue_position=1))
-        step = 0
-        while step < num_steps or self.is_endless:
+        step, is_endless = 0, self.is_endless
+        while step < num_steps or is_endless:
             await asyncio.sleep(0)
             step += 1
             for picture in range(request.num_images):

@@ -40,14 +40,14 @@ from triptych.modalities.diffusion.calibration_file import (
 )
 from triptych.modalities.diffusion.samplers.names import short_name
 
-_PARAM = "step_cache"
+_PARAM = "cache"
 _WITHIN: Mapping[str, Range] = MappingProxyType(
     {
         "threshold": Range(low=0, high=1e6),
         "coefficients": Range(low=-1e6, high=1e6),
         "interval": Range(low=1, high=1000),
         "order": Range(low=0, high=3),
-        "warmup": Range(low=1, high=1000),
+        "warmup": Range(low=0, high=1000),
         "max_skips": Range(low=1, high=1000),
         "num_computed": Range(low=1, high=1000),
     }

@@ -74,17 +74,20 @@ class Picture:
     num_computed: int
     elapsed_s: float
 
+    def encode(self, kind: PictureKind = "png", *, quality: int = 95) -> bytes:
+        """The bytes of a file; `quality`, 0 to 100, is for JPEG and WebP."""
+        return encode_picture(_pixels(self.image), kind=kind, compression=quality)
+
     def save(self, path: str | Path, *, kind: PictureKind | None = None, quality: int = 95) -> None:
         """Write a file, in the format that its name ends with unless another is given.
 
-        `quality`, 0 to 100, is for JPEG and WebP. Raises `ConfigError` for a name of no format.
+        Raises `ConfigError` for a name of no format.
         """
-        data = encode_picture(_pixels(self.image), kind=kind or kind_of(path), compression=quality)
-        Path(path).write_bytes(data)
+        Path(path).write_bytes(self.encode(kind or kind_of(path), quality=quality))
 
     def _repr_png_(self) -> bytes:
         """The picture, in a notebook."""
-        return encode_picture(_pixels(self.image))
+        return self.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,0 +1,154 @@
+"""Pictures in a terminal: as they are where it can show them, else in half blocks of colour.
+
+Owns which terminals show pictures, and how they are told to. Knows no model.
+
+Formats: kitty's graphics protocol (sw.kovidgoyal.net/kitty/graphics-protocol), iTerm2's inline
+images (iterm2.com/documentation-images.html).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal, get_args
+
+import numpy as np
+from PIL import Image
+from rich.color import Color
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import ControlType, Segment
+from rich.style import Style
+
+Display = Literal["auto", "blocks", "kitty", "iterm2", "off"]
+DISPLAYS: tuple[Display, ...] = get_args(Display)
+
+_KITTY = frozenset({"xterm-kitty", "xterm-ghostty"})
+_ITERM2 = frozenset({"iTerm.app", "WezTerm"})
+_CHUNK = 4096  # most characters in one of kitty's commands
+_IMAGE_ID = 7314
+_MAX_ACROSS = 5
+_MAX_COLUMNS = 40  # for one picture
+_SPARE_ROWS = 4  # for the bar, and what stood there before
+_MAX_SIDE = 512  # pixels of a picture that are sent to a terminal
+_EMPTY = (40, 40, 40)
+_NO_WIDTH = ((ControlType.CURSOR_FORWARD, 0),)  # what marks a segment that takes no room
+
+
+def choose_display(wanted: Display, console: Console, environ: Mapping[str, str]) -> Display:
+    """How to show pictures on a console: as wanted, or as its terminal can; `off` where none is."""
+    if not console.is_terminal or console.is_dumb_terminal:
+        return "off"
+    if wanted != "auto":
+        return wanted
+    program = environ.get("TERM_PROGRAM", "")
+    if {"TMUX", "STY"} & environ.keys():
+        return "blocks"  # which pass no pictures through
+    if environ.get("TERM") in _KITTY or "KITTY_WINDOW_ID" in environ or program == "ghostty":
+        return "kitty"
+    if program in _ITERM2 or environ.get("LC_TERMINAL") == "iTerm2":
+        return "iterm2"
+    return "blocks" if console.color_system else "off"
+
+
+class PictureStrip:
+    """The pictures of a call beside each other, each as it was last shown. A rich renderable.
+
+    It may be drawn again and again over itself, as `rich.live` does.
+    """
+
+    def __init__(self, num_pictures: int, display: Display) -> None:
+        self.num_pictures = num_pictures
+        self._tiles: list[Image.Image | None] = [None] * num_pictures
+        self._display = display
+        self._across = min(num_pictures, _MAX_ACROSS)
+        self._is_new = False
+
+    def show(self, index: int, image: Image.Image) -> None:
+        """Put a picture, or a preview of it, in its place."""
+        self._tiles[index] = image
+        self._is_new = True
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Nothing until there is a picture."""
+        if self._display == "off" or not any(self._tiles):
+            return
+        columns, rows = self._cells(options)
+        if self._display == "blocks":
+            yield from half_blocks(self._canvas((columns, 2 * rows)))
+            return
+        # kitty keeps a picture that lines are cleared under, iTerm2 does not.
+        is_due = self._is_new or self._display == "iterm2"
+        self._is_new = False
+        for row in range(rows):
+            if row == rows - 1 and is_due:
+                yield Segment(self._command(columns, rows), None, _NO_WIDTH)
+            yield Segment.line()
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """The whole strip in pixels, as large as its largest picture has it."""
+        tiles = [tile for tile in self._tiles if tile is not None]
+        largest = max(tiles, key=lambda tile: tile.width)
+        down = math.ceil(self.num_pictures / self._across)
+        return self._across * largest.width, down * largest.height
+
+    def _cells(self, options: ConsoleOptions) -> tuple[int, int]:
+        """Columns and rows of the terminal: a cell is twice as high as wide."""
+        width, height = self._shape
+        columns = min(options.max_width, self._across * _MAX_COLUMNS)
+        most = max(1, options.size.height - _SPARE_ROWS)
+        rows = min(most, max(1, round(columns * height / width / 2)))
+        return min(columns, max(1, round(2 * rows * width / height))), rows
+
+    def _canvas(self, size: tuple[int, int]) -> Image.Image:
+        """All tiles on one picture of this size."""
+        canvas = Image.new("RGB", size, _EMPTY)
+        down = math.ceil(self.num_pictures / self._across)
+        for index, tile in enumerate(self._tiles):
+            row, column = divmod(index, self._across)
+            left, right = (size[0] * (column + side) // self._across for side in (0, 1))
+            top, bottom = (size[1] * (row + side) // down for side in (0, 1))
+            if tile is not None and right > left and bottom > top:
+                canvas.paste(tile.resize((right - left, bottom - top)), (left, top))
+        return canvas
+
+    def _command(self, columns: int, rows: int) -> str:
+        """From the last row back to the first, the picture, and to where the cursor was."""
+        width, height = self._shape
+        scale = min(1.0, _MAX_SIDE * self._across / width)
+        file = io.BytesIO()
+        self._canvas((round(width * scale), round(height * scale))).save(file, "png")
+        draw = kitty_command if self._display == "kitty" else iterm2_command
+        back = f"\x1b[{rows - 1}A" if rows > 1 else ""
+        return f"\x1b7{back}\r{draw(file.getvalue(), columns, rows)}\x1b8"
+
+
+def half_blocks(image: Image.Image) -> Iterator[Segment]:
+    """A picture of two pixels a cell, one above the other."""
+    colours_HW3 = np.asarray(image).tolist()
+    for above, below in zip(colours_HW3[::2], colours_HW3[1::2], strict=False):
+        for top, bottom in zip(above, below, strict=True):
+            style = Style(color=Color.from_rgb(*top), bgcolor=Color.from_rgb(*bottom))
+            yield Segment("▀", style)
+        yield Segment.line()
+
+
+def kitty_command(png: bytes, columns: int, rows: int) -> str:
+    """Show a PNG file at the cursor, which stays, in place of the one shown before."""
+    data = base64.b64encode(png).decode()
+    parts = [data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK)]
+    head = f"a=T,f=100,i={_IMAGE_ID},p=1,c={columns},r={rows},C=1,q=2,"
+    commands = []
+    for index, part in enumerate(parts):
+        has_more = int(index < len(parts) - 1)
+        commands.append(f"\x1b_G{head if index == 0 else ''}m={has_more};{part}\x1b\\")
+    return "".join(commands)
+
+
+def iterm2_command(png: bytes, columns: int, rows: int) -> str:
+    """Show a PNG file at the cursor, which stays."""
+    shape = f"size={len(png)};width={columns};height={rows};preserveAspectRatio=0"
+    data = base64.b64encode(png).decode()
+    return f"\x1b]1337;File=inline=1;{shape};doNotMoveCursor=1:{data}\x07"
