@@ -194,11 +194,11 @@ def make_image_service(
     engine: PaintingEngine,
     *models: ImageModel,
     reader: PictureReader | None = None,
-    images: ImageOptions = ImageOptions(),
+    images: ImageOptions | None = None,
     **schedule: int,
 ) -> ImageService:
     """A service in front of `engine`. Without a `reader` pictures are read in this process."""
-    config = Config(images=images, schedule=ScheduleOptions(**schedule))
+    config = Config(images=images or ImageOptions(), schedule=ScheduleOptions(**schedule))
     found = models or (image_model(),)
     return ImageService.from_config(config, found, engine, reader=reader or PictureReader(None))
 
@@ -207,11 +207,11 @@ def make_image_app(
     engine: PaintingEngine,
     service: ImageService | None = None,
     *,
-    images: ImageOptions = ImageOptions(),
+    images: ImageOptions | None = None,
     **server: Any,
 ) -> FastAPI:
     """The images API in front of `engine`."""
-    config = Config(images=images, server=ServerOptions(**server))
+    config = Config(images=images or ImageOptions(), server=ServerOptions(**server))
     service = service or make_image_service(engine)
     router = images_router(service, image_store(config), public_url=config.server.public_url)
     return create_app(config, engine, [router, models_router(image_cards(service))])

@@ -279,11 +279,10 @@ async def test_leaving_cancels_within_a_step_and_gives_everything_back() -> None
 async def test_what_ends_the_engines_job_ends_the_call() -> None:
     engine = PaintingEngine(error=EngineDown("The engine died."), num_good=3)
     service = make_image_service(engine)
-    deltas = []
+    drawing = service.draw(call(has_progress=True))
+    assert [(await anext(drawing)).step for _ in range(3)] == [1, 2, 3]
     with pytest.raises(EngineDown):
-        async for delta in service.draw(call(has_progress=True)):
-            deltas.append(delta)
-    assert [delta.step for delta in deltas] == [1, 2, 3]
+        await anext(drawing)
 
 
 async def test_pictures_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
