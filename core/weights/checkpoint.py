@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.layout import TensorInfo, read_json, read_layout
+from triptych.core.weights.layout import TensorInfo, read_header, read_json, read_layout
 from triptych.core.weights.manifest import verify_if_sealed
 
 _TORCH_DTYPES = {
@@ -54,6 +54,11 @@ class Checkpoint:
         verify_if_sealed(path)
         return cls(path, read_layout(path), read_json(path / "config.json"))
 
+    @classmethod
+    def open_file(cls, file: Path, config: dict[str, Any]) -> Checkpoint:
+        """Open one safetensors file after checking its header; `config` is what else is known."""
+        return cls(file.parent, read_header(file), config)
+
     @property
     def dtype(self) -> torch.dtype:
         """The floating type that most of the checkpoint's bytes have."""
@@ -73,12 +78,18 @@ class Checkpoint:
         info = self.tensors.get(name)
         if info is None:
             raise WeightsError(f"The checkpoint has no tensor {name!r}.")
-        if info.file not in self._handles:
-            self._handles[info.file] = self._open(info.file)
+        handle = self._of(info.file)
         try:
-            return self._handles[info.file].get_tensor(name)  # type: ignore[no-any-return]
+            return handle.get_tensor(name)  # type: ignore[no-any-return]
         except (SafetensorError, OSError) as error:
             raise WeightsError(f"Tensor {name!r} cannot be read from {info.file}.") from error
+
+    def metadata(self) -> dict[str, str]:
+        """What the files say of themselves beside their tensors."""
+        files = dict.fromkeys(info.file for info in self.tensors.values())
+        return {
+            key: value for file in files for key, value in (self._of(file).metadata() or {}).items()
+        }
 
     def close(self) -> None:
         """Unmap the files; tensors already read stay valid."""
@@ -96,8 +107,12 @@ class Checkpoint:
     ) -> None:
         self.close()
 
-    def _open(self, file: str) -> Any:
-        try:
-            return self._files.enter_context(safe_open(self.folder / file, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise WeightsError(f"{file} cannot be opened as safetensors.") from error
+    def _of(self, file: str) -> Any:
+        """The mapped file, opened when it is first asked for."""
+        if file not in self._handles:
+            try:
+                handle = self._files.enter_context(safe_open(self.folder / file, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise WeightsError(f"{file} cannot be opened as safetensors.") from error
+            self._handles[file] = handle
+        return self._handles[file]

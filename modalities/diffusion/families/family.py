@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from triptych.core.images import AdapterUse
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -59,9 +61,11 @@ class Conditioning:
     entry of an argument that is a mapping. `shared`: arguments that are the same for all rows of a
     batch, which `key` stands for: rows with different keys never share a run. `context`: latents
     appended to the row's along the first dimension, whose answer is left out (edited pictures).
+    `adapters`: those that change the model for this row, as the model's `adapters` checked them.
     """
 
     rows: Mapping[str, Tensor]
     shared: Mapping[str, Any] = field(default_factory=dict)
     key: Hashable = ()
     context: Tensor | None = None
+    adapters: tuple[AdapterUse, ...] = ()

@@ -9,13 +9,15 @@ Legend: R rows.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from triptych.core.images import AdapterUse
 from triptych.modalities.diffusion.families.family import Conditioning, Family
 
 
@@ -41,8 +43,25 @@ class Batch:
         )
 
 
+class RowAdapters(Protocol):
+    """What changes a model for some rows of a run (`adapters.Adapters`)."""
+
+    def key_of(self, uses: tuple[AdapterUse, ...], /) -> Hashable:
+        """Rows with equal keys may share a run."""
+        ...
+
+    def applied(self, rows: Sequence[tuple[AdapterUse, ...]], /) -> AbstractContextManager[None]:
+        """While inside, each row of a run is changed as it asks."""
+        ...
+
+
 class DenoiseModel:
-    """A model and its family. Asks at the level of the whole answer, which every model has."""
+    """A model and its family. Asks at the level of the whole answer, which every model has.
+
+    `adapters` may be set by whoever has some; without, no row may ask for any.
+    """
+
+    adapters: RowAdapters | None = None
 
     def __init__(self, module: nn.Module, family: Family) -> None:
         self.module = module
@@ -66,12 +85,23 @@ class DenoiseModel:
             if name not in free
         )
         context = None if conditioning.context is None else conditioning.context.shape
-        return sample_shape, shapes, context, conditioning.key, is_exact and bool(may_differ)
+        adapted = self.adapters and self.adapters.key_of(conditioning.adapters)
+        is_held = is_exact and bool(may_differ)
+        return sample_shape, shapes, context, conditioning.key, is_held, adapted
 
     @torch.no_grad()
     def velocity(self, batch: Batch) -> Tensor:
         """The model's answer for each row, `[R, ...]` like the samples, in float32."""
-        return self.read(self.module(**self.arguments(batch)), batch)
+        with self.adapted(batch):
+            return self.read(self.module(**self.arguments(batch)), batch)
+
+    def adapted(self, batch: Batch) -> AbstractContextManager[None]:
+        """While inside, the adapters of the batch's rows act on the model."""
+        rows = [conditioning.adapters for conditioning in batch.conditioning]
+        if not any(rows):
+            return nullcontext()
+        assert self.adapters is not None
+        return self.adapters.applied(rows)
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """The keyword arguments of one run."""

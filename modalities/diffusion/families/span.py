@@ -100,7 +100,8 @@ class SpanModel(DenoiseModel):
     def _run(self, batch: Batch, visitor: _Visitor) -> Any:
         self._route.visitor = visitor
         try:
-            return self._view(**self.arguments(batch))
+            with self.adapted(batch):
+                return self._view(**self.arguments(batch))
         finally:
             self._route.visitor = None
 

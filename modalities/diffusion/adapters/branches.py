@@ -1,0 +1,95 @@
+"""Low-rank branches beside a module's own output, for each row of a batch its own.
+
+Owns the arithmetic, and the hooks by which it joins in for the length of one run. Knows no file and
+no request: who acts how strongly is handed in.
+
+Legend: R rows, K parts of a row (what models fold into the batch), r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, linear
+
+Layer = nn.Linear | nn.Conv2d
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One adapter's share of one layer: `[r, in]` and `[out, r]`, or kernels of those channels."""
+
+    layer: Layer
+    down: Tensor
+    up: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """What is added to the layer's output for these inputs, at a scale of one."""
+        inputs = inputs.to(self.down.dtype)
+        if isinstance(self.layer, nn.Linear):
+            return linear(linear(inputs, self.down), self.up)
+        padding: Any = self.layer.padding
+        stride, dilation = self.layer.stride, self.layer.dilation
+        return conv2d(conv2d(inputs, self.down, None, stride, padding, dilation), self.up)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How strongly an adapter acts on the rows of a run: `scales`, float32, one of each of `rows`.
+
+    Without `rows` there is one scale, for all alike.
+    """
+
+    scales: Tensor
+    rows: Tensor | None
+    num_rows: int
+
+    def add(self, branch: Branch, inputs: Tensor, output: Tensor) -> Tensor:
+        """The output with the branch's share in it, computed only of the rows that have one."""
+        if self.rows is None:
+            return output + branch(inputs) * self.scales.to(output.dtype)
+        chosen = inputs.unflatten(0, (self.num_rows, -1))[self.rows]
+        added = branch(chosen.flatten(0, 1)).unflatten(0, chosen.shape[:2])
+        scales = self.scales.to(added.dtype).view(-1, *[1] * (added.ndim - 1))
+        folded = output.unflatten(0, (self.num_rows, -1))
+        mixed: Tensor = folded.index_add(0, self.rows, added * scales)
+        return mixed.flatten(0, 1)
+
+
+@contextmanager
+def joined(shares: Sequence[tuple[Mapping[Layer, Branch], Share]]) -> Iterator[None]:
+    """While inside, the layers' outputs have the shares of these adapters' branches in them."""
+    with ExitStack() as stack:
+        of_layer: dict[Layer, list[tuple[Branch, Share]]] = {}
+        for branches, share in shares:
+            for layer, branch in branches.items():
+                of_layer.setdefault(layer, []).append((branch, share))
+        for layer, parts in of_layer.items():
+            stack.callback(layer.register_forward_hook(_hook(parts)).remove)
+        yield
+
+
+def share_of(scales: Sequence[float], device: torch.device) -> Share:
+    """The share of an adapter that acts so strongly on each row; 0: not at all."""
+    rows = [row for row, scale in enumerate(scales) if scale]
+    is_alike = len(set(scales)) == 1
+    chosen = scales[:1] if is_alike else [scales[row] for row in rows]
+    return Share(
+        scales=torch.tensor(chosen, dtype=torch.float32, device=device),
+        rows=None if is_alike else torch.tensor(rows, device=device),
+        num_rows=len(scales),
+    )
+
+
+def _hook(parts: Sequence[tuple[Branch, Share]]) -> Any:
+    def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        for branch, share in parts:
+            output = share.add(branch, inputs[0], output)
+        return output
+
+    return add
