@@ -27,8 +27,8 @@ from triptych.core.config import SpeechOptions
 from triptych.schedulers.speech_costs import Round, SpeechCosts
 from triptych.schedulers.speech_state import Segment, SpeechModel, SpeechState, Stream
 from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.token_state import TokenProgress
 from triptych.schedulers.token_draft import Hold
+from triptych.schedulers.token_state import TokenProgress
 
 EASE_STEPS = 8
 """Who is ahead of its listener by the time of so many steps may be left out of one."""

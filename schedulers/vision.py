@@ -10,6 +10,7 @@ Knows no tensors.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from triptych.core.vision_plan import EncodePlan, EncodeStepResult
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.token import TokenScheduler
 from triptych.schedulers.token_draft import Hold
+from triptych.schedulers.token_pace import ChunkPace
 
 _MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahead
 
@@ -84,6 +86,7 @@ class VisionScheduler:
         self._alone: set[bytes] = set()
         self._in_flight: list[int] = []
         self._fading: list[tuple[int, set[bytes]]] = []
+        self._pace = ChunkPace(options.max_step_s)
         self._has_company = False
         self._was_encode = False
         self._num_encoded = self._num_hits = 0
@@ -110,7 +113,7 @@ class VisionScheduler:
         self._tokens.set_paused(job_id, is_paused)
 
     def set_company(self, has_company: bool) -> None:
-        """Where other models have jobs, prompts are cut short and pictures encoded one by one."""
+        """Where other models have jobs, steps are short."""
         self._has_company = has_company
         self._tokens.set_company(has_company)
 
@@ -118,7 +121,8 @@ class VisionScheduler:
         """A step of tokens or one that encodes, in turns where there are both."""
         if not self._looks:
             return self._tokens.propose(now_s)
-        encode, step = self._propose_encode(), self._tokens.propose(now_s, self._hold)
+        step = self._tokens.propose(now_s, self._hold)
+        encode = self._propose_encode(is_shared=self._has_company or step is not None)
         if encode is None or step is None:
             return encode or step
         return step if self._was_encode else encode
@@ -233,15 +237,21 @@ class VisionScheduler:
 
     # Encoding.
 
-    def _propose_encode(self) -> Proposal | None:
+    def _propose_encode(self, *, is_shared: bool) -> Proposal | None:
+        """As many pictures as share a step; a short one where others wait for the device."""
         chosen: dict[bytes, Picture] = {}
-        due_s, num_features = sys.float_info.max, 0
+        due_s, num_features = math.inf, 0
+        most = self._sight.max_step_features
+        if is_shared:
+            most = min(most, self._pace.max_tokens)
         for look in self._next_looks():
             for picture in self._wanted(look):
                 span = picture.span
                 if span.digest in chosen or span.digest in self._encoding:
                     continue
-                if chosen and not self._has_room(span, num_features):
+                if chosen and num_features + span.num_features > most:
+                    continue
+                if chosen and (span.digest in self._alone or self._alone & chosen.keys()):
                     continue
                 chosen[span.digest] = picture
                 num_features += span.num_features
@@ -256,11 +266,6 @@ class VisionScheduler:
             num_rows=len(chosen),
             intent=_Encode(tuple(chosen)),
         )
-
-    def _has_room(self, span: PictureSpan, num_features: int) -> bool:
-        """Whether one more picture may share the step."""
-        is_shared = not (self._has_company or span.digest in self._alone)
-        return is_shared and num_features + span.num_features <= self._sight.max_step_features
 
     def _book_encode(self, intent: _Encode, step_id: int) -> EncodePlan | None:
         wanted = {p.span.digest: p for look in self._next_looks() for p in self._wanted(look)}
@@ -277,6 +282,8 @@ class VisionScheduler:
     def _commit_encode(self, plan: EncodePlan, result: StepResult) -> None:
         """Pass each picture's reference on to whoever waits for it."""
         assert isinstance(result, EncodeStepResult), "the encoder's result"
+        num_features = sum(picture.span.num_features for picture in plan.pictures)
+        self._pace.observe(num_features, result.elapsed_s)
         for picture, error in zip(plan.pictures, result.errors, strict=True):
             digest = picture.span.digest
             self._encoding.remove(digest)

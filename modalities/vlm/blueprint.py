@@ -57,7 +57,8 @@ class VisionBlueprint:
         self.family = FAMILIES[model_type]
         self._kind = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
         self._part = Part.find(checkpoint.tensors)
-        self._dtype, self._device = dtype, device
+        self.dtype = dtype
+        self._device = device
         self.text = NativeBlueprint(
             _text_fields(self._config, self._part.head in checkpoint.tensors),
             max_length=max_length,
@@ -79,13 +80,13 @@ class VisionBlueprint:
         """Bytes of one position's features."""
         vision = self._config.vision_config
         num_late = len(getattr(vision, "deepstack_visual_indexes", None) or ())
-        return int(self.text.config.hidden_size * (1 + num_late) * self._dtype.itemsize)
+        return int(self.text.config.hidden_size * (1 + num_late) * self.dtype.itemsize)
 
     def encoder_bytes(self) -> int:
         """Device bytes of the encoder's weights."""
         sketch = encoder_sketch(self._config, self._kind)
         num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
-        return num_values * self._dtype.itemsize
+        return num_values * self.dtype.itemsize
 
     def encoder_activation_bytes(self, num_features: int) -> int:
         """A generous guess at what a step holds that encodes so many positions' features.
@@ -95,17 +96,17 @@ class VisionBlueprint:
         """
         vision = self._config.vision_config
         hidden = int(getattr(vision, "hidden_size", 0) or getattr(vision, "embed_dim", 1024))
-        return num_features * 16 * 12 * hidden * self._dtype.itemsize
+        return num_features * 16 * 12 * hidden * self.dtype.itemsize
 
     def build(self, report: Callable[[float], None]) -> tuple[Decoder, PictureEncoder]:
         """Load both."""
         names = [name for name in self._checkpoint.tensors if not self._part.holds(name)]
         model = load_encoder(
-            self._checkpoint, self._config, self._kind, dtype=self._dtype, names=names
+            self._checkpoint, self._config, self._kind, dtype=self.dtype, names=names
         ).to(self._device)
         scaling = Scaling.of(open_image_processor(self._checkpoint.folder))
         encoder = PictureEncoder(
-            model, scaling, batch_axis=self.family.batch_axis, dtype=self._dtype
+            model, scaling, batch_axis=self.family.batch_axis, dtype=self.dtype
         )
         report(_ENCODER_SHARE)
         decoder = self.text.build(

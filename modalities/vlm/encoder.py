@@ -55,7 +55,8 @@ class Scaling:
         scaled = values.float().mul_(self.factor)
         if values.dim() == 2:
             patches = scaled.unflatten(1, (len(mean_C), -1))
-            return patches.sub_(mean_C[:, None]).div_(std_C[:, None]).flatten(1)
+            scaled = patches.sub_(mean_C[:, None]).div_(std_C[:, None]).flatten(1)
+            return scaled
         return scaled.sub_(mean_C[:, None, None]).div_(std_C[:, None, None])
 
 

@@ -1,0 +1,154 @@
+"""Brings one model that sees onto the device: memory, weights, caches, runner, scheduler.
+
+Owns the order of these. Knows no architecture: the blueprint does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from triptych.core.config import Config
+from triptych.core.device import Device
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kv.pages import PagePool
+from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.ledger import Ledger
+from triptych.core.model_memory import ModelMemory
+from triptych.core.sampling.sampler import Sampler
+from triptych.core.token_runner import TokenRunner
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.vlm.blueprint import VisionBlueprint
+from triptych.modalities.vlm.features import FeatureCache, open_cache
+from triptych.modalities.vlm.head import VisionHead
+from triptych.modalities.vlm.runner import VisionRunner
+from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.vision import Sight, VisionScheduler
+
+_STEP_FEATURES = 2048
+"""Of pictures that are encoded together; a larger picture is encoded alone."""
+_PICTURE_FEATURES = 1024
+"""Of a picture as the cache expects them to be."""
+_CACHE_SHARE = 0.1  # of the ledger, at most
+
+
+class VisionLoader:
+    """Implements `schedulers.base.ModelLoader`."""
+
+    def __init__(
+        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> None:
+        self.name = resolved.name
+        self._resolved = resolved
+        self._config = config
+        self._device = device
+        self._ledger = ledger
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
+            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            native = memory.native_kernels()
+            blueprint = VisionBlueprint(
+                checkpoint,
+                max_length=self._config.models.max_length,
+                dtype=memory.dtype(checkpoint.dtype),
+                device=self._device.torch,
+                native=native,
+            )
+            features = self._reserve(memory, blueprint)
+            layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
+            num_pages = memory.reserve_pages(layout, blueprint.text.max_length)
+            decoder, encoder = blueprint.build(report)
+            head = VisionHead(
+                decoder,
+                self._sampler(blueprint, native),
+                features,
+                blueprint.traits,
+                max_batch_size=self._config.schedule.max_batch_size,
+                device=self._device.torch,
+            )
+            tokens = self._token_runner(
+                blueprint, head, KvCache(layout, num_pages, self._device.torch, native)
+            )
+            runner = VisionRunner(tokens, encoder, features, self._device.torch)
+            stack.callback(runner.close)
+            scheduler = self._scheduler(blueprint, features, layout, num_pages)
+            close = stack.pop_all().close
+        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+
+    def _reserve(self, memory: ModelMemory, blueprint: VisionBlueprint) -> FeatureCache:
+        """All that does not depend on what else there is room for; returns the empty cache."""
+        options, num_rows = self._config.schedule, self._config.schedule.max_batch_size
+        num_tokens = options.max_batch_input_tokens + num_rows
+        if blueprint.family.whole_prompts:
+            num_tokens = max(num_tokens, blueprint.text.max_length + num_rows)
+        memory.reserve("weights", blueprint.text.weight_bytes())
+        memory.reserve("vision-weights", blueprint.encoder_bytes())
+        activation_bytes = max(
+            blueprint.text.activation_bytes(num_tokens, num_rows),
+            blueprint.encoder_activation_bytes(_STEP_FEATURES),
+        )
+        memory.reserve("activations", activation_bytes)
+        max_entries = self._config.cache.max_vision_cache_entries
+        wanted = max(max_entries * _PICTURE_FEATURES, _STEP_FEATURES) * blueprint.feature_bytes
+        cache_bytes = min(wanted, int(_CACHE_SHARE * self._ledger.capacity_bytes))
+        memory.reserve("vision-cache", cache_bytes)
+        return open_cache(cache_bytes, max_entries)
+
+    def _sampler(self, blueprint: VisionBlueprint, native: NativeKernels | None) -> Sampler:
+        return Sampler(
+            vocab_size=blueprint.text.vocab_size,
+            max_batch_size=self._config.schedule.max_batch_size,
+            device=self._device.torch,
+            native=native,
+        )
+
+    def _token_runner(
+        self, blueprint: VisionBlueprint, head: VisionHead, kv: KvCache
+    ) -> TokenRunner:
+        return TokenRunner(
+            head,
+            kv,
+            max_batch_size=self._config.schedule.max_batch_size,
+            max_length=blueprint.text.max_length,
+            device=self._device.torch,
+        )
+
+    def _scheduler(
+        self,
+        blueprint: VisionBlueprint,
+        features: FeatureCache,
+        layout: KvLayout,
+        num_pages: int,
+    ) -> VisionScheduler:
+        """Cached prompts are found again only by the same weights in the same cache format."""
+        family, max_length = blueprint.family, blueprint.text.max_length
+        pool = PagePool(
+            num_pages=num_pages,
+            page_size=layout.page_size,
+            enable_prefix_caching=self._config.cache.enable_prefix_caching
+            and not family.whole_prompts,
+        )
+        identity = f"{self._resolved.digest} {layout} {max_length}"
+        tokens = TokenScheduler(
+            model=self.name,
+            pool=pool,
+            options=self._config.schedule,
+            max_length=max_length,
+            namespace=identity.encode(),
+            can_see=True,
+        )
+        return VisionScheduler(
+            model=self.name,
+            tokens=tokens,
+            features=features,
+            sight=Sight(
+                max_step_features=_STEP_FEATURES,
+                whole_spans=family.whole_spans,
+                whole_prompts=family.whole_prompts,
+            ),
+            options=self._config.schedule,
+        )
