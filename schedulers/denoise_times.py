@@ -14,6 +14,7 @@ from triptych.schedulers.cost import UNKNOWN_COST_S
 
 _NUM_TRUSTED = 2  # the first run of a shape compiles and pages in: alone it says nothing
 _NUM_RECENT = 5
+_HOPE = 0.98  # of a row's time, for each doubling away from what was seen
 _MAX_SIZES = 64
 
 
@@ -41,24 +42,29 @@ class RunTimes:
     def table(self, num_tokens: int) -> list[float]:
         """`[b - 1]` is how long a run of b rows takes.
 
-        Between numbers of rows that were seen, on a line; beyond them, and before anything is
-        known, as if half of the shortest run were for the weights and not for the row.
+        Between numbers of rows that were seen, on a line. Beyond them a row is thought a little
+        cheaper than at the nearest that was, and more so further away: so it will be tried.
         """
         known = self._known(num_tokens)
         return [_between(known, num_rows) for num_rows in range(1, self._max_rows + 1)]
 
     def _known(self, num_tokens: int) -> list[tuple[int, float]]:
         """Rows and seconds, of this size or of the nearest one that was seen."""
+        if known := self._seen(num_tokens):
+            return known
         by_distance = sorted(self._sizes, key=lambda size: abs(math.log(size / num_tokens)))
         for size in by_distance:
-            known = [
-                (num_rows, min(times) * num_tokens / size)
-                for num_rows, times in self._sizes[size].items()
-                if len(times) >= _NUM_TRUSTED
-            ]
-            if known:
-                return sorted(known)
+            if known := self._seen(size):
+                scale = num_tokens / size
+                return [(num_rows, seconds * scale) for num_rows, seconds in known]
         return [(1, UNKNOWN_COST_S)]
+
+    def _seen(self, num_tokens: int) -> list[tuple[int, float]]:
+        return sorted(
+            (num_rows, min(times))
+            for num_rows, times in self._sizes.get(num_tokens, {}).items()
+            if len(times) >= _NUM_TRUSTED
+        )
 
 
 def _between(known: list[tuple[int, float]], num_rows: int) -> float:
@@ -67,4 +73,5 @@ def _between(known: list[tuple[int, float]], num_rows: int) -> float:
         (low, low_s), (high, high_s) = known[at - 1 : at + 1]
         return low_s + (high_s - low_s) * (num_rows - low) / (high - low)
     nearest, nearest_s = known[min(at, len(known) - 1)]
-    return nearest_s * (1 + num_rows) / (1 + nearest)
+    ratio = num_rows / nearest
+    return nearest_s * ratio * _HOPE ** abs(math.log2(ratio))

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
-from triptych.schedulers.timeline import FAIR_FLOOR, MAX_WAIT_S, Candidate, Timeline
+from triptych.schedulers.timeline import (
+    FAIR_FLOOR,
+    GAP_SHARE,
+    MAX_WAIT_S,
+    Candidate,
+    Timeline,
+)
 
 costs = st.floats(0.02, 0.3)
 quick = settings(max_examples=40, deadline=None)
@@ -159,6 +165,60 @@ def test_hopeless_deadlines_starve_nobody(
     assert simulation.longest_wait_s <= patience_s + 2 * len(steps) * max(steps) / FAIR_FLOOR
     spared_s = sum(simulation.served_s[name] for name in endless)
     assert spared_s >= FAIR_FLOOR * (60.0 - patience_s) - max(steps)
+
+
+def picks(timeline: Timeline, steps: Mapping[str, float], num_picks: int) -> list[str]:
+    """Who is picked: `chat` always has a token due in a while, nobody waits for the others."""
+    order: list[str] = []
+    now_s = 0.0
+    for _ in range(num_picks):
+        candidates = [
+            Candidate(name, now_s + 0.5 if name == "chat" else math.inf, cost_s)
+            for name, cost_s in steps.items()
+        ]
+        chosen = timeline.pick(candidates, now_s)
+        timeline.charge(chosen.model, chosen.cost_s)
+        now_s += chosen.cost_s
+        order.append(chosen.model)
+    return order
+
+
+@given(
+    token_s=st.floats(0.005, 0.05), others=st.lists(st.floats(0.001, 0.2), min_size=1, max_size=3)
+)
+@quick
+def test_between_two_tokens_the_others_get_no_more_than_a_token_or_one_step(
+    token_s: float, others: list[float]
+) -> None:
+    steps = {"chat": token_s} | {f"images{index}": cost for index, cost in enumerate(others)}
+    order = picks(Timeline(), steps, 400)
+    between = "".join("|" if name == "chat" else name[-1] for name in order).split("|")
+    for gap in between[1:-1]:
+        taken_s = sum(others[int(index)] for index in gap)
+        assert len(gap) <= 1 or taken_s <= GAP_SHARE * token_s + 1e-9
+    assert len(between) > 400 / (1 + max(2, len(others) + token_s / min(others)))
+
+
+def test_gaps_are_filled_where_they_are() -> None:
+    assert picks(Timeline(), {"chat": 0.016, "images": 0.01}, 9)[1:] == ["images", "chat"] * 4
+    order = picks(Timeline(), {"chat": 0.016, "images": 0.005}, 10)
+    assert order == ["chat", "images", "images"] * 3 + ["chat"]
+
+
+def test_who_cannot_use_its_share_for_want_of_gaps_saves_no_credit() -> None:
+    timeline = Timeline()
+    picks(timeline, {"chat": 0.016, "images": 0.01}, 2000)
+    order = picks(timeline, {"chat": 0.016, "images": 0.01, "files": 0.01}, 60)
+    assert order.count("chat") >= 28
+    assert abs(order.count("images") - order.count("files")) <= 2
+
+
+def test_how_long_a_step_may_be_beside_others_is_known_from_theirs() -> None:
+    timeline = Timeline()
+    assert timeline.gap_s({"chat"}) == math.inf
+    picks(timeline, {"chat": 0.016, "images": 0.01}, 4)
+    assert math.isclose(timeline.gap_s({"chat", "files"}), GAP_SHARE * 0.016)
+    assert timeline.gap_s({"images"}) == math.inf
 
 
 def test_cost_is_learned_per_kind_and_work() -> None:
