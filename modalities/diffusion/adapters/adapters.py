@@ -17,9 +17,9 @@ from triptych.core.config import Config
 from triptych.core.errors import WeightsError
 from triptych.core.images import AdapterUse
 from triptych.core.weights.pipeline_index import naming
+from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
 from triptych.modalities.diffusion.adapters.branches import Branch, Layer, joined, share_of
 from triptych.modalities.diffusion.adapters.files import LowRank, open_adapter_file, read_adapter
-from triptych.modalities.diffusion.adapters.named import adapter_places, check_uses
 from triptych.modalities.diffusion.families.table import family_of
 from triptych.modalities.diffusion.loading.components import Components, DtypeOf
 
