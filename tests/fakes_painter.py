@@ -19,6 +19,7 @@ from triptych.core.denoise_plan import (
     PictureStart,
 )
 from triptych.core.images import ImageRequest, Pixels, StepCache
+from triptych.modalities.diffusion.adapters.adapters import Adapters
 from triptych.modalities.diffusion.caches.methods import (
     CacheMethod,
     Level,
@@ -35,6 +36,7 @@ from triptych.modalities.diffusion.preview import Preview
 from triptych.modalities.diffusion.prompts import PromptCache
 from triptych.modalities.diffusion.recipes.registry import open_recipe
 from triptych.modalities.diffusion.runner import DenoiseRunner
+from triptych.modalities.diffusion.viewer import Viewer
 
 PIPELINE = "PixArtSigmaPipeline"
 CPU = torch.device("cpu")
@@ -57,17 +59,18 @@ class TinyCaches:
 
 
 def open_painter(pipeline: str = PIPELINE, scheduler: int = 0) -> Painter:
-    torch.manual_seed(0)
     parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][scheduler]}
     recipe = open_recipe(pipeline, parts)
     with torch.inference_mode():
         preview = Preview.fit(recipe)
+    adapters = Adapters(parts, {}, max_in_run=1)
     return Painter(
         recipe,
         Denoiser(open_model(recipe.model)),
         caches=TinyCaches(),
-        prompts=PromptCache(recipe, "tiny", PROMPTS_BYTES),
-        preview=preview,
+        prompts=PromptCache(recipe, adapters, "tiny", PROMPTS_BYTES),
+        adapters=adapters,
+        viewer=Viewer(recipe, preview, whole_pixels=2**20),
     )
 
 

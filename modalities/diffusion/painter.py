@@ -17,13 +17,14 @@ from torch import Tensor
 from triptych.core.errors import TriptychError
 from triptych.core.images import ImageRequest, Pixels, StepCache
 from triptych.core.sampling.host_copy import HostCopy
+from triptych.modalities.diffusion.adapters.adapters import Adapters
 from triptych.modalities.diffusion.caches.methods import CacheMethod
 from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser, Row
-from triptych.modalities.diffusion.preview import Preview
-from triptych.modalities.diffusion.prompts import HeldTexts, PromptCache
-from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Prompt, Recipe
+from triptych.modalities.diffusion.prompts import Asked, HeldTexts, PromptCache
+from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
 from triptych.modalities.diffusion.samplers.rows import clean_samples
+from triptych.modalities.diffusion.viewer import Viewer
 
 P = ParamSpec("P")
 Found = TypeVar("Found")
@@ -73,15 +74,11 @@ class _Order:
     """A picture that can be drawn."""
 
     request: PictureRequest
-    tenant: str
-    prompts: list[Prompt]
+    asked: Asked
 
 
 class Painter:
-    """Draws with one model. All calls come from one thread, but for `understand`.
-
-    `autoencoder` is told the request before the recipe's autoencoder works for it.
-    """
+    """Draws with one model. All calls come from one thread, but for `understand`."""
 
     def __init__(
         self,
@@ -90,16 +87,16 @@ class Painter:
         *,
         caches: CacheChoice,
         prompts: PromptCache,
-        preview: Preview,
-        autoencoder: Callable[[PictureRequest], None] = lambda request: None,
+        adapters: Adapters,
+        viewer: Viewer,
     ) -> None:
         self.recipe = recipe
         self.pools = CellPools()
         self._denoiser = denoiser
         self._caches = caches
         self._prompts = prompts
-        self._preview = preview
-        self._autoencoder = autoencoder
+        self._adapters = adapters
+        self._viewer = viewer
 
     def understand(
         self, request: ImageRequest, index: int = 0, *, with_pictures: bool = True
@@ -123,6 +120,7 @@ class Painter:
             mask=_mask(request),
             strength=request.strength,
         )
+        self._adapters.check(request.adapters)
         self.recipe.check(asked)
         num_steps = self.recipe.num_steps(asked)
         return replace(asked, cache=self._caches.method(request.cache, num_steps, request.sampler))
@@ -135,7 +133,7 @@ class Painter:
         orders = [_caught(self._order, request, index) for request, index in asked]
         good = [order for order in orders if isinstance(order, _Order)]
         with ExitStack() as stack:
-            held = self._prompts.hold([(order.tenant, order.prompts) for order in good])
+            held = self._prompts.hold([order.asked for order in good])
             for texts in held:
                 stack.callback(texts.release)
             begun = iter([self._open(*pair, stack) for pair in zip(good, held, strict=True)])
@@ -168,9 +166,7 @@ class Painter:
 
     def decode(self, picture: Picture) -> tuple[HostCopy, HostCopy]:
         """The finished picture, `[height, width, 3]` bytes, and whether it is finite."""
-        self._autoencoder(picture.request)
-        pixels_3HW = self.recipe.decode(picture.row.sample.sample, picture.request)
-        return HostCopy(_bytes(pixels_3HW)), HostCopy(pixels_3HW.isfinite().all())
+        return self._viewer.decode(picture.row.sample.sample, picture.request)
 
     def close(self) -> None:
         """Forget everything; asserts that no picture is left."""
@@ -180,19 +176,23 @@ class Painter:
 
     def _order(self, request: ImageRequest, index: int) -> _Order:
         understood = self.understand(request, index)
-        return _Order(understood, request.tenant, self.recipe.prompts(understood))
+        acting = self._adapters.check(request.adapters)
+        prompts = self.recipe.prompts(understood)
+        return _Order(understood, Asked(prompts, request.tenant, acting))
 
     def _open(self, order: _Order, texts: HeldTexts, stack: ExitStack) -> Picture | TriptychError:
         """Prepare a picture; on an error in the stack's time it is let go of."""
-        self._autoencoder(order.request)
+        self._viewer.make_room(order.request)
         row = _caught(self.recipe.prepare, order.request, self.pools, texts.texts)
         if not isinstance(row, Row):
             texts.release()
             return row
         stack.callback(row.release)
         for branch in row.branches:
+            branch.conditioning = replace(branch.conditioning, adapters=order.asked.adapters)
             if branch.slot is not None:
-                branch.slot.belong_to((row.sample.pool.shape, branch.conditioning.key))
+                told = branch.conditioning
+                branch.slot.belong_to((row.sample.pool.shape, told.key, told.adapters))
         first_step = row.sample.step
         return Picture(
             request=order.request, row=row, texts=texts, first_step=first_step, step=first_step
@@ -204,8 +204,7 @@ class Painter:
         for picture, clean in zip(pictures, cleans, strict=True):
             kept = picture.row.kept
             shown = clean if kept is None else torch.lerp(kept.clean, clean, kept.mask)
-            latents_CHW = self.recipe.to_latents(shown, picture.request)
-            picture.preview = HostCopy(_bytes(self._preview.draw(latents_CHW)))
+            picture.preview = self._viewer.foretell(shown, picture.request)
 
 
 def _caught(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | TriptychError:
@@ -213,11 +212,6 @@ def _caught(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Foun
         return call(*args, **kwargs)
     except TriptychError as error:
         return error
-
-
-def _bytes(pixels_3HW: Tensor) -> Tensor:
-    """`[H, W, 3]`, rounded."""
-    return (pixels_3HW * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
 
 
 def _picture(pixels: Pixels) -> Tensor:

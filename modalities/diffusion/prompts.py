@@ -6,11 +6,14 @@ Owns the keys. What an encoding is, and how it comes about, is the recipe's.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 from triptych.core.content_cache import ContentCache
+from triptych.core.images import AdapterUse
+from triptych.modalities.diffusion.families.model import RowAdapters
 from triptych.modalities.diffusion.recipes.recipe import EncodedText, Prompt, Recipe
 
 
@@ -28,31 +31,45 @@ class HeldTexts:
             self._cache.release(self._keys.pop())
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A picture's prompts: whose they are, and which adapters act on the text encoders."""
+
+    prompts: Sequence[Prompt]
+    tenant: str
+    adapters: tuple[AdapterUse, ...] = ()
+
+
 class PromptCache:
     """At most `capacity_bytes` of encoded prompts that no picture uses.
 
     `identity` is of the weights. What one tenant's prompts took is never found by another's.
     """
 
-    def __init__(self, recipe: Recipe, identity: str, capacity_bytes: int) -> None:
+    def __init__(
+        self, recipe: Recipe, adapters: RowAdapters, identity: str, capacity_bytes: int
+    ) -> None:
         self._recipe = recipe
+        self._adapters = adapters
         self._identity = identity
         self._cache: ContentCache[EncodedText] = ContentCache(capacity_bytes, copy=_copied)
 
-    def hold(self, asked: Sequence[tuple[str, Sequence[Prompt]]]) -> list[HeldTexts]:
-        """The encoded prompts of pictures, each of a tenant; what is new is encoded together."""
-        keys = [[self._key(tenant, prompt) for prompt in prompts] for tenant, prompts in asked]
-        wanted = {
-            key: prompt
-            for found, (_, prompts) in zip(keys, asked, strict=True)
-            for key, prompt in zip(found, prompts, strict=True)
-        }
+    @property
+    def num_references(self) -> int:
+        """Prompts in use, each as often as it is."""
+        return self._cache.num_references
+
+    def hold(self, asked: Sequence[Asked]) -> list[HeldTexts]:
+        """The encoded prompts of pictures; what is new is encoded together."""
+        keys = [[self._key(each, prompt) for prompt in each.prompts] for each in asked]
+        unknown: defaultdict[tuple[AdapterUse, ...], dict[str, Prompt]] = defaultdict(dict)
         with ExitStack() as stack:
-            missing = [key for key in wanted if not self._acquire(key, stack)]
-            encoded = self._recipe.encode_all([wanted[key] for key in missing])
-            for key, text in zip(missing, encoded, strict=True):
-                self._cache.insert(key, text, sum(tensor.nbytes for tensor in text.values()))
-                stack.callback(self._cache.release, key)
+            for found, each in zip(keys, asked, strict=True):
+                for key, prompt in zip(found, each.prompts, strict=True):
+                    if not self._acquire(key, stack):
+                        unknown[each.adapters][key] = prompt
+            for adapters, prompts in unknown.items():
+                self._encode(adapters, prompts, stack)
             return [self._hold(found) for found in keys]
 
     def close(self) -> None:
@@ -67,12 +84,22 @@ class PromptCache:
             stack.callback(self._cache.release, key)
         return is_known
 
+    def _encode(
+        self, adapters: tuple[AdapterUse, ...], prompts: dict[str, Prompt], stack: ExitStack
+    ) -> None:
+        with self._adapters.applied([adapters]) if adapters else nullcontext():
+            encoded = self._recipe.encode_all(list(prompts.values()))
+        for key, text in zip(prompts, encoded, strict=True):
+            self._cache.insert(key, text, sum(tensor.nbytes for tensor in text.values()))
+            stack.callback(self._cache.release, key)
+
     def _hold(self, keys: Sequence[str]) -> HeldTexts:
         texts = [self._cache.acquire(key) for key in keys]
         return HeldTexts([text for text in texts if text is not None], list(keys), self._cache)
 
-    def _key(self, tenant: str, prompt: Prompt) -> str:
-        named = (self._identity, tenant, prompt.digest)
+    def _key(self, asked: Asked, prompt: Prompt) -> str:
+        acting = [f"{use.name}={use.scale!r}" for use in asked.adapters]
+        named = (self._identity, asked.tenant, *acting, prompt.digest)
         return hashlib.sha256("\0".join(named).encode()).hexdigest()
 
 

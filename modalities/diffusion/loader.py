@@ -1,0 +1,148 @@
+"""Brings one image model onto the device: components, memory, painter, runner, scheduler.
+
+Owns the order of these and how memory is shared out among them. Knows no HTTP and no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from triptych.core.config import Config
+from triptych.core.denoise_plan import PictureCost
+from triptych.core.device import Device
+from triptych.core.errors import InvalidRequest
+from triptych.core.images import ImageRequest
+from triptych.core.ledger import Ledger
+from triptych.core.model_memory import ModelMemory
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.adapters.adapters import Adapters, adapter_bytes
+from triptych.modalities.diffusion.cache_choice import CacheBook
+from triptych.modalities.diffusion.costs import DrawingCosts, own_request
+from triptych.modalities.diffusion.denoise import Denoiser
+from triptych.modalities.diffusion.families.span import SpanModel
+from triptych.modalities.diffusion.families.table import open_model
+from triptych.modalities.diffusion.loading import Components, component_bytes, open_components
+from triptych.modalities.diffusion.painter import Painter
+from triptych.modalities.diffusion.preview import Preview
+from triptych.modalities.diffusion.prompts import PromptCache
+from triptych.modalities.diffusion.recipes.recipe import Recipe
+from triptych.modalities.diffusion.recipes.registry import open_recipe
+from triptych.modalities.diffusion.runner import DenoiseRunner
+from triptych.modalities.diffusion.viewer import Viewer
+from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.denoise import DenoiseScheduler
+
+_PROMPTS_BYTES = 64 * 2**20
+_SHARE = 0.25  # of what the ledger has left, at most, for pictures; and as much for activations
+_NUM_BRANCHES = 2
+_SPARE_STATE = 4  # pictures may be larger than the model's own size, and have caches
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What there is room for: rows of one run, bytes of pictures, pixels decoded as a whole."""
+
+    max_rows: int
+    state_bytes: int
+    whole_pixels: int
+
+
+class DiffusionLoader:
+    """Implements `schedulers.base.ModelLoader`."""
+
+    def __init__(
+        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> None:
+        self.name = resolved.name
+        self._resolved = resolved
+        self._config = config
+        self._device = device
+        self._ledger = ledger
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        with ExitStack() as stack:
+            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            components = self._open_components(memory, report)
+            recipe = open_recipe(components.pipeline, components.parts)
+            with torch.inference_mode():
+                costs = DrawingCosts.of(recipe)
+                room = self._share_out(memory, costs)
+                painter = self._painter(components, recipe, room)
+            runner = DenoiseRunner(painter, self._device.torch)
+            stack.callback(runner.close)
+            close = stack.pop_all().close
+        max_pixels = self._config.images.max_image_pixels
+        scheduler = DenoiseScheduler(
+            model=self.name,
+            measure=lambda request: measure(painter, costs, request, max_pixels=max_pixels),
+            max_pictures=self._config.schedule.max_batch_size,
+            max_state_bytes=room.state_bytes,
+            max_jobs=self._config.schedule.max_queue_size,
+            max_rows=room.max_rows,
+        )
+        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+
+    def _open_components(self, memory: ModelMemory, report: Callable[[float], None]) -> Components:
+        folder, options = self._resolved.folder, self._config.models
+        for part, num_bytes in component_bytes(folder, options, dtype=memory.dtype).items():
+            memory.reserve(part, num_bytes)
+        if num_bytes := adapter_bytes(self._config, dtype=memory.dtype):
+            memory.reserve("adapters", num_bytes)
+        memory.reserve("prompts", _PROMPTS_BYTES)
+        return open_components(
+            folder, options, device=self._device.torch, dtype=memory.dtype, report=report
+        )
+
+    def _share_out(self, memory: ModelMemory, costs: DrawingCosts) -> _Room:
+        """Room for pictures and for activations. Raises `MemoryBudgetExceeded`.
+
+        One picture of the model's own size must fit, and a run for its two branches.
+        """
+        own = costs.of_picture(own_request(costs.recipe))
+        num_models = max(1, len(self._config.models.model))
+        most = int(_SHARE * self._ledger.available_bytes / num_models)
+        row_bytes = costs.row_bytes(own.num_tokens)
+        num_rows = min(self._config.schedule.max_batch_size, most // row_bytes)
+        num_rows = max(num_rows, _NUM_BRANCHES)
+        activations = max(num_rows * row_bytes, costs.decode_bytes(own.num_pixels))
+        memory.reserve("activations", activations)
+        most_state = self._config.schedule.max_batch_size * own.state_bytes
+        state_bytes = max(own.state_bytes, min(most, _SPARE_STATE * most_state))
+        memory.reserve("pictures", state_bytes)
+        return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1))
+
+    def _painter(self, components: Components, recipe: Recipe, room: _Room) -> Painter:
+        folder = Path(self._resolved.folder)
+        model = open_model(recipe.model)
+        adapters = model.adapters = Adapters.open(self._config, components)
+        return Painter(
+            recipe,
+            Denoiser(model),
+            caches=CacheBook.open(
+                folder,
+                type(recipe.model).__name__,
+                can_probe=isinstance(model, SpanModel),
+                config=self._config,
+            ),
+            prompts=PromptCache(recipe, adapters, self._resolved.digest, _PROMPTS_BYTES),
+            adapters=adapters,
+            viewer=Viewer(recipe, Preview.open(folder, recipe), room.whole_pixels),
+        )
+
+
+def measure(
+    painter: Painter, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
+) -> PictureCost:
+    """What a picture of the request takes. Raises `RequestError` where it cannot be drawn."""
+    if request.width * request.height > max_pixels:
+        raise InvalidRequest(
+            f"A picture has at most {max_pixels} pixels, not {request.width}x{request.height}.",
+            param="size",
+        )
+    return costs.of_picture(painter.understand(request, with_pictures=False))

@@ -1,0 +1,41 @@
+"""From latents to pixels: the picture by the autoencoder, previews by a linear map.
+
+Owns rounding, and when the autoencoder works in tiles. Knows no row and no step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from triptych.core.sampling.host_copy import HostCopy
+from triptych.modalities.diffusion.preview import Preview
+from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
+
+
+class Viewer:
+    """Shows a recipe's pictures; those of more than `whole_pixels` are decoded in tiles."""
+
+    def __init__(self, recipe: Recipe, preview: Preview, whole_pixels: int) -> None:
+        self._recipe = recipe
+        self._preview = preview
+        self._whole_pixels = whole_pixels
+
+    def make_room(self, request: PictureRequest) -> None:
+        """Set the autoencoder to whole pictures or to overlapping tiles, before it works."""
+        vae, num_pixels = self._recipe.vae, request.width * request.height
+        (vae.disable_tiling if num_pixels <= self._whole_pixels else vae.enable_tiling)()
+
+    def decode(self, sample: Tensor, request: PictureRequest) -> tuple[HostCopy, HostCopy]:
+        """A finished picture, bytes `[height, width, 3]`, and whether it is finite."""
+        self.make_room(request)
+        pixels_3HW = self._recipe.decode(sample, request)
+        return HostCopy(_bytes(pixels_3HW)), HostCopy(pixels_3HW.isfinite().all())
+
+    def foretell(self, clean: Tensor, request: PictureRequest) -> HostCopy:
+        """A preview of a sample that is clean, or foretold to be: bytes, a pixel per latent."""
+        return HostCopy(_bytes(self._preview.draw(self._recipe.to_latents(clean, request))))
+
+
+def _bytes(pixels_3HW: Tensor) -> Tensor:
+    return (pixels_3HW * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
