@@ -1,0 +1,239 @@
+"""Faults a caller of pictures can cause, by their number in the house's list."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from fakes_http import ask, connect, live, post, until
+from fakes_images import (
+    EDITS,
+    GENERATIONS,
+    VARIATIONS,
+    PaintingEngine,
+    generation,
+    image_model,
+    make_image_app,
+    make_image_service,
+    opened,
+)
+from fakes_pictures import hole_mask, hostile, picture, saved
+
+from triptych.core.errors import NonFinite
+from triptych.core.http.server import HttpServer
+from triptych.core.http.wire import WireLimits
+from triptych.core.media import pictures
+from triptych.core.media.child import DecodePool
+from triptych.core.media.pictures import PictureReader
+
+PNG = saved(picture(128, 128))
+HOSTILE = hostile()
+TRAVERSALS = ("../../../../tmp/evil.png", "/etc/passwd", "a\x00b.png", "n" * 4000, "..", "C:\\x")
+
+
+@contextlib.contextmanager
+def surviving(engine: PaintingEngine, **server: Any) -> Iterator[HttpServer]:
+    """A live server; whatever is done to it, it must still draw and edit afterwards."""
+    pool = DecodePool([pictures.__name__])
+    models = (image_model(), image_model("looks", max_references=16))
+    service = make_image_service(engine, *models, reader=PictureReader(pool), max_batch_size=64)
+    app = make_image_app(engine, service, max_upload_bytes=4 * 2**20, **server)
+    with live(app, wire=WireLimits(linger_s=0.5)) as running:
+        yield running
+        engine.gate, engine.error, engine.step_s = None, None, 0.0
+        assert ask(running.url, GENERATIONS, json=generation()).status_code == 200
+        assert sent(running, image=PNG).status_code == 200
+        until(lambda: not engine.running)
+        assert len(engine.table) == 0
+        assert service._held_bytes == 0
+    asyncio.run(pool.close())
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[HttpServer]:
+    """One server for everything that never reaches the engine."""
+    engine = PaintingEngine()
+    with surviving(engine) as server:
+        yield server
+        assert engine.submitted == {}
+
+
+def sent(
+    server: HttpServer,
+    path: str = EDITS,
+    media_type: str = "application/octet-stream",
+    filename: str = "a",
+    mask: bytes | None = None,
+    **files: bytes,
+) -> httpx.Response:
+    """Post a form with pictures."""
+    parts = {name: (filename, data, media_type) for name, data in files.items()}
+    if mask is not None:
+        parts["mask"] = ("m", mask, "application/octet-stream")
+    fields = {} if path == VARIATIONS else {"prompt": "a hat"}
+    return ask(server.url, path, data=fields, files=parts)
+
+
+def refusal(reply: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of an answer, which leaks nothing."""
+    assert reply.status_code == status, reply.text
+    error: dict[str, Any] = reply.json()["error"]
+    assert error["request_id"] == reply.headers["x-request-id"]
+    assert not re.search(r"0x[0-9a-f]{6}|Traceback|/usr|/tmp|PIL|\.py|BytesIO", error["message"])
+    return error
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_14_to_17_hostile_pictures_are_refused(shared: HttpServer, name: str) -> None:
+    data, status = HOSTILE[name]
+    before_s = time.process_time()
+    for path in (EDITS, VARIATIONS):
+        assert refusal(sent(shared, path, image=data), status)["param"] == "image"
+    assert time.process_time() - before_s < 2.0  # of this process: nothing is decoded in it
+    assert refusal(sent(shared, image=PNG, mask=data), status)["param"] == "mask"
+
+
+@pytest.mark.parametrize("told", ["image/jpeg", "image/webp", "text/plain", "image/gif"])
+def test_17_a_picture_that_is_not_what_it_is_sent_as(shared: HttpServer, told: str) -> None:
+    error = refusal(sent(shared, media_type=told, image=PNG), 415)
+    assert "image/png" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "size", ["1023x7", "20000x20000", "99999x16", "16x16", "8192x8192", "130x128", "512x128"]
+)
+def test_23_sizes_that_cannot_be_drawn(shared: HttpServer, size: str) -> None:
+    reply = ask(shared.url, GENERATIONS, json=generation(size=size))
+    assert refusal(reply, 400)["param"] == "size"
+    fields = {"prompt": "x", "size": size}
+    reply = ask(shared.url, EDITS, data=fields, files={"image": ("a.png", PNG, "image/png")})
+    assert refusal(reply, 400)["param"] == "size"
+
+
+def test_23_a_mask_of_another_size(shared: HttpServer) -> None:
+    mask = hole_mask(64, 64, (0, 0, 9, 9))
+    assert refusal(sent(shared, image=PNG, mask=mask), 400)["param"] == "mask"
+
+
+@pytest.mark.parametrize("steps", [0, -1, 10_000, 2**70, 1.5, "10", True])
+def test_24_steps_out_of_range(shared: HttpServer, steps: Any) -> None:
+    reply = ask(shared.url, GENERATIONS, json=generation(steps=steps))
+    assert refusal(reply, 400)["param"] == "steps"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_24_numbers_that_are_none(shared: HttpServer, number: str) -> None:
+    raw = json.dumps(generation(guidance=1234)).replace("1234", number)
+    headers = {"content-type": "application/json"}
+    reply = ask(shared.url, GENERATIONS, content=raw.encode(), headers=headers)
+    refusal(reply, 400)
+
+
+def test_26_names_of_files_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = PaintingEngine()
+    before = set(Path("/tmp").iterdir())
+    with surviving(engine) as server:
+        for filename in TRAVERSALS:
+            reply = sent(server, filename=filename, image=PNG)
+            assert reply.status_code in (200, 400, 413), reply.text
+        for name in ("..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e", "a" * 43 + ".png", "x\x00.png"):
+            path = "/v1/images/files/" + name.replace("\x00", "%00")
+            assert httpx.get(server.url + path).status_code in (400, 404)
+    assert list(tmp_path.iterdir()) == []
+    new = {path for path in set(Path("/tmp").iterdir()) - before if "evil" in path.name}
+    assert new == set()
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+@pytest.mark.parametrize("stage", ["waiting", "running"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_28_a_client_that_leaves_stops_its_pictures(
+    is_streamed: bool, stage: str, is_reset: bool
+) -> None:
+    engine = PaintingEngine(step_s=0.01, gate=threading.Event())
+    assert engine.gate is not None
+    if stage == "running":
+        engine.gate.set()
+    with surviving(engine) as server:
+        sock = connect(server)
+        body = generation(stream=is_streamed, progress=is_streamed, steps=1000, n=4)
+        sock.sendall(post(GENERATIONS, json.dumps(body).encode()))
+        until(lambda: len(engine.running) == 1)
+        if stage == "running":
+            until(lambda: engine.num_steps > 5)
+        if is_reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        until(lambda: len(engine.cancelled) == 1, timeout_s=2.0)
+        num_steps = engine.num_steps
+        until(lambda: not server.num_connections)
+        assert engine.num_steps <= num_steps + 1
+        assert engine.finished == []
+
+
+def test_28_a_client_that_leaves_while_its_pictures_are_read() -> None:
+    engine = PaintingEngine()
+    big = saved(picture(3000, 3000), compress_level=0)[: 3 * 2**20]  # decoding it fails, slowly
+    form = b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
+    form += b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+    form += big + b"\r\n--b--\r\n"
+    with surviving(engine) as server:
+        for _ in range(4):
+            sock = connect(server)
+            head = post(EDITS, form, f"Content-Length: {len(form)}")
+            kind = b"Content-Type: multipart/form-data; boundary=b"
+            sock.sendall(head.replace(b"Content-Type: application/json", kind))
+            time.sleep(0.02)
+            sock.close()
+        until(lambda: not server.num_connections)
+        assert engine.submitted == {}
+
+
+def test_30_overload_says_when_to_come_back() -> None:
+    engine = PaintingEngine(gate=threading.Event())
+    service = make_image_service(engine, max_queue_size=2, max_batch_size=2)
+    with live(make_image_app(engine, service)) as server:
+        socks = [connect(server) for _ in range(2)]
+        for sock in socks:
+            sock.sendall(post(GENERATIONS, json.dumps(generation(n=2)).encode()))
+        until(lambda: len(engine.running) == 2)
+        for _ in range(10):
+            reply = ask(server.url, GENERATIONS, json=generation())
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "overloaded")
+            assert int(reply.headers["retry-after"]) >= 1
+        for sock in socks:
+            sock.close()
+        until(lambda: not engine.running)
+        assert engine.gate is not None
+        engine.gate.set()
+        assert ask(server.url, GENERATIONS, json=generation()).status_code == 200
+
+
+def test_32_a_picture_that_turns_to_nothing_costs_itself_alone() -> None:
+    engine = PaintingEngine(error=NonFinite("The picture is not a number."), num_good=2)
+    with surviving(engine) as server:
+        reply = ask(server.url, GENERATIONS, json=generation())
+        assert refusal(reply, 500)["code"] == "non_finite"
+
+
+def test_35_one_child_decodes_whatever_comes(shared: HttpServer) -> None:
+    for data, _ in HOSTILE.values():
+        sent(shared, image=data)
+    (child,) = (
+        one for one in psutil.Process().children() if "triptych.core.media.worker" in one.cmdline()
+    )
+    assert child.memory_info().rss < 64 * 2**20
+    assert opened(PNG).size == (128, 128)
