@@ -49,6 +49,8 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "Lumina2Pipeline": _SPACED,
     "PixArtAlphaPipeline": _NOISE,
     "PixArtSigmaPipeline": _NOISE,
+    "QwenImageEditPipeline": _SPACED[:1],
+    "QwenImageEditPlusPipeline": _SPACED[:1],
     "QwenImagePipeline": _SPACED,
     "SanaPipeline": _STEPWISE,
     "StableDiffusion3Pipeline": _STEPWISE,
@@ -121,6 +123,47 @@ def mistral() -> nn.Module:
         vision_config={"model_type": "pixtral", **vision},
     )
     return _random(transformers.Mistral3ForConditionalGeneration(config))
+
+
+_SEEING = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+
+
+def seeing() -> dict[str, Any]:
+    """Qwen2.5-VL as Qwen-Image-Edit has it, and what prepares pictures for it."""
+    words = tokenizer(2000)
+    words.add_special_tokens({"additional_special_tokens": list(_SEEING)})
+    start, picture, end, video = words.convert_tokens_to_ids(list(_SEEING))
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={
+            **_SIZES,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]},
+        },
+        vision_config={
+            "depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+            "out_hidden_size": WIDTH, "fullatt_block_indexes": [1],
+        },
+        image_token_id=picture,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+    )
+    return {
+        "tokenizer": words,
+        "processor": transformers.Qwen2VLImageProcessorPil(),
+        "text_encoder": _random(transformers.Qwen2_5_VLForConditionalGeneration(config)),
+    }
+
+
+class _Processor(transformers.Qwen2_5_VLProcessor):
+    """Theirs, without videos, for which it would need torchvision."""
+
+    def __init__(self, image_processor: Any, words: Any) -> None:
+        self.image_processor, self.tokenizer, self.video_processor = image_processor, words, None
+        self.image_token, self.video_token = _SEEING[1], _SEEING[3]
+        self.image_token_id, self.video_token_id = words.convert_tokens_to_ids(
+            [self.image_token, self.video_token]
+        )
 
 
 def llama() -> nn.Module:
@@ -294,6 +337,12 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "transformer": build("PixArtTransformer2DModel"),
         "vae": vae(),
     },
+    "QwenImageEditPipeline": lambda: components("QwenImageEditPlusPipeline"),
+    "QwenImageEditPlusPipeline": lambda: {
+        **seeing(),
+        "transformer": build("QwenImageTransformer2DModel"),
+        "vae": video_vae(),
+    },
     "QwenImagePipeline": lambda: {
         **_one(qwen, length=2000),
         "transformer": build("QwenImageTransformer2DModel"),
@@ -363,6 +412,8 @@ def components(name: str) -> dict[str, Any]:
 def their_pipeline(name: str, parts: Mapping[str, Any], scheduler: Mapping[str, Any]) -> Any:
     """Diffusers' pipeline over the same modules."""
     kind = getattr(diffusers, str(scheduler["_class_name"]))
+    if "processor" in parts:
+        parts = {**parts, "processor": _Processor(parts["processor"], parts["tokenizer"])}
     extras = _THEIR_EXTRAS.get(name, {})
     pipeline = getattr(diffusers, name)(**parts, scheduler=kind.from_config(scheduler), **extras)
     if name == "HiDreamImagePipeline":

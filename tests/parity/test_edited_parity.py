@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.flux import pipeline_flux_kontext, pipeline_flux_kontext_inpaint
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from diffusers.pipelines.wan import pipeline_wan_video2video
 from fakes_pipelines import SCHEDULERS, components, their_pipeline
 from PIL import Image
@@ -19,7 +21,7 @@ from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser
 from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.recipes import packed
+from triptych.modalities.diffusion.recipes import packed, qwen
 from triptych.modalities.diffusion.recipes.latents import decode_latents, encode_picture
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
 from triptych.modalities.diffusion.recipes.registry import open_recipe
@@ -50,7 +52,13 @@ INPAINT = {
     "StableDiffusionXLPipeline": "StableDiffusionXLInpaintPipeline",
     "ZImagePipeline": "ZImageInpaintPipeline",
 }
-REFERRING = ["Flux2KleinPipeline", "Flux2Pipeline", "FluxKontextPipeline"]
+REFERRING = [
+    "Flux2KleinPipeline",
+    "Flux2Pipeline",
+    "FluxKontextPipeline",
+    "QwenImageEditPipeline",
+    "QwenImageEditPlusPipeline",
+]
 
 
 def drawn(seed: int, *channels: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
@@ -101,7 +109,7 @@ def theirs(
     """Latents of diffusers' pipeline `kind` over the parts of `name`."""
     modules = {part: value for part, value in parts.items() if part != "scheduler"}
     scale = open_recipe(name, parts).abilities.default_guidance
-    told["true_cfg_scale" if name == "QwenImagePipeline" else "guidance_scale"] = scale
+    told["true_cfg_scale" if name.startswith("Qwen") else "guidance_scale"] = scale
     if not name.startswith("Flux"):
         told["negative_prompt"] = request.negative_prompt
     result = their_pipeline(kind, modules, parts["scheduler"])(
@@ -135,6 +143,13 @@ def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pipeline_flux_kontext, pipeline_flux_kontext_inpaint, packed):
         monkeypatch.setattr(module, "PREFERRED_KONTEXT_RESOLUTIONS", sizes)
     monkeypatch.setattr(pipeline_wan_video2video, "basic_clean", str.strip)
+    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, qwen):
+        calculate = partial(_smaller, module.calculate_dimensions)
+        monkeypatch.setattr(module, "calculate_dimensions", calculate)
+
+
+def _smaller(calculate: Callable[[int, float], Any], num_pixels: int, aspect: float) -> Any:
+    return calculate(num_pixels // 256, aspect)
 
 
 @pytest.mark.parametrize(("name", "index"), CASES)
@@ -172,10 +187,14 @@ def test_a_picture_changes_within_a_mask_as_with_diffusers(name: str, strength: 
 def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) -> None:
     parts = parts_of(name)
     recipe = open_recipe(name, parts)
-    # Of a size of its own: the second's edges are cut.
-    pictures = [PICTURE, drawn(3, 3, width=104, height=72)][:num_pictures]
+    is_qwen = name.startswith("Qwen")
+    if is_qwen:  # squares are not resized
+        pictures = [drawn(seed, 3, width=64, height=64) for seed in (4, 5)][:num_pictures]
+    else:  # the second's edges are cut
+        pictures = [PICTURE, drawn(3, 3, width=104, height=72)][:num_pictures]
     sources = tuple(tensor_of(picture) for picture in pictures)
-    request = replace(REQUEST, negative_prompt="", sources=sources, strength=None)
+    second = REQUEST.negative_prompt if is_qwen else ""
+    request = replace(REQUEST, negative_prompt=second, sources=sources, strength=None)
     if num_pictures > recipe.abilities.max_references:
         with pytest.raises(InvalidRequest, match="1 pictures at most"):
             recipe.prepare(request, CellPools())
@@ -183,7 +202,7 @@ def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) 
     told = dict(SIZE)
     if name == "FluxKontextPipeline":
         told["max_area"] = WIDTH * HEIGHT
-    image = pictures if name.startswith("Flux2") else pictures[0]
+    image = pictures if recipe.abilities.max_references > 1 else pictures[0]
     expected = theirs(name, name, parts, request, image=image, **told)
     ours = draw(recipe, request)
     if name == "Flux2KleinPipeline":

@@ -114,6 +114,7 @@ def downscale(vae: Mapping[str, Any]) -> int:
     return int(2 ** (len(channels) - 1))
 
 
+_QWEN = Abilities(default_steps=50, default_guidance=4.0)
 _FLUX = Abilities(default_steps=28, default_guidance=3.5, has_negative=False)
 
 _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
@@ -134,7 +135,9 @@ _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
         "PixArtSigmaPipeline": Abilities(
             default_steps=20, default_guidance=4.5, size=None, rounds_down=True
         ),
-        "QwenImagePipeline": Abilities(default_steps=50, default_guidance=4.0),
+        "QwenImageEditPipeline": replace(_QWEN, max_references=1, needs_reference=True),
+        "QwenImageEditPlusPipeline": replace(_QWEN, max_references=10, needs_reference=True),
+        "QwenImagePipeline": _QWEN,
         "SanaPipeline": Abilities(default_steps=20, default_guidance=4.5, patch=1, size=None),
         "StableDiffusion3Pipeline": Abilities(default_steps=28, default_guidance=7.0, size=None),
         "StableDiffusionPipeline": Abilities(

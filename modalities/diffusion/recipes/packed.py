@@ -1,4 +1,4 @@
-"""Pipelines whose model takes the picture as a sequence of tokens: FLUX and its kin.
+"""Pipelines whose model takes the picture as a sequence of tokens: FLUX.1 and Chroma.
 
 Owns the facts of each: text encoders, arguments, spacing, as published. A recipe yields what
 diffusers' pipeline of that name yields.
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from triptych.modalities.diffusion.denoise import Guidance
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.recipes.bases import EvenFlow
 from triptych.modalities.diffusion.recipes.latents import (
@@ -31,7 +30,7 @@ from triptych.modalities.diffusion.recipes.references import Reference, Referrin
 from triptych.modalities.diffusion.samplers.registry import Spacing
 
 
-class _Packed(EvenFlow):
+class Packed(EvenFlow):
     """Latents as tokens of 2 x 2."""
 
     @override
@@ -49,7 +48,7 @@ class _Packed(EvenFlow):
         return unpack(sample, height, width)
 
 
-class Flux(_Packed):
+class Flux(Packed):
     """FLUX.1: the guidance scale is told to the model, no second branch."""
 
     _LENGTH = 512
@@ -103,7 +102,7 @@ class FluxKontext(Referring, Flux):
         return {"img_ids": torch.cat([ids, *(places.to(ids) for places in looked)])}
 
 
-class Chroma(_Packed):
+class Chroma(Packed):
     """Chroma: FLUX's form, T5 alone, one token of filling left unmasked."""
 
     @override
@@ -116,36 +115,6 @@ class Chroma(_Packed):
     def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
         mask = pad(text["attention_mask"], (0, self.num_tokens(request)), value=1.0)
         return _with_positions(self, {**text, "attention_mask": mask}, request)
-
-
-class QwenImage(_Packed):
-    """Qwen-Image: a vision-language model reads the prompt in a template, whose words are cut."""
-
-    _TEMPLATE = (
-        "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, "
-        "quantity, text, spatial relationships of the objects and background:<|im_end|>\n"
-        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    _NUM_TEMPLATE = 34
-    _LENGTH = 512
-
-    @override
-    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        text = self.text_encoder().encode(
-            self._TEMPLATE.format(prompt), length=1024 + self._NUM_TEMPLATE, pads=False, layer=-1
-        )
-        kept = text.hidden[self._NUM_TEMPLATE :][: self._LENGTH]
-        return {"encoder_hidden_states": kept}
-
-    @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
-        _, height, width = self.latent_shape(request)
-        shape = (1, height // 2, width // 2)
-        return Conditioning(rows=text, shared={"img_shapes": [[shape]]}, key=shape)
-
-    @override
-    def guidance(self, scale: float) -> Guidance:
-        return Guidance(scale=scale, keeps_norm=True)
 
 
 def _with_positions(

@@ -39,17 +39,22 @@ EncodedText: TypeAlias = dict[str, Tensor]
 """A prompt as the model's arguments, without a batch dimension: depends on nothing else."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """What one guidance branch is told. `digest` names all that its encoding depends on."""
+    """What one guidance branch is told, and what it is shown with that: mostly nothing."""
 
     text: str
     is_negative: bool = False
+    pictures: tuple[Tensor, ...] = ()
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex."""
-        return hashlib.sha256(f"{self.is_negative:d}{self.text}".encode()).hexdigest()
+        """The SHA-256 of all that the encoding depends on, in hex."""
+        digest = hashlib.sha256(f"{self.is_negative:d}{self.text}".encode())
+        for picture in self.pictures:
+            digest.update(repr(picture.shape).encode())
+            digest.update(picture.numpy().tobytes())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

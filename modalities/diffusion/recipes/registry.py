@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from triptych.modalities.diffusion.recipes import flux2, packed, spatial
+from triptych.modalities.diffusion.recipes import flux2, packed, qwen, spatial
 from triptych.modalities.diffusion.recipes.abilities import abilities_of
 from triptych.modalities.diffusion.recipes.recipe import Recipe
 
@@ -22,7 +22,9 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
         "Lumina2Pipeline": spatial.Lumina2,
         "PixArtAlphaPipeline": spatial.PixArtAlpha,
         "PixArtSigmaPipeline": spatial.PixArt,
-        "QwenImagePipeline": packed.QwenImage,
+        "QwenImageEditPipeline": qwen.QwenImageEdit,
+        "QwenImageEditPlusPipeline": qwen.QwenImageEditPlus,
+        "QwenImagePipeline": qwen.QwenImage,
         "SanaPipeline": spatial.Sana,
         "StableDiffusion3Pipeline": spatial.StableDiffusion3,
         "StableDiffusionPipeline": spatial.StableDiffusion,

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_SEEN = ("pixel_values", "image_grid_thw")
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -67,13 +69,14 @@ class TextEncoder:
         masks: bool = True,
         layer: int | Sequence[int] | None = None,
     ) -> Encoded:
-        """Encode one prompt's tokens: what a tokenizer returned, a batch of one."""
+        """Encode one prompt's tokens: what a tokenizer or processor returned, a batch of one."""
         device = next(self.module.parameters()).device
         mask = tokens["attention_mask"].to(device)
         output = self.module(
             input_ids=tokens["input_ids"].to(device),
             attention_mask=mask if masks else None,
             output_hidden_states=layer is not None,
+            **{name: tokens[name].to(device) for name in _SEEN if name in tokens},
         )
         if layer is None:
             hidden = output[0]
