@@ -91,13 +91,15 @@ class TokenRowResult:
     """What one row yielded, in plan order. `is_finite` is false where its logits held NaN.
 
     Where a step yields several codes at once, they are in `codes`, and `token_ids` holds the
-    frame id that names them; where a step is one id, `codes` is empty.
+    frame id that names them; where a step is one id, `codes` is empty. A row that ends with its
+    state has neither: `state` holds its last position's, little-endian float32.
     """
 
     token_ids: tuple[int, ...] = ()
     codes: StepCodes = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    state: bytes = b""
     is_finite: bool = True
 
 

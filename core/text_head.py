@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
@@ -61,6 +62,7 @@ class TextHead:
         self._device = device
         self._last_tokens = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
         self._prompts: dict[int, SlotStart] = {}  # slots that want prompt log-probabilities
+        self._stateful: set[int] = set()  # slots that want their state instead of a token
 
     def bind(self, start: SlotStart) -> None:
         """Take the slot's sampling state, and its prompt where that shall be scored."""
@@ -68,6 +70,9 @@ class TextHead:
         self._prompts.pop(start.slot, None)
         if start.sampling.prompt_logprobs:
             self._prompts[start.slot] = start
+        self._stateful.discard(start.slot)
+        if start.sampling.returns_state:
+            self._stateful.add(start.slot)
 
     def lay_out(self, step: HostStep) -> Sequence[Int64s]:
         """The prompt ids."""
@@ -86,15 +91,22 @@ class TextHead:
             for index, (row, first) in enumerate(zip(step.rows, step.row_starts, strict=True))
             if row.slot in self._prompts and row.token_ids
         }
+        draws = TextDraws(step.rows, None, prompt_scores)
         rows = [row for row in step.rows if row.is_sampled]
-        if not rows:
-            return TextDraws(step.rows, None, prompt_scores)
-        logits_RV = self._model.logits(hidden_TC.index_select(0, step.sampled_index_R))
-        sampled = self._sampler.sample(
-            logits_RV, [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
-        )
-        self._last_tokens.index_copy_(0, step.sampled_slots_R, sampled.token_ids_B)
-        return TextDraws(step.rows, sampled, prompt_scores)
+        index_R, slots_R = step.sampled_index_R, step.sampled_slots_R
+        if any(row.slot in self._stateful for row in rows):
+            wanted = [place for place, row in enumerate(rows) if row.slot in self._stateful]
+            draws.states = States([rows[place] for place in wanted], hidden_TC[index_R[wanted]])
+            others = [place for place, row in enumerate(rows) if row.slot not in self._stateful]
+            rows = [rows[place] for place in others]
+            index_R, slots_R = index_R[others], slots_R[others]
+        if rows:
+            logits_RV = self._model.logits(hidden_TC.index_select(0, index_R))
+            draws.sampled = self._sampler.sample(
+                logits_RV, [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
+            )
+            self._last_tokens.index_copy_(0, slots_R, draws.sampled.token_ids_B)
+        return draws
 
     def _feed_back(self, token_ids_T: torch.Tensor, step: DeviceStep) -> None:
         """Decode rows go on from what they drew last."""
@@ -127,19 +139,46 @@ class _Scores:
         return self.logprobs.to_entries(self.num_top)
 
 
+@dataclass(frozen=True, slots=True)
+class States:
+    """Final states `[R, C]` of the rows that end with theirs instead of a token."""
+
+    rows: Sequence[TokenRow]
+    states_RC: torch.Tensor
+
+    def by_slot(self) -> dict[int, TokenRowResult]:
+        """Each row's result; waits for the device."""
+        states_RC = self.states_RC.float().cpu().numpy()
+        return {
+            row.slot: TokenRowResult(
+                state=state_C.astype("<f4").tobytes(), is_finite=bool(np.isfinite(state_C).all())
+            )
+            for row, state_C in zip(self.rows, states_RC, strict=True)
+        }
+
+
 @dataclass(slots=True)
 class TextDraws:
-    """What a step will yield: a draw for its sampled rows, scores by row index."""
+    """What a step will yield: a draw or a state for its sampled rows, scores by row index."""
 
     rows: Sequence[TokenRow]
     sampled: SampledTokens | None
     prompt_scores: dict[int, list[_Scores]]
+    states: States | None = None
 
     def to_results(self) -> tuple[TokenRowResult, ...]:
         """One entry per row; see `core.token_runner.StepDraws`."""
         sampled = iter(self.sampled.to_results() if self.sampled else ())
+        states = self.states.by_slot() if self.states else {}
         return tuple(
-            self._with_scores(index, next(sampled) if row.is_sampled else TokenRowResult())
+            self._with_scores(
+                index,
+                TokenRowResult()
+                if not row.is_sampled
+                else states[row.slot]
+                if row.slot in states
+                else next(sampled),
+            )
             for index, row in enumerate(self.rows)
         )
 

@@ -46,12 +46,13 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     `stop_token_id` is the stop or EOS token that ended the job (it is not in `token_ids`).
     `prompt_logprobs` comes with the first delta of a request that asked for it; the first prompt
-    token has no entry.
+    token has no entry. `state` is all that a request gets that asked for its final state.
     """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    state: bytes = b""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0

@@ -394,8 +394,12 @@ class TokenScheduler:
 
     def _answer(self, row: Row, result: TokenRowResult, now_s: float) -> None:
         """Send the token a step has drawn, or the end of the answer."""
-        (token_id,) = result.token_ids
         sampling = row.request.sampling
+        if sampling.returns_state:
+            self._send(row, result, finish_reason="stop")
+            self._end(row, JobState.FINISHED)
+            return
+        (token_id,) = result.token_ids
         self._counters.num_output_tokens += 1
         row.last_token_s = now_s
         row.job.timings.setdefault("first_token_s", now_s)
@@ -424,6 +428,7 @@ class TokenScheduler:
             token_ids=result.token_ids if result else (),
             logprobs=result.logprobs if result else (),
             prompt_logprobs=tuple(row.prompt_logprobs),
+            state=result.state if result else b"",
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=row.num_cached_tokens,

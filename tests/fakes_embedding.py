@@ -48,16 +48,34 @@ def build(kind: str) -> Any:
 def save(folder: Path, kind: str = "bert", **pooling: bool) -> ResolvedModel:
     """Save a model with a tokenizer of words; with `pooling`, as sentence-transformers does."""
     build(kind).save_pretrained(folder)
+    save_tokenizer(folder)
+    if pooling:
+        write_modules(folder, ["Transformer", "Pooling", "Normalize"])
+        write(folder / "1_Pooling" / "config.json", pooling)
+    return ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest=kind)
+
+
+def save_decoder(folder: Path, *, has_modules: bool) -> tuple[ResolvedModel, Any]:
+    """A tiny decoder, as a chat model or as an embedding model, and its trunk in transformers."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(**_SIZES, head_dim=8, num_key_value_heads=2)
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    if has_modules:
+        write_modules(folder, ["Transformer", "Pooling", "Normalize"])
+        write(folder / "1_Pooling" / "config.json", {"pooling_mode_lasttoken": True})
+    return ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest="d"), model.model
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer of words, with a mark before and after a text."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    if pooling:
-        write_modules(folder, ["Transformer", "Pooling", "Normalize"])
-        write(folder / "1_Pooling" / "config.json", pooling)
-    return ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest=kind)
 
 
 def write_modules(folder: Path, kinds: list[str]) -> None:

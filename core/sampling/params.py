@@ -28,7 +28,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `seed`, the row's `sample_index` and the token's position key every random draw, so a row's
     output never depends on its batch mates. `top_logprobs` is the number of alternatives
     reported per token (`None`: no log-probabilities at all). `stop_token_ids` holds every id
-    that ends the row, the model's end-of-text ids included unless the caller ignores them.
+    that ends the row, the model's end-of-text ids included unless the caller ignores them. With
+    `returns_state` no token is drawn: the row ends with the final state of its last position.
     """
 
     temperature: float = 1.0
@@ -46,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sample_index: int = 0
     top_logprobs: int | None = None
     prompt_logprobs: bool = False
+    returns_state: bool = False
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, if any value is out of range."""

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triptych.modalities.diffusion.pipeline import ImagePipeline
     from triptych.modalities.llm.embedding.pipeline import EmbeddingPipeline
     from triptych.modalities.llm.pipeline import ChatPipeline
     from triptych.modalities.tts.pipeline import SpeechPipeline
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChatPipeline",
     "EmbeddingPipeline",
+    "ImagePipeline",
     "SpeechPipeline",
     "TranscriptionPipeline",
     "__version__",
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "ChatPipeline": "triptych.modalities.llm.pipeline",
     "EmbeddingPipeline": "triptych.modalities.llm.embedding.pipeline",
+    "ImagePipeline": "triptych.modalities.diffusion.pipeline",
     "SpeechPipeline": "triptych.modalities.tts.pipeline",
     "TranscriptionPipeline": "triptych.modalities.tts.recognition.pipeline",
 }

@@ -81,6 +81,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 _LLM = "triptych.modalities.llm"
 _TTS = "triptych.modalities.tts"
+_IMAGES = "triptych.modalities.diffusion"
 COMMANDS: tuple[Command, ...] = (
     Command(
         "serve",
@@ -159,6 +160,29 @@ COMMANDS: tuple[Command, ...] = (
             'triptych voices add "My voice" --audio me.wav --consent "I agree." --model csm',
         ),
         operands="[list|add|delete] [VOICE ...]",
+        is_named=True,
+    ),
+    Command(
+        "imagine",
+        "Draw pictures from a text, or from other pictures.",
+        f"{_IMAGES}.cli",
+        (
+            'triptych imagine "a red apple" -o apple.png',
+            'triptych imagine "a penguin next to a house" -n 4 --steps 28 -o penguin.webp',
+            'triptych imagine "a green car" -i car.png --strength 0.6 -o green.png',
+        ),
+        operands="[PROMPT]",
+        is_named=True,
+    ),
+    Command(
+        "calibrate",
+        "Measure an image model, so that it may skip steps.",
+        f"{_IMAGES}.calibrate_cli",
+        (
+            "triptych calibrate --steps 50 28 20",
+            "triptych calibrate black-forest-labs/FLUX.1-dev --steps 28 --prompts prompts.txt",
+        ),
+        operands="[MODEL]",
         is_named=True,
     ),
     Command(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from triptych.core.device import Device
     from triptych.core.http.models import ModelCard
     from triptych.core.ledger import Ledger
+    from triptych.core.media.child import DecodePool
     from triptych.schedulers.base import ModelLoader
     from triptych.schedulers.engine import Engine
 
@@ -79,9 +80,9 @@ def _open_loader(
 
             return DiffusionLoader(model, config, device, ledger)
         case "embedding":
-            from triptych.modalities.llm.embedding.loader import EmbeddingLoader
+            from triptych.modalities.llm.embedding.loader import open_embedding_loader
 
-            return EmbeddingLoader(model, config, device, ledger)
+            return open_embedding_loader(model, config, device, ledger)
         case "chat":
             from triptych.modalities.llm.loader import LlmLoader
 
@@ -92,12 +93,27 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     """The HTTP app in front of `client`."""
     from triptych.core.http.app import create_app
     from triptych.core.http.models import models_router
+    from triptych.core.media import pictures
+    from triptych.core.media.child import DecodePool
+    from triptych.modalities.tts.audio import decode
 
-    parts = [build(config, models, client) for build in (_text, _embeddings, _speech)]
+    pool = DecodePool.from_options(config.server, [decode.__name__, pictures.__name__])
+    setup = _Setup(config, models, client, pool)
+    parts = [build(setup) for build in (_text, _embeddings, _speech, _images)]
     cards = {card.id: card for part in parts for card in part.cards}
     listed = [cards[model.name] for model in models]
     routers = [router for part in parts for router in part.routers]
     return create_app(config, client, [*routers, models_router(listed)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """What every modality's half of the API is made of. One pool decodes all that is uploaded."""
+
+    config: Config
+    models: Sequence[ResolvedModel]
+    client: EngineClient
+    pool: DecodePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +124,33 @@ class _Part:
     cards: Sequence[ModelCard]
 
 
-def _text(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> _Part:
+def _text(setup: _Setup) -> _Part:
     from triptych.modalities.llm.replies import card_of
     from triptych.modalities.llm.routes import llm_router
     from triptych.modalities.llm.service import LlmService
     from triptych.modalities.llm.text import TextModel
 
-    texts = [TextModel.open(model, config.models) for model in with_role(models, "chat")]
-    service = LlmService.from_config(config, texts, client)
+    texts = [
+        TextModel.open(model, setup.config.models) for model in with_role(setup.models, "chat")
+    ]
+    service = LlmService.from_config(setup.config, texts, setup.client)
     return _Part([llm_router(service)], [card_of(text) for text in texts])
 
 
-def _embeddings(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> _Part:
+def _embeddings(setup: _Setup) -> _Part:
     from triptych.modalities.llm.embedding.routes import embedding_cards, embeddings_router
     from triptych.modalities.llm.embedding.service import EmbeddingService
     from triptych.modalities.llm.embedding.text import EmbeddingModel
 
-    embedding = [EmbeddingModel.open(model) for model in with_role(models, "embedding")]
-    service = EmbeddingService.from_config(config, embedding, client)
-    return _Part([embeddings_router(service)], embedding_cards(service))
+    own = [model.name for model in with_role(setup.models, "embedding")]
+    able = [model for model in setup.models if role_of(model) in ("embedding", "chat")]
+    opened = [EmbeddingModel.open(model, setup.config.models) for model in able]
+    service = EmbeddingService.from_config(setup.config, opened, setup.client)
+    cards = [card for card in embedding_cards(service) if card.id in own]
+    return _Part([embeddings_router(service)], cards)
 
 
-def _speech(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> _Part:
-    from triptych.core.media.child import DecodePool
+def _speech(setup: _Setup) -> _Part:
     from triptych.modalities.tts.audio import decode
     from triptych.modalities.tts.frontend import open_front_end
     from triptych.modalities.tts.recognition.routes import recognition_cards, recognition_router
@@ -142,26 +162,27 @@ def _speech(config: Config, models: Sequence[ResolvedModel], client: EngineClien
     from triptych.modalities.tts.voices.service import VoiceService
     from triptych.modalities.tts.voices.store import VoiceStore
 
-    fronts = [open_front_end(model, config.models) for model in with_role(models, "speech")]
-    hearing = [HearingModel.open(model) for model in with_role(models, "recognition")]
-    pool = DecodePool.from_options(config.server, [decode.__name__])
-    voices = VoiceService(VoiceStore.from_config(config), fronts, pool)
-    speech = SpeechService.from_config(config, fronts, client, voices=voices)
-    recognition = RecognitionService.from_config(config, hearing, client, decode.ClipReader(pool))
+    fronts = [
+        open_front_end(model, setup.config.models) for model in with_role(setup.models, "speech")
+    ]
+    hearing = [HearingModel.open(model) for model in with_role(setup.models, "recognition")]
+    voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
+    speech = SpeechService.from_config(setup.config, fronts, setup.client, voices=voices)
+    recognition = RecognitionService.from_config(
+        setup.config, hearing, setup.client, decode.ClipReader(setup.pool)
+    )
     routers = [speech_router(speech), voices_router(voices), recognition_router(recognition)]
     return _Part(routers, [*speech_cards(speech), *recognition_cards(recognition)])
 
 
-def _images(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> _Part:
+def _images(setup: _Setup) -> _Part:
     from triptych.core.media import pictures
-    from triptych.core.media.child import DecodePool
     from triptych.modalities.diffusion.image_model import ImageModel
     from triptych.modalities.diffusion.routes import image_cards, image_store, images_router
     from triptych.modalities.diffusion.service import ImageService
 
-    drawing = [ImageModel.open(model) for model in with_role(models, "image")]
-    pool = DecodePool.from_options(config.server, [pictures.__name__])
-    reader = pictures.PictureReader(pool)
-    service = ImageService.from_config(config, drawing, client, reader=reader)
-    store, public_url = image_store(config), config.server.public_url
+    drawing = [ImageModel.open(model) for model in with_role(setup.models, "image")]
+    reader = pictures.PictureReader(setup.pool)
+    service = ImageService.from_config(setup.config, drawing, setup.client, reader=reader)
+    store, public_url = image_store(setup.config), setup.config.server.public_url
     return _Part([images_router(service, store, public_url=public_url)], image_cards(service))

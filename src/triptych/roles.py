@@ -17,6 +17,7 @@ from triptych.core.weights.progress import Progress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
 from triptych.modalities.llm.embedding.architecture import is_encoder
+from triptych.modalities.llm.embedding.pooling import MODULES
 from triptych.modalities.llm.embedding.source import MINILM
 from triptych.modalities.tts.frontend import speech_role
 from triptych.modalities.tts.recognition.source import WHISPER_TINY
@@ -46,7 +47,8 @@ def role_of(model: ResolvedModel) -> Role:
     if is_pipeline(folder):
         return "image"
     config = read_json(folder / "config.json")
-    return speech_role(config) or ("embedding" if is_encoder(config) else "chat")
+    embeds = is_encoder(config) or (folder / MODULES).is_file()
+    return speech_role(config) or ("embedding" if embeds else "chat")
 
 
 def with_role(models: Iterable[ResolvedModel], role: Role) -> list[ResolvedModel]:

@@ -20,18 +20,29 @@ from triptych.core.ledger import Ledger
 from triptych.core.model_memory import ModelMemory
 from triptych.core.staged_runner import StagedRunner
 from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.embedding.architecture import EncoderSizes
+from triptych.modalities.llm.embedding.architecture import EncoderSizes, is_encoder
 from triptych.modalities.llm.embedding.encoder import Encoder
 from triptych.modalities.llm.embedding.pooling import PoolingSpec
 from triptych.modalities.llm.embedding.runner import STAGE, Embedder, load_dense
-from triptych.schedulers.base import LoadedModel
+from triptych.modalities.llm.loader import LlmLoader
+from triptych.schedulers.base import LoadedModel, ModelLoader
 from triptych.schedulers.staged import StagedScheduler, StageLimits
 from triptych.schedulers.staged_pace import BatchPace
 
 MAX_STEP_TEXTS = 256
 _CPU_STEP_TOKENS = 768
 """Larger steps are no faster on a CPU, whose caches they outgrow."""
+
+
+def open_embedding_loader(
+    resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+) -> ModelLoader:
+    """What loads an embedding model: an encoder, or a decoder whose last state is taken."""
+    if is_encoder(read_json(Path(resolved.folder) / "config.json")):
+        return EmbeddingLoader(resolved, config, device, ledger)
+    return LlmLoader(resolved, config, device, ledger)
 
 
 class EmbeddingLoader:

@@ -43,18 +43,18 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], EmbeddingService]:
-        model = EmbeddingModel.open(resolved)
+        model = EmbeddingModel.open(resolved, config.models)
         return lambda client: EmbeddingService.from_config(config, [model], client)
 
     @classmethod
     def _open_loader(
         cls, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
     ) -> ModelLoader:
-        from triptych.modalities.llm.embedding.loader import EmbeddingLoader
+        from triptych.modalities.llm.embedding.loader import open_embedding_loader
 
         if not config.models.pool_embeddings:
             raise UnsupportedOption("EmbeddingPipeline pools: vectors per token come over HTTP.")
-        return EmbeddingLoader(resolved, config, device, ledger)
+        return open_embedding_loader(resolved, config, device, ledger)
 
     @property
     def num_dimensions(self) -> int:

@@ -88,9 +88,8 @@ class Embedder:
 
     def _vectors(self, pooled_NC: Tensor) -> Tensor:
         vectors_ND: Tensor = self._dense(pooled_NC)
-        if self._spec.normalizes:
-            vectors_ND = nn.functional.normalize(vectors_ND, dim=-1)
-        return vectors_ND
+        normed_ND: Tensor = nn.functional.normalize(vectors_ND, dim=-1)
+        return normed_ND if self._spec.normalizes else vectors_ND
 
 
 class _Fetch:

@@ -21,10 +21,15 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.embedding import EmbedDelta, EmbedRequest
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.llm.embedding.text import EmbeddingModel
 from triptych.schedulers.admission import Admission
 
 Floats = npt.NDArray[np.float32]
+TextIds = tuple[int, ...]
+_MAX_TOGETHER = 64  # texts of one call that a decoder reads at a time
+_STATE = SamplingParams(max_tokens=1, returns_state=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,26 +96,55 @@ class EmbeddingService:
     async def embed(self, call: EmbedCall) -> Embedded:
         """The vectors of a call. Cancelling it ends the work. Raises `TriptychError`s."""
         model = self.model(call.model)
-        self._check_dimensions(model, call.dimensions)
+        self._check(model, call.dimensions)
         ids = await asyncio.to_thread(_token_ids, model, call)
         num_tokens = sum(map(len, ids))
-        with self._admission.admit(key=call.key, num_jobs=1, num_tokens=num_tokens):
-            outputs = self.client.submit(
-                call.model,
-                EmbedRequest(texts=ids, tenant=call.tenant),
-                job_id=call.call_id,
-                deadline_s=call.deadline_s,
-            )
-            async with aclosing(outputs) as stream:
-                deltas = [output.payload async for output in stream]
-        vectors = [
-            self._read(delta, model, call.dimensions)
-            for delta in deltas
-            if isinstance(delta, EmbedDelta) and delta.vectors
-        ]
+        num_jobs = min(len(ids), _MAX_TOGETHER) if model.is_causal else 1
+        with self._admission.admit(key=call.key, num_jobs=num_jobs, num_tokens=num_tokens):
+            ask = self._ask_decoder if model.is_causal else self._ask_encoder
+            given = await ask(call, ids)
+        vectors = [self._read(data, model, call.dimensions) for data in given]
         return Embedded(vectors=vectors, num_tokens=num_tokens)
 
-    def _check_dimensions(self, model: EmbeddingModel, dimensions: int) -> None:
+    async def _ask_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
+        """The vectors of all texts, of one job."""
+        request = EmbedRequest(texts=tuple(ids), tenant=call.tenant)
+        outputs = self.client.submit(
+            call.model, request, job_id=call.call_id, deadline_s=call.deadline_s
+        )
+        async with aclosing(outputs) as stream:
+            deltas = [output.payload async for output in stream]
+        return [d.vectors for d in deltas if isinstance(d, EmbedDelta) and d.vectors]
+
+    async def _ask_decoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
+        """The final states of all texts: jobs of their own, whose beginnings may be cached."""
+        places = asyncio.Semaphore(_MAX_TOGETHER)
+
+        async def ask(index: int) -> bytes:
+            request = TokenRequest(prompt_ids=ids[index], sampling=_STATE, tenant=call.tenant)
+            async with places:
+                outputs = self.client.submit(
+                    call.model,
+                    request,
+                    job_id=f"{call.call_id}.{index}",
+                    deadline_s=call.deadline_s,
+                )
+                async with aclosing(outputs) as stream:
+                    deltas = [output.payload async for output in stream]
+            return b"".join(delta.state for delta in deltas if isinstance(delta, TokenDelta))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(ask(index)) for index in range(len(ids))]
+        except BaseExceptionGroup as errors:  # one text's error is the call's
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def _check(self, model: EmbeddingModel, dimensions: int) -> None:
+        if model.is_causal and not self._pools:
+            raise UnsupportedOption(
+                "A decoder's states are not given out token by token: pool them, or ask an encoder."
+            )
         if dimensions > model.num_dimensions:
             raise InvalidRequest(
                 f"dimensions is {dimensions}; {model.name} has {model.num_dimensions}.",
@@ -122,14 +156,16 @@ class EmbeddingService:
                 param="dimensions",
             )
 
-    def _read(self, delta: EmbedDelta, model: EmbeddingModel, dimensions: int) -> Floats:
-        vectors = np.frombuffer(delta.vectors, "<f4").astype(np.float32)
+    def _read(self, data: bytes, model: EmbeddingModel, dimensions: int) -> Floats:
+        vectors = np.frombuffer(data, "<f4").astype(np.float32)
         if not self._pools:
             return vectors.reshape(-1, model.num_dimensions)
-        if dimensions and dimensions < model.num_dimensions:
+        is_shortened = 0 < dimensions < model.num_dimensions
+        if is_shortened:
             vectors = vectors[:dimensions]
-            if model.normalizes:  # a shortened vector is a vector of its own
-                vectors = vectors / max(float(np.linalg.norm(vectors)), 1e-12)
+        # A state is as the decoder left it, and a shortened vector is one of its own.
+        if model.normalizes and (is_shortened or model.is_causal):
+            vectors = vectors / max(float(np.linalg.norm(vectors)), 1e-12)
         return vectors
 
 

@@ -8,21 +8,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
+from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.embedding.architecture import EncoderSizes
+from triptych.modalities.llm.embedding.architecture import EncoderSizes, is_encoder
 from triptych.modalities.llm.embedding.pooling import PoolingSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingModel:
-    """What the API process knows of one model. `prompts` are instructions by name."""
+    """What the API process knows of one model. `prompts` are instructions by name.
+
+    A model that `is_causal` is a decoder: a text's vector is the state of its last token.
+    """
 
     name: str
+    is_causal: bool
     max_length: int
     num_dimensions: int
     vocab_size: int
@@ -31,13 +37,21 @@ class EmbeddingModel:
     prompts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, resolved: ResolvedModel) -> EmbeddingModel:
+    def open(cls, resolved: ResolvedModel, options: ModelOptions) -> EmbeddingModel:
         """Read a resolved model's folder. Raises `WeightsError` when it lacks what is needed."""
         folder = Path(resolved.folder)
-        sizes = EncoderSizes.read(read_json(folder / "config.json"))
-        spec = PoolingSpec.read(folder)
+        config = read_json(folder / "config.json")
+        is_causal = not is_encoder(config)
+        spec = PoolingSpec.read(folder, "last" if is_causal else "mean")
+        sizes = _causal_sizes(config, options) if is_causal else EncoderSizes.read(config)
+        if is_causal and (spec.mode != "last" or spec.dense):
+            raise WeightsError(
+                f"{resolved.name} pools in a way that decoders here do not: only the last token's"
+                " state is taken, as it is."
+            )
         return cls(
             name=resolved.name,
+            is_causal=is_causal,
             max_length=min(spec.max_length or sizes.max_length, sizes.max_length),
             num_dimensions=_num_dimensions(folder, spec, sizes.hidden_size),
             vocab_size=sizes.vocab_size,
@@ -95,6 +109,23 @@ class EmbeddingModel:
                 param="prompt_name",
             )
         return self.prompts.get(name, "")
+
+
+@dataclass(frozen=True, slots=True)
+class _CausalSizes:
+    max_length: int
+    hidden_size: int
+    vocab_size: int
+
+
+def _causal_sizes(config: Mapping[str, Any], options: ModelOptions) -> _CausalSizes:
+    config = config.get("text_config", config)  # of a model that sees
+    own_length = int(config.get("max_position_embeddings", 2048))
+    return _CausalSizes(
+        max_length=(options.max_length or own_length) - 1,  # a decoder's last place is an answer's
+        hidden_size=int(config["hidden_size"]),
+        vocab_size=int(config["vocab_size"]),
+    )
 
 
 def _open_tokenizer(folder: Path, name: str) -> Tokenizer:

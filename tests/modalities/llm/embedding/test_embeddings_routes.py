@@ -5,21 +5,23 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
 import torch
-from fakes_embedding import build, save, write
+from fakes_embedding import build, save, save_decoder, write
 from fakes_http import live
 
 from triptych.core.bring_up import bring_up
 from triptych.core.config import Config, DeviceOptions, ModelOptions
+from triptych.core.errors import WeightsError
 from triptych.core.http.app import create_app
 from triptych.core.http.models import models_router
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.embedding.loader import EmbeddingLoader
+from triptych.modalities.llm.embedding.loader import open_embedding_loader
 from triptych.modalities.llm.embedding.routes import embedding_cards, embeddings_router
 from triptych.modalities.llm.embedding.service import EmbeddingService
 from triptych.modalities.llm.embedding.text import EmbeddingModel
@@ -27,13 +29,15 @@ from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 
 
-def serve(resolved: ResolvedModel, **models: bool) -> Iterator[str]:
+def serve(resolved: ResolvedModel, **models: Any) -> Iterator[str]:
     """The base URL of a server of one model."""
     config = Config(device=DeviceOptions(device="cpu"), models=ModelOptions(**models))
     device, ledger = bring_up(config.device)
-    loader = EmbeddingLoader(resolved, config, device, ledger)
+    loader = open_embedding_loader(resolved, config, device, ledger)
     client = LocalClient(Engine([loader], config=config, ledger=ledger))
-    service = EmbeddingService.from_config(config, [EmbeddingModel.open(resolved)], client)
+    service = EmbeddingService.from_config(
+        config, [EmbeddingModel.open(resolved, config.models)], client
+    )
     routers = [embeddings_router(service), models_router(embedding_cards(service))]
     with live(create_app(config, client, routers)) as server:
         yield f"{server.url}/v1"
@@ -156,3 +160,32 @@ def test_without_pooling_every_token_has_a_vector(tmp_path: Path) -> None:
         short = httpx.post(f"{url}/embeddings", json={**body, "dimensions": 8})
         assert short.status_code == 400
         assert "--no-pool-embeddings" in short.text
+
+
+@pytest.mark.parametrize("has_modules", [False, True])
+def test_a_decoder_gives_the_state_of_its_last_token(has_modules: bool, tmp_path: Path) -> None:
+    resolved, model = save_decoder(tmp_path, has_modules=has_modules)
+    start = " ".join(f"w{i}" for i in range(40))
+    texts = ["w1 w2", start, f"{start} w7", "w3"]
+
+    def vector(words: str) -> np.ndarray:
+        ids = torch.tensor([[1, *(4 + int(word[1:]) for word in words.split()), 2]])
+        with torch.inference_mode():
+            state = model(ids).last_hidden_state[0, -1]
+        return torch.nn.functional.normalize(state, dim=0).numpy()
+
+    for url in serve(resolved, dtype="float32"):
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as connection:
+            for _ in range(2):  # the second time out of the prefix cache
+                reply = connection.embeddings.create(model="tiny", input=texts)
+                for text, entry in zip(texts, reply.data, strict=True):
+                    np.testing.assert_allclose(entry.embedding, vector(text), atol=1e-5)
+            with pytest.raises(openai.BadRequestError, match="takes 1 to 63"):
+                connection.embeddings.create(model="tiny", input="w1 " * 62)
+
+
+def test_a_decoder_that_would_average_is_refused(tmp_path: Path) -> None:
+    resolved, _ = save_decoder(tmp_path, has_modules=True)
+    write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
+    with pytest.raises(WeightsError, match="only the last token"):
+        EmbeddingModel.open(resolved, ModelOptions())
