@@ -171,15 +171,16 @@ def report(phases: dict[str, Findings]) -> Table:
     for name, found in phases.items():
         table.add_row(
             name,
-            _ms(found.gaps_s, 0.5, 0.95, 0.99),
-            _ms(found.first_sounds_s, 0.5, 1.0),
+            milliseconds(found.gaps_s, 0.5, 0.95, 0.99),
+            milliseconds(found.first_sounds_s, 0.5, 1.0),
             f"{found.sound_s:.0f}",
             f"{sum(found.underruns_s):.2f}",
         )
     return table
 
 
-def _ms(values: Sequence[float], *shares: float) -> str:
+def milliseconds(values: Sequence[float], *shares: float) -> str:
+    """Quantiles of seconds, as milliseconds for a table."""
     ordered = sorted(values)
     if not ordered:
         return ""
@@ -203,7 +204,7 @@ def main() -> None:
             name: {
                 "gap_ms": {
                     "median": 1e3 * statistics.median(found.gaps_s) if found.gaps_s else None,
-                    "p95, p99": _ms(found.gaps_s, 0.95, 0.99),
+                    "p95, p99": milliseconds(found.gaps_s, 0.95, 0.99),
                 },
                 "first_sounds_s": found.first_sounds_s,
                 "underruns_s": found.underruns_s,

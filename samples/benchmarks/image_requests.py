@@ -1,0 +1,318 @@
+"""Concurrent image requests: one engine against diffusers' pipeline, and what the loop costs.
+
+    python samples/benchmarks/image_requests.py --output docs/benchmarks
+
+Everything in one process, taking turns, on the embedded model.
+
+Together: eight requests at once, with seeds and numbers of steps of their own, through the engine
+with its plans, against diffusers' pipeline, uncached, which draws them one after the other. The
+pictures are compared with the engine's own uncached ones.
+
+Batching: the same eight without a cache, at once and one after the other, against what one run of
+eight rows costs next to eight runs of one: no loop can gain more.
+
+Loop: one picture of a larger model with random weights, against as many bare calls of its
+transformer.
+
+Previews: a picture over HTTP with three previews and without, and when the first arrives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import openai
+import torch
+import transformers
+from chat_cpu import free_port, server, wait_until_ready
+from image_caches import Wish, psnr_db, wishes
+from rich.console import Console
+from rich.table import Table
+
+from triptych import ImagePipeline
+from triptych.modalities.diffusion.pipeline import Picture
+from triptych.modalities.diffusion.source import FOLDER
+
+STEPS = (50, 28, 20, 50, 28, 20, 50, 28)
+SIDE = 128
+_BATCH = 8
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """How long `work` takes."""
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+def taking_turns(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each side, run by turns after a first time that does not count."""
+    for work in sides.values():
+        work()
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, work in sides.items():
+            found[name].append(seconds_of(work))
+    return found
+
+
+class Ours:
+    """The pipeline of this project, asked for all pictures at once or one by one."""
+
+    def __init__(self, model: str = "embedded", dtype: str = "auto") -> None:
+        self._draw = ImagePipeline.from_pretrained(model, progress=False, dtype=dtype)
+
+    def at_once(self, asked: Sequence[Wish], steps: Sequence[int], cache: str) -> list[Picture]:
+        """All pictures, requested together."""
+
+        async def draw() -> list[list[Picture]]:
+            calls = [
+                self._draw.acall(wish.prompt, seed=wish.seed, num_steps=number, cache=cache)
+                for wish, number in zip(asked, steps, strict=True)
+            ]
+            return await asyncio.gather(*calls)
+
+        return [pictures[0] for pictures in asyncio.run(draw())]
+
+    def in_turn(self, asked: Sequence[Wish], steps: Sequence[int], cache: str) -> list[Picture]:
+        """All pictures, each requested when the one before it is done."""
+        return [
+            self._draw(wish.prompt, seed=wish.seed, num_steps=number, cache=cache)[0]
+            for wish, number in zip(asked, steps, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Stop its engine."""
+        self._draw.close()
+
+
+class Theirs:
+    """diffusers' own pipeline, uncached, in the type the weights are stored in."""
+
+    def __init__(self) -> None:
+        self.pipe: Any = diffusers.DiffusionPipeline.from_pretrained(
+            FOLDER, torch_dtype=torch.bfloat16
+        )
+        self.pipe.set_progress_bar_config(disable=True)
+
+    def in_turn(self, asked: Sequence[Wish], steps: Sequence[int]) -> None:
+        """All pictures, one after the other."""
+        for wish, number in zip(asked, steps, strict=True):
+            self.pipe(
+                wish.prompt,
+                height=SIDE,
+                width=SIDE,
+                num_inference_steps=number,
+                generator=torch.Generator().manual_seed(wish.seed),
+            )
+
+    def run(self, num_rows: int) -> None:
+        """A bare run of the transformer."""
+        transformer = self.pipe.transformer
+        with torch.inference_mode():
+            transformer(**flux_inputs(transformer, num_rows, num_tokens=64, num_words=32))
+
+
+def flux_inputs(transformer: Any, num_rows: int, num_tokens: int, num_words: int) -> dict[str, Any]:
+    """Random arguments of a FLUX transformer."""
+    config = transformer.config
+    dtype = transformer.dtype
+    arguments = {
+        "hidden_states": torch.randn(num_rows, num_tokens, config.in_channels, dtype=dtype),
+        "encoder_hidden_states": torch.randn(
+            num_rows, num_words, config.joint_attention_dim, dtype=dtype
+        ),
+        "pooled_projections": torch.randn(num_rows, config.pooled_projection_dim, dtype=dtype),
+        "timestep": torch.full((num_rows,), 0.5, dtype=dtype),
+        "img_ids": torch.zeros(num_tokens, 3),
+        "txt_ids": torch.zeros(num_words, 3),
+        "return_dict": False,
+    }
+    if config.guidance_embeds:
+        arguments["guidance"] = torch.full((num_rows,), 3.5, dtype=torch.float32)
+    return arguments
+
+
+def together(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, Any]:
+    """Eight requests with mixed steps, against the pipeline."""
+    asked = wishes(_BATCH)
+    sides = {
+        "ours": lambda: ours.at_once(asked, STEPS, "auto"),
+        "diffusers": lambda: theirs.in_turn(asked, STEPS),
+    }
+    seconds = taking_turns(sides, repeats)
+    planned = ours.at_once(asked, STEPS, "auto")
+    whole = ours.at_once(asked, STEPS, "off")
+    psnrs = [psnr_db(_values(a), _values(b)) for a, b in zip(planned, whole, strict=True)]
+    return {
+        "seconds": seconds,
+        "psnr_db": psnrs,
+        "computed": [picture.num_computed for picture in planned],
+    }
+
+
+def batching(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, list[float]]:
+    """Eight uncached requests of 28 steps at once and in turn, beside bare runs."""
+    asked, steps = wishes(_BATCH), [28] * _BATCH
+    sides: dict[str, Callable[[], Any]] = {
+        "at once": lambda: ours.at_once(asked, steps, "off"),
+        "in turn": lambda: ours.in_turn(asked, steps, "off"),
+        "bare, 8 rows": lambda: [theirs.run(_BATCH) for _ in range(28)],
+        "bare, 8 times 1 row": lambda: [theirs.run(1) for _ in range(28 * _BATCH)],
+    }
+    return taking_turns(sides, repeats)
+
+
+def build_larger(folder: Path) -> None:
+    """The embedded model's folder, with a transformer of a FLUX's width in small: 90 M."""
+    torch.manual_seed(0)
+    pipe = diffusers.DiffusionPipeline.from_pretrained(FOLDER)
+    config = dict(pipe.transformer.config)
+    config |= {
+        "num_attention_heads": 12,
+        "attention_head_dim": 64,
+        "num_layers": 3,
+        "num_single_layers": 6,
+        "axes_dims_rope": (16, 24, 24),
+    }
+    pipe.transformer = diffusers.FluxTransformer2DModel.from_config(config).to(torch.bfloat16)
+    pipe.save_pretrained(folder)
+
+
+def loop(folder: Path, repeats: int) -> dict[str, list[float]]:
+    """One picture of the larger model through the engine, beside bare calls of its transformer."""
+    num_steps, side = 12, 512
+    build_larger(folder)
+    draw = ImagePipeline.from_pretrained(str(folder), progress=False)
+    bare = diffusers.FluxTransformer2DModel.from_pretrained(
+        folder / "transformer", torch_dtype=torch.bfloat16
+    )
+    num_tokens = (side // 16) ** 2
+
+    def run_bare() -> None:
+        with torch.inference_mode():
+            for _ in range(num_steps):
+                bare(**flux_inputs(bare, 1, num_tokens, num_words=32))
+
+    def steps_only() -> float:
+        """From the first step's end to the last one's, scaled to all of them."""
+        times = [
+            time.perf_counter()
+            for progress in draw.stream("a", size=(side, side), num_steps=num_steps, cache="off")
+            if progress.step and progress.picture is None
+        ]
+        return (times[-1] - times[0]) / (len(times) - 1) * num_steps
+
+    steps_only()
+    run_bare()
+    found: dict[str, list[float]] = {"engine": [], "bare": []}
+    for _ in range(repeats):
+        found["engine"].append(steps_only())
+        found["bare"].append(seconds_of(run_bare))
+    draw.close()
+    return found
+
+
+def previews(repeats: int, log: Path) -> dict[str, list[float]]:
+    """Pictures over HTTP with and without previews."""
+    found: dict[str, list[float]] = {"with": [], "without": [], "first preview": []}
+    port = free_port()
+    with server(f"triptych serve --port {port} --model triptych-images --log-level warning", log):
+        wait_until_ready(f"http://127.0.0.1:{port}/readyz")
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        for number in range(repeats + 1):
+            for name, partials in (("with", 3), ("without", 0)):
+                started_s = time.perf_counter()
+                stream = client.images.generate(
+                    model="triptych-images",
+                    prompt="a red apple",
+                    stream=True,
+                    partial_images=partials,
+                    extra_body={"seed": number, "steps": 50, "cache": "off"},
+                )
+                times = [
+                    (event.type, time.perf_counter() - started_s)
+                    for event in stream
+                    if "progress" not in event.type
+                ]
+                if number:
+                    found[name].append(times[-1][1])
+                    if partials:
+                        found["first preview"].append(times[0][1])
+    return found
+
+
+def _values(picture: Picture) -> Any:
+    return np.asarray(picture.image, np.float32) / 255
+
+
+def _ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
+    """Median, lowest and highest of the ratios of runs side by side."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def report(found: dict[str, Any]) -> Table:
+    """A line per question."""
+    table = Table("", "median", "lowest", "highest")
+
+    def add(name: str, values: tuple[float, float, float]) -> None:
+        table.add_row(name, *(f"{value:.3g}" for value in values))
+
+    both = found["together"]["seconds"]
+    add("eight requests: times as fast as diffusers", _ratio(both["diffusers"], both["ours"]))
+    psnrs = found["together"]["psnr_db"]
+    add("  PSNR to uncached, dB", (statistics.median(psnrs), min(psnrs), max(psnrs)))
+    turns = found["batching"]
+    gain = _ratio(turns["in turn"], turns["at once"])
+    ceiling = _ratio(turns["bare, 8 times 1 row"], turns["bare, 8 rows"])
+    add("batching alone: times as fast as in turn", gain)
+    add("  the same of bare runs", ceiling)
+    add("  share of that reached", _shares(turns))
+    add("loop: time over bare calls", _ratio(found["loop"]["engine"], found["loop"]["bare"]))
+    seen = found["previews"]
+    add("previews: time with over without", _ratio(seen["with"], seen["without"]))
+    add("  first preview, share of the time", _ratio(seen["first preview"], seen["with"]))
+    return table
+
+
+def _shares(turns: dict[str, list[float]]) -> tuple[float, float, float]:
+    gains = [a / b for a, b in zip(turns["in turn"], turns["at once"], strict=True)]
+    most = [a / b for a, b in zip(turns["bare, 8 times 1 row"], turns["bare, 8 rows"], strict=True)]
+    return _ratio(gains, most)
+
+
+def main() -> None:
+    """Measure, print a table, and keep the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="folder for image_requests.json")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    ours, theirs = Ours(), Theirs()
+    found: dict[str, Any] = {
+        "together": together(ours, theirs, args.repeats),
+        "batching": batching(ours, theirs, args.repeats),
+    }
+    ours.close()
+    with tempfile.TemporaryDirectory() as folder:
+        found["loop"] = loop(Path(folder) / "larger", args.repeats)
+        found["previews"] = previews(2 * args.repeats, Path(folder) / "server.log")
+    Console().print(report(found))
+    if args.output:
+        path = args.output / "image_requests.json"
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
