@@ -38,6 +38,7 @@ GENERATIONS, EDITS, VARIATIONS = (
 )
 NUM_PROMPT_TOKENS = 5
 PREVIEW_SIDE = 8
+LORAS = ImageOptions(enable_lora=True, lora_paths=("sketch=a.safetensors", "ink=b.safetensors"))
 
 
 def image_model(name: str = "paint", **facts: Any) -> ImageModel:
@@ -198,7 +199,7 @@ def make_image_service(
     **schedule: int,
 ) -> ImageService:
     """A service in front of `engine`. Without a `reader` pictures are read in this process."""
-    config = Config(images=images or ImageOptions(), schedule=ScheduleOptions(**schedule))
+    config = Config(images=images or LORAS, schedule=ScheduleOptions(**schedule))
     found = models or (image_model(),)
     return ImageService.from_config(config, found, engine, reader=reader or PictureReader(None))
 

@@ -10,7 +10,7 @@ from typing import Any
 from fakes_http import READY
 
 from triptych.core.client import EngineStatus
-from triptych.core.config import Config
+from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import to_info
 from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.job import Output
@@ -118,7 +118,9 @@ class PlainEngine:
 
 def open_plain(engine: PlainEngine) -> ImagePipeline:
     """The pipeline in front of it."""
-    service = ImageService.from_config(Config(), [MODEL], engine, reader=PictureReader(None))
+    adapters = ImageOptions(enable_lora=True, lora_paths=("ink=ink.safetensors",))
+    config = Config(images=adapters)
+    service = ImageService.from_config(config, [MODEL], engine, reader=PictureReader(None))
     return ImagePipeline(service, MODEL.name, LoopThread("test"))
 
 

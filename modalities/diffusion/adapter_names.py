@@ -46,12 +46,12 @@ def check_uses(uses: Sequence[AdapterUse], known: Collection[str]) -> tuple[Adap
         if use.name not in known:
             names = ", ".join(sorted(known)) or "none"
             raise InvalidRequest(
-                f"There is no adapter {use.name!r:.80}; there are: {names}.", param="adapters"
+                f"There is no adapter {use.name!r:.80}; there are: {names}.", param="lora"
             )
         scales[use.name] = scales.get(use.name, 0.0) + use.scale
     if not all(math.isfinite(scale) and abs(scale) <= MAX_SCALE for scale in scales.values()):
         raise InvalidRequest(
             f"An adapter's scale is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}.",
-            param="adapters",
+            param="lora",
         )
     return tuple(AdapterUse(name, scale) for name, scale in sorted(scales.items()) if scale)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from triptych.core.errors import (
 from triptych.core.images import AdapterUse, ImageDelta, ImageRequest, StepCache
 from triptych.core.limits import MAX_SEED
 from triptych.core.media.pictures import PictureReader
+from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
 from triptych.modalities.diffusion.image_model import ImageModel, Size
 from triptych.schedulers.admission import Admission
 
@@ -104,11 +105,13 @@ class ImageService:
         reader: PictureReader,
         *,
         max_pixels: int,
+        adapters: Collection[str] = (),
         default_seed: int | None = None,
     ) -> None:
         self.client = client
         self.models: Mapping[str, ImageModel] = {model.name: model for model in models}
         self.max_pixels = max_pixels
+        self.adapters = adapters
         self._admission = admission
         self._reader = reader
         self._default_seed = default_seed
@@ -130,6 +133,7 @@ class ImageService:
             Admission(options=config.schedule),
             reader,
             max_pixels=config.images.max_image_pixels,
+            adapters=adapter_places(config.images),
             default_seed=config.device.seed if config.device.seed >= 0 else None,
         )
 
@@ -155,6 +159,7 @@ class ImageService:
         """
         model = self.model(call.model)
         check_call(call, model)
+        check_uses(call.adapters, self.adapters)
         if call.size is not None:
             model.check_size(call.size, max_pixels=self.max_pixels)
         return Drawing(model, partial(self._deltas, call, model))

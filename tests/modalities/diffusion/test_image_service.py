@@ -144,6 +144,7 @@ async def test_seeds_are_drawn_or_configured() -> None:
         ({"seed": 2**63}, "seed"),
         ({"num_partials": 4}, "partial_images"),
         ({"sampler": "magic"}, "sampler"),
+        ({"adapters": (AdapterUse("chalk"),)}, "lora"),
         ({"size": (1023, 7)}, "size"),
         ({"size": (20_000, 20_000)}, "size"),
         ({"strength": 0.5}, "strength"),
