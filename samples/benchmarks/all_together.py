@@ -3,8 +3,8 @@
     python samples/benchmarks/all_together.py --output docs/benchmarks
 
 Starts `triptych serve` with the models it brings along. For a while each: a chat alone, which is
-its idle value; the chat while eight pictures are always being drawn; chat, listeners and pictures at
-once; and pictures alone. Prints the gaps between the chat's tokens, when speech began and how long
+its idle value; the chat while eight pictures are always being drawn; chat, listeners and pictures
+at once; and pictures alone. Prints the gaps between the chat's tokens, when speech began and how long
 listeners heard nothing, and pictures per second.
 """
 
@@ -19,14 +19,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import openai
 from chat_and_speech import Findings, Load, Users, milliseconds
 from chat_cpu import free_port, server, wait_until_ready
 from rich.console import Console
 from rich.table import Table
 
-IMAGE_MODEL = "triptych-images"
+from triptych.modalities.diffusion.source import NAME as IMAGE_MODEL
+from triptych.modalities.tts.sources import DEFAULT_SPEECH
 
 
 @dataclass(slots=True)
@@ -75,9 +75,7 @@ async def run(users: Users, painters: Painters, load: Load, num_painters: int) -
 
 async def measure(port: int, args: argparse.Namespace) -> dict[str, Phase]:
     """Every phase in turn, after one that warms up."""
-    cards = httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"]
-    speech_model = next(card["id"] for card in cards if card["task"] == "speech")
-    users, painters = Users(port, speech_model), Painters(port)
+    users, painters = Users(port, DEFAULT_SPEECH), Painters(port)
     seconds, listeners = args.seconds, args.listeners
     alone = Load(num_chats=1, num_listeners=0, seconds=seconds)
     nobody = Load(num_chats=0, num_listeners=0, seconds=seconds)
