@@ -4,7 +4,7 @@
 
 Starts `triptych serve` with the models it brings along. For a while each: a chat alone, which is
 its idle value; the chat while eight pictures are always being drawn; chat, listeners and pictures
-at once; and pictures alone. Prints the gaps between the chat's tokens, when speech began and how long
+at once; and pictures alone. Prints the gaps between the chat's tokens, when speech began, how long
 listeners heard nothing, and pictures per second.
 """
 
