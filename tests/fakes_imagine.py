@@ -118,7 +118,9 @@ class PlainEngine:
 
 def open_plain(engine: PlainEngine) -> ImagePipeline:
     """The pipeline in front of it."""
-    adapters = ImageOptions(enable_lora=True, lora_paths=("ink=ink.safetensors",))
+    adapters = ImageOptions(
+        enable_lora=True, lora_paths=("ink=i.safetensors", "gold=g.safetensors")
+    )
     config = Config(images=adapters)
     service = ImageService.from_config(config, [MODEL], engine, reader=PictureReader(None))
     return ImagePipeline(service, MODEL.name, LoopThread("test"))
