@@ -1,0 +1,56 @@
+"""docs/http.md tells of every field of the images API, honoured or refused, and every event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from triptych.core.media.pictures import PictureLimits
+from triptych.modalities.diffusion import service
+from triptych.modalities.diffusion.protocol import (
+    REFUSED,
+    CacheFields,
+    EditFields,
+    GenerationBody,
+    LoraUse,
+    VariationFields,
+)
+from triptych.modalities.diffusion.replies import (
+    CompletedImage,
+    ImageProgress,
+    ImagesReply,
+    PartialImage,
+    PictureData,
+    Route,
+)
+
+PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+TOLD = PAGE.partition("## Images\n")[2].partition("\n## ")[0]
+
+
+def test_every_field_is_named() -> None:
+    for model in (GenerationBody, EditFields, VariationFields, CacheFields, LoraUse):
+        for name in model.model_fields:
+            assert f"`{name}`" in TOLD
+    for name in (*REFUSED, "num_inference_steps", "guidance_scale", "image[]", "mask"):
+        assert f"`{name}`" in TOLD
+
+
+def test_what_comes_back_is_named() -> None:
+    for model in (CompletedImage, ImageProgress, ImagesReply, PartialImage, PictureData):
+        for name in model.model_fields:
+            assert f"`{name}`" in TOLD
+    for event in ("partial_image", "completed", "progress"):
+        assert f"`image_generation.{event}`" in TOLD
+    for route in get_args(Route):
+        assert f"`{route}." in TOLD
+
+
+def test_limits_are_those_of_the_code() -> None:
+    limits = PictureLimits()
+    assert f"sides of {limits.min_side} to {limits.max_side} pixels" in TOLD
+    assert f"{limits.max_pixels / 1e6:g} million" in TOLD
+    assert f"{limits.max_bytes // 2**20} MiB" in TOLD
+    assert f"{service.MAX_PROMPT_CHARS:,} characters" in TOLD
+    assert f"1 to {service.MAX_STEPS}," in TOLD
+    assert f"0 to {service.MAX_GUIDANCE:g}:" in TOLD
