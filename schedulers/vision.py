@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triptych.core.config import ScheduleOptions
 from triptych.core.content_cache import ContentCache
-from triptych.core.errors import OutOfMemory, TriptychError
+from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.job import Job, JobState
 from triptych.core.plan import Plan, StepResult
 from triptych.core.tokens import TokenRequest
@@ -44,6 +44,19 @@ class Sight:
     max_step_features: int
     whole_spans: bool = False
     whole_prompts: bool = False
+
+    def chunk_end(self, spans: Iterable[PictureSpan], num_prompt_tokens: int, chunk: range) -> int:
+        """Where a chunk of a prompt ends so as not to cut what is whole.
+
+        At `chunk.stop`, or where the span begins that it would cut, or else where that ends.
+        """
+        start, end = chunk.start, chunk.stop
+        if self.whole_prompts:
+            return max(end, num_prompt_tokens)
+        for first, length in (run for span in spans for run in span.runs if self.whole_spans):
+            if first < end < first + length:
+                return first if first > start else first + length
+        return end
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +110,8 @@ class VisionScheduler:
         """Queue `job`. Raises InvalidRequest, ContextLengthExceeded or Overloaded."""
         request = job.request
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
+        if self._sight.whole_prompts and not request.pictures:
+            raise InvalidRequest("This model needs a picture with every prompt.", param="messages")
         self._tokens.submit(job)
         if request.pictures:
             num_prompt_tokens = len(request.prompt_ids)
@@ -203,17 +218,10 @@ class VisionScheduler:
         spans = [picture.span for picture in look.pictures]
         blocked = (s.start for s in spans if s.end > start and s.digest not in look.held)
         limit = max(start, min(blocked, default=sys.maxsize))
-        if self._sight.whole_prompts:
-            return look.num_prompt_tokens if limit == sys.maxsize else start
-        end = min(end, limit)
-        return self._beside_spans(spans, start, end) if self._sight.whole_spans else end
-
-    def _beside_spans(self, spans: list[PictureSpan], start: int, end: int) -> int:
-        """`end` moved out of the span it lies in: to its beginning, or else to its end."""
-        for first, length in (run for span in spans for run in span.runs):
-            if first < end < first + length:
-                return first if first > start else first + length
-        return end
+        if self._sight.whole_prompts and limit < sys.maxsize:
+            return start
+        chunk = range(start, min(end, limit))
+        return self._sight.chunk_end(spans, look.num_prompt_tokens, chunk) if chunk else start
 
     def _wanted(self, look: _Look) -> Iterator[Picture]:
         """Pictures that the job's next chunk may need and that it has no reference to."""

@@ -142,6 +142,43 @@ def _qwen_images(patch_size: int) -> Any:
     return transformers.Qwen2VLImageProcessorPil(size=size, patch_size=patch_size)
 
 
+def _gemma3() -> tuple[Any, Any]:
+    config = transformers.Gemma3Config(
+        text_config=text(
+            "gemma3_text",
+            num_hidden_layers=4,
+            head_dim=16,
+            query_pre_attn_scalar=12,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        ),
+        vision_config={**TOWER, "model_type": "siglip_vision_model", "vision_use_head": False},
+        mm_tokens_per_image=4,
+        image_token_index=IMAGE_ID,
+    )
+    images = transformers.Gemma3ImageProcessorPil(size={"height": 28, "width": 28})
+    return config, images
+
+
+def _paligemma() -> tuple[Any, Any]:
+    config = transformers.PaliGemmaConfig(
+        text_config=text("gemma", head_dim=16),
+        vision_config={
+            **TOWER,
+            "model_type": "siglip_vision_model",
+            "vision_use_head": False,
+            "projection_dim": 32,
+        },
+        projection_dim=32,
+        image_token_index=IMAGE_ID,
+    )
+    return config, transformers.SiglipImageProcessorPil(size={"height": 28, "width": 28})
+
+
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _QWEN_IDS = {
     "image_token_id": IMAGE_ID,
@@ -215,6 +252,8 @@ MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     "smolvlm": _smolvlm,
     "internvl": _internvl,
     "mistral3": _mistral3,
+    "gemma3": _gemma3,
+    "paligemma": _paligemma,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,

@@ -111,6 +111,54 @@ def _qwen2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     return decoder_of(fields, attention, max_length)
 
 
+class _GemmaConfig(CausalLmConfig, frozen=True, kw_only=True):
+    hidden_act: str = "gelu_pytorch_tanh"
+    tie_word_embeddings: bool = True
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    query_pre_attn_scalar: Count | None = None
+
+
+def _gemma(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Scaled embeddings, centred norms, a GeGLU."""
+    fields = parse(config, _GemmaConfig)
+    if fields.attn_logit_softcapping or fields.final_logit_softcapping:
+        raise WeightsError("config.json: softcapping is not supported.")
+    attention = (attention_of(fields),) * fields.num_hidden_layers
+    return replace(
+        decoder_of(fields, attention, max_length),
+        embedding_scale=fields.hidden_size**0.5,
+        has_centred_norms=True,
+    )
+
+
+def _gemma3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Gemma with a norm on every head and on what is added, and most layers with a window.
+
+    Layers with a window turn positions by frequencies of their own.
+    """
+    ropes = config.get("rope_parameters") or {}
+    full, local = (
+        _gemma({**config, "rope_parameters": ropes.get(kind)}, max_length)
+        for kind in ("full_attention", "sliding_attention")
+    )
+    fields = parse({**config, "rope_parameters": None}, _GemmaConfig)
+    windows = layer_windows(fields, (False,) * fields.num_hidden_layers)
+    scalar = fields.query_pre_attn_scalar
+    attention = tuple(
+        replace(
+            layer,
+            window=window,
+            uses_local_rope=window is not None,
+            qk_norm_eps=fields.rms_norm_eps,
+            has_centred_qk_norm=True,
+            scale=None if scalar is None else scalar**-0.5,
+        )
+        for layer, window in zip(full.attention, windows, strict=True)
+    )
+    return replace(full, attention=attention, local_rope=local.rope, has_post_norms=True)
+
+
 def _qwen2_vl(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     """Qwen2 whose positions have three axes, each with a block of frequencies."""
     fields = parse(config, _Qwen2Config)
@@ -156,6 +204,8 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
         "MistralForCausalLM": _mistral,
         "Qwen2ForCausalLM": _qwen2,
         "Qwen3ForCausalLM": _qwen3,
+        "GemmaModel": _gemma,
+        "Gemma3TextModel": _gemma3,
         "Qwen2VLTextModel": _qwen2_vl,
         "Qwen2_5_VLTextModel": _qwen2_vl,
         "Qwen3VLTextModel": _qwen3_vl,

@@ -8,7 +8,8 @@ a configuration ever names code to run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +21,9 @@ from triptych.core.layers.rotary import ROPE_KINDS, RopeConfig
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Factors = tuple[Positive, ...]
+_ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = MappingProxyType(
+    {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+)
 
 
 class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +93,11 @@ def parse(config: Mapping[str, Any], kind: type[C]) -> C:
 
 
 def _check(fields: CausalLmConfig) -> None:
-    if fields.hidden_act not in ("silu", "swish"):
-        raise WeightsError(f"config.json: hidden_act {fields.hidden_act!r} is not supported: silu.")
+    if fields.hidden_act not in _ACTIVATIONS:
+        raise WeightsError(
+            f"config.json: hidden_act {fields.hidden_act!r} is not supported:"
+            f" {', '.join(_ACTIVATIONS)}."
+        )
     heads, kv_heads = fields.num_attention_heads, fields.num_key_value_heads
     if kv_heads and heads % kv_heads:
         raise WeightsError(
@@ -146,6 +153,7 @@ def decoder_of(
         rope=_rope_of(fields, max_length or fields.max_position_embeddings),
         has_mlp_bias=fields.mlp_bias,
         has_tied_embeddings=fields.tie_word_embeddings,
+        activation=_ACTIVATIONS[fields.hidden_act],
     )
 
 

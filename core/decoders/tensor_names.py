@@ -15,7 +15,6 @@ from triptych.core.layers.decoder import Decoder, DecoderStack, Mlp
 from triptych.core.layers.linear import Linear
 from triptych.core.weights.loading import Target
 
-
 _EMBEDDING = ".embed_tokens.weight"
 
 
@@ -56,8 +55,14 @@ def stack_targets(stack: DecoderStack, prefix: str) -> Iterator[Target]:
     yield Target(f"{prefix}.norm.weight", stack.norm.weight_C)
     for index, layer in enumerate(stack.layers):
         name = f"{prefix}.layers.{index}"
-        yield Target(f"{name}.input_layernorm.weight", layer.input_norm.weight_C)
-        yield Target(f"{name}.post_attention_layernorm.weight", layer.mlp_norm.weight_C)
+        norms = (layer.input_norm, layer.mlp_norm)
+        names = ("input_layernorm", "post_attention_layernorm")
+        if layer.post_norms is not None:
+            after_attention, after_mlp = layer.post_norms
+            norms = (layer.input_norm, after_attention, layer.mlp_norm, after_mlp)
+            names = (*names, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+        for norm_name, norm in zip(names, norms, strict=True):
+            yield Target(f"{name}.{norm_name}.weight", norm.weight_C)
         yield from _attention_targets(f"{name}.self_attn", layer.attention)
         yield from mlp_targets(f"{name}.mlp", layer.mlp)
 

@@ -35,6 +35,8 @@ class AttentionBatch:
     prompt chunks. All tensors are int64 on the device; the two host arrays repeat what shapes and
     launch decisions need, so that nothing is ever read back.
 
+    `blocks_2T`, where there are any, are the first and the last position of the block that each
+    token belongs to: within it, all see each other. A block's last position is in the step.
     `context_lengths_B` counts the keys a row's last token sees, this step's tokens included.
     `query_starts_B` is the first token of each row. `write_slots_T` is `page * P + offset` of each
     token's key. Entries of `page_table_BM` past a row's pages are ignored. `native` are the CPU
@@ -49,6 +51,7 @@ class AttentionBatch:
     host_query_lengths_B: Int64s
     host_context_lengths_B: Int64s
     native: NativeKernels | None = None
+    blocks_2T: torch.Tensor | None = None
     groups: dict[int | None, list[_Group]] = field(default_factory=dict)
     """The reference's own plan of a step, by window; made by the first layer that asks."""
 
@@ -77,11 +80,11 @@ def paged_attention(
     scale: float,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Causal attention of every token over its row's pages; keys of this step must be written.
+    """Attention of every token over its row's pages; keys of this step must be written.
 
-    With a `window`, a token sees itself and the `window - 1` tokens before it. Runs on
-    `batch.native` where there is one and it takes the shapes. Returns `out_THD` in the type of
-    `q_THD`.
+    A token sees itself and those before it; with a `window`, `window - 1` of them; and its block.
+    Runs on `batch.native` where there is one and it takes the shapes. Returns `out_THD` in the
+    type of `q_THD`.
     """
     (_, num_heads, head_dim), (*_, num_kv_heads, page_dim) = q_THD.shape, k_pages_NPKD.shape
     assert k_pages_NPKD.shape == v_pages_NPKD.shape
@@ -92,7 +95,7 @@ def paged_attention(
     assert v_pages_NPKD.is_contiguous()
     assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
     run, native = _reference, batch.native
-    if native is not None and native.can_attend(q_THD, k_pages_NPKD):
+    if native is not None and batch.blocks_2T is None and native.can_attend(q_THD, k_pages_NPKD):
         run = native.paged_attention
     return run(q_THD, k_pages_NPKD, v_pages_NPKD, batch, scale=scale, window=window)
 
@@ -165,7 +168,7 @@ def _plan_groups(batch: AttentionBatch, storage_NP: torch.Size, window: int | No
     """Put rows whose query and key counts agree within a factor of two into one group."""
     query_lengths, context_lengths = batch.host_query_lengths_B, batch.host_context_lengths_B
     num_keys_B = context_lengths
-    if window is not None:
+    if window is not None and batch.blocks_2T is None:
         num_keys_B = np.minimum(context_lengths, query_lengths + window - 1)
     rows_by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
     sizes = zip(query_lengths.tolist(), num_keys_B.tolist(), strict=True)
@@ -205,13 +208,18 @@ def _make_group(
     null_slot = (num_pages - 1) * page_size
     slots_GS.masked_fill_(key_position_GS >= context_G1, null_slot)
 
-    distance_GQS = query_position_GQ.unsqueeze(2) - key_position_GS.unsqueeze(1)
-    mask_GQS = distance_GQS >= 0
+    token_GQ = batch.query_starts_B[rows_G].unsqueeze(1) + query_GQ
+    first_GQ = last_GQ = query_position_GQ
+    if batch.blocks_2T is not None:
+        first_GQ, last_GQ = batch.blocks_2T[:, token_GQ]
     if window is not None:
-        mask_GQS &= distance_GQS < window
+        first_GQ = torch.minimum(first_GQ, query_position_GQ - (window - 1))
+    mask_GQS = key_position_GS.unsqueeze(1) <= last_GQ.unsqueeze(2)
+    if window is not None:
+        mask_GQS &= key_position_GS.unsqueeze(1) >= first_GQ.unsqueeze(2)
     is_whole_batch = len(rows) == len(batch.host_query_lengths_B)
     is_padded = (batch.host_query_lengths_B[rows] != max_queries).any()
     index = None
     if not is_whole_batch or is_padded:
-        index = (batch.query_starts_B[rows_G].unsqueeze(1) + query_GQ).flatten()
+        index = token_GQ.flatten()
     return _Group(len(rows), index, slots_GS.flatten(), mask_GQS.unsqueeze(1))

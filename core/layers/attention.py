@@ -69,7 +69,11 @@ class KvCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
-    """One layer's attention. `window` counts the tokens seen, itself included; `None`: all."""
+    """One layer's attention. `window` counts the tokens seen, itself included; `None`: all.
+
+    `scale` is that of the scores, 1 / sqrt(head_dim) unless said otherwise. Weights of head norms
+    may be centred (see `core.layers.norm`). `uses_local_rope`: see `DecoderConfig`.
+    """
 
     hidden_size: int
     num_heads: int
@@ -80,6 +84,9 @@ class AttentionConfig:
     qk_norm_eps: float | None = None
     window: int | None = None
     uses_rope: bool = True
+    uses_local_rope: bool = False
+    has_centred_qk_norm: bool = False
+    scale: float | None = None
 
 
 class Attention:
@@ -110,7 +117,8 @@ class Attention:
         self.qk_norm_2D: torch.Tensor | None = None
         self._qk_norm_HD: torch.Tensor | None = None
         if config.qk_norm_eps is not None:
-            self.qk_norm_2D = torch.empty(2, head_dim, dtype=dtype, device=device)
+            kept = torch.float32 if config.has_centred_qk_norm else dtype
+            self.qk_norm_2D = torch.empty(2, head_dim, dtype=kept, device=device)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
@@ -120,28 +128,31 @@ class Attention:
             repeats = (self.config.num_heads, self.config.num_kv_heads)
             counts = torch.tensor(repeats, device=self.qk_norm_2D.device)
             self._qk_norm_HD = self.qk_norm_2D.repeat_interleave(counts, dim=0)
+            self._qk_norm_HD += self.config.has_centred_qk_norm
 
     def __call__(
         self,
         x_TC: torch.Tensor,
-        residual_TC: torch.Tensor,
+        residual_TC: torch.Tensor | None,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         kv: KvCache,
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        """Attend, writing this step's keys and values first. Returns the new residual."""
+        """Attend, writing this step's keys and values first. Adds to a residual where given."""
         config = self.config
         qkv_THD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
         qk_THD, v_TKD = qkv_THD.tensor_split((self._num_qk_heads,), dim=1)
         if config.qk_norm_eps is not None:
             assert self._qk_norm_HD is not None, "prepare() comes before the first step"
-            qk_THD = rms_norm(qk_THD, self._qk_norm_HD, config.qk_norm_eps)
+            weight_HD = self._qk_norm_HD
+            qk_THD = rms_norm(qk_THD.to(weight_HD.dtype), weight_HD, config.qk_norm_eps).to(
+                x_TC.dtype
+            )
         if config.uses_rope:
             qk_THD = rotary(qk_THD, *cos_sin)
         q_THD, k_TKD = qk_THD.tensor_split((config.num_heads,), dim=1)
         k_pages, v_pages = kv.k_pages[self.layer], kv.v_pages[self.layer]
         write_pages(k_TKD, v_TKD, k_pages, v_pages, batch)
-        out_THD = paged_attention(
-            q_THD, k_pages, v_pages, batch, scale=config.head_dim**-0.5, window=config.window
-        )
+        scale = config.head_dim**-0.5 if config.scale is None else config.scale
+        out_THD = paged_attention(q_THD, k_pages, v_pages, batch, scale=scale, window=config.window)
         return self.out(out_THD.flatten(1), residual_TC)

@@ -9,11 +9,14 @@ Shapes: T tokens, R rows of logits, C hidden, V vocabulary, F MLP features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
+from triptych.core.kernels.gelu_and_mul import gelu_and_mul
 from triptych.core.kernels.silu_and_mul import silu_and_mul
 from triptych.core.layers.attention import Attention, AttentionConfig, KvCache, KvLayout
 from triptych.core.layers.linear import Linear
@@ -24,7 +27,12 @@ from triptych.core.layers.rotary import RopeConfig, Rotary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Everything that tells one decoder from another. `attention` has one entry per layer."""
+    """Everything that tells one decoder from another. `attention` has one entry per layer.
+
+    `local_rope` turns the layers that use it. Embeddings are multiplied by `embedding_scale`.
+    Weights of norms may be centred (see `core.layers.norm`), and there may be norms after
+    attention and MLP, too.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -34,6 +42,11 @@ class DecoderConfig:
     rope: RopeConfig
     has_mlp_bias: bool = False
     has_tied_embeddings: bool = False
+    local_rope: RopeConfig | None = None
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    embedding_scale: float = 1.0
+    has_centred_norms: bool = False
+    has_post_norms: bool = False
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache this model needs."""
@@ -48,33 +61,37 @@ class DecoderConfig:
 
 
 class Mlp:
-    """`down(silu(gate(x)) * up(x))`, gate and up as one projection."""
+    """`down(act(gate(x)) * up(x))`, gate and up as one projection."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         hidden, features, bias = config.hidden_size, config.intermediate_size, config.has_mlp_bias
         self.gate_up = Linear(hidden, 2 * features, has_bias=bias, dtype=dtype, device=device)
         self.down = Linear(features, hidden, has_bias=bias, dtype=dtype, device=device)
+        self._gate = silu_and_mul if config.activation == "silu" else gelu_and_mul
 
-    def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor) -> torch.Tensor:
-        """Returns the new residual."""
-        return self.down(silu_and_mul(self.gate_up(x_TC)), residual_TC)
+    def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
+        """Adds to a residual where given."""
+        return self.down(self._gate(self.gate_up(x_TC)), residual_TC)
 
 
 class DecoderLayer:
-    """Attention and MLP, each behind its norm."""
+    """Attention and MLP, each behind its norm; in some families each before one, too."""
 
     def __init__(
         self, config: DecoderConfig, *, layer: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        hidden, eps = config.hidden_size, config.norm_eps
-        self.input_norm = RMSNorm(hidden, eps=eps, dtype=dtype, device=device)
+        new_norm = partial(_norm, config, dtype=dtype, device=device)
+        self.input_norm = new_norm()
         self.attention = Attention(config.attention[layer], layer=layer, dtype=dtype, device=device)
-        self.mlp_norm = RMSNorm(hidden, eps=eps, dtype=dtype, device=device)
+        self.mlp_norm = new_norm()
         self.mlp = Mlp(config, dtype, device)
+        self.post_norms = (new_norm(), new_norm()) if config.has_post_norms else None
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
         self.attention.prepare(native)
+        for norm in (self.input_norm, self.mlp_norm, *(self.post_norms or ())):
+            norm.prepare()
         self.mlp.gate_up.prepare(native)
         self.mlp.down.prepare(native)
 
@@ -86,8 +103,23 @@ class DecoderLayer:
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """One layer of the residual stream."""
+        if self.post_norms is not None:
+            after_attention, after_mlp = self.post_norms
+            y_TC = self.attention(self.input_norm(x_TC), None, cos_sin, kv, batch)
+            x_TC = x_TC + after_attention(y_TC)
+            return x_TC + after_mlp(self.mlp(self.mlp_norm(x_TC), None))
         x_TC = self.attention(self.input_norm(x_TC), x_TC, cos_sin, kv, batch)
         return self.mlp(self.mlp_norm(x_TC), x_TC)
+
+
+def _norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> RMSNorm:
+    return RMSNorm(
+        config.hidden_size,
+        eps=config.norm_eps,
+        dtype=dtype,
+        device=device,
+        is_centred=config.has_centred_norms,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +146,10 @@ class DecoderStack:
             DecoderLayer(config, layer=layer, dtype=dtype, device=device)
             for layer in range(len(config.attention))
         ]
-        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype, device=device)
+        self.norm = _norm(config, dtype=dtype, device=device)
         self._rotary = Rotary(config.rope, device)
+        local = config.local_rope
+        self._local_rotary = None if local is None else Rotary(local, device)
         self._fused: NativeLayers | None = None
 
     def prepare(self, native: NativeKernels | None = None) -> None:
@@ -125,6 +159,7 @@ class DecoderStack:
         """
         for layer in self.layers:
             layer.prepare(native)
+        self.norm.prepare()
         if native is not None and can_fuse(self):
             self._fused = NativeLayers(self, native)
 
@@ -147,8 +182,11 @@ class DecoderStack:
         cos_sin = self.rotations(positions)
         if late is None and self._fused is not None and self._fused.can_read(kv):
             return self._fused(x_TC, cos_sin, kv, batch)
+        local = self._local_rotary
+        local_cos_sin = cos_sin if local is None else local.rows(positions, self.dtype)
         for index, layer in enumerate(self.layers):
-            x_TC = layer(x_TC, cos_sin, kv, batch)
+            is_local = layer.attention.config.uses_local_rope
+            x_TC = layer(x_TC, local_cos_sin if is_local else cos_sin, kv, batch)
             if late is not None and index < len(late.values_LFC):
                 x_TC = x_TC.index_add(0, late.index_F, late.values_LFC[index])
         return self.norm(x_TC)
@@ -180,7 +218,9 @@ class Decoder(DecoderStack):
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """What enters the layers: `x_TC`."""
-        return self.embedding_VC.index_select(0, token_ids_T)
+        x_TC = self.embedding_VC.index_select(0, token_ids_T)
+        scale = self.config.embedding_scale
+        return x_TC if scale == 1.0 else x_TC * torch.tensor(scale, dtype=x_TC.dtype)
 
     def forward(
         self,

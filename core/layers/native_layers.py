@@ -41,8 +41,12 @@ def can_fuse(decoder: DecoderStack) -> bool:
             layer.mlp.down,
         )
     )
+    config = decoder.config
+    is_plain = config.activation == "silu" and not (
+        config.has_centred_norms or config.has_post_norms or config.local_rope
+    )
     heads = {(c.num_heads, c.num_kv_heads, c.head_dim, c.qk_norm_eps) for c in configs}
-    return len(heads) == 1 and all(linear.is_native for linear in linears)
+    return is_plain and len(heads) == 1 and all(linear.is_native for linear in linears)
 
 
 class NativeLayers:

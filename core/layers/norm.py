@@ -8,16 +8,34 @@ from triptych.core.kernels.rms_norm import rms_norm
 
 
 class RMSNorm:
-    """Root-mean-square norm over the last axis, scaled by `weight_C`."""
+    """Root-mean-square norm over the last axis, scaled by `weight_C`.
 
-    __slots__ = ("eps", "weight_C")
+    Some families store weights less one (`is_centred`): those are kept and used in float32.
+    """
+
+    __slots__ = ("eps", "is_centred", "weight_C")
 
     def __init__(
-        self, num_features: int, *, eps: float, dtype: torch.dtype, device: torch.device
+        self,
+        num_features: int,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        is_centred: bool = False,
     ) -> None:
-        self.weight_C = torch.empty(num_features, dtype=dtype, device=device)
+        self.is_centred = is_centred
+        kept = torch.float32 if is_centred else dtype
+        self.weight_C = torch.empty(num_features, dtype=kept, device=device)
         self.eps = eps
+
+    def prepare(self) -> None:
+        """Bring the loaded weight into the form the step uses; once."""
+        if self.is_centred:
+            self.weight_C += 1
 
     def __call__(self, x_TC: torch.Tensor) -> torch.Tensor:
         """Normalise every token."""
+        if self.is_centred:
+            return rms_norm(x_TC.float(), self.weight_C, self.eps).to(x_TC.dtype)
         return rms_norm(x_TC, self.weight_C, self.eps)

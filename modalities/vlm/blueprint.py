@@ -32,6 +32,8 @@ from triptych.modalities.vlm.families import FAMILIES
 from triptych.modalities.vlm.head import SeeingTraits
 
 _TEXT_MODELS = {
+    "gemma": "GemmaModel",
+    "gemma3_text": "Gemma3TextModel",
     "qwen2_vl_text": "Qwen2VLTextModel",
     "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
     "qwen3_vl_text": "Qwen3VLTextModel",
@@ -70,9 +72,12 @@ class VisionBlueprint:
     @property
     def traits(self) -> SeeingTraits:
         """What becomes of the positions that pictures fill."""
+        image_id = int(self._config.image_token_id)
         return SeeingTraits(
-            placeholder_id=int(self._config.image_token_id),
+            placeholder_id=image_id if image_id < self.text.vocab_size else 0,
             has_axes=bool(self.text.config.rope.sections),
+            whole_spans=self.family.whole_spans,
+            whole_prompts=self.family.whole_prompts,
         )
 
     @property

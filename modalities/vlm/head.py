@@ -60,11 +60,14 @@ class SeeingTraits:
     """What a model makes of the positions that pictures fill.
 
     `placeholder_id` stands for them in its vocabulary. With `has_axes` they are places in a grid
-    (M-RoPE, arXiv:2409.12191).
+    (M-RoPE, arXiv:2409.12191). With `whole_spans` those of one picture see each other, with
+    `whole_prompts` all of a prompt that has pictures.
     """
 
     placeholder_id: int
     has_axes: bool = False
+    whole_spans: bool = False
+    whole_prompts: bool = False
 
 
 class VisionHead(TextHead):
@@ -85,6 +88,7 @@ class VisionHead(TextHead):
         self._features = features
         self._traits = traits
         self._spans: dict[int, tuple[PictureSpan, ...]] = {}
+        self._blocks: dict[int, Int64s] = {}  # by slot: [2, P], first and last position seen
         self._places: dict[int, _Places] = {}
         self._shifts_S = np.zeros(max_batch_size, dtype=np.int64)
         self._filling: list[tuple[Features, int, int]] = []
@@ -94,6 +98,7 @@ class VisionHead(TextHead):
         slot, spans = start.slot, start.pictures
         self._spans.pop(slot, None)
         self._places.pop(slot, None)
+        self._blocks.pop(slot, None)
         self._shifts_S[slot] = 0
         if spans:
             ids = tuple(
@@ -105,6 +110,8 @@ class VisionHead(TextHead):
             if self._traits.has_axes:
                 self._places[slot] = places = _places(start.num_prompt_tokens, spans)
                 self._shifts_S[slot] = places.shift
+            if self._traits.whole_spans or self._traits.whole_prompts:
+                self._blocks[slot] = self._find_blocks(start.num_prompt_tokens, spans)
         super().bind(start)
 
     def lay_out(self, step: HostStep) -> Sequence[Int64s]:
@@ -118,7 +125,8 @@ class VisionHead(TextHead):
         for row, first in _first_tokens(step):
             if is_filled_T[first : first + row.num_tokens].any():
                 self._filling += self._find_filling(row)
-        return (step.token_ids_T, places, is_filled_T.nonzero()[0])
+        laid_out = (step.token_ids_T, places, is_filled_T.nonzero()[0])
+        return (*laid_out, self._lay_out_blocks(step)) if self._blocks else laid_out
 
     def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
         """`hidden_TC`."""
@@ -132,6 +140,8 @@ class VisionHead(TextHead):
         if not filled:
             return self._seeing.run(x_TC, places, kv, step.batch)
         late = self._fill(x_TC, filled[0])
+        if len(filled) > 1:
+            step.batch.blocks_2T = filled[1].view(2, -1)
         return self._seeing.run(x_TC, places, kv, step.batch, late)
 
     def _lay_out_places(self, step: HostStep) -> Int64s:
@@ -146,6 +156,24 @@ class VisionHead(TextHead):
             chunk_3N = positions_3P[:, row.start : row.start + row.num_tokens]
             places_3T[:, first : first + chunk_3N.shape[1]] = chunk_3N
         return places_3T
+
+    def _find_blocks(self, num_prompt_tokens: int, spans: Sequence[PictureSpan]) -> Int64s:
+        blocks_2P = np.repeat(np.arange(num_prompt_tokens)[None], 2, axis=0)
+        if self._traits.whole_prompts:
+            blocks_2P[:] = [[0], [num_prompt_tokens - 1]]
+        for first, length in (run for span in spans for run in span.runs):
+            if self._traits.whole_spans:
+                blocks_2P[:, first : first + length] = [[first], [first + length - 1]]
+        return blocks_2P
+
+    def _lay_out_blocks(self, step: HostStep) -> Int64s:
+        """`[2, T]`: the block of each token, itself alone where it has no other."""
+        blocks_2T = np.repeat(step.positions_T[None], 2, axis=0)
+        for row, first in _first_tokens(step):
+            if row.slot in self._blocks:
+                chunk_2N = self._blocks[row.slot][:, row.start : row.start + row.num_tokens]
+                blocks_2T[:, first : first + chunk_2N.shape[1]] = chunk_2N
+        return blocks_2T
 
     def _find_filling(self, row: TokenRow) -> list[tuple[Features, int, int]]:
         """Which features, from where to where, fill the chunk of `row`, in order of position."""

@@ -72,6 +72,16 @@ def spell_qwen(config: Any, images: Any, found: Found) -> str:
     return MARK * int(found["image_grid_thw"][0].prod() // images.merge_size**2)
 
 
+def spell_gemma3(config: Any, images: Any, found: Found) -> str:
+    """A fixed number of features between two tokens and empty lines."""
+    return f"\n\n<start_of_image>{MARK * config.mm_tokens_per_image}<end_of_image>\n\n"
+
+
+def spell_paligemma(config: Any, images: Any, found: Found) -> str:
+    """A patch is a feature; the prompt's first token comes after the pictures."""
+    return MARK * grid_size(config.vision_config) ** 2
+
+
 def is_pixtral(config: Any) -> bool:
     """Whether the tower takes pictures of any size."""
     return bool(config.vision_config.model_type == "pixtral")

@@ -23,6 +23,7 @@ from triptych.modalities.vlm.features import open_cache
 from triptych.modalities.vlm.head import VisionHead
 from triptych.modalities.vlm.processor import PictureProcessor
 from triptych.modalities.vlm.prompt import SeeingPrompt, join_prompt
+from triptych.schedulers.vision import Sight
 
 Part = Sequence[int] | Pixels
 
@@ -49,6 +50,12 @@ class VisionRig(Rig):
         with Checkpoint.open(folder) as checkpoint:
             blueprint = VisionBlueprint(checkpoint, max_length=0, dtype=torch.float32, device=CPU)
             decoder, self.encoder = blueprint.build(lambda _: None)
+        family = blueprint.family
+        self.sight = Sight(
+            max_step_features=64,
+            whole_spans=family.whole_spans,
+            whole_prompts=family.whole_prompts,
+        )
         self.features = open_cache(2**20, 64)
         self.processor = PictureProcessor.open(folder, model="test")
         self.head_type = lambda model, sampler, **given: VisionHead(
@@ -104,6 +111,10 @@ def generate(
     ids_1T = ids_T.masked_fill(is_picture_T, IMAGE_ID)[None]
     if model.config.model_type.startswith("qwen"):
         inputs["mm_token_type_ids"] = is_picture_T.int()[None]
+    elif family.whole_spans:
+        inputs["token_type_ids"] = is_picture_T.int()[None]
+    elif family.whole_prompts and pictures:
+        inputs["token_type_ids"] = torch.zeros_like(ids_1T)
     output = model.generate(
         input_ids=ids_1T,
         attention_mask=torch.ones_like(ids_1T),
