@@ -15,6 +15,7 @@ from triptych.modalities.diffusion.caches.methods import first_block, planned
 from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser, Row
 from triptych.modalities.diffusion.families.table import open_model
+from triptych.modalities.diffusion.recipes.abilities import abilities_of
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe, row_seed
 from triptych.modalities.diffusion.recipes.registry import open_recipe
 
@@ -25,7 +26,12 @@ pytestmark = [
 REQUEST = PictureRequest(
     prompt="A red apple", negative_prompt="blurry", width=64, height=96, num_steps=3, seed=11
 )
-CASES = [(name, index) for name, found in SCHEDULERS.items() for index in range(len(found))]
+CASES = [
+    (name, index)
+    for name, found in SCHEDULERS.items()
+    for index in range(len(found))
+    if not abilities_of(name).needs_reference
+]
 
 
 def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, Any]:
