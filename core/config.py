@@ -438,6 +438,15 @@ class ServerOptions:
     max_voices: int = option(
         1024, "Voices made from recordings that are kept in all.", within=_BOUND
     )
+    media_domains: tuple[str, ...] = option(
+        (),
+        "A host that pictures may be fetched from when a request names their URL; `*.` in front: all"
+        " below it, `*`: any. Repeat for several. With none, nothing is fetched.",
+        flags=("--allowed-media-domains",),
+    )
+    media_timeout_s: float = option(
+        5.0, "Longest time that fetching one picture may take.", within=_DURATION
+    )
     public_url: str = option(
         "",
         "Address under which clients reach this server, for links to pictures; empty: the one that"
