@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,6 +28,19 @@ _TORCH_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+
+
+class TensorSource(Protocol):
+    """Named tensors that can be read one at a time, whatever they are kept in."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """What there is, by name."""
+        ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU. Raises `WeightsError` naming it and its file."""
+        ...
 
 
 class Checkpoint:

@@ -48,19 +48,37 @@ def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
     disk does.
     """
     with open_gguf(source) as file:
-        for tensor in file.tensors.values():
-            if tensor.kind not in SUPPORTED_KINDS:
-                raise WeightsError(
-                    f"Tensor {tensor.name!r} in {file.name} has the type {tensor.kind.name};"
-                    f" supported are {', '.join(sorted(kind.name for kind in SUPPORTED_KINDS))}."
-                )
-        dtype = _output_dtype(file)
+        dtype = output_dtype(file)
         model = describe(file, dtype)
         files = {"config.json": model.config, **tokenizer_files(file, model.config)}
         for name, content in files.items():
             text = content if isinstance(content, str) else json.dumps(content, indent=2)
             (folder / name).write_text(text, encoding="utf-8")
         _write_tensors(file, model, folder / SINGLE_NAME, dtype, progress)
+
+
+def output_dtype(file: GgufFile) -> str:
+    """The type of an unquantised file's matrices, or BF16.
+
+    Raises `WeightsError` where a tensor is of a type that cannot be read.
+    """
+    for tensor in file.tensors.values():
+        if tensor.kind not in SUPPORTED_KINDS:
+            raise WeightsError(
+                f"Tensor {tensor.name!r} in {file.name} has the type {tensor.kind.name};"
+                f" supported are {', '.join(sorted(kind.name for kind in SUPPORTED_KINDS))}."
+            )
+    kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    return _UNQUANTISED.get(kinds.pop(), "BF16") if len(kinds) == 1 else "BF16"
+
+
+def read_values(file: GgufFile, tensor: GgufTensor, dtype: str) -> Array:
+    """A whole tensor's values in the type `dtype` (bfloat16 as uint16), in its shape.
+
+    Raises `WeightsError` naming file and tensor for what is not finite.
+    """
+    chunks = [values for values, _ in _convert(file, tensor, dtype, None)]
+    return np.concatenate(chunks).reshape(tensor.shape)
 
 
 def _write_tensors(
@@ -92,12 +110,6 @@ def _convert(
         if not _is_finite(values, dtype):
             raise WeightsError(f"Tensor {tensor.name!r} in {file.name} holds NaN or infinity.")
         yield values, raw.nbytes
-
-
-def _output_dtype(file: GgufFile) -> str:
-    """The type of an unquantised file's matrices, or BF16."""
-    kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
-    return _UNQUANTISED.get(kinds.pop(), "BF16") if len(kinds) == 1 else "BF16"
 
 
 def _cast(values: Array, dtype: str) -> Array:

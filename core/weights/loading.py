@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.checkpoint import TensorSource
 
 MAX_NAMED = 3
 
@@ -26,7 +26,7 @@ class Target:
 
 
 def load_tensors(
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     targets: Iterable[Target],
     *,
     ignored: Collection[str] | Callable[[str], bool] = (),
@@ -52,7 +52,7 @@ def load_tensors(
 
 
 def _check_complete(
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     targets: tuple[Target, ...],
     ignored: Collection[str] | Callable[[str], bool],
 ) -> None:
@@ -70,7 +70,7 @@ def _check_complete(
         raise WeightsError(f"{files} holds {_tensors(extra)}, which this model does not have.")
 
 
-def _check_shapes(checkpoint: Checkpoint, targets: tuple[Target, ...]) -> None:
+def _check_shapes(checkpoint: TensorSource, targets: tuple[Target, ...]) -> None:
     for target in targets:
         info = checkpoint.tensors[target.name]
         if info.shape != tuple(target.into.shape):

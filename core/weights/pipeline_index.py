@@ -49,6 +49,11 @@ class PipelineIndex:
     facts: Mapping[str, Any]
 
 
+def is_part(name: str) -> bool:
+    """Whether pipelines may have a part of this name that draws."""
+    return _NEEDED.fullmatch(name) is not None
+
+
 def is_pipeline(folder: Path) -> bool:
     """Whether a folder holds a model of several parts."""
     return (folder / PIPELINE_INDEX).is_file()

@@ -6,10 +6,12 @@ Owns the list. A class that is not on it is never looked up, whatever a file say
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from triptych.core.errors import WeightsError
+from triptych.core.weights.layout import read_json
 from triptych.core.weights.pipeline_index import Part
 from triptych.modalities.diffusion.families.table import FAMILIES
 
@@ -56,13 +58,16 @@ _TOKENIZERS: Mapping[str, str] = MappingProxyType({
         "PreTrainedTokenizerFast",
     ),
 })  # fmt: skip
-_PROCESSORS = frozenset({"Qwen2VLProcessor", "Qwen2_5_VLProcessor"})
+# Of what reads words, pictures and films together the part for pictures: recipes do the words.
+_PROCESSORS: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"), "Qwen2VLImageProcessorPil")
+)
 
 
 def class_of(part: Part) -> Any:
     """The class of a part. Raises `WeightsError` unless it is one that such a part may have."""
     known: Mapping[str, str] = _known(part)
-    library = "diffusers" if part.name in ("transformer", "unet", "vae") else "transformers"
+    library = _library(part.name)
     if part.library != library or part.class_name not in known:
         raise WeightsError(
             f"model_index.json gives {part.name} the class {part.library}.{part.class_name}"[:160]
@@ -75,14 +80,29 @@ def class_of(part: Part) -> Any:
     return getattr(source, known[part.class_name])
 
 
+def part_in(folder: Path, name: str, declared: Part | None) -> Part:
+    """A part that lies elsewhere: of the class that its own config.json names, if it does."""
+    config = folder / "config.json"
+    fields = read_json(config) if config.is_file() else {}
+    named = fields.get("_class_name") or next(iter(fields.get("architectures") or ()), None)
+    if isinstance(named, str):
+        return Part(name, _library(name), named)
+    if declared is None:
+        raise WeightsError("The folder's config.json does not say of which class the part is.")
+    return declared
+
+
+def _library(name: str) -> str:
+    return "diffusers" if name in ("transformer", "unet", "vae") else "transformers"
+
+
 def _known(part: Part) -> Mapping[str, str]:
     """Names that a part's class may have, and which class each means."""
     if part.name.startswith("tokenizer"):
         return _TOKENIZERS
-    names = {
-        "transformer": FAMILIES,
-        "unet": FAMILIES,
-        "vae": _AUTOENCODERS,
-        "processor": _PROCESSORS,
-    }.get(part.name, _TEXT_ENCODERS)
+    if part.name == "processor":
+        return _PROCESSORS
+    names = {"transformer": FAMILIES, "unet": FAMILIES, "vae": _AUTOENCODERS}.get(
+        part.name, _TEXT_ENCODERS
+    )
     return {name: name for name in names}

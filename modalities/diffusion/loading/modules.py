@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import MAX_NAMED, Target, load_tensors
 from triptych.core.weights.quiet import without_progress_bar
+from triptych.modalities.diffusion.loading.originals import in_own_names, text_in_own_names
+from triptych.modalities.diffusion.loading.weights import Weights
 
 Report = Callable[[float], None]
 # A configuration is data, but library code computes with it: whatever it cannot digest ends here.
@@ -53,19 +54,23 @@ class _WithoutMemory(TorchFunctionMode):
 
 def open_diffusers_module(
     kind: Any,
-    checkpoint: Checkpoint,
+    weights: Weights,
     *,
     device: torch.device,
     dtype: torch.dtype,
     report: Report,
+    is_foreign: bool = False,
 ) -> nn.Module:
-    """A model of diffusers with the checkpoint's weights. Raises `WeightsError` naming the tensor.
+    """A model of diffusers with these weights. Raises `WeightsError` naming the tensor.
 
-    What the class computes in float32 in any case stays in it.
+    What the class computes in float32 in any case stays in it. `is_foreign`: tensors may be named
+    as the model was published.
     """
-    module: nn.Module = sketch(kind, checkpoint.config)
+    module: nn.Module = sketch(kind, weights.config)
+    if is_foreign and any(t.name not in weights.tensors for t in _targets(module, weights)):
+        weights = in_own_names(module, weights)
     allocate(module, device, dtype)
-    load_tensors(checkpoint, _targets(module, checkpoint), report=report)
+    load_tensors(weights, _targets(module, weights), report=report)
     return module
 
 
@@ -77,6 +82,21 @@ def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
             return kind.from_config(fields).eval().requires_grad_(False)
     except _UNFIT as error:
         raise WeightsError(f"config.json is not usable as {kind.__name__}: {error}") from error
+
+
+def num_values(kind: Any, config: Mapping[str, Any]) -> int:
+    """How many numbers a part's weights are, by its configuration alone."""
+    if is_of_diffusers(kind):
+        module = sketch(kind, config)
+    else:
+        with torch.device("meta"):
+            module = kind(transformers_config(kind, config))
+    return sum(tensor.numel() for tensor in module.state_dict().values())
+
+
+def is_of_diffusers(kind: Any) -> bool:
+    """Whether a class is diffusers', and not transformers'."""
+    return bool(kind.__module__.startswith("diffusers."))
 
 
 def allocate(module: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -92,19 +112,26 @@ def allocate(module: Any, device: torch.device, dtype: torch.dtype) -> None:
 
 def open_transformers_module(
     kind: Any,
-    checkpoint: Checkpoint,
+    weights: Weights,
     *,
     device: torch.device,
     dtype: torch.dtype,
     report: Report,
+    is_foreign: bool = False,
 ) -> nn.Module:
-    """A model of transformers, by its own loading: names have changed with its releases."""
-    state = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    """A model of transformers, by its own loading: names have changed with its releases.
+
+    `is_foreign`: it may be a part of a whole checkpoint.
+    """
+    config = transformers_config(kind, weights.config)
+    if is_foreign:
+        weights = text_in_own_names(config, weights)
+    state = {name: weights.read(name) for name in weights.tensors}
     try:
         with without_progress_bar():
             module, info = kind.from_pretrained(
                 None,
-                config=kind.config_class.from_dict(_plain(checkpoint.config)),
+                config=config,
                 state_dict=state,
                 dtype=dtype,
                 ignore_mismatched_sizes=True,  # they are reported, and refused below
@@ -112,10 +139,18 @@ def open_transformers_module(
             )
     except _UNFIT as error:
         raise WeightsError(f"The weights are not usable as {kind.__name__}: {error}") from error
-    _check_complete(info, checkpoint)
+    _check_complete(info, weights)
     report(1.0)
     moved: nn.Module = module.to(device).eval().requires_grad_(False)
     return moved
+
+
+def transformers_config(kind: Any, config: Mapping[str, Any]) -> Any:
+    """The configuration as the class has it."""
+    try:
+        return kind.config_class.from_dict(_plain(config))
+    except _UNFIT as error:
+        raise WeightsError(f"config.json is not usable as {kind.__name__}: {error}") from error
 
 
 def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype, exact: frozenset[str]) -> torch.dtype:
@@ -124,9 +159,9 @@ def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype, exact: frozenset[st
     return torch.float32 if exact & set(name.split(".")) else dtype
 
 
-def _targets(module: Any, checkpoint: Checkpoint) -> list[Target]:
+def _targets(module: Any, weights: Weights) -> list[Target]:
     """Where each tensor goes. Names from before diffusers renamed its attention are known to it."""
-    names = {name: name for name in checkpoint.tensors}
+    names = {name: name for name in weights.tensors}
     module._fix_state_dict_keys_on_load(names)
     return [Target(names.get(name, name), tensor) for name, tensor in module.state_dict().items()]
 
@@ -142,9 +177,9 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+def _check_complete(info: Mapping[str, Any], weights: Weights) -> None:
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
             named = ", ".join(sorted(map(str, info[problem]))[:MAX_NAMED])
-            files = ", ".join(sorted({t.file for t in checkpoint.tensors.values()})[:MAX_NAMED])
+            files = ", ".join(sorted({t.file for t in weights.tensors.values()})[:MAX_NAMED])
             raise WeightsError(f"{problem.replace('_', ' ')} in {files}: {named}.")
