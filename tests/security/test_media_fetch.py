@@ -35,7 +35,7 @@ class Canary(BaseHTTPRequestHandler):
             self.send_header("content-encoding", "gzip")
         self.end_headers()
         if self.path == "/slow":
-            server.is_closing.wait(5)
+            server.is_closing.wait(30)
         self.wfile.write(PICTURE * (1000 if self.path == "/large" else 1))
 
     def log_message(self, *_: object) -> None:
@@ -73,7 +73,7 @@ class Names:
 
 
 def fetcher(canary: CanaryServer, names: Names, *domains: str, **given: object) -> MediaFetcher:
-    options: dict[str, object] = {"max_bytes": 1000, "timeout_s": 2.0, **given}
+    options: dict[str, object] = {"max_bytes": 1000, "timeout_s": 20.0, **given}
     return MediaFetcher(
         domains=domains or ("*",),
         resolver=names,
@@ -220,7 +220,8 @@ async def test_with_no_domain_nothing_is_even_resolved() -> None:
 async def test_answers_that_are_no_file_are_refused(
     path: str, complaint: str, canary: CanaryServer
 ) -> None:
-    fetch = fetcher(canary, Names(["127.0.0.1"]), allows=open_to_all, timeout_s=0.5)
+    timeout_s = 2.0 if path == "/slow" else 20.0
+    fetch = fetcher(canary, Names(["127.0.0.1"]), allows=open_to_all, timeout_s=timeout_s)
     with pytest.raises(InvalidRequest, match=complaint) as caught:
         await fetch.fetch(f"http://good.example:{canary.server_port}{path}", param="image_url")
     assert caught.value.param == "image_url"

@@ -84,7 +84,7 @@ class Embedder:
             case "mean":
                 return states_TC.float().mean(0)
             case "mean_sqrt":
-                return states_TC.float().sum(0) / len(states_TC) ** 0.5
+                return states_TC.float().sum(0) / float(len(states_TC) ** 0.5)
 
     def _vectors(self, pooled_NC: Tensor) -> Tensor:
         vectors_ND: Tensor = self._dense(pooled_NC)
