@@ -240,6 +240,27 @@ def test_at_full_strength_a_picture_is_drawn_from_words(name: str) -> None:
     assert not torch.allclose(near, plain)
 
 
+@pytest.mark.parametrize("name", ["FluxPipeline", "Flux2KleinPipeline"])
+def test_company_changes_nothing(name: str) -> None:
+    recipe, pools = open_recipe(name, parts_of(name)), CellPools()
+    requests = [
+        REQUEST,
+        MASKED,
+        replace(MASKED, strength=None, seed=5),
+        replace(REQUEST, sources=(), strength=None),
+        replace(REQUEST, strength=None, sampler="heun", num_steps=3),
+    ]
+    alone = [draw(recipe, request) for request in requests]
+    rows = [recipe.prepare(request, pools) for request in requests]
+    denoiser = Denoiser(open_model(recipe.model))
+    while running := [row for row in rows if not row.is_done]:
+        denoiser.step(running)
+    for row, expected in zip(rows, alone, strict=True):
+        assert distance(row.sample.sample, expected) < 1e-5
+        row.release()
+    assert pools.num_used == 0
+
+
 def test_a_picture_without_a_prompt_is_varied_without_a_second_branch() -> None:
     recipe = open_recipe("StableDiffusionPipeline", parts_of("StableDiffusionPipeline"))
     asked = replace(REQUEST, prompt="", negative_prompt="", strength=None)

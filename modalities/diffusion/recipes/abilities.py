@@ -167,6 +167,9 @@ _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
     }
 )
 
+PIPELINES = tuple(_ABILITIES)
+"""The class names there are."""
+
 
 def abilities_of(pipeline: str) -> Abilities:
     """The abilities of a pipeline's class name. Raises `WeightsError` if it is not known."""
