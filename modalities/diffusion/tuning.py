@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -19,7 +20,12 @@ from triptych.core.errors import InvalidRequest, NonFinite
 from triptych.modalities.diffusion.caches.calibration import Calibration
 from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
 from triptych.modalities.diffusion.caches.methods import CacheMethod, planned
-from triptych.modalities.diffusion.caches.planning import Measured, all_plans, expected_error
+from triptych.modalities.diffusion.caches.planning import (
+    Measured,
+    all_plans,
+    expected_error,
+    refined,
+)
 from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
 from triptych.modalities.diffusion.calibrate import calibrate, measured
 from triptych.modalities.diffusion.calibration_file import CalibratedRun, TriedPlan
@@ -35,6 +41,7 @@ ORDERS = (0, 1, 2)
 PEAK_DB = 99.0
 """What is written down for pictures that are equal."""
 _LEAST = 2
+_NUM_TRIES = 3  # plans of each price
 
 Report = Callable[[float], None]
 """Told the share of the work that is done."""
@@ -48,13 +55,12 @@ class Tuned:
     speedups: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Promise:
-    """A plan before it is tried: the one of the least expected error among all degrees."""
+class _Promise(NamedTuple):
+    """A plan before it is tried."""
 
-    mask: tuple[bool, ...]
-    order: int
     error: float
+    order: int
+    mask: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +91,20 @@ class Tuner:
         calibration, model, wholes = self._measure(parts, report)
         _, plain_s = self._draw(parts[0], None)
         promises = _promises(model, shares)
-        tried, speedups = [], []
+        best: dict[int, tuple[TriedPlan, float]] = {}
         for index, promise in enumerate(promises):
             report((index + 1) / (len(promises) + 1))
             method = planned(promise.mask, order=promise.order)
             drawn = [self._draw(part, method) for part in parts]
             pictures = [picture for part, _ in drawn for picture in part]
-            tried.append(_tried(promise, wholes, pictures))
-            speedups.append(plain_s / drawn[0][1])
+            plan = _tried(promise, wholes, pictures)
+            known = best.get(len(plan.computed))
+            if known is None or plan.low_psnr_db > known[0].low_psnr_db:
+                best[len(plan.computed)] = plan, plain_s / drawn[0][1]
         report(1.0)
-        run = _summary(requests, self._recipe, calibration, tried)
-        return Tuned(run=run, speedups=tuple(speedups))
+        plans, speedups = zip(*best.values(), strict=True)
+        run = _summary(requests, self._recipe, calibration, plans)
+        return Tuned(run=run, speedups=speedups)
 
     def _parts(self, requests: Sequence[PictureRequest]) -> list[list[_Subject]]:
         recipe, size = self._recipe, self._batch_size
@@ -152,21 +161,23 @@ class Tuner:
 
 
 def _promises(model: Measured, shares: Sequence[float]) -> list[_Promise]:
-    """The best plan for each share of the steps, of those that have one."""
+    """For each share of the steps that there are plans for, the most promising ones."""
     num_steps = len(model.points)
     wanted = sorted({max(_LEAST, round(share * num_steps)) for share in shares})
     wanted = [num_computed for num_computed in wanted if num_computed < num_steps]
-    best: dict[int, _Promise] = {}
+    found: dict[int, set[_Promise]] = {num_computed: set() for num_computed in wanted}
     for order in ORDERS if wanted else ():
         extrapolator = DividedDifferences(order)
-        for num_computed, mask in all_plans(model, extrapolator, max(wanted)).items():
-            error = expected_error(model, extrapolator, mask)
-            if num_computed not in best or error < best[num_computed].error:
-                best[num_computed] = _Promise(mask, order, error)
-    found = [best[num_computed] for num_computed in wanted if num_computed in best]
-    if not found:
+        plans = all_plans(model, extrapolator, max(wanted))
+        for num_computed in plans.keys() & found.keys():
+            path = plans[num_computed]
+            for mask in (path, refined(model, extrapolator, path)):
+                error = expected_error(model, extrapolator, mask)
+                found[num_computed].add(_Promise(error, order, mask))
+    promises = [promise for plans in found.values() for promise in sorted(plans)[:_NUM_TRIES]]
+    if not promises:
         raise InvalidRequest(f"Of {num_steps} steps none can be skipped: calibrate for more.")
-    return found
+    return promises
 
 
 def _tried(promise: _Promise, wholes: Sequence[Tensor], pictures: Sequence[Tensor]) -> TriedPlan:

@@ -13,7 +13,12 @@ from torch import Tensor
 from triptych.modalities.diffusion.caches.calibration import Calibration
 from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
 from triptych.modalities.diffusion.caches.methods import planned
-from triptych.modalities.diffusion.caches.planning import Measured, expected_error, plan_steps
+from triptych.modalities.diffusion.caches.planning import (
+    Measured,
+    expected_error,
+    plan_steps,
+    refined,
+)
 from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.cells import CellPools
 
@@ -112,6 +117,28 @@ def test_a_plan_beats_even_skipping_and_fewer_steps_at_equal_compute() -> None:
         error = (ours - exact).square().mean()
         assert error < 0.63 * (theirs - exact).square().mean()  # 2 dB
         assert error < 0.63 * (fewer - exact).square().mean()
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_a_refined_plan_is_as_dear_and_no_move_makes_it_better(order: int) -> None:
+    _, measured = uncached(MixtureFlow(), 1, "flow euler", 20)
+    extrapolator = DividedDifferences(order)
+    for num_computed in (5, 9):
+        plan = plan_steps(measured, extrapolator, num_computed)
+        better = refined(measured, extrapolator, plan)
+        assert sum(better) == num_computed
+        assert better[0]
+        assert better[-1]
+        assert max(np.diff(np.flatnonzero(better))) <= 9
+        error = expected_error(measured, extrapolator, better)
+        assert error <= expected_error(measured, extrapolator, plan)
+        for step in np.flatnonzero(better)[1:-1]:
+            for other in (step - 1, step + 1):
+                moved = list(better)
+                if 0 < other < 19 and not moved[other]:
+                    moved[step], moved[other] = False, True
+                    if max(np.diff(np.flatnonzero(moved))) <= 9:
+                        assert expected_error(measured, extrapolator, moved) >= error * (1 - 1e-6)
 
 
 def test_impossible_plans_are_refused() -> None:
