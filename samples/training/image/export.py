@@ -1,0 +1,95 @@
+"""Export: checkpoints to a folder in the hub's layout, which diffusers' FluxPipeline opens.
+
+Owns the folder's files, and the small linear map that shows latents as a picture.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from codec_training import LATENT_CHANNELS, new_codec
+from corpus import pixels_of, read_records, to_latents
+from diffusers import AutoencoderDC, FlowMatchEulerDiscreteScheduler, FluxPipeline
+from model_training import Model
+from pictures.compositions import Catalogue
+from pictures.sprites import Sprites
+from safetensors.torch import save_file
+from text import new_tokenizer
+from torch import Tensor
+from torch.nn import functional
+from transformers import BertModel
+
+_LONGEST = 512
+_DOWNSCALE = 8
+
+
+def export(folder: Path, out: Path, catalogue: Catalogue, sprites: Sprites) -> None:
+    """Write the pipeline in bfloat16, and `preview.safetensors` beside its model_index.json."""
+    state = torch.load(folder / "model.pt", weights_only=True, map_location="cpu")
+    tokens = sorted(state["tokens"], key=state["tokens"].__getitem__)
+    model = Model(torch.randn(len(tokens), 384))
+    model.load_state_dict(state["mean"])
+    codec = open_codec(folder)
+    scale = json.loads((folder / "latents.json").read_text(encoding="utf-8"))
+    codec.register_to_config(
+        scaling_factor=1 / scale["deviation"],
+        shift_factor=scale["mean"],
+        block_out_channels=codec.config["decoder_block_out_channels"],
+    )
+    for reader in (model.readers.whole, model.readers.words):
+        lengthen(reader, _LONGEST)
+    pipeline = FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=codec,
+        text_encoder=model.readers.whole,
+        tokenizer=new_tokenizer(tokens),
+        text_encoder_2=model.readers.words,
+        tokenizer_2=new_tokenizer(tokens),
+        transformer=model.transformer,
+    )
+    pipeline.to(torch.bfloat16).save_pretrained(out)
+    save_file(preview_map(folder, catalogue, sprites), out / "preview.safetensors")
+
+
+def open_codec(folder: Path) -> AutoencoderDC:
+    """The trained codec."""
+    codec = new_codec()
+    state = torch.load(folder / "codec.pt", weights_only=True, map_location="cpu")
+    codec.load_state_dict(state["codec"])
+    return codec.eval()
+
+
+def lengthen(reader: BertModel, length: int) -> None:
+    """Let a reader take more filling: all positions after the last trained one are alike.
+
+    FluxPipeline fills prompts up to 512 tokens unless it is told otherwise.
+    """
+    old = reader.embeddings.position_embeddings
+    new = torch.nn.Embedding(length, old.embedding_dim)
+    with torch.no_grad():
+        new.weight.copy_(old.weight[torch.arange(length).clamp(max=len(old.weight) - 1)])
+    reader.embeddings.position_embeddings = new
+    reader.embeddings.register_buffer("position_ids", torch.arange(length)[None], persistent=False)
+    reader.embeddings.register_buffer(
+        "token_type_ids", torch.zeros(1, length, dtype=torch.long), persistent=False
+    )
+    reader.config.max_position_embeddings = length
+
+
+def preview_map(folder: Path, catalogue: Catalogue, sprites: Sprites) -> dict[str, Tensor]:
+    """`weight` `[3, C]` and `bias` `[3]`: latents as the model has them to RGB in 0..1.
+
+    By least squares over pictures made eight times smaller.
+    """
+    latents = np.load(folder / "latents.npy", mmap_mode="r")[:512].astype(np.float32)
+    scale = json.loads((folder / "latents.json").read_text(encoding="utf-8"))
+    rows = [record.composition for record in read_records(folder)[: len(latents)]]
+    pixels = functional.avg_pool2d(pixels_of(rows, catalogue, sprites), _DOWNSCALE) / 2 + 0.5
+    clean = to_latents((torch.from_numpy(latents) - scale["mean"]) / scale["deviation"])
+    inputs = clean.permute(0, 2, 3, 1).reshape(-1, LATENT_CHANNELS)
+    inputs = torch.cat((inputs, torch.ones(len(inputs), 1)), 1)
+    found = torch.linalg.lstsq(inputs, pixels.permute(0, 2, 3, 1).reshape(-1, 3)).solution
+    return {"weight": found[:-1].T.contiguous(), "bias": found[-1].contiguous()}

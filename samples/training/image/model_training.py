@@ -1,0 +1,290 @@
+"""Training of the model: captions and noise to latents, along straight lines (flow matching).
+
+Owns the model's size, loss and loop. First the model learns the flow itself. Then it is its own
+teacher: a frozen copy, asked with and without the caption, shows where guidance of each strength
+would lead, and the model learns to go there when told the strength, in one pass instead of two, as
+FLUX.1-dev does.
+
+Shapes: B pictures, T tokens, C channels.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from codec_training import LATENT_CHANNELS
+from corpus import Corpus
+from diffusers import FluxTransformer2DModel
+from rich.progress import Progress
+from text import MAX_TOKENS, POOLED_SIZE, WORDS_SIZE, Readers, choose_tokens, new_tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import BertTokenizer
+
+STRONGEST_GUIDANCE = 6.0
+_DROPPED = 0.1
+_MOMENTUM = 0.995
+_SHORTEST = 16
+_LONG_SHARE = 0.12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTraining:
+    """How the model is trained."""
+
+    minutes: float = 60.0
+    guided_minutes: float = 8.0
+    """The last of them, for guidance."""
+    num_rows: int = 128
+    learning_rate: float = 2e-3
+    seed: int = 0
+
+
+class Model(nn.Module):
+    """Readers and transformer, as FLUX joins them."""
+
+    def __init__(self, embeddings: Tensor) -> None:
+        super().__init__()
+        self.readers = Readers(embeddings)
+        self.transformer = FluxTransformer2DModel(
+            in_channels=4 * LATENT_CHANNELS,
+            num_layers=2,
+            num_single_layers=4,
+            attention_head_dim=64,
+            num_attention_heads=4,
+            joint_attention_dim=WORDS_SIZE,
+            pooled_projection_dim=POOLED_SIZE,
+            guidance_embeds=True,
+            axes_dims_rope=(16, 24, 24),
+        )
+        for name, parameter in self.transformer.named_parameters():
+            if is_modulation(name) or name.startswith("proj_out."):
+                nn.init.zeros_(parameter)
+
+    def forward(self, noisy: Tensor, level: Tensor, ids: Tensor, guidance: Tensor) -> Tensor:
+        """Velocities `[B, T, C]` at noise levels `[B]` in 0..1."""
+        words, whole = self.readers(ids)
+        side = round(noisy.shape[1] ** 0.5)
+        places = noisy.new_zeros(side, side, 3)
+        places[..., 1] = torch.arange(side)[:, None]
+        places[..., 2] = torch.arange(side)[None]
+        velocity: Tensor = self.transformer(
+            noisy,
+            encoder_hidden_states=words,
+            pooled_projections=whole,
+            timestep=level,
+            guidance=guidance,
+            img_ids=places.view(-1, 3),
+            txt_ids=noisy.new_zeros(ids.shape[1], 3),
+            return_dict=False,
+        )[0]
+        return velocity
+
+
+def is_modulation(name: str) -> bool:
+    """Whether a parameter of the transformer scales or shifts by time, text and guidance."""
+    return (".norm" in name and ".linear." in name) or name.startswith("norm_out.")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Latents `[B, T, C]`, ids of captions and of nothing `[B, L]`."""
+
+    clean: Tensor
+    ids: Tensor
+    empty_ids: Tensor
+
+    def split(self, num_parts: int) -> list[Batch]:
+        """The batch as equal parts."""
+        parts = (tensor.chunk(num_parts) for tensor in (self.clean, self.ids, self.empty_ids))
+        return [Batch(*part) for part in zip(*parts, strict=True)]
+
+
+class ModelTrainer:
+    """Model, its running mean, optimisers, and where they stand."""
+
+    def __init__(self, folder: Path, minilm: Path, options: ModelTraining) -> None:
+        torch.manual_seed(options.seed)
+        self.options, self.folder = options, folder
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.corpus = Corpus(folder)
+        tokens, embeddings = choose_tokens(minilm, self.corpus.captions())
+        self.tokenizer = new_tokenizer(tokens)
+        self.model = Model(embeddings).to(self.device)
+        self.mean = copy.deepcopy(self.model).eval().requires_grad_(False)
+        self.teacher: Model | None = None
+        self.optimizers = _optimizers(self.model, options.learning_rate)
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        # On a CPU, a thread for each part of a batch waits less than threads within each layer.
+        self._num_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
+        self.path = folder / "model.pt"
+        self.num_iterations, self.spent_s, self.loss = 0, 0.0, 1.0
+        if self.path.exists():
+            self._restore()
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether the flow is learnt, and guidance is due."""
+        return self.spent_s >= (self.options.minutes - self.options.guided_minutes) * 60
+
+    def train(self) -> None:
+        """Until the minutes are spent; a checkpoint every three."""
+        total_s, saved_s = self.options.minutes * 60, self.spent_s
+        with Progress() as progress:
+            task = progress.add_task("Model", total=total_s)
+            for batch in self._batches():
+                began_s = time.monotonic()
+                self.step(batch)
+                self.spent_s += time.monotonic() - began_s
+                label = f"{self.num_iterations} {'guided ' * self.is_guided}{self.loss:.4f}"
+                progress.update(task, completed=self.spent_s, description=label)
+                is_over = self.spent_s >= total_s
+                if self.spent_s - saved_s > 180 or is_over:
+                    self.save()
+                    saved_s = self.spent_s
+                    progress.console.print(f"{label} {self.spent_s:.0f} s")
+                if is_over:
+                    return
+
+    def _batches(self) -> Iterator[Batch]:
+        rng = np.random.default_rng((self.options.seed, self.num_iterations))
+        while True:
+            order = rng.permutation(len(self.corpus))
+            for first in range(0, len(order) - self.options.num_rows, self.options.num_rows):
+                numbers = order[first : first + self.options.num_rows]
+                clean, captions = self.corpus.batch(numbers, rng)
+                if not self.is_guided:
+                    captions = ["" if rng.random() < _DROPPED else said for said in captions]
+                length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORTEST
+                ids = tokenize(self.tokenizer, captions, length)
+                empty = tokenize(self.tokenizer, [""], ids.shape[1]).expand_as(ids)
+                yield Batch(*(tensor.to(self.device) for tensor in (clean, ids, empty)))
+
+    def step(self, batch: Batch) -> None:
+        """One update."""
+        self._set_rates()
+        if self.is_guided and self.teacher is None:
+            self.teacher = copy.deepcopy(self.mean)
+        found = list(self._pool.map(self._gradients, batch.split(self._num_workers)))
+        losses, gradients = zip(*found, strict=True)
+        for parameter, parts in zip(self._trained, zip(*gradients, strict=True), strict=True):
+            given = [part for part in parts if part is not None]
+            parameter.grad = torch.stack(given).mean(0) if given else None
+        nn.utils.clip_grad_norm_(self._trained, 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.num_iterations += 1
+        self.loss += 0.02 * (sum(losses) / len(losses) - self.loss)
+        self._update_mean()
+
+    def _gradients(self, batch: Batch) -> tuple[float, tuple[Tensor | None, ...]]:
+        """The loss of part of a batch, and the gradients of all that is trained."""
+        rows = len(batch.clean)
+        noise = torch.randn_like(batch.clean)
+        level = torch.randn(rows, device=self.device).sigmoid()
+        share = level[:, None, None]
+        noisy = (1 - share) * batch.clean + share * noise
+        guidance = 1 + (STRONGEST_GUIDANCE - 1) * torch.rand(rows, device=self.device)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            if self.teacher is None:
+                target = noise - batch.clean
+            else:
+                target = _guided(self.teacher, noisy, level, batch, guidance)
+            velocity = self.model(noisy, level, batch.ids, guidance)
+        loss = functional.mse_loss(velocity.float(), target)
+        return loss.item(), torch.autograd.grad(loss, self._trained, allow_unused=True)
+
+    def _set_rates(self) -> None:
+        total_s, guided_s = self.options.minutes * 60, self.options.guided_minutes * 60
+        if self.is_guided:
+            rate = 0.3 * (total_s - self.spent_s) / max(guided_s, 1)
+        else:
+            rate = 1 - self.spent_s / (total_s - guided_s)
+        warm = min(1.0, (self.num_iterations + 1) / 50)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.options.learning_rate * warm * max(rate, 0.01)
+
+    @torch.no_grad()
+    def _update_mean(self) -> None:
+        momentum = min(_MOMENTUM, self.num_iterations / (self.num_iterations + 10))
+        for kept, new in zip(self.mean.parameters(), self.model.parameters(), strict=True):
+            kept.lerp_(new, 1 - momentum)
+
+    def save(self) -> None:
+        """A checkpoint, whole or not at all."""
+        state = {
+            "model": self.model.state_dict(),
+            "mean": self.mean.state_dict(),
+            "teacher": self.teacher.state_dict() if self.teacher else None,
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "tokens": self.tokenizer.get_vocab(),
+            "num_iterations": self.num_iterations,
+            "spent_s": self.spent_s,
+            "loss": self.loss,
+        }
+        draft = self.path.with_suffix(".tmp")
+        torch.save(state, draft)
+        draft.replace(self.path)
+
+    def _restore(self) -> None:
+        state = torch.load(self.path, weights_only=True, map_location=self.device)
+        self.model.load_state_dict(state["model"])
+        self.mean.load_state_dict(state["mean"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.num_iterations, self.spent_s = state["num_iterations"], state["spent_s"]
+        self.loss = state["loss"]
+        if state["teacher"] and self.is_guided:
+            self.teacher = copy.deepcopy(self.mean)
+            self.teacher.load_state_dict(state["teacher"])
+
+
+@torch.no_grad()
+def _guided(teacher: Model, noisy: Tensor, level: Tensor, batch: Batch, guidance: Tensor) -> Tensor:
+    """Where guidance leads, by a teacher that knows none."""
+    told = teacher(noisy, level, batch.ids, guidance).float()
+    untold = teacher(noisy, level, batch.empty_ids, guidance).float()
+    return untold + guidance[:, None, None] * (told - untold)
+
+
+def tokenize(tokenizer: BertTokenizer, prompts: list[str], shortest: int) -> Tensor:
+    """Ids `[B, L]`, filled up to the longest prompt's length, or `shortest` if that is more."""
+    read = tokenizer(prompts, truncation=True, max_length=MAX_TOKENS)["input_ids"]
+    length = max(shortest, *map(len, read))
+    padded = [row + [tokenizer.pad_token_id] * (length - len(row)) for row in read]
+    return torch.tensor(padded)
+
+
+def _work_alone() -> None:
+    torch.set_num_threads(1)
+
+
+def _optimizers(model: Model, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for all else."""
+    matrices = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 2
+        and not is_modulation(name.removeprefix("transformer."))
+        and ("transformer_blocks" in name or "encoder.layer" in name)
+    ]
+    chosen = set(map(id, matrices))
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
+    return [
+        torch.optim.Muon(matrices, rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, rate, (0.9, 0.98), weight_decay=0.01),
+    ]
+
+
+def train_model(folder: Path, minilm: Path, options: ModelTraining) -> None:
+    """Train, or go on training, the model on the corpus in `folder`."""
+    ModelTrainer(folder, minilm, options).train()

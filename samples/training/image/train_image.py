@@ -1,0 +1,133 @@
+"""Train the embedded image model, from nothing to the folder that ships.
+
+    pip install 'triptych[recipes]'
+    cd samples/training/image
+    python train_image.py data     --folder RUN
+    python train_image.py codec    --folder RUN --minutes 18
+    python train_image.py latents  --folder RUN
+    python train_image.py model    --folder RUN --minutes 60
+    python train_image.py export   --folder RUN --out RUN/export
+    python train_image.py evaluate --folder RUN --model RUN/export
+
+Each stage goes on where it stopped. See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `pictures`
+
+
+def main() -> None:
+    """Run one stage."""
+    options = _parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    stages = {
+        "data": _data,
+        "codec": _codec,
+        "latents": _latents,
+        "model": _model,
+        "export": _export,
+        "evaluate": _evaluate,
+    }
+    stages[options.stage](options)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "stage", choices=("data", "codec", "latents", "model", "export", "evaluate")
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
+    parser.add_argument("--pictures", type=int, default=40_000, help="data: how many to compose")
+    parser.add_argument("--minutes", type=float, default=18.0, help="codec, model: in all")
+    parser.add_argument(
+        "--encoder-minutes", type=float, default=10.0, help="codec: then latents are final"
+    )
+    parser.add_argument(
+        "--guided-minutes", type=float, default=8.0, help="model: the last ones, for guidance"
+    )
+    parser.add_argument("--rows", type=int, default=128, help="model: pictures of a batch")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="codec, model: peak")
+    parser.add_argument("--out", type=Path, help="export: where to")
+    parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
+    parser.add_argument("--sheet", type=Path, help="evaluate: draw 64 prompts into this file")
+    parser.add_argument("--guidance", type=float, default=3.5, help="evaluate: strength")
+    parser.add_argument("--steps", type=int, default=28, help="evaluate: steps a picture")
+    return parser.parse_args()
+
+
+def _data(options: argparse.Namespace) -> None:
+    from corpus import write_compositions
+    from pictures.compositions import open_catalogue
+    from pictures.sprites import fetch_sprites
+    from text import fetch_minilm
+
+    fetch_sprites(options.folder / "sprites")
+    fetch_minilm(options.folder / "minilm")
+    write_compositions(options.folder, open_catalogue(), options.pictures)
+
+
+def _codec(options: argparse.Namespace) -> None:
+    from codec_training import CodecTraining, train_codec
+    from pictures.sprites import fetch_sprites
+
+    training = CodecTraining(
+        minutes=options.minutes,
+        encoder_minutes=options.encoder_minutes,
+        learning_rate=options.learning_rate,
+    )
+    train_codec(options.folder, fetch_sprites(options.folder / "sprites"), training)
+
+
+def _latents(options: argparse.Namespace) -> None:
+    from corpus import write_latents
+    from export import open_codec
+    from pictures.compositions import open_catalogue
+    from pictures.sprites import fetch_sprites
+
+    sprites = fetch_sprites(options.folder / "sprites")
+    write_latents(options.folder, open_codec(options.folder), open_catalogue(), sprites)
+
+
+def _model(options: argparse.Namespace) -> None:
+    from model_training import ModelTraining, train_model
+
+    training = ModelTraining(
+        minutes=options.minutes,
+        guided_minutes=options.guided_minutes,
+        num_rows=options.rows,
+        learning_rate=options.learning_rate,
+    )
+    train_model(options.folder, options.folder / "minilm", training)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from export import export
+    from pictures.compositions import open_catalogue
+    from pictures.sprites import fetch_sprites
+
+    out = options.out or options.folder / "export"
+    export(options.folder, out, open_catalogue(), fetch_sprites(options.folder / "sprites"))
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from evaluation import Drawing, evaluate
+    from pictures.compositions import open_catalogue
+    from pictures.sprites import fetch_sprites
+
+    drawing = Drawing(num_steps=options.steps, guidance=options.guidance)
+    model = options.model or options.folder / "export"
+    sprites = fetch_sprites(options.folder / "sprites")
+    evaluate(options.folder, model, drawing, open_catalogue(), sprites, options.sheet)
+
+
+if __name__ == "__main__":
+    main()
