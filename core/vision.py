@@ -58,6 +58,17 @@ class PictureSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """Positions that are filled."""
         return sum(length for _, length in self.runs)
 
+    def mark(self, start: int, stop: int) -> bytes:
+        """Which of its features fill which of the positions `start .. stop - 1`; empty if none."""
+        parts, num_before = [], 0
+        for first, length in self.runs:
+            low, high = max(first, start), min(first + length, stop)
+            if low < high:
+                place = struct.pack("<3q", low - start, high - start, num_before + low - first)
+                parts.append(self.digest + place)
+            num_before += length
+        return b"".join(parts)
+
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """A picture in a prompt. `inputs` are what its encoder is called with, by name."""

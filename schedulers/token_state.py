@@ -126,9 +126,8 @@ class Row:
             self.keys.append(page_key(parent, self.token_ids(start, stop), self._seen(start, stop)))
 
     def _seen(self, start: int, stop: int) -> bytes:
-        """The digests of the pictures that positions `start .. stop - 1` belong to."""
-        spans = (picture.span for picture in self.request.pictures)
-        return b"".join(s.digest for s in spans if s.start < stop and start < s.end)
+        """What pictures there are at positions `start .. stop - 1`, and where."""
+        return b"".join(picture.span.mark(start, stop) for picture in self.request.pictures)
 
 
 @dataclass(slots=True, eq=False)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from triptych.core.errors import WeightsError
 from triptych.core.layers.attention import Attention
-from triptych.core.layers.decoder import Decoder, DecoderStack, Mlp
+from triptych.core.layers.decoder import Decoder, DecoderLayer, DecoderStack, Mlp
 from triptych.core.layers.linear import Linear
+from triptych.core.layers.norm import RMSNorm
 from triptych.core.weights.loading import Target
 
 _EMBEDDING = ".embed_tokens.weight"
@@ -55,16 +56,19 @@ def stack_targets(stack: DecoderStack, prefix: str) -> Iterator[Target]:
     yield Target(f"{prefix}.norm.weight", stack.norm.weight_C)
     for index, layer in enumerate(stack.layers):
         name = f"{prefix}.layers.{index}"
-        norms = (layer.input_norm, layer.mlp_norm)
-        names = ("input_layernorm", "post_attention_layernorm")
-        if layer.post_norms is not None:
-            after_attention, after_mlp = layer.post_norms
-            norms = (layer.input_norm, after_attention, layer.mlp_norm, after_mlp)
-            names = (*names, "pre_feedforward_layernorm", "post_feedforward_layernorm")
-        for norm_name, norm in zip(names, norms, strict=True):
+        for norm_name, norm in _norms(layer).items():
             yield Target(f"{name}.{norm_name}.weight", norm.weight_C)
         yield from _attention_targets(f"{name}.self_attn", layer.attention)
         yield from mlp_targets(f"{name}.mlp", layer.mlp)
+
+
+def _norms(layer: DecoderLayer) -> dict[str, RMSNorm]:
+    """The second name means another norm where a layer has four."""
+    norms = {"input_layernorm": layer.input_norm, "post_attention_layernorm": layer.mlp_norm}
+    if layer.post_norms is not None:
+        norms["pre_feedforward_layernorm"] = layer.mlp_norm
+        norms["post_attention_layernorm"], norms["post_feedforward_layernorm"] = layer.post_norms
+    return norms
 
 
 def is_unused(name: str) -> bool:

@@ -23,15 +23,7 @@ def root_key(namespace: bytes, *, adapter: str = "", tenant: str = "") -> bytes:
 def page_key(parent: bytes, token_ids: Sequence[int], contents: bytes = b"") -> bytes:
     """The key of a full page of `token_ids` that follows the page called `parent`.
 
-    `contents` are the digests of what ids alone do not name with all 256 bits: pictures.
+    `contents` name with all 256 bits what ids alone do not: pictures, and where they are.
     """
     packed = struct.pack(f"<{len(token_ids)}q", *token_ids)
     return hashlib.sha256(parent + packed + contents).digest()
-
-
-def page_keys(root: bytes, token_ids: Sequence[int], page_size: int) -> list[bytes]:
-    """The chained keys of every full page of `token_ids`; a partial last page has none."""
-    keys: list[bytes] = []
-    for start in range(0, len(token_ids) - page_size + 1, page_size):
-        keys.append(page_key(keys[-1] if keys else root, token_ids[start : start + page_size]))
-    return keys

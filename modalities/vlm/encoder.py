@@ -51,13 +51,13 @@ class Scaling:
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """In float32."""
-        mean_C, std_C = (torch.tensor(x, device=values.device) for x in (self.mean, self.std))
-        scaled = values.float().mul_(self.factor)
+        shape_C = (-1, 1) if values.dim() == 2 else (-1, 1, 1)
+        mean, std = (torch.tensor(x, device=values.device) for x in (self.mean, self.std))
+        scaled: torch.Tensor = values.float().mul_(self.factor)
         if values.dim() == 2:
-            patches = scaled.unflatten(1, (len(mean_C), -1))
-            scaled = patches.sub_(mean_C[:, None]).div_(std_C[:, None]).flatten(1)
-            return scaled
-        return scaled.sub_(mean_C[:, None, None]).div_(std_C[:, None, None])
+            scaled = scaled.unflatten(1, (len(self.mean), -1))
+        scaled.sub_(mean.view(shape_C)).div_(std.view(shape_C))
+        return scaled.flatten(1) if values.dim() == 2 else scaled
 
 
 class PictureEncoder:

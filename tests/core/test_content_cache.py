@@ -95,3 +95,24 @@ def test_a_budget_of_nothing_keeps_what_is_in_use_alone() -> None:
     assert cache.num_bytes == 0
     with pytest.raises(ValueError, match="negative"):
         ContentCache(-1, copy=bytes)
+
+
+def test_a_cache_is_bounded_in_entries_too() -> None:
+    cache: ContentCache[str] = ContentCache(100, copy=str, max_entries=2)
+    for key in "abc":
+        cache.insert(key, key, 1)
+        assert cache.num_references == 1
+        cache.release(key)
+        cache.check()
+    assert len(cache) == 2
+    assert cache.acquire("a") is None
+
+
+def test_without_entries_values_last_while_they_are_in_use() -> None:
+    cache: ContentCache[str] = ContentCache(100, copy=str, max_entries=0)
+    cache.insert("a", "a", 1)
+    assert cache.acquire("a") == "a"
+    cache.release("a")
+    cache.release("a")
+    cache.check()
+    assert len(cache) == 0

@@ -3,10 +3,11 @@
 import hashlib
 import struct
 
+from fakes_keys import page_keys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.core.kv.keys import page_key, page_keys, root_key
+from triptych.core.kv.keys import page_key, root_key
 
 _TEXT = st.text(max_size=4)
 
@@ -44,3 +45,7 @@ def test_keys_are_shared_just_as_far_as_tokens_are(one: list[int], other: list[i
 
 def test_only_full_pages_have_keys() -> None:
     assert [len(page_keys(b"r", range(n), 4)) for n in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
+
+
+def test_contents_that_ids_do_not_name_are_part_of_the_key() -> None:
+    assert len({page_key(b"r", (1, 2), contents) for contents in (b"", b"x", b"y")}) == 3

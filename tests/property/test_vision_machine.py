@@ -1,0 +1,37 @@
+"""Prompts with pictures live at random: nothing is shared that differs, lost or leaked."""
+
+from __future__ import annotations
+
+import pytest
+from fakes_seeing import SeeingWorld, live, see
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PARTS = st.lists(
+    st.integers(1, 6) | st.tuples(st.sampled_from("abc"), st.sampled_from((1, 2, 5, 8))),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_lives(seed: int) -> None:
+    world = live(seed, 120)
+    for job_id in world.jobs:
+        said = world.output_ids(job_id)
+        if job_id not in world.runner.bad_jobs:
+            assert said == world.answer(job_id)[: len(said)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(PARTS, min_size=2, max_size=4))
+def test_pictures_behind_equal_ids_never_share_a_page(prompts: list[list[object]]) -> None:
+    """All picture positions have one id: pages differ by the pictures' digests alone."""
+    world = SeeingWorld(num_pages=120, page_size=4, max_length=64, max_entries=2)
+    for index, parts in enumerate(prompts):
+        world.submit(str(index), see(*parts, 1, max_tokens=3))
+        if index % 2:
+            world.run()
+    world.finish_all()
+    for job_id in world.jobs:
+        assert world.output_ids(job_id) == world.answer(job_id)
