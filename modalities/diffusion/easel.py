@@ -68,7 +68,7 @@ class Easel:
         async with aclosing(self.drawing):
             async for delta in self.drawing:
                 if self._note(delta):
-                    files[delta.picture] = await self._file(delta)
+                    files[delta.picture] = await asyncio.to_thread(self._file, delta)
         return [files[index] for index in sorted(files)]
 
     async def events(self) -> AsyncGenerator[BaseModel, None]:
@@ -81,8 +81,8 @@ class Easel:
                     yield self._progress(delta)
                 if delta.pixels is None:
                     continue
-                shown = {**self._about(), "index": delta.picture}
-                shown["b64_json"] = base64.b64encode(await self._file(delta)).decode()
+                text = await asyncio.to_thread(self._text, delta)
+                shown = {**self._about(), "index": delta.picture, "b64_json": text}
                 if is_finished:
                     yield self._completed(shown)
                 else:
@@ -143,13 +143,15 @@ class Easel:
             **shown,
         )
 
-    async def _file(self, delta: ImageDelta) -> bytes:
+    def _file(self, delta: ImageDelta) -> bytes:
         assert delta.pixels is not None
-        body, request = self.body, self.drawing.request
-        return await asyncio.to_thread(
-            encode_picture,
+        request = self.drawing.request
+        return encode_picture(
             delta.pixels,
-            kind=body.output_format,
-            compression=body.output_compression,
+            kind=self.body.output_format,
+            compression=self.body.output_compression,
             size=(request.width, request.height),
         )
+
+    def _text(self, delta: ImageDelta) -> str:
+        return base64.b64encode(self._file(delta)).decode()
