@@ -28,6 +28,7 @@ def loaded_by(*modules):
                 "triptych.core.http.app",
                 "triptych.core.http.server",
                 "triptych.modalities.llm.routes",
+                "triptych.modalities.diffusion.routes",
                 "triptych.modalities.tts.recognition.routes",
                 "triptych.modalities.tts.recognition.source",
             ],
