@@ -299,6 +299,7 @@ class DenoiseScheduler:
     def _accept_picture(self, picture: Picture, row: PictureRowResult, now_s: float) -> None:
         assert row.pixels is not None, "decoding yields a picture"
         self._counters.num_pictures += 1
+        self._state.widen()
         self._state.finish(picture)
         self._send(picture, now_s, row.pixels)
 

@@ -10,7 +10,8 @@ Owns the choice; changes nothing.
   one size as are over within the time that the others leave; one picture at least.
 - Pictures are let in as they came. One for which there is no room may be passed by smaller ones,
   but only so often. Paused jobs stand aside.
-- A step that ran out of memory makes later ones of its kind half as large at most.
+- A step that ran out of memory makes later ones of its kind half as large at most, until enough
+  pictures were done.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from triptych.core.images import ImageRequest
 from triptych.core.job import Job
 from triptych.schedulers.denoise_course import Stride, preview_strides, strides
 
+_GROWTH = 1.05  # by picture, so that want of memory at every turn still lets pictures be done
+
 
 class Stage(enum.Enum):
     """Where a picture stands, with steps in flight counted as done (but for what they tell)."""
@@ -156,7 +158,7 @@ class Step:
 class DenoiseState:
     """All of it: pictures in line, those begun, and those the runner is to let go of.
 
-    `max_size` bounds a step of a kind after one ran out of memory.
+    `max_size` bounds a step of a kind after one ran out of memory, for a while.
     """
 
     max_pictures: int
@@ -205,6 +207,11 @@ class DenoiseState:
             elif picture.stage is not Stage.OVER:
                 self._drop(picture)
             picture.stage = Stage.OVER
+
+    def widen(self) -> None:
+        """A picture is done: steps may become larger again, little by little."""
+        for kind in self.max_size:
+            self.max_size[kind] *= _GROWTH
 
     def take_back(self, piece: Piece) -> None:
         """Let a picture stand where it stood before a step that failed.

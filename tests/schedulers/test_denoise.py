@@ -375,6 +375,17 @@ def test_steps_that_do_not_fit_are_made_smaller(depth: int, max_fit: int) -> Non
     assert rig.painter.held == {}
 
 
+def test_steps_become_large_again_when_enough_pictures_were_done() -> None:
+    rig = Rig(painter=FakePainter(cost_s=FLAT, errors={2: OutOfMemory("for once")}))
+    for index in range(60):
+        rig.submit(f"j{index}", request_of(num_steps=3))
+    rig.run()
+    rows = rig.painter.rows_run
+    assert max(rows[:4]) == 4
+    assert max(rows) == 8
+    assert all(rig.pictures(f"j{index}") for index in range(60))
+
+
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_a_picture_that_does_not_even_fit_alone_fails(number: int) -> None:
     rig = Rig(painter=FakePainter(errors={number: OutOfMemory("too large")}))

@@ -1,0 +1,270 @@
+"""A thousand random events through the real scheduler and the real runner, on tiny models.
+
+Pictures come, are cancelled, pause and run out of memory in the middle of steps, in company and
+alone; whatever survives ends with the latents and the skips that it has when drawn by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+
+import pytest
+import torch
+from fakes import Recorder
+from fakes_painter import image_request, open_painter
+from torch import Tensor
+
+from triptych.core.denoise_plan import DenoisePlan
+from triptych.core.errors import OutOfMemory, TriptychError
+from triptych.core.images import ImageDelta, ImageRequest, Pixels, StepCache
+from triptych.core.job import Job
+from triptych.core.plan import StepResult
+from triptych.modalities.diffusion.caches.decisions import Decisions
+from triptych.modalities.diffusion.costs import DrawingCosts
+from triptych.modalities.diffusion.loader import measure
+from triptych.modalities.diffusion.painter import Painter, Picture
+from triptych.modalities.diffusion.runner import DenoiseRunner
+from triptych.schedulers.denoise import DenoiseScheduler
+
+NUM_REQUESTS = 18
+CLOSENESS = 1e-5
+CACHES = ("off", "planned", "taylorseer", "teacache", "first-block", "magcache")
+
+Skips = list[list[tuple[int, bool]]]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How a picture ended: its latents, and what each branch decided at which step."""
+
+    latents: Tensor
+    skips: Skips
+
+
+class Witness:
+    """Sees every picture before it is decoded, and can make a step run out of memory half-way."""
+
+    def __init__(self, painter: Painter, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.decoded: deque[Drawn] = deque()
+        self.fails_next = False
+        self._decided: dict[Decisions, list[tuple[int, bool]]] = {}
+        self._decode, self._advance, self._decide = (
+            painter.decode,
+            painter.advance,
+            Decisions._decide,
+        )
+        monkeypatch.setattr(painter, "decode", self.decode)
+        monkeypatch.setattr(painter, "advance", self.advance)
+        decided = self._decided
+
+        def decide(decisions: Decisions, step: int, distance: float) -> bool:
+            computes = self._decide(decisions, step, distance)
+            decided.setdefault(decisions, []).append((step, computes))
+            return computes
+
+        monkeypatch.setattr(Decisions, "_decide", decide)
+
+    def decode(self, picture: Picture) -> object:
+        slots = [branch.slot for branch in picture.row.branches if branch.slot is not None]
+        skips = [self._decided.pop(slot.decisions) for slot in slots]
+        self.decoded.append(Drawn(picture.row.sample.sample.clone(), skips))
+        return self._decode(picture)
+
+    def advance(self, pictures: list[Picture], num_steps: list[int], shown: list[bool]) -> None:
+        if self.fails_next:
+            self.fails_next = False
+            half = len(pictures) // 2
+            self._advance(pictures[:half], num_steps[:half], shown[:half])
+            raise torch.OutOfMemoryError("there is none left")
+        self._advance(pictures, num_steps, shown)
+
+
+class Studio:
+    """A scheduler and a runner with two plans in flight, as the engine has."""
+
+    def __init__(self, painter: Painter, witness: Witness, num_pictures: int) -> None:
+        costs = DrawingCosts.of(painter.recipe)
+        self.runner = DenoiseRunner(painter, torch.device("cpu"))
+        one = measure(painter, costs, image_request(), max_pixels=1 << 20)
+        self.scheduler = DenoiseScheduler(
+            model="m",
+            measure=lambda request: measure(painter, costs, request, max_pixels=1 << 20),
+            max_pictures=6,
+            max_state_bytes=num_pictures * one.state_bytes,
+            max_jobs=1000,
+            max_rows=6,
+        )
+        self.outputs = Recorder()
+        self.witness = witness
+        self.made: dict[int, tuple[Pixels, Drawn]] = {}
+        self.in_flight: deque[tuple[DenoisePlan, StepResult | TriptychError]] = deque()
+        self.num_steps = 0
+
+    def submit(self, job_id: str, request: ImageRequest) -> None:
+        job = Job(
+            job_id=job_id, model="m", request=request, sink=self.outputs, arrival_s=self.num_steps
+        )
+        self.scheduler.submit(job)
+
+    def step(self) -> bool:
+        while len(self.in_flight) < 2 and self._launch():
+            pass
+        if not self.in_flight:
+            return False
+        plan, outcome = self.in_flight.popleft()
+        if isinstance(outcome, TriptychError):
+            self.scheduler.fail(plan, outcome, float(self.num_steps))
+        else:
+            self.scheduler.commit(plan, outcome, float(self.num_steps))
+        self.scheduler.check()
+        return True
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+    def _launch(self) -> bool:
+        proposal = self.scheduler.propose(float(self.num_steps))
+        if proposal is None:
+            return False
+        plan = self.scheduler.book(proposal, self.num_steps, float(self.num_steps))
+        assert isinstance(plan, DenoisePlan)
+        self.num_steps += 1
+        try:
+            result = self.runner.launch(plan).result()
+        except OutOfMemory as error:
+            self.in_flight.append((plan, error))
+            return True
+        for row in result.rows if plan.kind == "decode" else ():
+            assert row.pixels is not None
+            self.made[id(row.pixels)] = row.pixels, self.witness.decoded.popleft()
+        self.in_flight.append((plan, result))
+        return True
+
+    def drawn(self, job_id: str) -> dict[int, Drawn]:
+        """The pictures that a job was sent: what was made and thrown away does not count."""
+        deltas = [output.payload for output in self.outputs.outputs[job_id]]
+        return {
+            delta.picture: self.made[id(delta.pixels)][1]
+            for delta in deltas
+            if isinstance(delta, ImageDelta) and delta.pixels and delta.partial_index < 0
+        }
+
+
+def requests(rng: random.Random) -> list[ImageRequest]:
+    """Different in all that rows of a batch may differ in."""
+    return [
+        image_request(
+            seed=100 + index,
+            prompt=rng.choice(["a red apple", "a blue car on a yellow background"]),
+            width=rng.choice([64, 64, 96]),
+            num_steps=rng.randint(3, 7),
+            num_images=rng.choice([1, 1, 1, 2]),
+            guidance_scale=rng.choice([1.0, 4.0]),
+            cache=StepCache(name=CACHES[index % len(CACHES)]),  # type: ignore[arg-type]
+            num_partials=rng.randint(0, 2),
+            has_progress=rng.random() < 0.3,
+        )
+        for index in range(NUM_REQUESTS)
+    ]
+
+
+class Crowd:
+    """What happens to a studio, and to whom."""
+
+    def __init__(self, studio: Studio, witness: Witness, asked: list[ImageRequest]) -> None:
+        self.studio, self.witness, self.asked = studio, witness, asked
+        self.rng = random.Random(11)
+        self.jobs: dict[str, ImageRequest] = {}
+        self.cancelled: set[str] = set()
+
+    def happen(self) -> None:
+        event = self.rng.choices(
+            ("come", "cancel", "pause", "gap", "memory", "step"), (5, 3, 3, 1, 1, 12)
+        )[0]
+        if event == "come":
+            job_id = f"j{len(self.jobs)}"
+            self.jobs[job_id] = self.rng.choice(self.asked)
+            self.studio.submit(job_id, self.jobs[job_id])
+        elif event == "gap":
+            self.studio.scheduler.set_gap(self.rng.choice([0.001, float("inf"), float("inf")]))
+        elif event == "memory":
+            self.witness.fails_next = True
+        elif event == "step":
+            self.studio.step()
+        elif self.jobs:
+            self.bother(self.rng.choice(list(self.jobs)), event)
+
+    def bother(self, job_id: str, event: str) -> None:
+        if event == "pause":
+            self.studio.scheduler.set_paused(job_id, self.rng.random() < 0.5)
+            return
+        if self.studio.outputs.final(job_id) is None:
+            self.cancelled.add(job_id)
+        self.studio.scheduler.cancel(job_id)
+
+    def end(self) -> None:
+        self.witness.fails_next = False
+        for job_id in self.jobs:
+            self.studio.scheduler.set_paused(job_id, False)
+        self.studio.run()
+
+
+def drawn_alone(painter: Painter, witness: Witness, asked: list[ImageRequest]) -> list[list[Drawn]]:
+    """What comes of each request when there is no other, picture by picture."""
+    found = []
+    for request in asked:
+        studio = Studio(painter, witness, num_pictures=20)
+        studio.submit("it", request)
+        studio.run()
+        found.append([drawn for _, drawn in sorted(studio.drawn("it").items())])
+    return found
+
+
+def check_ends(crowd: Crowd) -> int:
+    """Every job had one final output, and all it should have; returns how many were drawn."""
+    outputs, num_drawn = crowd.studio.outputs, 0
+    for job_id, request in crowd.jobs.items():
+        finals = [output.is_final for output in outputs.outputs[job_id]]
+        assert finals == [False] * (len(finals) - 1) + [True]
+        error = outputs.error_code(job_id)
+        if job_id in crowd.cancelled:
+            assert error is None
+        elif error is not None:
+            assert error == OutOfMemory.code
+        else:
+            assert len(crowd.studio.drawn(job_id)) == request.num_images
+            num_drawn += 1
+    return num_drawn
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "num_events"), [("FluxPipeline", 250), ("PixArtSigmaPipeline", 1000)]
+)
+def test_survivors_of_a_thousand_events_are_as_if_alone(
+    pipeline: str, num_events: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painter = open_painter(pipeline)
+    witness = Witness(painter, monkeypatch)
+    asked = requests(random.Random(3))
+    alone = drawn_alone(painter, witness, asked)
+    crowd = Crowd(Studio(painter, witness, num_pictures=5), witness, asked)
+    for _ in range(num_events):
+        crowd.happen()
+    crowd.end()
+
+    assert check_ends(crowd) > num_events / 15
+    for job_id, request in crowd.jobs.items():
+        for index, drawn in crowd.studio.drawn(job_id).items():
+            expected = alone[asked.index(request)][index]
+            assert drawn.skips == expected.skips
+            scale = float(expected.latents.abs().max())
+            assert float((drawn.latents - expected.latents).abs().max()) <= CLOSENESS * scale
+    decisions = [each for row in alone for drawn in row for skips in drawn.skips for each in skips]
+    assert sum(not computes for _, computes in decisions) > 20, "there is something to decide"
+
+    assert crowd.studio.runner.num_pictures == 0
+    assert painter.pools.num_used == 0
+    painter.close()
