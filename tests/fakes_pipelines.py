@@ -53,6 +53,7 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "QwenImageEditPlusPipeline": _SPACED[:1],
     "QwenImagePipeline": _SPACED,
     "SanaPipeline": _STEPWISE,
+    "SanaSprintPipeline": [{"_class_name": "SCMScheduler"}],
     "StableDiffusion3Pipeline": _STEPWISE,
     "StableDiffusionPipeline": _NOISE,
     "StableDiffusionXLPipeline": _NOISE,
@@ -140,8 +141,12 @@ def seeing() -> dict[str, Any]:
             "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]},
         },
         vision_config={
-            "depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
-            "out_hidden_size": WIDTH, "fullatt_block_indexes": [1],
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": WIDTH,
+            "fullatt_block_indexes": [1],
         },
         image_token_id=picture,
         video_token_id=video,
@@ -351,6 +356,15 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
     "SanaPipeline": lambda: {
         **_one(gemma, length=2000),
         "transformer": build("SanaTransformer2DModel"),
+        "vae": deep_vae(),
+    },
+    "SanaSprintPipeline": lambda: {
+        **_one(gemma, length=2000),
+        "transformer": _random(
+            diffusers.SanaTransformer2DModel.from_config(
+                {**TINY["SanaTransformer2DModel"].config, "guidance_embeds": True}
+            )
+        ),
         "vae": deep_vae(),
     },
     "StableDiffusion3Pipeline": lambda: {

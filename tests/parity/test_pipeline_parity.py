@@ -44,9 +44,12 @@ def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, A
         told["max_area"] = request.width * request.height
     if name == "WanPipeline":
         told["num_frames"] = 1
+    if name == "SanaSprintPipeline":
+        del told["negative_prompt"]
+        told["intermediate_timesteps"] = None
     if name == "QwenImagePipeline":
         told = {"negative_prompt": request.negative_prompt, "true_cfg_scale": scale}
-    if name in {"PixArtAlphaPipeline", "PixArtSigmaPipeline", "SanaPipeline"}:
+    if name.startswith(("PixArt", "Sana")):
         told["use_resolution_binning"] = False
         told["clean_caption"] = False
     return told
@@ -59,7 +62,7 @@ def request_for(name: str, request: PictureRequest) -> PictureRequest:
     if name == "HiDreamImagePipeline":
         return replace(request, width=64, height=64)
     # Sana's tiny autoencoder halves once.
-    return replace(request, width=32, height=64) if name == "SanaPipeline" else request
+    return replace(request, width=32, height=64) if name.startswith("Sana") else request
 
 
 def theirs(name: str, parts: dict[str, Any], request: PictureRequest, output: str) -> Tensor:

@@ -134,8 +134,10 @@ def family_of(module: nn.Module) -> Family:
     if name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise WeightsError(f"{name} is no denoising model known here; these are: {known}.")
-    # Sana's models say themselves what unit of time they were trained in.
-    own_scale = getattr(getattr(module, "config", None), "timestep_scale", 1.0)
+    # Sana's models say themselves what unit of time they were trained in; Sprint is told its own.
+    config = getattr(module, "config", None)
+    is_sprint = getattr(config, "guidance_embeds", False)
+    own_scale = 1.0 if is_sprint else getattr(config, "timestep_scale", 1.0)
     return replace(FAMILIES[name], time_unit=FAMILIES[name].time_unit / own_scale)
 
 

@@ -139,6 +139,9 @@ _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
         "QwenImageEditPlusPipeline": replace(_QWEN, max_references=10, needs_reference=True),
         "QwenImagePipeline": _QWEN,
         "SanaPipeline": Abilities(default_steps=20, default_guidance=4.5, patch=1, size=None),
+        "SanaSprintPipeline": Abilities(
+            default_steps=2, default_guidance=4.5, patch=1, size=None, has_negative=False
+        ),
         "StableDiffusion3Pipeline": Abilities(default_steps=28, default_guidance=7.0, size=None),
         "StableDiffusionPipeline": Abilities(
             default_steps=50,

@@ -26,6 +26,7 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
         "QwenImageEditPlusPipeline": qwen.QwenImageEditPlus,
         "QwenImagePipeline": qwen.QwenImage,
         "SanaPipeline": spatial.Sana,
+        "SanaSprintPipeline": spatial.SanaSprint,
         "StableDiffusion3Pipeline": spatial.StableDiffusion3,
         "StableDiffusionPipeline": spatial.StableDiffusion,
         "StableDiffusionXLPipeline": spatial.StableDiffusionXL,

@@ -196,6 +196,20 @@ class Sana(TextRecipe):
         }
 
 
+class SanaSprint(Sana):
+    """Sana Sprint: Sana in few steps; the guidance scale is told to the model."""
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+        scale = self.guidance_scale(request) * self.model.config.guidance_embeds_scale
+        guidance = text["encoder_hidden_states"].new_tensor(scale)
+        return super().conditioning({**text, "guidance": guidance}, request)
+
+    @override
+    def is_guided(self, scale: float) -> bool:
+        return False
+
+
 class AuraFlow(TextRecipe):
     """AuraFlow: T5's hidden states, zero where the filling is."""
 

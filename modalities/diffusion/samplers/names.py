@@ -31,6 +31,7 @@ _FLOW: _Table = MappingProxyType(
         "unipc": {"_class_name": "UniPCMultistepScheduler", **_FLOW_SIGMAS},
     }
 )
+_CONSISTENCY: _Table = MappingProxyType({"scm": {"_class_name": "SCMScheduler"}})
 _NOISE: _Table = MappingProxyType(
     {
         "ddim": {"_class_name": "DDIMScheduler", "clip_sample": False, "set_alpha_to_one": False},
@@ -79,7 +80,7 @@ def with_sampler(
         return config
     table = _table(config)
     if name not in table:
-        known = name in _FLOW or name in _NOISE
+        known = any(name in each for each in (_FLOW, _CONSISTENCY, _NOISE))
         reason = "cannot draw with this model" if known else "is no sampler here"
         raise InvalidRequest(
             f"{name} {reason}; these are its samplers: {', '.join(table)}.", param="sampler"
@@ -103,7 +104,10 @@ def short_name(config: Mapping[str, Any], name: str) -> str:
 
 
 def _table(config: Mapping[str, Any]) -> _Table:
-    is_flow = str(config.get("_class_name", "")).startswith("FlowMatch")
+    kind = str(config.get("_class_name", ""))
+    if kind == "SCMScheduler":
+        return _CONSISTENCY
+    is_flow = kind.startswith("FlowMatch")
     return _FLOW if is_flow or config.get("use_flow_sigmas") else _NOISE
 
 

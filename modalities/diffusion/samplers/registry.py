@@ -28,6 +28,7 @@ from triptych.modalities.diffusion.samplers.euler import (
 )
 from triptych.modalities.diffusion.samplers.multistep import dpm_solver, unipc
 from triptych.modalities.diffusion.samplers.program import Program
+from triptych.modalities.diffusion.samplers.trigflow import consistency
 
 _NATIVE: MappingProxyType[str, Callable[[Any, int], Program]] = MappingProxyType(
     {
@@ -38,6 +39,7 @@ _NATIVE: MappingProxyType[str, Callable[[Any, int], Program]] = MappingProxyType
         "FlowMatchEulerDiscreteScheduler": flow_euler,
         "FlowMatchHeunDiscreteScheduler": flow_heun,
         "LCMScheduler": lcm,
+        "SCMScheduler": consistency,
         "UniPCMultistepScheduler": unipc,
     }
 )
@@ -89,6 +91,8 @@ def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
         arguments["sigmas"] = np.array(spacing.sigmas)
     if spacing.mu is not None and "mu" in accepted and scheduler.config.get("use_dynamic_shifting"):
         arguments["mu"] = spacing.mu
+    if "intermediate_timesteps" in accepted and spacing.num_steps != 2:
+        arguments["intermediate_timesteps"] = None  # given for two steps alone
     if "sigmas" not in arguments:
         arguments["num_inference_steps"] = spacing.num_steps
     refusal = InvalidRequest(

@@ -74,7 +74,7 @@ def start_row(
         pool=pool,
         cells=cells,
         generator=generator,
-        timesteps=[float(time) for time in scheduler.timesteps],
+        timesteps=(program.timesteps_N if program else scheduler.timesteps).tolist(),
         noise_levels=_levels(program, scheduler),
         program=program,
         foreign=None if program else scheduler,
