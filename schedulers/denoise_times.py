@@ -74,4 +74,4 @@ def _between(known: list[tuple[int, float]], num_rows: int) -> float:
         return low_s + (high_s - low_s) * (num_rows - low) / (high - low)
     nearest, nearest_s = known[min(at, len(known) - 1)]
     ratio = num_rows / nearest
-    return nearest_s * ratio * _HOPE ** abs(math.log2(ratio))
+    return nearest_s * ratio * math.pow(_HOPE, abs(math.log2(ratio)))

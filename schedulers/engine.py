@@ -231,7 +231,8 @@ class Engine:
     def _next_proposal(self, now_s: float, declined: Collection[str]) -> Proposal | None:
         """The proposal whose turn it is."""
         proposals: dict[str, Proposal] = {}
-        busy = {job.model for job in self._jobs.values()}
+        at_work = {job.model for job in self._jobs.values() if not job.is_paused}
+        busy = at_work & self._residency.ready.keys()
         for model, loaded in self._residency.ready.items():
             self._tell_company(loaded.scheduler, busy - {model})
             proposal = None if model in declined else loaded.scheduler.propose(now_s)
