@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, NonFinite
@@ -42,6 +43,7 @@ PEAK_DB = 99.0
 """What is written down for pictures that are equal."""
 _LEAST = 2
 _NUM_TRIES = 3  # plans of each price
+_MEASURING = 0.25  # of all the work, about
 
 Report = Callable[[float], None]
 """Told the share of the work that is done."""
@@ -80,6 +82,7 @@ class Tuner:
         self._batch_size = batch_size
         self._pools = CellPools()
 
+    @torch.inference_mode()
     def tune(
         self, requests: Sequence[PictureRequest], report: Report, shares: Sequence[float] = SHARES
     ) -> Tuned:
@@ -90,21 +93,34 @@ class Tuner:
         parts = self._parts(requests)
         calibration, model, wholes = self._measure(parts, report)
         _, plain_s = self._draw(parts[0], None)
-        promises = _promises(model, shares)
-        best: dict[int, tuple[TriedPlan, float]] = {}
-        for index, promise in enumerate(promises):
-            report((index + 1) / (len(promises) + 1))
-            method = planned(promise.mask, order=promise.order)
-            drawn = [self._draw(part, method) for part in parts]
-            pictures = [picture for part, _ in drawn for picture in part]
-            plan = _tried(promise, wholes, pictures)
-            known = best.get(len(plan.computed))
-            if known is None or plan.low_psnr_db > known[0].low_psnr_db:
-                best[len(plan.computed)] = plan, plain_s / drawn[0][1]
+        candidates = _candidates(model, shares)
+        plans, speedups = [], []
+        for index, promises in enumerate(candidates):
+            report(_MEASURING + (1 - _MEASURING) * index / len(candidates))
+            plan, elapsed_s = self._try(parts, promises, wholes)
+            plans.append(plan)
+            speedups.append(plain_s / elapsed_s)
         report(1.0)
-        plans, speedups = zip(*best.values(), strict=True)
         run = _summary(requests, self._recipe, calibration, plans)
-        return Tuned(run=run, speedups=speedups)
+        return Tuned(run=run, speedups=tuple(speedups))
+
+    def _try(
+        self,
+        parts: Sequence[Sequence[_Subject]],
+        promises: Sequence[_Promise],
+        wholes: Sequence[Tensor],
+    ) -> tuple[TriedPlan, float]:
+        """The plan that draws the first part best, tried on all, and its seconds for that part."""
+        drawn = {promise: self._draw(parts[0], _method(promise)) for promise in promises}
+        errors = {
+            promise: _worst_db(wholes[: len(parts[0])], pictures)
+            for promise, (pictures, _) in drawn.items()
+        }
+        best = max(promises, key=lambda promise: errors[promise])
+        pictures, elapsed_s = drawn[best]
+        for part in parts[1:]:
+            pictures = pictures + self._draw(part, _method(best))[0]
+        return _tried(best, wholes, pictures), elapsed_s
 
     def _parts(self, requests: Sequence[PictureRequest]) -> list[list[_Subject]]:
         recipe, size = self._recipe, self._batch_size
@@ -119,7 +135,8 @@ class Tuner:
         """The pictures as they are without a cache, and what was measured meanwhile."""
         total: Calibration | None = None
         pictures: list[Tensor] = []
-        for part in parts:
+        for index, part in enumerate(parts):
+            report(_MEASURING * index / len(parts))
             with self._rows(part, None) as rows:
                 found = calibrate(self._denoiser, rows, self._pools)
                 if total is None:
@@ -160,7 +177,7 @@ class Tuner:
         ]
 
 
-def _promises(model: Measured, shares: Sequence[float]) -> list[_Promise]:
+def _candidates(model: Measured, shares: Sequence[float]) -> list[list[_Promise]]:
     """For each share of the steps that there are plans for, the most promising ones."""
     num_steps = len(model.points)
     wanted = sorted({max(_LEAST, round(share * num_steps)) for share in shares})
@@ -174,10 +191,18 @@ def _promises(model: Measured, shares: Sequence[float]) -> list[_Promise]:
             for mask in (path, refined(model, extrapolator, path)):
                 error = expected_error(model, extrapolator, mask)
                 found[num_computed].add(_Promise(error, order, mask))
-    promises = [promise for plans in found.values() for promise in sorted(plans)[:_NUM_TRIES]]
-    if not promises:
+    candidates = [sorted(promises)[:_NUM_TRIES] for promises in found.values() if promises]
+    if not candidates:
         raise InvalidRequest(f"Of {num_steps} steps none can be skipped: calibrate for more.")
-    return promises
+    return candidates
+
+
+def _method(promise: _Promise) -> CacheMethod:
+    return planned(promise.mask, order=promise.order)
+
+
+def _worst_db(wholes: Sequence[Tensor], pictures: Sequence[Tensor]) -> float:
+    return min(psnr_db(one, other) for one, other in zip(wholes, pictures, strict=True))
 
 
 def _tried(promise: _Promise, wholes: Sequence[Tensor], pictures: Sequence[Tensor]) -> TriedPlan:
