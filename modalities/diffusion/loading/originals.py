@@ -45,6 +45,8 @@ def in_own_names(module: Any, weights: Weights) -> Weights:
         raise WeightsError(
             f"{_file(weights)} holds no {kind} as it is known: {_brief(error)}."
         ) from error
+    if not converted:
+        raise WeightsError(f"{_file(weights)} holds no {kind} as it is known.")
     return HeldWeights(converted, weights)
 
 
