@@ -77,13 +77,15 @@ class DiffusionLoader:
             runner = DenoiseRunner(painter, self._device.torch)
             stack.callback(runner.close)
             close = stack.pop_all().close
-        max_pixels = self._config.images.max_image_pixels
+        images = self._config.images
         scheduler = DenoiseScheduler(
             model=self.name,
-            measure=lambda request: measure(painter, costs, request, max_pixels=max_pixels),
-            max_pictures=self._config.schedule.max_batch_size,
+            measure=lambda request: measure(
+                painter, costs, request, max_pixels=images.max_image_pixels
+            ),
+            max_pictures=images.max_images_in_flight,
             max_state_bytes=room.state_bytes,
-            max_jobs=self._config.schedule.max_queue_size,
+            max_jobs=self._config.schedule.max_queue_size + images.max_images_in_flight,
             max_rows=room.max_rows,
         )
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
@@ -108,12 +110,13 @@ class DiffusionLoader:
         num_models = max(1, len(self._config.models.model))
         most = int(_SHARE * self._ledger.available_bytes / num_models)
         row_bytes = costs.row_bytes(own.num_tokens)
-        num_rows = min(self._config.schedule.max_batch_size, most // row_bytes)
+        images = self._config.images
+        num_rows = min(images.max_image_rows, most // row_bytes)
         num_rows = max(num_rows, _NUM_BRANCHES)
         activations = max(num_rows * row_bytes, costs.decode_bytes(own.num_pixels))
         memory.reserve("activations", activations)
-        most_state = self._config.schedule.max_batch_size * own.state_bytes
-        state_bytes = max(own.state_bytes, min(most, _SPARE_STATE * most_state))
+        wanted = _SPARE_STATE * images.max_images_in_flight * own.state_bytes
+        state_bytes = max(own.state_bytes, images.image_memory_mb << 20 or min(most, wanted))
         memory.reserve("pictures", state_bytes)
         return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1))
 
