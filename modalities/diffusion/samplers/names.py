@@ -89,9 +89,9 @@ def with_sampler(
     if _is_own(config, asked):
         return config
     if table is _FLOW:
-        shift = _shift(config, shift_exponent)
-        num_times = config.get("num_train_timesteps", 1000)
-        trained = {"num_train_timesteps": num_times, "shift": shift, "flow_shift": shift}
+        shift = "shift" if asked["_class_name"].startswith("FlowMatch") else "flow_shift"
+        trained = {"num_train_timesteps": config.get("num_train_timesteps", 1000)}
+        trained[shift] = _shift(config, shift_exponent)
     else:
         trained = {key: value for key, value in config.items() if key in _TRAINED}
     return {**trained, **asked}
