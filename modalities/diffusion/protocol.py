@@ -170,7 +170,12 @@ class DrawFields(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, REFUSED)
+        fields = without_refused(value, REFUSED)
+        if not isinstance(fields, dict):
+            return fields
+        # OpenAI's clients may send null for what they leave out.
+        left_out = {name for name in cls.model_fields if fields.get(name, name) is None}
+        return {name: field for name, field in fields.items() if name not in left_out}
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

@@ -216,6 +216,17 @@ async def test_fields_of_others_are_refused_by_name(name: str) -> None:
         assert reply.status_code == 200
 
 
+async def test_null_asks_for_nothing() -> None:
+    names = ("model", "n", "size", "quality", "background", "output_format", "stream", "user")
+    own = ("seed", "steps", "guidance", "negative_prompt", "sampler", "cache", "lora")
+    body = {"prompt": "x", **dict.fromkeys((*names, *own, "partial_images", "response_format"))}
+    assert (await post(PaintingEngine(), body)).status_code == 200
+    reply = await post(PaintingEngine(), {"prompt": None})
+    assert reply.json()["error"]["message"] == "prompt is required."
+    reply = await post(PaintingEngine(), {"prompt": "x", "hue": None})
+    assert reply.json()["error"]["message"] == "Unknown field: hue."
+
+
 async def test_an_unknown_model_is_not_found() -> None:
     reply = await post(PaintingEngine(), generation(model="crayon"))
     assert (reply.status_code, reply.json()["error"]["param"]) == (404, "model")
