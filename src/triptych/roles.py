@@ -31,6 +31,7 @@ DEFAULTS = (
     EMBEDDED_REFERENCE,
     DEFAULT_SPEECH,
     WHISPER_TINY.name,
+    EMBEDDED_IMAGES.name,
     MINILM.name,
 )
 """What is served when no model is named: one of each kind."""
