@@ -1,7 +1,8 @@
 """Fetching a model's files from the Hugging Face hub.
 
-Owns which files are fetched: configs, tokenizer, template and safetensors. Repositories that only
-offer pickled weights are refused, and code in a repository is neither fetched nor run.
+Owns which files are fetched: configs, tokenizer, template and safetensors; of a model of several
+parts those that draw (`pipeline_files.py`). Repositories that only offer pickled weights are
+refused, and code in a repository is neither fetched nor run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants, list_repo_files, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HFValidationError,
@@ -21,6 +22,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.weights.pipeline_files import needed_files
+from triptych.core.weights.pipeline_index import PIPELINE_INDEX, is_pipeline, read_pipeline
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 UNWANTED = ("*/*", "consolidated*")
@@ -62,19 +65,46 @@ def hub_cache_dir(options: ModelOptions) -> Path | None:
 
 def _download(repository: str, options: ModelOptions, layout: Sequence[str]) -> Path:
     """The snapshot. Without a network, the hub library falls back to what it fetched earlier."""
-    folder = Path(
-        snapshot_download(
-            repository,
-            revision=options.revision or None,
-            cache_dir=hub_cache_dir(options),
-            local_files_only=options.offline or constants.HF_HUB_OFFLINE,
-            allow_patterns=list(layout or PATTERNS),
-            ignore_patterns=None if layout else list(UNWANTED),
-        )
-    )
-    if not layout and not any(folder.glob("*.safetensors")):
+    if layout:
+        return _snapshot(repository, options, layout)
+    # Beside a model of several parts often lie other programs' files with all of it in one.
+    folder = _snapshot(repository, options, [PIPELINE_INDEX])
+    if is_pipeline(folder):
+        return _download_parts(repository, options, folder)
+    folder = _snapshot(repository, options, PATTERNS, UNWANTED)
+    if not any(folder.glob("*.safetensors")):
         raise WeightsError(
             f"{repository} has no safetensors; other weights are an unsafe format, since loading"
             " them can run code."
         )
     return folder
+
+
+def _download_parts(repository: str, options: ModelOptions, folder: Path) -> Path:
+    """The parts of a model that draw, in the precision wanted."""
+    if _is_offline(options):
+        return folder
+    try:
+        files = list_repo_files(repository, revision=options.revision or None)
+    except (HTTPError, OSError):  # what was fetched earlier may do; if not, loading says so
+        return folder
+    return _snapshot(repository, options, needed_files(read_pipeline(folder), files, options))
+
+
+def _snapshot(
+    repository: str, options: ModelOptions, wanted: Sequence[str], unwanted: Sequence[str] = ()
+) -> Path:
+    return Path(
+        snapshot_download(
+            repository,
+            revision=options.revision or None,
+            cache_dir=hub_cache_dir(options),
+            local_files_only=_is_offline(options),
+            allow_patterns=list(wanted),
+            ignore_patterns=list(unwanted) or None,
+        )
+    )
+
+
+def _is_offline(options: ModelOptions) -> bool:
+    return options.offline or constants.HF_HUB_OFFLINE

@@ -20,6 +20,7 @@ from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.layout import read_json, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file
+from triptych.core.weights.overrides import PartOverride, identity, read_overrides
 from triptych.core.weights.packages import (
     EMBEDDED,
     Installer,
@@ -37,6 +38,7 @@ CONVERTER_VERSION = 1
 """Counts up whenever the same GGUF file converts to other bytes."""
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")
+_SMALL_FILES = (".json", ".txt", ".jinja", ".model")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -95,7 +97,7 @@ def resolve_all(
             raise ConfigError(
                 f"Two models would be served as {name!r}; write --model NAME=REFERENCE."
             )
-    return tuple(
+    resolved = tuple(
         resolve(
             reference,
             name=name,
@@ -106,6 +108,9 @@ def resolve_all(
         )
         for reference, name in zip(references, names, strict=True)
     )
+    if options.model_override and not any(is_pipeline(Path(model.folder)) for model in resolved):
+        raise ConfigError("--model-override is for parts of image models; there is none to serve.")
+    return resolved
 
 
 def resolve(
@@ -179,7 +184,7 @@ def _materialise(
     for source in sources:
         if adopted := source.adopt(folder, options, progress):
             return adopted
-    return folder, folder_digest(folder)
+    return folder, folder_digest(folder, options)
 
 
 def cache_key(identity: str) -> str:
@@ -246,21 +251,26 @@ def _local_or_hub(place: str, options: ModelOptions, sources: Sequence[Source]) 
     return download_snapshot(place, options, layout)
 
 
-def folder_digest(folder: Path) -> str:
+def folder_digest(folder: Path, options: ModelOptions) -> str:
     """Prove that a folder can be served, and digest what identifies its weights.
 
     Hashing all of a large checkpoint at every start would cost more than it tells: the digest is
     over the configs, and of each weight file over its header, length and time of change. A model
-    of several parts is all its parts. Raises `WeightsError` naming the part's folder and file.
+    of several parts is all its parts, with what the options have in their place. Raises
+    `WeightsError` naming the part's folder and file.
     """
     if not is_pipeline(folder):
         return _weights_digest(folder)
+    overrides = read_overrides(options)
     lines = [sha256_file(folder / PIPELINE_INDEX)]
-    for part in read_pipeline(folder).parts.values():
-        inner = folder / part.name
-        with naming(part.name):
-            digest = _weights_digest(inner) if part.has_weights else _files_digest(inner)
-        lines.append(f"{part.name} {digest}")
+    lines += [f"{name} {identity(given, options)}" for name, given in overrides.items()]
+    for name, part in read_pipeline(folder).parts.items():
+        given = overrides.get(name, PartOverride())
+        if not given.path:
+            is_whole = part.has_weights and not given.weight_path
+            with naming(name):
+                digest = (_weights_digest if is_whole else _files_digest)(folder / name)
+            lines.append(f"{name} {digest}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -281,7 +291,7 @@ def _weights_digest(folder: Path) -> str:
 
 def _files_digest(folder: Path) -> str:
     """Of the content of a small part: a tokenizer, a configuration."""
-    files = sorted(file for file in folder.glob("*") if file.is_file())
+    files = sorted(file for file in folder.glob("*") if file.suffix in _SMALL_FILES)
     if not files:
         raise WeightsError(f"The model's part {folder.name} is missing or empty.")
     lines = (f"{file.name} {sha256_file(file)}\n" for file in files)
