@@ -9,13 +9,38 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 
 from triptych.schedulers.cost import UNKNOWN_COST_S
 
 _NUM_TRUSTED = 2  # the first run of a shape compiles and pages in: alone it says nothing
 _NUM_RECENT = 5
+_MEMORY = 256  # runs after which a number of rows not run again is forgotten, and so tried anew
 _HOPE = 0.98  # of a row's time, for each doubling away from what was seen
 _MAX_SIZES = 64
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Of one size: the latest seconds by number of rows, and which run was the last of it."""
+
+    num_runs: int = 0
+    seconds: dict[int, deque[float]] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+
+    def add(self, num_rows: int, seconds: float) -> None:
+        self.num_runs += 1
+        self.last[num_rows] = self.num_runs
+        self.seconds.setdefault(num_rows, deque(maxlen=_NUM_RECENT)).append(seconds)
+        for stale in [rows for rows, at in self.last.items() if at <= self.num_runs - _MEMORY]:
+            del self.last[stale], self.seconds[stale]
+
+    def known(self) -> list[tuple[int, float]]:
+        """Rows and the shortest of their latest runs: what else ran meanwhile only lengthens."""
+        trusted = (
+            (rows, times) for rows, times in self.seconds.items() if len(times) >= _NUM_TRUSTED
+        )
+        return sorted((rows, min(times)) for rows, times in trusted)
 
 
 class RunTimes:
@@ -23,14 +48,13 @@ class RunTimes:
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._sizes: OrderedDict[int, dict[int, deque[float]]] = OrderedDict()
+        self._sizes: OrderedDict[int, _Runs] = OrderedDict()
 
     def observe(self, num_tokens: int, num_rows: int, seconds: float) -> None:
         """Learn from a run of rows of so many tokens each."""
         if num_rows < 1 or seconds <= 0:
             return
-        times = self._sizes.setdefault(num_tokens, {})
-        times.setdefault(num_rows, deque(maxlen=_NUM_RECENT)).append(seconds)
+        self._sizes.setdefault(num_tokens, _Runs()).add(num_rows, seconds)
         self._sizes.move_to_end(num_tokens)
         if len(self._sizes) > _MAX_SIZES:
             self._sizes.popitem(last=False)
@@ -50,21 +74,14 @@ class RunTimes:
 
     def _known(self, num_tokens: int) -> list[tuple[int, float]]:
         """Rows and seconds, of this size or of the nearest one that was seen."""
-        if known := self._seen(num_tokens):
+        if num_tokens in self._sizes and (known := self._sizes[num_tokens].known()):
             return known
         by_distance = sorted(self._sizes, key=lambda size: abs(math.log(size / num_tokens)))
         for size in by_distance:
-            if known := self._seen(size):
+            if known := self._sizes[size].known():
                 scale = num_tokens / size
                 return [(num_rows, seconds * scale) for num_rows, seconds in known]
         return [(1, UNKNOWN_COST_S)]
-
-    def _seen(self, num_tokens: int) -> list[tuple[int, float]]:
-        return sorted(
-            (num_rows, min(times))
-            for num_rows, times in self._sizes.get(num_tokens, {}).items()
-            if len(times) >= _NUM_TRUSTED
-        )
 
 
 def _between(known: list[tuple[int, float]], num_rows: int) -> float:
