@@ -96,23 +96,23 @@ def clip(*, projects: bool, length: int = 77) -> nn.Module:
         **_SIZES, projection_dim=12, max_position_embeddings=length, eos_token_id=2, bos_token_id=1
     )
     kind = transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
-    return _random(kind(config))
+    return randomised(kind(config))
 
 
 def t5() -> nn.Module:
     config = transformers.T5Config(
         vocab_size=300, d_model=WIDTH, d_kv=8, d_ff=24, num_layers=2, num_heads=2
     )
-    return _random(transformers.T5EncoderModel(config))
+    return randomised(transformers.T5EncoderModel(config))
 
 
 def gemma() -> nn.Module:
-    return _random(transformers.Gemma2Model(transformers.Gemma2Config(**_SIZES, **_KV)))
+    return randomised(transformers.Gemma2Model(transformers.Gemma2Config(**_SIZES, **_KV)))
 
 
 def qwen(num_layers: int = 2) -> nn.Module:
     sizes = {**_SIZES, **_KV, "num_hidden_layers": num_layers}
-    return _random(transformers.Qwen3Model(transformers.Qwen3Config(**sizes)))
+    return randomised(transformers.Qwen3Model(transformers.Qwen3Config(**sizes)))
 
 
 def mistral() -> nn.Module:
@@ -123,7 +123,7 @@ def mistral() -> nn.Module:
         text_config={"model_type": "mistral", **_SIZES, **_KV, "num_hidden_layers": 30},
         vision_config={"model_type": "pixtral", **vision},
     )
-    return _random(transformers.Mistral3ForConditionalGeneration(config))
+    return randomised(transformers.Mistral3ForConditionalGeneration(config))
 
 
 _SEEING = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
@@ -156,7 +156,7 @@ def seeing() -> dict[str, Any]:
     return {
         "tokenizer": words,
         "processor": transformers.Qwen2VLImageProcessorPil(),
-        "text_encoder": _random(transformers.Qwen2_5_VLForConditionalGeneration(config)),
+        "text_encoder": randomised(transformers.Qwen2_5_VLForConditionalGeneration(config)),
     }
 
 
@@ -173,11 +173,11 @@ class _Processor(transformers.Qwen2_5_VLProcessor):
 
 def llama() -> nn.Module:
     sizes = {**_SIZES, **_KV, "num_hidden_layers": 4, "attn_implementation": "eager"}
-    return _random(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))
+    return randomised(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))
 
 
 def vae(shift: float | None = None, channels: int = 4) -> nn.Module:
-    return _random(
+    return randomised(
         diffusers.AutoencoderKL(
             block_out_channels=(4, 4, 4, 4),
             down_block_types=("DownEncoderBlock2D",) * 4,
@@ -191,7 +191,7 @@ def vae(shift: float | None = None, channels: int = 4) -> nn.Module:
 
 
 def flux2_vae() -> nn.Module:
-    module: Any = _random(
+    module: Any = randomised(
         diffusers.AutoencoderKLFlux2(
             block_out_channels=(4, 4, 4, 4), latent_channels=4, norm_num_groups=2
         )
@@ -202,7 +202,7 @@ def flux2_vae() -> nn.Module:
 
 
 def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage) -> nn.Module:
-    return _random(
+    return randomised(
         kind(
             base_dim=4,
             z_dim=4,
@@ -216,7 +216,7 @@ def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage) -> nn.Module:
 
 
 def deep_vae() -> nn.Module:
-    return _random(
+    return randomised(
         diffusers.AutoencoderDC(
             latent_channels=4,
             attention_head_dim=2,
@@ -233,7 +233,7 @@ def deep_vae() -> nn.Module:
     )
 
 
-def _random(module: nn.Module) -> nn.Module:
+def randomised(module: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(len(list(module.parameters())))
     with torch.no_grad():
         for weight in module.parameters():
@@ -243,7 +243,7 @@ def _random(module: nn.Module) -> nn.Module:
 
 
 def _unet(**extra: Any) -> nn.Module:
-    return _random(
+    return randomised(
         diffusers.UNet2DConditionModel(
             sample_size=8,
             block_out_channels=(8, 16),
@@ -261,13 +261,13 @@ def _sized_pixart() -> nn.Module:
     module: Any = build("PixArtTransformer2DModel")
     sized = {"attention_head_dim": 12, "cross_attention_dim": 24, "sample_size": 128}
     sized["use_additional_conditions"] = True
-    return _random(type(module).from_config({**module.config, **sized}))
+    return randomised(type(module).from_config({**module.config, **sized}))
 
 
 def _packed(name: str, **extra: Any) -> nn.Module:
     """The tiny transformer with channels for patches of 2 x 2 of four latents."""
     module: Any = build(name)
-    return _random(type(module).from_config({**module.config, "in_channels": 16, **extra}))
+    return randomised(type(module).from_config({**module.config, "in_channels": 16, **extra}))
 
 
 def _one(encoder: Callable[[], nn.Module], length: int = 77) -> dict[str, Any]:
@@ -319,7 +319,7 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "text_encoder_3": t5(),
         "tokenizer_4": tokenizer(512),
         "text_encoder_4": llama(),
-        "transformer": _random(
+        "transformer": randomised(
             diffusers.HiDreamImageTransformer2DModel.from_config(
                 {
                     **TINY["HiDreamImageTransformer2DModel"].config,
@@ -360,7 +360,7 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "SanaSprintPipeline": lambda: {
         **_one(gemma, length=2000),
-        "transformer": _random(
+        "transformer": randomised(
             diffusers.SanaTransformer2DModel.from_config(
                 {**TINY["SanaTransformer2DModel"].config, "guidance_embeds": True}
             )
@@ -370,7 +370,7 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
     "StableDiffusion3Pipeline": lambda: {
         **_clips(),
         "tokenizer_3": tokenizer(256),
-        "text_encoder_3": _random(
+        "text_encoder_3": randomised(
             transformers.T5EncoderModel(
                 transformers.T5Config(
                     vocab_size=300, d_model=40, d_kv=8, d_ff=24, num_layers=2, num_heads=2

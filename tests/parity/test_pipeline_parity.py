@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes_pipelines import SCHEDULERS, components, their_pipeline
+from fakes_pipelines import SCHEDULERS, components, randomised, their_pipeline
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, WeightsError
@@ -113,6 +113,20 @@ def test_pictures_are_those_of_diffusers(name: str, index: int) -> None:
     for row in rows:
         row.release()
     assert pools.num_used == 0
+
+
+def test_the_medium_model_of_sd35_has_blocks_of_its_own() -> None:
+    name = "StableDiffusion3Pipeline"
+    parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
+    config = {**parts["transformer"].config, "qk_norm": "rms_norm", "dual_attention_layers": (0, 1)}
+    config.pop("_use_default_values")  # these are asked for
+    parts["transformer"] = randomised(type(parts["transformer"]).from_config(config))
+    recipe, pools = open_recipe(name, parts), CellPools()
+    row = recipe.prepare(REQUEST, pools)
+    run(Denoiser(open_model(recipe.model)), [row])
+    expected = theirs(name, parts, REQUEST, "latent")
+    assert (row.sample.sample - expected).abs().max() <= 1e-5 * expected.abs().max()
+    row.release()
 
 
 def test_pictures_asked_for_together_differ_and_the_first_is_the_seeds_own() -> None:
