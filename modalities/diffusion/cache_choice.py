@@ -85,7 +85,7 @@ class CacheBook:
         `model_class` is that of the transformer or UNet. Raises `ConfigError` where the server's
         options ask for a cache that this model can never have.
         """
-        runs = known_runs(folder, config, model_digest(folder))
+        runs = known_runs(folder, config, model_digest(folder, config.models))
         file = folder / "scheduler" / "scheduler_config.json"
         book = cls(
             model_class=model_class,

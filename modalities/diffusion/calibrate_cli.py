@@ -96,7 +96,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
     config = resolve(args)
     model = _resolve_model(config)
     folder = Path(model.folder)
-    digest = model_digest(folder)
+    digest = model_digest(folder, config.models)
     path = Path(args.output).expanduser() if args.output else cached_path(config, digest)
     with _open_tuner(model, config, args.pictures_at_once) as (recipe, tuner):
         file = read_calibration(path, digest) or CalibrationFile(

@@ -15,15 +15,17 @@ from tempfile import NamedTemporaryFile
 
 import msgspec
 
-from triptych.core.config import Config
+from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import ConfigError
 from triptych.core.logs import fields
 from triptych.core.weights.cache import default_cache_dir
 from triptych.core.weights.manifest import flush
+from triptych.core.weights.overrides import identity, read_overrides
 
 FILE_NAME = "calibration.json"
 MAGIC = "triptych-calibration"
 VERSION = 1
+_MODELS = ("transformer", "unet")
 _EDGE_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -120,14 +122,19 @@ def cached_path(config: Config, digest: str) -> Path:
     return root / "calibrations" / f"{digest}.json"
 
 
-def model_digest(folder: Path) -> str:
+def model_digest(folder: Path, options: ModelOptions) -> str:
     """What identifies the denoising model in `folder`, wherever it lies and whenever it was copied.
 
     Over the configurations of the model and its noise scheduler, and of each file of weights over
     its name, its length and its first and last MiB: to hash all of a large model at each start
-    would cost more than it tells.
+    would cost more than it tells. What `--model-override` puts in its place counts, too.
     """
     digest = hashlib.sha256()
+    overrides = read_overrides(options)
+    for part in (*_MODELS, "scheduler"):
+        override = overrides.get(part)
+        if override is not None and (override.path or override.weight_path):
+            digest.update(f"{part} {identity(override, options)}\n".encode())
     for file in sorted(_identifying(folder)):
         size = file.stat().st_size
         digest.update(f"{file.relative_to(folder)} {size}\n".encode())
@@ -139,7 +146,7 @@ def model_digest(folder: Path) -> str:
 
 
 def _identifying(folder: Path) -> list[Path]:
-    parts = [folder / name for name in ("transformer", "unet") if (folder / name).is_dir()]
+    parts = [folder / name for name in _MODELS if (folder / name).is_dir()]
     files = [file for part in parts or [folder] for file in part.iterdir() if file.is_file()]
     kinds = {".json", ".safetensors", ".gguf"}
     own = [file for file in files if file.suffix in kinds and file.name != FILE_NAME]

@@ -70,7 +70,8 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
         "--preview", choices=DISPLAYS, default="auto", help="how to show it while it is drawn"
     )
     parser.add_argument("--no-preview", dest="preview", action="store_const", const="off")
-    add_options(parser, sections=("models", "device", "images"))
+    links = ("image_store_mb", "image_store_ttl_s")
+    add_options(parser, sections=("models", "device", "images"), exclude=links)
 
 
 def run_imagine(args: argparse.Namespace) -> int:

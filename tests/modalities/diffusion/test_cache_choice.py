@@ -266,7 +266,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def file_of(folder: Path, *runs: CalibratedRun) -> CalibrationFile:
-    return CalibrationFile(digest=model_digest(folder), model_class=FLUX, runs=runs)
+    return CalibrationFile(digest=model_digest(folder, ModelOptions()), model_class=FLUX, runs=runs)
 
 
 def test_the_book_reads_what_is_beside_the_model_and_what_this_machine_found(
@@ -281,15 +281,28 @@ def test_the_book_reads_what_is_beside_the_model_and_what_this_machine_found(
 
 def test_a_calibration_survives_copying_and_not_another_model(folder: Path, tmp_path: Path) -> None:
     copy = write_model(tmp_path / "copy")
-    digest = model_digest(folder)
+    digest = model_digest(folder, ModelOptions())
     (copy / "calibration.json").write_text("no part of the model")
-    assert model_digest(copy) == digest
+    assert model_digest(copy, ModelOptions()) == digest
     with (copy / "transformer" / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"x")
-    assert model_digest(copy) != digest
+    assert model_digest(copy, ModelOptions()) != digest
     (folder / "scheduler" / "scheduler_config.json").write_text('{"shift": 3.0}')
-    assert model_digest(folder) != digest
+    assert model_digest(folder, ModelOptions()) != digest
+
+
+def test_a_calibration_is_not_for_weights_that_are_put_in_the_models_place(
+    folder: Path, tmp_path: Path
+) -> None:
+    def digest(*overrides: str) -> str:
+        return model_digest(folder, ModelOptions(model_override=overrides))
+
+    file = tmp_path / "other.safetensors"
+    file.write_bytes(b"other")
+    assert digest(f"transformer.weight_path={file}") != digest()
+    assert digest("transformer.quantization_encoding=float32") == digest()
+    assert digest(f"vae.weight_path={file}") == digest()
 
 
 @pytest.mark.parametrize(
@@ -306,7 +319,7 @@ def test_a_calibration_survives_copying_and_not_another_model(folder: Path, tmp_
 def test_a_file_that_is_not_of_this_model_is_not_used(
     folder: Path, config: Config, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    digest = model_digest(folder).encode()
+    digest = model_digest(folder, ModelOptions()).encode()
     (folder / "calibration.json").write_bytes(content.replace(b"%s", digest))
     assert CacheBook.open(folder, FLUX, can_probe=True, config=config).runs == []
     assert "is not used" in caplog.text

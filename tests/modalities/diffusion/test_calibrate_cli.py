@@ -82,7 +82,7 @@ def test_files_grow_and_may_lie_beside_the_model(
     path = tmp_path / "calibration.json"
     calibrate("--steps", "4", "--num-pictures", "1", "-o", str(path))
     calibrate("--steps", "5", "--num-pictures", "1", "-o", str(path), "--sampler", "heun")
-    file = read_calibration(path, model_digest(model))
+    file = read_calibration(path, model_digest(model, ModelOptions()))
     assert file is not None
     assert file.model_class == CLASS
     assert [(run.sampler, run.num_evaluations) for run in file.runs] == [("", 4), ("heun", 9)]
