@@ -80,7 +80,7 @@ class CellPool:
         self._cells.index_copy_(0, self._index(cells), values.to(self._cells.dtype))
 
     def _index(self, cells: Sequence[int]) -> Tensor:
-        return torch.tensor(cells, dtype=torch.int64, device=self._cells.device)
+        return sent(torch.tensor(cells, dtype=torch.int64), self._cells.device)
 
     def _grow(self) -> None:
         size = len(self._cells)
@@ -116,17 +116,24 @@ class CellPools:
         self._pools = {key: pool for key, pool in self._pools.items() if pool.num_used}
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small tensor of the host's on a device, without waiting for what that has to do."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
     """Sum over i of `weights_RI[r, i] * columns[i][r]`, each row with its own weights.
 
     A column that no row wants is not touched, so it may hold anything. Terms are added one by one
     in the order of the columns: a row's result is the same bits in every batch.
     """
-    wanted = [index for index in range(len(columns)) if weights_RI[:, index].any()]
+    wanted = weights_RI.any(axis=0).nonzero()[0].tolist()
     if not wanted:
         return torch.zeros_like(columns[0])
     first = columns[wanted[0]]
-    w_IR = torch.from_numpy(weights_RI.T[wanted]).to(first.device, first.dtype)
+    w_IR = sent(torch.from_numpy(weights_RI.T[wanted]).to(first.dtype), first.device)
     w_IR = w_IR.view(*w_IR.shape, *[1] * (first.ndim - 1))
     total = first * w_IR[0]
     for index, w_R in zip(wanted[1:], w_IR[1:], strict=True):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from triptych.modalities.diffusion.caches.extrapolation import Point
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPool, weighted_sum
+from triptych.modalities.diffusion.cells import CellPool, sent, weighted_sum
 from triptych.modalities.diffusion.evaluation import evaluate
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
@@ -213,10 +213,10 @@ class Denoiser:
     def _ask(self, rows: list[Row], of_row: list[int], branches: list[Branch]) -> Tensor:
         """Velocities of branches, `[B, ...]`, in one run for each group that can share one."""
         inputs_R = model_inputs([row.sample for row in rows])
-        times_R = torch.tensor([row.sample.timesteps[row.sample.step] for row in rows])
+        times = [rows[index].sample.timesteps[rows[index].sample.step] for index in of_row]
         batch = Batch(
-            samples=inputs_R if len(of_row) == len(rows) else inputs_R[of_row],
-            times=times_R if len(of_row) == len(rows) else times_R[of_row],
+            samples=_repeated(inputs_R, of_row),
+            times=sent(torch.tensor(times), inputs_R.device),
             conditioning=[branch.conditioning for branch in branches],
         )
         slots = [branch.slot for branch in branches]
@@ -236,6 +236,15 @@ class Denoiser:
     def _batch_key(self, sample_shape: torch.Size, branch: Branch) -> Hashable:
         is_exact = branch.slot is not None and branch.slot.keeps_hidden
         return self.model.batch_key(sample_shape, branch.conditioning, is_exact=is_exact)
+
+
+def _repeated(inputs_R: Tensor, of_row: list[int]) -> Tensor:
+    """The inputs of branches: all rows' first ones, then second ones of some."""
+    if len(of_row) == len(inputs_R):
+        return inputs_R
+    if len(of_row) == 2 * len(inputs_R):
+        return torch.cat([inputs_R, inputs_R])
+    return inputs_R[of_row]
 
 
 def _by_shape(rows: Sequence[Row]) -> list[list[Row]]:

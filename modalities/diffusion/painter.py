@@ -164,9 +164,9 @@ class Painter:
 
         self._denoiser.advance([picture.row for picture in pictures], num_steps, watch)
 
-    def decode(self, picture: Picture) -> tuple[HostCopy, HostCopy]:
-        """The finished picture, `[height, width, 3]` bytes, and whether it is finite."""
-        return self._viewer.decode(picture.row.sample.sample, picture.request)
+    def decode(self, pictures: Sequence[Picture]) -> list[tuple[HostCopy, HostCopy]]:
+        """The finished pictures, `[height, width, 3]` bytes, and whether each is finite."""
+        return self._viewer.decode([(each.row.sample.sample, each.request) for each in pictures])
 
     def close(self) -> None:
         """Forget everything; asserts that no picture is left."""

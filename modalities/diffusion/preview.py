@@ -36,7 +36,7 @@ class Preview:
     @classmethod
     def open(cls, folder: Path, recipe: Recipe) -> Preview:
         """The map beside the model, else one that fits its autoencoder. Raises `WeightsError`."""
-        path, device = folder / FILE_NAME, recipe.model.device
+        path, device = folder / FILE_NAME, recipe.device
         if not path.is_file():
             return cls.fit(recipe)
         return cls(*[tensor.to(device, torch.float32) for tensor in _read(path)])
@@ -66,7 +66,7 @@ def _examples(recipe: Recipe) -> tuple[Tensor, Tensor]:
     side = _SIDE * downscale(recipe.vae.config)
     request = PictureRequest(prompt="", width=side, height=side)
     seen, colours = [], []
-    for picture_3HW in _pictures(side).to(recipe.model.device):
+    for picture_3HW in _pictures(side).to(recipe.device):
         sample = recipe.picture_sample(picture_3HW, None)
         latents_CHW = recipe.to_latents(sample, request)
         seen.append(latents_CHW.flatten(1).T)

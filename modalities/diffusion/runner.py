@@ -103,7 +103,7 @@ class DenoiseRunner:
         return [_stepped(picture, end) for picture, end in zip(pictures, ends, strict=True)]
 
     def _decode(self, rows: Sequence[PictureRow]) -> list[Yield]:
-        decoded = [self._painter.decode(self._pictures[row.key]) for row in rows]
+        decoded = self._painter.decode([self._pictures[row.key] for row in rows])
         for row in rows:
             self._drop(row.key)
         return [_decoded(*copies) for copies in decoded]

@@ -5,6 +5,9 @@ Owns rounding, and when the autoencoder works in tiles. Knows no row and no step
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,15 +29,37 @@ class Viewer:
         vae, num_pixels = self._recipe.vae, request.width * request.height
         (vae.disable_tiling if num_pixels <= self._whole_pixels else vae.enable_tiling)()
 
-    def decode(self, sample: Tensor, request: PictureRequest) -> tuple[HostCopy, HostCopy]:
-        """A finished picture, bytes `[height, width, 3]`, and whether it is finite."""
-        self.make_room(request)
-        pixels_3HW = self._recipe.decode(sample, request)
-        return HostCopy(_bytes(pixels_3HW)), HostCopy(pixels_3HW.isfinite().all())
+    def decode(
+        self, samples: Sequence[tuple[Tensor, PictureRequest]]
+    ) -> list[tuple[HostCopy, HostCopy]]:
+        """Finished pictures, bytes `[height, width, 3]`, and whether each is finite.
+
+        Those of one size are decoded together, as many as there is room for.
+        """
+        sizes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, (_, request) in enumerate(samples):
+            sizes[request.width, request.height].append(index)
+        shown: dict[int, tuple[HostCopy, HostCopy]] = {}
+        for (width, height), members in sizes.items():
+            size = max(1, self._whole_pixels // (width * height))
+            for start in range(0, len(members), size):
+                chosen = members[start : start + size]
+                shown.update(zip(chosen, self._decode([samples[i] for i in chosen]), strict=True))
+        return [shown[index] for index in range(len(samples))]
 
     def foretell(self, clean: Tensor, request: PictureRequest) -> HostCopy:
         """A preview of a sample that is clean, or foretold to be: bytes, a pixel per latent."""
         return HostCopy(_bytes(self._preview.draw(self._recipe.to_latents(clean, request))))
+
+    def _decode(
+        self, samples: Sequence[tuple[Tensor, PictureRequest]]
+    ) -> list[tuple[HostCopy, HostCopy]]:
+        self.make_room(samples[0][1])
+        pixels_N3HW = self._recipe.decode_all(samples)
+        return [
+            (HostCopy(_bytes(pixels_3HW)), HostCopy(pixels_3HW.isfinite().all()))
+            for pixels_3HW in pixels_N3HW
+        ]
 
 
 def _bytes(pixels_3HW: Tensor) -> Tensor:

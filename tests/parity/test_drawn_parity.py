@@ -93,9 +93,10 @@ def finished(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]
     seen: dict[int, tuple[Tensor, Tensor]] = {}
     decode = Viewer.decode
 
-    def record(self: Viewer, sample: Tensor, request: PictureRequest) -> Any:
-        seen[request.seed] = self._recipe.to_latents(sample, request), sample
-        return decode(self, sample, request)
+    def record(self: Viewer, samples: Sequence[tuple[Tensor, PictureRequest]]) -> Any:
+        for sample, request in samples:
+            seen[request.seed] = self._recipe.to_latents(sample, request), sample
+        return decode(self, samples)
 
     monkeypatch.setattr(Viewer, "decode", record)
     return seen

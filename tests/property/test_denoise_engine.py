@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +17,7 @@ from fakes import Recorder
 from fakes_painter import image_request, open_painter
 from torch import Tensor
 
-from triptych.core.denoise_plan import DenoisePlan
+from triptych.core.denoise_plan import DenoisePlan, PictureRow
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.images import ImageDelta, ImageRequest, Pixels, StepCache
 from triptych.core.job import Job
@@ -25,7 +26,7 @@ from triptych.modalities.diffusion.caches.decisions import Decisions
 from triptych.modalities.diffusion.costs import DrawingCosts
 from triptych.modalities.diffusion.loader import measure
 from triptych.modalities.diffusion.painter import Painter, Picture
-from triptych.modalities.diffusion.runner import DenoiseRunner
+from triptych.modalities.diffusion.runner import DenoiseRunner, Yield
 from triptych.schedulers.denoise import DenoiseScheduler
 
 NUM_REQUESTS = 18
@@ -49,28 +50,25 @@ class Witness:
     def __init__(self, painter: Painter, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded: deque[Drawn] = deque()
         self.fails_next = False
-        self._decided: dict[Decisions, list[tuple[int, bool]]] = {}
-        self._decode, self._advance, self._decide = (
-            painter.decode,
-            painter.advance,
-            Decisions._decide,
-        )
-        monkeypatch.setattr(painter, "decode", self.decode)
+        self._advance = painter.advance
         monkeypatch.setattr(painter, "advance", self.advance)
-        decided = self._decided
+        decided: dict[Decisions, list[tuple[int, bool]]] = {}
+        decide, decode = Decisions._decide, DenoiseRunner._decode
 
-        def decide(decisions: Decisions, step: int, distance: float) -> bool:
-            computes = self._decide(decisions, step, distance)
+        def note_decision(decisions: Decisions, step: int, distance: float) -> bool:
+            computes = decide(decisions, step, distance)
             decided.setdefault(decisions, []).append((step, computes))
             return computes
 
-        monkeypatch.setattr(Decisions, "_decide", decide)
+        def note_latents(runner: DenoiseRunner, rows: Sequence[PictureRow]) -> list[Yield]:
+            for row in (runner._pictures[each.key].row for each in rows):
+                slots = [branch.slot for branch in row.branches if branch.slot is not None]
+                skips = [decided.pop(slot.decisions) for slot in slots]
+                self.decoded.append(Drawn(row.sample.sample.clone(), skips))
+            return decode(runner, rows)
 
-    def decode(self, picture: Picture) -> object:
-        slots = [branch.slot for branch in picture.row.branches if branch.slot is not None]
-        skips = [self._decided.pop(slot.decisions) for slot in slots]
-        self.decoded.append(Drawn(picture.row.sample.sample.clone(), skips))
-        return self._decode(picture)
+        monkeypatch.setattr(Decisions, "_decide", note_decision)
+        monkeypatch.setattr(DenoiseRunner, "_decode", note_latents)
 
     def advance(self, pictures: list[Picture], num_steps: list[int], shown: list[bool]) -> None:
         if self.fails_next:

@@ -43,16 +43,16 @@ def fitted(picture_CHW: Tensor, height: int, width: int) -> Tensor:
 
 
 @torch.no_grad()
-def decode_latents(vae: Any, latents_CHW: Tensor) -> Tensor:
-    """The picture, `[3, height, width]` in 0..1, float32."""
-    latents = latents_CHW[None].to(_like(vae))
+def decode_latents(vae: Any, latents_NCHW: Tensor) -> Tensor:
+    """Pictures of one size, `[N, 3, height, width]` in 0..1, float32."""
+    latents = latents_NCHW.to(_like(vae))
     offset, factor = _scales(vae.config, latents)
     latents = latents / factor + offset
     if _is_video(vae):  # one frame in, one frame out
-        picture: Tensor = vae.decode(latents.unsqueeze(2), return_dict=False)[0][0, :, 0]
+        pictures: Tensor = vae.decode(latents.unsqueeze(2), return_dict=False)[0][:, :, 0]
     else:
-        picture = vae.decode(latents, return_dict=False)[0][0]
-    return (picture.float() / 2 + 0.5).clamp(0, 1)
+        pictures = vae.decode(latents, return_dict=False)[0]
+    return (pictures.float() / 2 + 0.5).clamp(0, 1)
 
 
 @torch.no_grad()

@@ -25,7 +25,12 @@ from triptych.modalities.diffusion.recipes.latents import (
     position_ids,
     unpack,
 )
-from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.recipes.recipe import (
+    EncodedText,
+    PictureRequest,
+    Prompt,
+    Recipe,
+)
 from triptych.modalities.diffusion.recipes.references import Reference, Referring
 from triptych.modalities.diffusion.samplers.registry import Spacing
 
@@ -54,12 +59,18 @@ class Flux(Packed):
     _LENGTH = 512
 
     @override
-    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        clip = self.text_encoder(1).encode(prompt, masks=False)
-        t5 = self.text_encoder(2)
+    def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
+        return self.encode_all([Prompt(prompt)])[0]
+
+    @override
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[EncodedText]:
+        told, t5 = [prompt.text for prompt in prompts], self.text_encoder(2)
         length = min(t5.tokenizer.model_max_length, self._LENGTH)
-        words = t5.encode(prompt, length=length, masks=False)
-        return {"pooled_projections": clip.pooled, "encoder_hidden_states": words.hidden}
+        clip, words = self.text_encoder(1).encode_all(told), t5.encode_all(told, length=length)
+        return [
+            {"pooled_projections": whole.pooled, "encoder_hidden_states": each.hidden}
+            for whole, each in zip(clip, words, strict=True)
+        ]
 
     @override
     def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:

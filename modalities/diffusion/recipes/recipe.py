@@ -1,7 +1,7 @@
 """What a pipeline does around the denoise loop: `encode` prompts, `prepare` a row, `decode` it.
 
-Owns the order of events, which is every pipeline's, and seeds. What differs is in `packed.py` and
-`spatial.py`.
+Owns the order of events, which is every pipeline's, and seeds. What differs is in the modules
+beside it, pictures that a model looks at in `references.py`.
 
 A row may begin from a picture instead of noise alone: from its latents, made as noisy as they are
 at the step that the strength says. Within a mask, what is outside it is put back at every step.
@@ -100,6 +100,12 @@ class Recipe(ABC):
         return self.components.get("transformer") or self.components["unet"]
 
     @property
+    def device(self) -> torch.device:
+        """Where the denoising module is. Its own answer would look at every layer for hooks."""
+        weight: Tensor = next(self.model.parameters())
+        return weight.device
+
+    @property
     def vae(self) -> Any:
         """The autoencoder."""
         return self.components["vae"]
@@ -146,7 +152,7 @@ class Recipe(ABC):
         generator = torch.Generator().manual_seed(row_seed(request.seed, request.sample_index))
         clean = self._clean(request, generator)
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
-        noise = self.to_sample(noise).to(self.model.device)
+        noise = self.to_sample(noise).to(self.device)
         told = self.refer([self.conditioning(text, request) for text in texts], request)
         kept = self._kept(request, clean, noise)
         sample = self._begin(request, noise, clean, generator, pools)
@@ -162,7 +168,12 @@ class Recipe(ABC):
 
     def decode(self, sample: Tensor, request: PictureRequest) -> Tensor:
         """The picture of finished latents, `[3, height, width]` in 0..1, float32."""
-        return decode_latents(self.vae, self.to_latents(sample, request))
+        return self.decode_all([(sample, request)])[0]
+
+    def decode_all(self, samples: Sequence[tuple[Tensor, PictureRequest]]) -> Tensor:
+        """Pictures of one size together, `[N, 3, height, width]`."""
+        latents = [self.to_latents(sample, request) for sample, request in samples]
+        return decode_latents(self.vae, torch.stack(latents))
 
     @abstractmethod
     def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
@@ -249,7 +260,7 @@ class Recipe(ABC):
             return None
         picture = fitted(request.sources[0], request.height, request.width)
         drawn = generator if self.draws_sources else None
-        return self.picture_sample(picture, drawn).to(self.model.device)
+        return self.picture_sample(picture, drawn).to(self.device)
 
     def _kept(self, request: PictureRequest, clean: Tensor | None, noise: Tensor) -> Kept | None:
         if clean is None or request.mask is None:

@@ -45,7 +45,7 @@ class Referring(Recipe):
         return [
             replace(
                 branch,
-                context=context.to(self.model.device),
+                context=context.to(self.device),
                 shared={**branch.shared, **self.places(branch.shared, references)},
                 key=(branch.key, shapes),
             )

@@ -1,7 +1,8 @@
-"""Prompts through tokenizers and text encoders, one prompt at a time.
+"""Prompts through tokenizers and text encoders.
 
 Owns the calls every recipe makes; which encoder, length and layer is the recipe's. A prompt is
-encoded alone, so what it yields never depends on which others came with it.
+encoded alone, or with others that are filled up to the same length: what it yields never depends on
+which others came with it.
 
 Legend: T tokens, C channels.
 """
@@ -52,16 +53,22 @@ class TextEncoder:
         index into the hidden states (several: side by side in the channels); `None` is the
         encoder's own output.
         """
-        tokens = self.tokenizer(
-            prompt,
+        return self.read(self._tokens([prompt], length, pads=pads), masks=masks, layer=layer)
+
+    def encode_all(self, prompts: Sequence[str], *, length: int = 0) -> list[Encoded]:
+        """Encode prompts in one run, filled up to `length`; the filling is read like words."""
+        return self._read(self._tokens(list(prompts), length, pads=True), masks=False, layer=None)
+
+    def _tokens(self, prompts: list[str], length: int, *, pads: bool) -> Mapping[str, Any]:
+        tokens: Mapping[str, Any] = self.tokenizer(
+            prompts,
             max_length=length or self.tokenizer.model_max_length,
             padding="max_length" if pads else False,
             truncation=True,
             return_tensors="pt",
         )
-        return self.read(tokens, masks=masks, layer=layer)
+        return tokens
 
-    @torch.no_grad()
     def read(
         self,
         tokens: Mapping[str, Any],
@@ -70,6 +77,12 @@ class TextEncoder:
         layer: int | Sequence[int] | None = None,
     ) -> Encoded:
         """Encode one prompt's tokens: what a tokenizer or processor returned, a batch of one."""
+        return self._read(tokens, masks=masks, layer=layer)[0]
+
+    @torch.no_grad()
+    def _read(
+        self, tokens: Mapping[str, Any], *, masks: bool, layer: int | Sequence[int] | None
+    ) -> list[Encoded]:
         device = next(self.module.parameters()).device
         mask = tokens["attention_mask"].to(device)
         output = self.module(
@@ -84,13 +97,14 @@ class TextEncoder:
             hidden = output.hidden_states[layer]
         else:
             hidden = torch.cat([output.hidden_states[index] for index in layer], dim=-1)
-        return Encoded(hidden[0], mask[0], _pooled(output))
+        return [Encoded(*row) for row in zip(hidden, mask, _pooled(output), strict=True)]
 
 
 def _pooled(output: Any) -> Tensor:
-    """The projected vector of a CLIP with projection, else the pooled one of a plain CLIP."""
+    """The projected vectors of a CLIP with projection, else the pooled ones of a plain CLIP."""
     for name in ("text_embeds", "pooler_output"):
-        vector = getattr(output, name, None)
-        if isinstance(vector, Tensor):
-            return vector[0]
-    return torch.empty(0)
+        vectors = getattr(output, name, None)
+        if isinstance(vectors, Tensor):
+            return vectors
+    hidden: Tensor = output[0]
+    return hidden.new_empty(len(hidden), 0)

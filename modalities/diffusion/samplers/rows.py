@@ -8,8 +8,7 @@ Legend: R rows, S states of a program (the sample first).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,8 +120,10 @@ def model_inputs(rows: Sequence[SampleRow]) -> Tensor:
         if hasattr(row.foreign, "scale_model_input"):
             time = row.foreign.timesteps[row.step]
             samples[index] = row.foreign.scale_model_input(samples[index, None], time)[0]
-    scales_R1 = np.array([[_input_scale(row)] for row in rows])
-    return weighted_sum(scales_R1, [samples]) if (scales_R1 != 1).any() else samples
+    scales = [_input_scale(row) for row in rows]
+    if all(scale == 1 for scale in scales):
+        return samples
+    return weighted_sum(np.array(scales)[:, None], [samples])
 
 
 def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
@@ -164,10 +165,15 @@ def _clean_weights(row: SampleRow) -> Iterable[float]:
 
 def _advance_programs(rows: Sequence[SampleRow], outputs: Tensor) -> None:
     weights_RSC = np.stack([row.program.weights_NSC[row.step] for row in rows if row.program])
-    with _noise_is_kept(rows):
-        noise = _fresh_noise(rows, outputs)
-        columns = [*read_states(rows), outputs, noise]
-        write_states(rows, weights_RSC, columns)
+    noisy = [row for row in rows if row.program and row.program.needs_noise(row.step)]
+    before = [row.generator.get_state() for row in noisy]
+    try:
+        noise = _fresh_noise(rows, noisy, outputs) if noisy else outputs  # which no row weighs
+        write_states(rows, weights_RSC, [*read_states(rows), outputs, noise])
+    except torch.OutOfMemoryError:  # taken again, the step draws the same noise
+        for row, state in zip(noisy, before, strict=True):
+            row.generator.set_state(state)
+        raise
     for row in rows:
         row.step += 1
 
@@ -186,28 +192,11 @@ def write_states(
     rows[0].pool.write(cells, values[0] if len(values) == 1 else torch.cat(values))
 
 
-@contextmanager
-def _noise_is_kept(rows: Sequence[SampleRow]) -> Iterator[None]:
-    """Where memory runs out, a step that is taken again draws the same noise."""
-    noisy = [row for row in rows if row.program and row.program.needs_noise(row.step)]
-    before = [row.generator.get_state() for row in noisy]
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        for row, state in zip(noisy, before, strict=True):
-            row.generator.set_state(state)
-        raise
-
-
-def _fresh_noise(rows: Sequence[SampleRow], like: Tensor) -> Tensor:
+def _fresh_noise(rows: Sequence[SampleRow], noisy: Sequence[SampleRow], like: Tensor) -> Tensor:
     """Each row's own noise, drawn on the CPU so that every device draws the same picture."""
-    if not any(row.program and row.program.needs_noise(row.step) for row in rows):
-        return like  # no row weighs it
     shape = like.shape[1:]
     drawn = [
-        torch.randn(shape, generator=row.generator)
-        if row.program and row.program.needs_noise(row.step)
-        else torch.zeros(shape)
+        torch.randn(shape, generator=row.generator) if row in noisy else torch.zeros(shape)
         for row in rows
     ]
     return torch.stack(drawn).to(like.device)

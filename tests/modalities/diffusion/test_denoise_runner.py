@@ -251,13 +251,33 @@ def test_encoding_without_memory_begins_nothing(
 def test_decoding_without_memory_keeps_the_pictures(
     easel: Easel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = easel.encode(image_request(), image_request(seed=8))
+    keys = easel.encode(image_request(), image_request(seed=8, width=96))
     easel.denoise(keys, num_steps=6)
     with monkeypatch.context() as patch:
-        fail_once(patch, type(easel.painter.recipe), "decode", at_call=1)
+        fail_once(patch, type(easel.painter.recipe), "decode_all", at_call=1)
         with pytest.raises(OutOfMemory):
             easel.decode(keys)
     assert len([pixels for key in keys for pixels in easel.decode([key])]) == 2
+
+
+def test_pictures_of_one_size_are_decoded_together_as_far_as_there_is_room(
+    easel: Easel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [image_request(seed=seed, width=64 + 32 * (seed % 2)) for seed in range(5)]
+    expected = [easel.finish(easel.encode(request, first=9))[0] for request in asked]
+    monkeypatch.setattr(easel.painter._viewer, "_whole_pixels", 2 * 64 * 64)
+    together: list[int] = []
+    recipe = easel.painter.recipe
+    original = recipe.decode_all
+
+    def decode_all(samples: Any) -> Tensor:
+        together.append(len(samples))
+        return original(samples)
+
+    monkeypatch.setattr(recipe, "decode_all", decode_all)
+    drawn = easel.finish(easel.encode(*asked))
+    assert together == [2, 1, 1, 1]
+    assert all(closeness(ours, theirs) <= 1 for ours, theirs in zip(drawn, expected, strict=True))
 
 
 def test_large_pictures_are_decoded_in_tiles(easel: Easel, monkeypatch: pytest.MonkeyPatch) -> None:

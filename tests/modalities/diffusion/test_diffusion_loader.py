@@ -177,7 +177,7 @@ class _Mixed:
 
     mixture = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -0.5], [0.3, 0.0, 2.0], [1.0, 1.0, 1.0]])
     vae = SimpleNamespace(config={"block_out_channels": (4, 4)})
-    model = SimpleNamespace(device=torch.device("cpu"))
+    device = torch.device("cpu")
 
     def picture_sample(self, picture_3HW: Tensor, generator: None) -> Tensor:
         return torch.einsum("cr,rhw->chw", self.mixture, avg_pool2d(picture_3HW, 2)) - 0.4
