@@ -47,6 +47,9 @@ class SeeingModel(CausalModel, Protocol):
         ...
 
 
+_NOWHERE = np.empty(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class _Places:
     """Positions of a prompt with pictures on three axes; what follows is `shift` further on."""
@@ -118,7 +121,7 @@ class VisionHead(TextHead):
         """Ids, places where they are not plain positions, and which tokens pictures fill."""
         is_filled_T = step.token_ids_T >= FIRST_FRAME_ID
         step.token_ids_T[is_filled_T] = self._traits.placeholder_id
-        places = self._lay_out_places(step) if self._traits.has_axes else step.positions_T
+        places = self._lay_out_places(step) if self._traits.has_axes else _NOWHERE
         self._filling = []
         if not is_filled_T.any():
             return (step.token_ids_T, places)
@@ -131,9 +134,11 @@ class VisionHead(TextHead):
     def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
         """`hidden_TC`."""
         token_ids_T, flat_places, *filled = step.extras
-        num_tokens = len(token_ids_T)
-        places = flat_places if len(flat_places) == num_tokens else flat_places.view(3, -1)
         self._feed_back(token_ids_T, step)
+        places = step.positions_T
+        if self._traits.has_axes:
+            has_three = len(flat_places) > len(token_ids_T)
+            places = flat_places.view(3, -1) if has_three else flat_places
         if not filled and places.dim() == 1:
             return self._model.forward(token_ids_T, places, kv, step.batch)
         x_TC = self._seeing.embed(token_ids_T)
