@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Literal, Self
 
 from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import (
     InvalidRequest,
     NotFound,
@@ -104,14 +104,13 @@ class ImageService:
         admission: Admission,
         reader: PictureReader,
         *,
-        max_pixels: int,
-        adapters: Collection[str] = (),
+        options: ImageOptions,
         default_seed: int | None = None,
     ) -> None:
         self.client = client
         self.models: Mapping[str, ImageModel] = {model.name: model for model in models}
-        self.max_pixels = max_pixels
-        self.adapters = adapters
+        self.max_pixels = options.max_image_pixels
+        self.adapters = adapter_places(options)
         self._admission = admission
         self._reader = reader
         self._default_seed = default_seed
@@ -132,8 +131,7 @@ class ImageService:
             models,
             Admission(options=config.schedule),
             reader,
-            max_pixels=config.images.max_image_pixels,
-            adapters=adapter_places(config.images),
+            options=config.images,
             default_seed=config.device.seed if config.device.seed >= 0 else None,
         )
 
