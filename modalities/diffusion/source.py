@@ -1,6 +1,7 @@
-"""The embedded image model as `--model` names it: a folder that is part of the package.
+"""Image models as `--model` names them: the embedded one, and checkpoints of a single file.
 
-Owns where that folder is. Loads no torch.
+Owns where the embedded folder is, and which files are taken apart. Loads no torch until there is
+something to convert.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.layout import weight_files
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.packages import Installer
@@ -18,6 +20,8 @@ from triptych.core.weights.progress import Progress
 from triptych.core.weights.resolve import Source
 
 NAME = "triptych-images"
+CONVERTER_VERSION = 1
+"""Counts up whenever the same file is taken apart into others."""
 FOLDER = Path(__file__).parent / "embedded"
 
 
@@ -31,8 +35,20 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     return FOLDER, hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> None:
-    """Other folders of this kind are in our layout already."""
+def _adopt(place: Path, options: ModelOptions, progress: Progress) -> tuple[Path, str] | None:
+    """A safetensors file with a whole model, taken apart once; folders are in our layout."""
+    if place.suffix != ".safetensors" or not place.is_file():
+        return None
+
+    def build(folder: Path) -> None:
+        from triptych.modalities.diffusion.loading.whole import take_apart
+
+        take_apart(place, folder, options)
+
+    progress.start(f"Reading {place.name}", place.stat().st_size)
+    identity = f"whole checkpoint {CONVERTER_VERSION} {sha256_file(place, progress)}"
+    key = hashlib.sha256(identity.encode()).hexdigest()
+    return WeightsCache.open(options.cache_dir).get(key, place.name, build, progress)
 
 
 EMBEDDED_IMAGES = Source(name=NAME, fetch=_fetch, adopt=_adopt)

@@ -19,7 +19,10 @@ from safetensors.torch import save_file
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.diffusion.loading import Components, component_bytes, open_components
+from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
 
 SD = "StableDiffusionPipeline"
 QWEN = "QwenImageTransformer2DModel"
@@ -178,3 +181,49 @@ def test_files_that_hold_something_else_are_refused_by_name(
     pickled.write_bytes(b"\x80\x04")
     with pytest.raises(WeightsError, match=r"vae\.ckpt is neither safetensors nor GGUF"):
         opened(sd[0], f"vae.weight_path={pickled}")
+
+
+def base_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Configurations come from this folder; returns the repositories that were asked for."""
+    from triptych.modalities.diffusion.loading import whole
+
+    asked: list[str] = []
+
+    def download(repository: str, *_: object) -> Path:
+        asked.append(repository)
+        return folder
+
+    monkeypatch.setattr(whole, "download_snapshot", download)
+    return asked
+
+
+def test_a_whole_checkpoint_is_a_model(
+    sd: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = base_on_the_hub(sd[0], monkeypatch)
+    others = changed(sd[1])
+    file = tmp_path / "mine.safetensors"
+    save_file(ldm_checkpoint(others), file)
+    options = ModelOptions(model=(str(file),), cache_dir=str(tmp_path / "cache"))
+    (model,) = resolve_all(options, SilentProgress(), sources=[EMBEDDED_IMAGES])
+    assert model.name == "mine"
+    loaded = opened(Path(model.folder))
+    assert loaded.pipeline == SD
+    for name, other in others.items():
+        assert states_equal(loaded.parts[name].state_dict(), other.state_dict()), name
+    assert resolve_all(options, SilentProgress(), sources=[EMBEDDED_IMAGES]) == (model,)
+    assert asked == ["stable-diffusion-v1-5/stable-diffusion-v1-5"]
+
+
+def test_a_file_with_less_says_how_to_give_it(
+    sd: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base_on_the_hub(sd[0], monkeypatch)
+    file = tmp_path / "unet.safetensors"
+    whole = ldm_checkpoint(sd[1])
+    save_file({name: whole[name] for name in whole if name.startswith("model.diff")}, file)
+    options = ModelOptions(model=(str(file),), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(WeightsError, match=r"unet\.safetensors does not hold the whole model .*"):
+        resolve_all(options, SilentProgress(), sources=[EMBEDDED_IMAGES])
+    with pytest.raises(WeightsError, match="no whole model that is known"):
+        resolve_all(options, SilentProgress())
