@@ -7,6 +7,7 @@ not needed.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,14 @@ from triptych.modalities.vlm.families import FAMILIES
 def read_config(config: Mapping[str, Any]) -> Any:
     """A `config.json` as transformers' own configuration. Raises `WeightsError`."""
     model_type = config.get("model_type")
-    if model_type not in FAMILIES or model_type not in CONFIG_MAPPING:
+    kind = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else None
+    if kind is None or not {"text_config", "vision_config"} <= set(kind.sub_configs):
         raise WeightsError(
             f"model_type {model_type!r} is no model with pictures that is known here:"
-            f" {', '.join(FAMILIES)}."
+            f" {', '.join(FAMILIES)}, and others that transformers has a processor for."
         )
     if config.get("quantization_config"):
         raise WeightsError("config.json asks for a quantization_config, which is not supported.")
-    kind = CONFIG_MAPPING[model_type]
     known = set(kind.__dataclass_fields__) | set(kind.attribute_map)
     try:
         return kind(**{k: v for k, v in config.items() if k in known and k[0] != "_"})
@@ -49,6 +50,35 @@ def open_image_processor(folder: Path) -> Any:
         return kind.from_dict(dict(fields))
     except (TypeError, ValueError) as error:
         raise WeightsError(f"preprocessor_config.json is not usable: {error}") from error
+
+
+def open_processor(folder: Path, image_processor: Any) -> Any:
+    """The whole processor of a model, with its tokenizer. Raises `WeightsError`."""
+    fields = _json(folder, "processor_config.json")
+    named = [fields, _json(folder, "tokenizer_config.json"), _processor_fields(folder)]
+    name = next((str(f["processor_class"]) for f in named if f.get("processor_class")), "")
+    kind = getattr(transformers, name, None) if name.endswith("Processor") else None
+    if kind is None or not (folder / "tokenizer.json").is_file():
+        raise WeightsError(
+            f"{name or 'No'} processor is known here, or its tokenizer.json missing."
+        )
+    tokens = {k: v for k, v in named[1].items() if k.endswith("_token") and isinstance(v, str)}
+    extra = named[1].get("extra_special_tokens")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        extra_special_tokens=extra if isinstance(extra, dict) else {},
+        **tokens,
+    )
+    accepted = inspect.signature(kind.__init__).parameters
+    plain = {k: v for k, v in fields.items() if k in accepted and not isinstance(v, dict)}
+    try:
+        return kind(image_processor=image_processor, tokenizer=tokenizer, **plain)
+    except (TypeError, ValueError) as error:
+        raise WeightsError(f"processor_config.json is not usable: {error}") from error
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder / name) if (folder / name).is_file() else {}
 
 
 def _processor_fields(folder: Path) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ Shapes: N features of a picture, C hidden, L layers.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,34 +62,33 @@ class Scaling:
 
 
 class PictureEncoder:
-    """Calls `model.get_image_features` for batches that are joined along `batch_axis`."""
+    """Calls `model.get_image_features` for batches that are joined along `batch_axis`.
+
+    Without one, pictures are encoded one by one; without `scaling` they come scaled. Inputs that
+    the model does not ask for are left out.
+    """
 
     def __init__(
-        self, model: Any, scaling: Scaling, *, batch_axis: int, dtype: torch.dtype
+        self, model: Any, scaling: Scaling | None, *, batch_axis: int | None, dtype: torch.dtype
     ) -> None:
         self._model = model
         self._scaling = scaling
         self._batch_axis = batch_axis
         self._dtype = dtype
         self._device = next(model.parameters()).device
+        self._wanted = inspect.signature(model.get_image_features).parameters
 
     def encode(self, pictures: Sequence[Picture]) -> list[Features | InvalidRequest]:
         """Features in the order of `pictures`; an error where they do not fit its span."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for index, picture in enumerate(pictures):
-            groups[self._shape(picture)].append(index)
+            key = index if self._batch_axis is None else _shape(picture, self._batch_axis)
+            groups[key].append(index)
         encoded: dict[int, Features | InvalidRequest] = {}
         for indexes in groups.values():
             group = [pictures[index] for index in indexes]
             encoded.update(zip(indexes, self._encode(group), strict=True))
         return [encoded[index] for index in range(len(pictures))]
-
-    def _shape(self, picture: Picture) -> tuple[Any, ...]:
-        axis = self._batch_axis
-        return tuple(
-            (name, array.dtype, array.shape[:axis], array.shape[axis + 1 :])
-            for name, array in sorted(picture.inputs.items())
-        )
 
     def _encode(self, pictures: Sequence[Picture]) -> list[Features | InvalidRequest]:
         output = self._model.get_image_features(**self._batch(pictures), return_dict=True)
@@ -105,21 +105,31 @@ class PictureEncoder:
         return [Features(part, late) for part, late in zip(parts, late_parts, strict=True)]
 
     def _batch(self, pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
-        first = pictures[0].inputs
+        axis = self._batch_axis or 0
         batch = {
-            name: torch.cat([self._tensor(p.inputs[name]) for p in pictures], self._batch_axis)
-            for name in first
+            name: torch.cat([self._tensor(p.inputs[name]) for p in pictures], axis)
+            for name in pictures[0].inputs
+            if name in self._wanted
         }
-        batch[_PIXELS] = self._scaling(batch[_PIXELS])
-        mask = batch.get("pixel_attention_mask")
-        if mask is not None:  # a processor fills up after it has normalised
-            batch[_PIXELS] = batch[_PIXELS] * mask.unsqueeze(-3)
+        if self._scaling is not None:
+            batch[_PIXELS] = self._scaling(batch[_PIXELS])
+            mask = batch.get("pixel_attention_mask")
+            if mask is not None:  # a processor fills up after it has normalised
+                batch[_PIXELS] = batch[_PIXELS] * mask.unsqueeze(-3)
         batch[_PIXELS] = batch[_PIXELS].to(self._dtype)
         return batch
 
     def _tensor(self, array: Array) -> torch.Tensor:
         values = np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
         return torch.from_numpy(values.copy()).to(self._device, non_blocking=True)
+
+
+def _shape(picture: Picture, axis: int) -> tuple[Any, ...]:
+    """Equal for pictures that can be joined along `axis`."""
+    return tuple(
+        (name, array.dtype, array.shape[:axis], array.shape[axis + 1 :])
+        for name, array in sorted(picture.inputs.items())
+    )
 
 
 def _flat(parts: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

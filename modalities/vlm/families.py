@@ -16,6 +16,7 @@ from triptych.modalities.vlm.spelling import (
     Found,
     is_pixtral,
     pixtral_patch,
+    spell_any,
     spell_gemma3,
     spell_idefics3,
     spell_internvl,
@@ -40,7 +41,8 @@ class Family:
 
     `placeholder` is what a chat template puts where one goes, `spell` gives what takes its place.
     `options` are added to the image processor's own settings; of what it makes, the encoder takes
-    `inputs`. It `nests_images` by prompt, or cuts a picture into tiles and so `has_tiles` in a
+    `inputs`, all where none are named. Where a family `has_scaling` it is told to leave values as
+    bytes, since it is known how to go on from there. It `nests_images` by prompt, or cuts a picture into tiles and so `has_tiles` in a
     further axis. The inputs of several pictures are joined along `batch_axis`.
 
     Positions of a picture see each other with `whole_spans`, those of a prompt with
@@ -51,11 +53,17 @@ class Family:
     spell: Callable[[Any, Any, Found], str]
     options: Options = _no_options
     inputs: tuple[str, ...] = ("pixel_values",)
+    has_scaling: bool = True
     nests_images: bool = False
     has_tiles: bool = False
     batch_axis: int = 0
     whole_spans: bool = False
     whole_prompts: bool = False
+
+
+def family_of(config: Any) -> Family:
+    """The family of a configuration; `ANY` for those of none."""
+    return FAMILIES.get(config.model_type, ANY)
 
 
 def _pixtral_options(config: Any) -> Mapping[str, Any]:
@@ -78,6 +86,9 @@ _IDEFICS3 = Family(
 _QWEN = Family(
     placeholder="<|image_pad|>", spell=spell_qwen, inputs=("pixel_values", "image_grid_thw")
 )
+
+ANY = Family(placeholder="", spell=spell_any, inputs=(), has_scaling=False)
+"""Of models that no other is about: their own processor does all there is to do."""
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

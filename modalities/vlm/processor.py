@@ -20,8 +20,8 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.images import Pixels
 from triptych.core.vision import Array, ArrayType, picture_digest
 from triptych.core.weights.layout import read_json
-from triptych.modalities.vlm.config import open_image_processor, read_config
-from triptych.modalities.vlm.families import FAMILIES
+from triptych.modalities.vlm.config import open_image_processor, open_processor, read_config
+from triptych.modalities.vlm.families import ANY, family_of
 from triptych.modalities.vlm.prompt import PreparedPicture
 from triptych.modalities.vlm.spelling import MARK
 
@@ -29,14 +29,24 @@ _SPELLING = re.compile(f"({MARK}+)")
 
 
 class PictureProcessor:
-    """Prepares pictures for the model in one folder. `model` is the digest of its weights."""
+    """Prepares pictures for the model in one folder. `model` is the digest of its weights.
 
-    def __init__(self, config: Any, image_processor: Any, *, model: str) -> None:
-        self.family = FAMILIES[config.model_type]
+    A model of no known family needs its whole `processor`, too.
+    """
+
+    def __init__(
+        self, config: Any, image_processor: Any, *, model: str, processor: Any = None
+    ) -> None:
+        self.family = family_of(config)
         self._config = config
         self._images = image_processor
+        self._speller = processor or image_processor
         self._model = model
-        self._options = self.family.options(config)
+        self._options = dict(self.family.options(config))
+        if processor is not None:
+            self._options = {**getattr(processor, "images_kwargs", {}), "return_tensors": "np"}
+        if self.family.has_scaling:
+            self._options |= {"do_rescale": False, "do_normalize": False}
         self._settings = json.dumps(
             [image_processor.to_dict(), self._options], sort_keys=True, default=str
         )
@@ -45,9 +55,15 @@ class PictureProcessor:
     def open(cls, folder: str | Path, *, model: str) -> Self:
         """Raises `WeightsError` where the folder's configurations are not usable."""
         path = Path(folder)
-        return cls(
-            read_config(read_json(path / "config.json")), open_image_processor(path), model=model
-        )
+        config, images = read_config(read_json(path / "config.json")), open_image_processor(path)
+        is_known = family_of(config) is not ANY
+        processor = None if is_known else open_processor(path, images)
+        return cls(config, images, model=model, processor=processor)
+
+    @property
+    def placeholder(self) -> str:
+        """What a chat template puts where a picture goes."""
+        return self.family.placeholder or str(self._speller.image_token)
 
     def prepare(self, pixels: Pixels, *, adapter: str = "") -> PreparedPicture:
         """The work of one picture. Raises `InvalidRequest` where the model takes none like it."""
@@ -55,8 +71,6 @@ class PictureProcessor:
         try:
             found = self._images(
                 images=[[rgb]] if self.family.nests_images else [rgb],
-                do_rescale=False,
-                do_normalize=False,
                 input_data_format="channels_last",
                 **self._options,
             )
@@ -69,16 +83,18 @@ class PictureProcessor:
         return PreparedPicture(
             digest=digest,
             inputs=inputs,
-            spelling=_parse(self.family.spell(self._config, self._images, found)),
+            spelling=_parse(self.family.spell(self._config, self._speller, found)),
             grid=self._grid(found),
         )
 
     def _inputs(self, found: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays that the encoder is called with."""
-        arrays = {name: np.asarray(found[name]) for name in self.family.inputs if name in found}
+        names = self.family.inputs or found.keys()
+        arrays = {name: np.asarray(found[name]) for name in names if name in found}
         pixels = arrays["pixel_values"]
-        arrays["pixel_values"] = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
-        return {name: _array(array) for name, array in arrays.items()}
+        if self.family.has_scaling:
+            pixels = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
+        return {name: _array(array) for name, array in (arrays | {"pixel_values": pixels}).items()}
 
     def _grid(self, found: Mapping[str, Any]) -> tuple[int, int]:
         if "image_grid_thw" not in found:
@@ -89,7 +105,9 @@ class PictureProcessor:
 
 
 def _array(values: NDArray[Any]) -> Array:
-    dtype: ArrayType = "uint8" if values.dtype == np.uint8 else "int64"
+    dtype: ArrayType = "float32" if values.dtype.kind == "f" else "int64"
+    if values.dtype == np.uint8:
+        dtype = "uint8"
     data = np.ascontiguousarray(values, dtype=dtype).tobytes()
     return Array(dtype, tuple(values.shape), data)
 

@@ -82,6 +82,12 @@ def spell_paligemma(config: Any, images: Any, found: Found) -> str:
     return MARK * grid_size(config.vision_config) ** 2
 
 
+def spell_any(config: Any, processor: Any, found: Found) -> str:
+    """As transformers' own `processor` does."""
+    spelled = str(processor.replace_image_token(found, 0))
+    return spelled.replace(processor.tokenizer.decode([config.image_token_id]), MARK)
+
+
 def is_pixtral(config: Any) -> bool:
     """Whether the tower takes pictures of any size."""
     return bool(config.vision_config.model_type == "pixtral")

@@ -19,6 +19,8 @@ from triptych.core.vision import Picture
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.modalities.vlm.blueprint import VisionBlueprint
 from triptych.modalities.vlm.config import open_image_processor
+from triptych.modalities.vlm.fallback import FallbackVisionBlueprint
+from triptych.modalities.vlm.families import FAMILIES
 from triptych.modalities.vlm.features import open_cache
 from triptych.modalities.vlm.head import VisionHead
 from triptych.modalities.vlm.processor import PictureProcessor
@@ -48,7 +50,9 @@ class VisionRig(Rig):
 
     def __init__(self, folder: Path, **options: Any) -> None:
         with Checkpoint.open(folder) as checkpoint:
-            blueprint = VisionBlueprint(checkpoint, max_length=0, dtype=torch.float32, device=CPU)
+            is_known = checkpoint.config["model_type"] in FAMILIES
+            kind: Any = VisionBlueprint if is_known else FallbackVisionBlueprint
+            blueprint = kind(checkpoint, max_length=0, dtype=torch.float32, device=CPU)
             decoder, self.encoder = blueprint.build(lambda _: None)
         family = blueprint.family
         self.sight = Sight(
@@ -65,14 +69,15 @@ class VisionRig(Rig):
             blueprint.traits,
             **given,
         )
-        layout = decoder.config.kv_layout(4, torch.float32)
+        layout = blueprint.text.kv_layout(4, torch.float32)
+        self.encode = encode
         super().__init__(decoder, layout, recorder=SeeingRecorder, max_length=256, **options)
 
     def prompt(self, *parts: Part) -> SeeingPrompt:
         prepared = [
             self.processor.prepare(part) if isinstance(part, Pixels) else part for part in parts
         ]
-        return join_prompt(prepared, encode)
+        return join_prompt(prepared, self.encode)
 
     def look(self, *parts: Part) -> SeeingRow:
         """A row whose pictures are encoded."""

@@ -34,15 +34,17 @@ from triptych.core.kernels.paged_attention import AttentionBatch, paged_attentio
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.weights.checkpoint import Checkpoint
 
-_ATTENTION = "triptych_paged"
+ATTENTION = "triptych_paged"
+"""The name of our attention among those of transformers."""
+
 _LEGACY_FIELDS = frozenset(
     ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
 )
-_UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
+_UNSUPPORTEDATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
 
 
 @dataclass(slots=True)
-class _Step:
+class PagedStep:
     """What attention needs of the step under way; handed through the model's keyword arguments."""
 
     kv: KvCache
@@ -108,8 +110,8 @@ class FallbackBlueprint:
             )
         except RuntimeError as error:
             raise WeightsError("transformers cannot convert the weights of this model.") from error
-        _check_complete(info, checkpoint)
-        _pin_rope(model, self.max_length)
+        check_complete(info, checkpoint)
+        pin_rope(model, self.max_length)
         built = FallbackModel(model.to(self._device).eval(), self.vocab_size)
         built.prove(self.kv_layout(2, self._dtype), self._device)
         report(1.0)
@@ -136,7 +138,7 @@ class FallbackModel:
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """The last hidden state of every token, normalised: `hidden_TC`."""
-        return self._forward(token_ids_T, positions_T, _Step(kv, batch))
+        return self._forward(token_ids_T, positions_T, PagedStep(kv, batch))
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Scores of the whole vocabulary for each row: `logits_RV`."""
@@ -158,20 +160,22 @@ class FallbackModel:
             host_query_lengths_B=np.array([2]),
             host_context_lengths_B=np.array([2]),
         )
-        step = _Step(kv, batch)
+        step = PagedStep(kv, batch)
         with torch.inference_mode():
             self.logits(self._forward(ids, positions, step)[-1:])
         if sorted(step.layers_seen) != list(range(layout.num_layers)):
             raise WeightsError(_refusal("not every layer of it is attention over its own cache"))
 
     def _forward(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: _Step
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
+    ) -> torch.Tensor:
+        return self._run(step, positions_T, input_ids=token_ids_T.unsqueeze(0))
+
+    def _run(
+        self, step: PagedStep, positions_T: torch.Tensor, **inputs: torch.Tensor
     ) -> torch.Tensor:
         output = self._body(
-            input_ids=token_ids_T.unsqueeze(0),
-            position_ids=positions_T.unsqueeze(0),
-            use_cache=False,
-            triptych_step=step,
+            position_ids=positions_T.unsqueeze(0), use_cache=False, triptych_step=step, **inputs
         )
         hidden_TC: torch.Tensor = output.last_hidden_state[0]
         return hidden_TC
@@ -203,9 +207,9 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Transformers' attention interface on our pages; the mask is the batch's business."""
     step = options.get("triptych_step")
-    if not isinstance(step, _Step):
+    if not isinstance(step, PagedStep):
         raise WeightsError(_refusal("it does not hand its arguments down to attention"))
-    if any(options.get(name) is not None for name in _UNSUPPORTED_ATTENTION):
+    if any(options.get(name) is not None for name in _UNSUPPORTEDATTENTION):
         raise WeightsError(_refusal("its attention has soft caps, sinks or biases"))
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module has one
@@ -230,7 +234,7 @@ def _attend(
 
 # A name and a pure function: transformers looks attention up by name. Masks are not built for
 # implementations it has no mask function for.
-transformers.AttentionInterface.register(_ATTENTION, _attend)
+transformers.AttentionInterface.register(ATTENTION, _attend)
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -245,7 +249,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     known = set(config_kind.__dataclass_fields__) | set(config_kind.attribute_map)
     fields = {k: v for k, v in config.items() if k in known | _LEGACY_FIELDS and k[0] != "_"}
     try:
-        parsed = config_kind(**fields, attn_implementation=_ATTENTION)
+        parsed = config_kind(**fields, attn_implementation=ATTENTION)
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise WeightsError(f"config.json is not usable as {family}: {error}") from error
     layer_types = set(getattr(parsed, "layer_types", None) or ())
@@ -255,7 +259,8 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     return kind, parsed
 
 
-def _check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+def check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Raise `WeightsError` naming what transformers found missing, left over or misshapen."""
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
             named = ", ".join(sorted(map(str, info[problem]))[:3])
@@ -263,7 +268,7 @@ def _check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
             raise WeightsError(f"{problem.replace('_', ' ')} in {files}: {named}.")
 
 
-def _pin_rope(model: torch.nn.Module, max_length: int) -> None:
+def pin_rope(model: torch.nn.Module, max_length: int) -> None:
     """Fix frequencies that would follow the longest row; see `core.layers.rotary`."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
