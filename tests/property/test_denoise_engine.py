@@ -61,6 +61,7 @@ class Witness:
             return computes
 
         def note_latents(runner: DenoiseRunner, rows: Sequence[PictureRow]) -> list[Yield]:
+            self._fail_if_told()
             for row in (runner._pictures[each.key].row for each in rows):
                 slots = [branch.slot for branch in row.branches if branch.slot is not None]
                 skips = [decided.pop(slot.decisions) for slot in slots]
@@ -71,12 +72,15 @@ class Witness:
         monkeypatch.setattr(DenoiseRunner, "_decode", note_latents)
 
     def advance(self, pictures: list[Picture], num_steps: list[int], shown: list[bool]) -> None:
+        half = len(pictures) // 2 * self.fails_next
+        self._advance(pictures[:half], num_steps[:half], shown[:half])
+        self._fail_if_told()
+        self._advance(pictures[half:], num_steps[half:], shown[half:])
+
+    def _fail_if_told(self) -> None:
         if self.fails_next:
             self.fails_next = False
-            half = len(pictures) // 2
-            self._advance(pictures[:half], num_steps[:half], shown[:half])
             raise torch.OutOfMemoryError("there is none left")
-        self._advance(pictures, num_steps, shown)
 
 
 class Studio:
