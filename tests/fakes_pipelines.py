@@ -336,6 +336,7 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "transformer": build("Lumina2Transformer2DModel"),
         "vae": vae(shift=0.1),
     },
+    "Lumina2Text2ImgPipeline": lambda: components("Lumina2Pipeline"),
     "PixArtAlphaPipeline": lambda: {**_one(t5), "transformer": _sized_pixart(), "vae": vae()},
     "PixArtSigmaPipeline": lambda: {
         **_one(t5),

@@ -114,6 +114,7 @@ def downscale(vae: Mapping[str, Any]) -> int:
     return int(2 ** (len(channels) - 1))
 
 
+_LUMINA2 = Abilities(default_steps=30, default_guidance=4.0, size=None)
 _QWEN = Abilities(default_steps=50, default_guidance=4.0)
 _FLUX = Abilities(default_steps=28, default_guidance=3.5, has_negative=False)
 
@@ -128,7 +129,8 @@ _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
         "FluxKontextPipeline": replace(_FLUX, max_references=1),
         "FluxPipeline": _FLUX,
         "HiDreamImagePipeline": Abilities(default_steps=50, default_guidance=5.0),
-        "Lumina2Pipeline": Abilities(default_steps=30, default_guidance=4.0, size=None),
+        "Lumina2Pipeline": _LUMINA2,
+        "Lumina2Text2ImgPipeline": _LUMINA2,  # its name when the model came out
         "PixArtAlphaPipeline": Abilities(
             default_steps=20, default_guidance=4.5, size=None, rounds_down=True
         ),

@@ -20,6 +20,7 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
         "FluxPipeline": packed.Flux,
         "HiDreamImagePipeline": spatial.HiDream,
         "Lumina2Pipeline": spatial.Lumina2,
+        "Lumina2Text2ImgPipeline": spatial.Lumina2,
         "PixArtAlphaPipeline": spatial.PixArtAlpha,
         "PixArtSigmaPipeline": spatial.PixArt,
         "QwenImageEditPipeline": qwen.QwenImageEdit,
