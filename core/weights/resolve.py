@@ -61,8 +61,8 @@ class Source:
     """A model that a modality brings under a name of its own, and the layouts it can convert.
 
     `fetch` brings the model called `name`; `adopt` turns a folder in somebody else's layout, or a
-    single safetensors file, into ours, and leaves (`None`) what it does not know. Both give a folder
-    with config.json and safetensors files, and the digest of its weights; both raise
+    single safetensors file, into ours, and leaves (`None`) what it does not know. Both give a
+    folder with config.json and safetensors files, and the digest of its weights; both raise
     `WeightsError`. `repositories` are hub ids in such a layout, with patterns of the files that
     `adopt` wants to see of them.
     """

@@ -67,7 +67,9 @@ class DenoiseModel:
         self.module = module
         self.family = family
         weight = next(module.parameters())
-        self.dtype, self.device = weight.dtype, weight.device
+        self.device = weight.device
+        # A model may keep some weights in float32 whatever the others are; it says which count.
+        self.dtype: torch.dtype = getattr(module, "dtype", weight.dtype)
 
     def batch_key(
         self, sample_shape: torch.Size, conditioning: Conditioning, *, is_exact: bool = False

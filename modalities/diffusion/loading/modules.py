@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.loading import MAX_NAMED, Target, load_tensors
-from triptych.core.weights.quiet import without_progress_bar
+from triptych.core.weights.quiet import errors_only, without_progress_bar
 from triptych.modalities.diffusion.loading.originals import in_own_names, text_in_own_names
 from triptych.modalities.diffusion.loading.weights import Weights
 
@@ -75,10 +75,13 @@ def open_diffusers_module(
 
 
 def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
-    """A model of diffusers without memory behind its weights."""
+    """A model of diffusers without memory behind its weights.
+
+    Fields that the class does not have stay readable in its `config`: pipelines look at some.
+    """
     fields = _plain(config)
     try:
-        with _WithoutMemory():
+        with errors_only("diffusers.configuration_utils"), _WithoutMemory():
             return kind.from_config(fields).eval().requires_grad_(False)
     except _UNFIT as error:
         raise WeightsError(f"config.json is not usable as {kind.__name__}: {error}") from error
