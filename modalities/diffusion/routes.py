@@ -25,7 +25,7 @@ from triptych.core.http.sse import EventStream
 from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
 from triptych.core.logs import fields
 from triptych.modalities.diffusion.easel import Easel
-from triptych.modalities.diffusion.files import MEDIA_TYPES
+from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind
 from triptych.modalities.diffusion.protocol import (
     MAX_SOURCES,
     DrawFields,
@@ -205,12 +205,18 @@ class _Studio:
             heartbeat_s = context.options.heartbeat_s
             return EventStream(easel.events(), heartbeat_s=heartbeat_s, end=b"", is_named=True)
         files = await easel.files()
-        if body.response_format == "b64_json":
-            data = [PictureData(b64_json=base64.b64encode(file).decode()) for file in files]
+        if body.response_format == "url":
+            data = self._links(files, body.output_format, request)
         else:
-            base = self.public_url or str(request.base_url).rstrip("/")
-            kind, owner = body.output_format, context.principal.owner
-            names = [self.store.add(file, kind, owner) for file in files]
-            data = [PictureData(url=f"{base}{FILES_ROUTE}/{name}.{kind}") for name in names]
+            data = [PictureData(b64_json=base64.b64encode(file).decode()) for file in files]
         reply = easel.reply(data)
         return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+
+    def _links(
+        self, files: Sequence[bytes], kind: PictureKind, request: Request
+    ) -> list[PictureData]:
+        """Keep the files for their caller, and say where."""
+        owner = Context.of(request).principal.owner
+        base = self.public_url or str(request.base_url).rstrip("/")
+        names = [self.store.add(file, kind, owner) for file in files]
+        return [PictureData(url=f"{base}{FILES_ROUTE}/{name}.{kind}") for name in names]
