@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
+from triptych.core.decoders.families import is_native as is_native_decoder
 from triptych.core.decoders.native import NativeBlueprint
 from triptych.core.decoders.tensor_names import Part
 from triptych.core.kernels.native.library import NativeKernels
@@ -122,9 +123,11 @@ class VisionBlueprint:
         return decoder, encoder
 
 
-def is_vision(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is that of a model that sees."""
-    return config.get("model_type") in FAMILIES
+def is_native(config: Mapping[str, Any]) -> bool:
+    """Whether our decoder knows the language side of a model that sees."""
+    if config.get("model_type") not in FAMILIES:
+        return False
+    return is_native_decoder(_text_fields(read_config(config), True))
 
 
 def _text_fields(config: Any, has_head: bool) -> dict[str, Any]:

@@ -24,19 +24,29 @@ from triptych.modalities.vlm.families import FAMILIES
 def read_config(config: Mapping[str, Any]) -> Any:
     """A `config.json` as transformers' own configuration. Raises `WeightsError`."""
     model_type = config.get("model_type")
-    kind = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else None
-    if kind is None or not {"text_config", "vision_config"} <= set(kind.sub_configs):
-        raise WeightsError(
-            f"model_type {model_type!r} is no model with pictures that is known here:"
-            f" {', '.join(FAMILIES)}, and others that transformers has a processor for."
-        )
+    kind = _kind_of(model_type)
     if config.get("quantization_config"):
         raise WeightsError("config.json asks for a quantization_config, which is not supported.")
     known = set(kind.__dataclass_fields__) | set(kind.attribute_map)
+    if "text_config" not in config:  # older files have its fields beside the others
+        text_fields = getattr(kind.sub_configs["text_config"], "__dataclass_fields__", ())
+        known |= {*text_fields, "rope_theta", "rope_scaling"} - {"model_type", "architectures"}
     try:
         return kind(**{k: v for k, v in config.items() if k in known and k[0] != "_"})
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise WeightsError(f"config.json is not usable as {model_type}: {error}") from error
+
+
+def _kind_of(model_type: Any) -> Any:
+    """The class of configurations of models that have a language side and a vision encoder."""
+    if model_type in CONFIG_MAPPING:
+        kind = CONFIG_MAPPING[model_type]
+        if {"text_config", "vision_config"} <= set(kind.sub_configs):
+            return kind
+    raise WeightsError(
+        f"model_type {model_type!r} is no model with pictures that is known here:"
+        f" {', '.join(FAMILIES)}, and others that transformers has a processor for."
+    )
 
 
 def open_image_processor(folder: Path) -> Any:

@@ -1,7 +1,8 @@
 """Any other image-text model that transformers knows, its language side run on our paged cache.
 
 Owns what differs from `blueprint`: the whole model is transformers' own, one class for tower,
-projector and decoder, and pictures are encoded one by one, just as its processor left them. What
+projector and decoder. Pictures of no known family are encoded one by one, as their processor left
+them. What
 does not fit a plain paged cache is refused rather than served wrongly: positions on several axes,
 positions that see each other, features that enter late (see `modalities.llm.models.fallback`).
 """
@@ -29,9 +30,9 @@ from triptych.modalities.llm.models.fallback import (
     check_complete,
     pin_rope,
 )
-from triptych.modalities.vlm.config import read_config
-from triptych.modalities.vlm.encoder import PictureEncoder, encoder_sketch
-from triptych.modalities.vlm.families import ANY
+from triptych.modalities.vlm.config import open_image_processor, read_config
+from triptych.modalities.vlm.encoder import PictureEncoder, Scaling, encoder_sketch
+from triptych.modalities.vlm.families import family_of
 from triptych.modalities.vlm.head import SeeingTraits
 
 _BOTH_WAYS = ("token_type_ids", "mm_token_type_ids")
@@ -39,8 +40,6 @@ _BOTH_WAYS = ("token_type_ids", "mm_token_type_ids")
 
 class FallbackVisionBlueprint:
     """As `blueprint.VisionBlueprint`, for models of no family in `families.FAMILIES`."""
-
-    family = ANY
 
     def __init__(
         self,
@@ -52,8 +51,9 @@ class FallbackVisionBlueprint:
     ) -> None:
         self._checkpoint = checkpoint
         self._config = read_config(checkpoint.config)
+        self.family = family_of(self._config)
         name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(self._config.model_type, "")
-        self._kind = getattr(transformers, name, None)
+        self._kind: Any = getattr(transformers, name, None)
         if self._kind is None or not hasattr(self._kind, "get_image_features"):
             raise WeightsError(f"{self._config.model_type!r} is no model with pictures.")
         if any(word in inspect.signature(self._kind.forward).parameters for word in _BOTH_WAYS):
@@ -110,7 +110,11 @@ class FallbackVisionBlueprint:
         built = SeeingFallback(model.to(self._device).eval(), self.text.vocab_size)
         built.prove(self.text.kv_layout(2, self.dtype), self._device)
         report(1.0)
-        return built, PictureEncoder(model, None, batch_axis=None, dtype=self.dtype)
+        scaling = None
+        if self.family.has_scaling:
+            scaling = Scaling.of(open_image_processor(self._checkpoint.folder))
+        axis = self.family.batch_axis
+        return built, PictureEncoder(model, scaling, batch_axis=axis, dtype=self.dtype)
 
 
 class SeeingFallback(FallbackModel):

@@ -42,8 +42,9 @@ class Family:
     `placeholder` is what a chat template puts where one goes, `spell` gives what takes its place.
     `options` are added to the image processor's own settings; of what it makes, the encoder takes
     `inputs`, all where none are named. Where a family `has_scaling` it is told to leave values as
-    bytes, since it is known how to go on from there. It `nests_images` by prompt, or cuts a picture into tiles and so `has_tiles` in a
-    further axis. The inputs of several pictures are joined along `batch_axis`.
+    bytes, since it is known how to go on from there. It `nests_images` by prompt, or cuts a picture
+    into tiles and so `has_tiles` in a further axis. The inputs of several pictures are joined along
+    `batch_axis`, where they can be.
 
     Positions of a picture see each other with `whole_spans`, those of a prompt with
     `whole_prompts`; all others see what came before them.
@@ -56,7 +57,7 @@ class Family:
     has_scaling: bool = True
     nests_images: bool = False
     has_tiles: bool = False
-    batch_axis: int = 0
+    batch_axis: int | None = 0
     whole_spans: bool = False
     whole_prompts: bool = False
 
@@ -87,7 +88,7 @@ _QWEN = Family(
     placeholder="<|image_pad|>", spell=spell_qwen, inputs=("pixel_values", "image_grid_thw")
 )
 
-ANY = Family(placeholder="", spell=spell_any, inputs=(), has_scaling=False)
+ANY = Family(placeholder="", spell=spell_any, inputs=(), has_scaling=False, batch_axis=None)
 """Of models that no other is about: their own processor does all there is to do."""
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import torch
+
 from triptych.core.config import Config
 from triptych.core.device import Device
 from triptych.core.kernels.native.library import NativeKernels
@@ -19,7 +21,8 @@ from triptych.core.sampling.sampler import Sampler
 from triptych.core.token_runner import TokenRunner
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.vlm.blueprint import VisionBlueprint
+from triptych.modalities.vlm.blueprint import VisionBlueprint, is_native
+from triptych.modalities.vlm.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.features import FeatureCache, open_cache
 from triptych.modalities.vlm.head import VisionHead
 from triptych.modalities.vlm.runner import VisionRunner
@@ -32,6 +35,9 @@ _STEP_FEATURES = 2048
 _PICTURE_FEATURES = 1024
 """Of a picture as the cache expects them to be."""
 _CACHE_SHARE = 0.1  # of the ledger, at most
+
+
+Blueprint = VisionBlueprint | FallbackVisionBlueprint
 
 
 class VisionLoader:
@@ -51,13 +57,7 @@ class VisionLoader:
         with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
             native = memory.native_kernels()
-            blueprint = VisionBlueprint(
-                checkpoint,
-                max_length=self._config.models.max_length,
-                dtype=memory.dtype(checkpoint.dtype),
-                device=self._device.torch,
-                native=native,
-            )
+            blueprint = self._blueprint(checkpoint, memory.dtype(checkpoint.dtype), native)
             features = self._reserve(memory, blueprint)
             layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
             num_pages = memory.reserve_pages(layout, blueprint.text.max_length)
@@ -79,7 +79,20 @@ class VisionLoader:
             close = stack.pop_all().close
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
-    def _reserve(self, memory: ModelMemory, blueprint: VisionBlueprint) -> FeatureCache:
+    def _blueprint(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, native: NativeKernels | None
+    ) -> Blueprint:
+        wanted, config = self._config.models.model_impl, checkpoint.config
+        max_length, device = self._config.models.max_length, self._device.torch
+        if wanted == "transformers" or (wanted == "auto" and not is_native(config)):
+            return FallbackVisionBlueprint(
+                checkpoint, max_length=max_length, dtype=dtype, device=device
+            )
+        return VisionBlueprint(
+            checkpoint, max_length=max_length, dtype=dtype, device=device, native=native
+        )
+
+    def _reserve(self, memory: ModelMemory, blueprint: Blueprint) -> FeatureCache:
         """All that does not depend on what else there is room for; returns the empty cache."""
         options, num_rows = self._config.schedule, self._config.schedule.max_batch_size
         num_tokens = options.max_batch_input_tokens + num_rows
@@ -98,7 +111,7 @@ class VisionLoader:
         memory.reserve("vision-cache", cache_bytes)
         return open_cache(cache_bytes, max_entries)
 
-    def _sampler(self, blueprint: VisionBlueprint, native: NativeKernels | None) -> Sampler:
+    def _sampler(self, blueprint: Blueprint, native: NativeKernels | None) -> Sampler:
         return Sampler(
             vocab_size=blueprint.text.vocab_size,
             max_batch_size=self._config.schedule.max_batch_size,
@@ -106,9 +119,7 @@ class VisionLoader:
             native=native,
         )
 
-    def _token_runner(
-        self, blueprint: VisionBlueprint, head: VisionHead, kv: KvCache
-    ) -> TokenRunner:
+    def _token_runner(self, blueprint: Blueprint, head: VisionHead, kv: KvCache) -> TokenRunner:
         return TokenRunner(
             head,
             kv,
@@ -119,7 +130,7 @@ class VisionLoader:
 
     def _scheduler(
         self,
-        blueprint: VisionBlueprint,
+        blueprint: Blueprint,
         features: FeatureCache,
         layout: KvLayout,
         num_pages: int,

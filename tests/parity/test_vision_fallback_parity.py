@@ -1,4 +1,4 @@
-"""Models that see, of no family of ours: transformers' own on our paged cache, and what it refuses."""
+"""Models that see, of no family of ours: transformers' own on our paged cache, or refused."""
 
 from __future__ import annotations
 
@@ -135,13 +135,7 @@ def test_pictures_through_the_fallback(
     torch.testing.assert_close(ours_NV, theirs_NV, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        lambda: transformers.Gemma3Config(),
-        lambda: transformers.Qwen2VLConfig(),
-    ],
-)
+@pytest.mark.parametrize("config", [transformers.Gemma3Config, transformers.Qwen2VLConfig])
 def test_what_does_not_fit_the_cache_is_refused(config: Any, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, {}, config().to_dict())
     with pytest.raises(WeightsError, match="see each other"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from fakes_vision import pixels, save_model
 from safetensors.torch import load_file, save_file
 
-from triptych.core.config import CacheOptions, Config, ScheduleOptions
+from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
 from triptych.core.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError
 from triptych.core.ledger import Ledger
@@ -114,6 +115,29 @@ def test_a_model_without_an_image_processor_is_refused(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(WeightsError, match="preprocessor_config"):
         loader(folder, Ledger(256 * MIB)).load(lambda _: None)
+
+
+def test_fields_of_the_text_beside_the_others_are_read(tmp_path: Path) -> None:
+    """Configurations of Qwen2-VL on the hub have no `text_config`."""
+    save_model("qwen2_vl", tmp_path)
+    nested = json.loads((tmp_path / "config.json").read_text())
+    text = nested.pop("text_config")
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    flat = {**text, **nested, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    loaded = loader(tmp_path, Ledger(256 * MIB)).load(lambda _: None)
+    loaded.close()
+
+
+@pytest.mark.parametrize("name", ["llava", "idefics3", "mistral3"])
+def test_known_models_run_on_transformers_decoder_too(name: str, tmp_path: Path) -> None:
+    save_model(name, tmp_path)
+    config = replace(CONFIG, models=ModelOptions(model_impl="transformers"))
+    loaded = loader(tmp_path, Ledger(256 * MIB), config).load(lambda _: None)
+    pictures = pictures_of(tmp_path, 1, 2)
+    assert encode(loaded.runner, *pictures).errors == (None, None)
+    loaded.close()
 
 
 def pictures_of(folder: Path, *seeds: int) -> tuple[Picture, ...]:
