@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest
+from triptych.modalities.diffusion.caches.methods import Level, first_block, planned
 from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser
 from triptych.modalities.diffusion.families.table import open_model
@@ -263,6 +264,18 @@ def test_company_changes_nothing(name: str) -> None:
         assert distance(row.sample.sample, expected) < 1e-5
         row.release()
     assert pools.num_used == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["FluxKontextPipeline", "Flux2Pipeline", "QwenImageEditPlusPipeline"]
+)
+def test_caches_between_blocks_see_the_pictures_too(name: str) -> None:
+    recipe = open_recipe(name, parts_of(name))
+    request = replace(REQUEST, strength=None, num_steps=6)
+    exact = draw(recipe, request)
+    assert distance(draw(recipe, replace(request, cache=first_block(threshold=0.0))), exact) < 1e-5
+    plan = planned([True, True, False, True, False, True], level=Level.SPAN)
+    assert 1e-6 < distance(draw(recipe, replace(request, cache=plan)), exact) < 0.3
 
 
 def test_a_picture_without_a_prompt_is_varied_without_a_second_branch() -> None:
