@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fakes_imagine import COLOURS, PlainEngine, open_plain
 from fakes_pictures import hole_mask, picture, saved
-from PIL import Image
+from PIL import Image, ImageChops, ImageStat
 
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.images import AdapterUse, ImageRequest, StepCache
-from triptych.modalities.diffusion.pipeline import ImagePipeline, kind_of
+from triptych.modalities.diffusion.pipeline import DrawOptions, ImagePipeline, kind_of
 
 
 @pytest.fixture
@@ -177,3 +177,51 @@ def test_mistakes_say_what_to_do(draw: ImagePipeline, engine: PlainEngine) -> No
 def test_what_the_model_can_do_is_told(draw: ImagePipeline) -> None:
     assert draw.model.default_size == (64, 64)
     assert draw.model.samplers == ("euler", "heun")
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[ImagePipeline]:
+    with ImagePipeline.from_pretrained(progress=False, threads=1) as pipeline:
+        yield pipeline
+
+
+def test_a_real_picture_is_the_same_alone_and_in_company(embedded: ImagePipeline) -> None:
+    options = DrawOptions(num_steps=4, seed=3, cache="off")
+    together = embedded("a red apple", num_images=3, **options)
+    (alone,) = embedded("a red apple", **options)
+    assert alone.image.size == embedded.model.default_size
+    assert (alone.num_steps, alone.num_computed) == (4, 4)
+    assert len({picture.image.tobytes() for picture in together}) == 3
+    difference = ImageChops.difference(alone.image, together[0].image)
+    assert max(high for _, high in difference.getextrema()) <= 4
+
+
+def test_a_real_picture_can_be_watched_and_left(embedded: ImagePipeline) -> None:
+    told = list(embedded.stream("a red apple", num_previews=2, num_steps=6, cache="off"))
+    assert sum(progress.preview is not None for progress in told) == 2
+    assert told[-1].picture is not None
+    assert {progress.step for progress in told} >= {1, 2, 3, 4, 5}
+    for _ in range(20):  # more than may be drawn at once: a leak would block the last ones
+        stream = embedded.stream("a red apple", num_steps=50, cache="off")
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    assert len(embedded("a red apple", num_steps=2)) == 1
+
+
+def test_a_real_cache_skips_steps_and_changes_the_picture_a_little(embedded: ImagePipeline) -> None:
+    options = DrawOptions(num_steps=16, seed=3)
+    (whole,) = embedded("a red apple", cache="off", **options)
+    cache = StepCache(name="taylorseer", interval=2, warmup=6)
+    (cached,) = embedded("a red apple", cache=cache, **options)
+    assert (whole.num_computed, cached.num_computed) == (16, 11)
+    assert whole.image.tobytes() != cached.image.tobytes()
+    difference = ImageChops.difference(whole.image, cached.image)
+    assert ImageStat.Stat(difference).mean[0] < 4
+
+
+def test_a_real_picture_is_begun_from(embedded: ImagePipeline) -> None:
+    red = Image.new("RGB", (128, 128), (220, 30, 30))
+    (near,) = embedded("an apple", image=red, strength=0.25, num_steps=8, cache="off")
+    far = ImageStat.Stat(ImageChops.difference(near.image, red)).mean
+    assert sum(far) / 3 < 40
+    assert near.num_computed == 2
