@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -20,6 +20,7 @@ from triptych.core.denoise_plan import (
 )
 from triptych.core.images import ImageRequest, Pixels, StepCache
 from triptych.modalities.diffusion.adapters.adapters import Adapters
+from triptych.modalities.diffusion.adapters.files import LowRank
 from triptych.modalities.diffusion.caches.methods import (
     CacheMethod,
     Level,
@@ -58,15 +59,21 @@ class TinyCaches:
         }[choice.name]()
 
 
-def open_painter(pipeline: str = PIPELINE, scheduler: int = 0) -> Painter:
+def open_painter(
+    pipeline: str = PIPELINE,
+    scheduler: int = 0,
+    adapt: Callable[[dict[str, Any]], dict[str, list[LowRank]]] = lambda parts: {},
+) -> Painter:
+    """`adapt` makes adapters for the parts it is shown."""
     parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][scheduler]}
     recipe = open_recipe(pipeline, parts)
     with torch.inference_mode():
         preview = Preview.fit(recipe)
-    adapters = Adapters(parts, {}, max_in_run=1)
+    model = open_model(recipe.model)
+    adapters = model.adapters = Adapters(parts, adapt(parts), max_in_run=4)
     return Painter(
         recipe,
-        Denoiser(open_model(recipe.model)),
+        Denoiser(model),
         caches=TinyCaches(),
         prompts=PromptCache(recipe, adapters, "tiny", PROMPTS_BYTES),
         adapters=adapters,
