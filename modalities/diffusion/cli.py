@@ -43,7 +43,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", help='draw this, or else what is piped in ("-": too)')
     parser.add_argument("-o", "--output", help='file to write; default, and "-": stdout')
     parser.add_argument(
-        "-n", "--num-images", type=int, default=1, metavar="N", help="out.png: out-1.png, ..."
+        "-n", "--num-images", type=int, default=1, metavar="N", help="several are out-1.png, ..."
     )
     parser.add_argument(
         "--format", choices=tuple(MEDIA_TYPES), help="default: what the file's name ends with"
@@ -69,7 +69,13 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preview", choices=DISPLAYS, default="auto", help="how to show it while it is drawn"
     )
-    parser.add_argument("--no-preview", dest="preview", action="store_const", const="off")
+    parser.add_argument(
+        "--no-preview",
+        dest="preview",
+        action="store_const",
+        const="off",
+        help="show the bar alone",
+    )
     links = ("image_store_mb", "image_store_ttl_s")
     add_options(parser, sections=("models", "device", "images"), exclude=links)
 
