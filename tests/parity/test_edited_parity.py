@@ -202,7 +202,7 @@ def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) 
     second = REQUEST.negative_prompt if is_qwen else ""
     request = replace(REQUEST, negative_prompt=second, sources=sources, strength=None)
     if num_pictures > recipe.abilities.max_references:
-        with pytest.raises(InvalidRequest, match="1 pictures at most"):
+        with pytest.raises(InvalidRequest, match="this model takes 1"):
             recipe.prepare(request, CellPools())
         return
     told = dict(SIZE)
@@ -307,7 +307,7 @@ def test_pictures_of_another_size_are_fitted() -> None:
         ({"strength": float("nan")}, "Strength is from 0 to 1"),
         ({"sources": ()}, "strength needs a picture"),
         ({"sources": (), "strength": None, "mask": MASKED.mask}, "mask needs a picture"),
-        ({"sources": REQUEST.sources * 2}, "takes 1 pictures at most, not 2"),
+        ({"sources": REQUEST.sources * 2}, "2 pictures are too many: this model takes 1"),
         ({"sampler": "lcm"}, "lcm cannot draw with this model; these are its samplers: euler"),
     ],
 )

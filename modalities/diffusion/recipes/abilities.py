@@ -65,8 +65,7 @@ class Abilities:
             raise InvalidRequest("This model edits pictures: give it one.", param="image")
         if num_pictures > self.max_pictures:
             raise InvalidRequest(
-                f"This model takes {self.max_pictures or 'no'} pictures at most, not "
-                f"{num_pictures}.",
+                f"{num_pictures} pictures are too many: this model takes {self.max_pictures}.",
                 param="image",
             )
         if (has_mask or strength is not None) and not (num_pictures and self.begins):

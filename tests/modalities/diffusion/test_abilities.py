@@ -109,8 +109,8 @@ def test_more_strength_never_begins_later(name: str, num_steps: int, strength: f
     ("name", "num_pictures", "said"),
     [
         ("QwenImageEditPipeline", 0, "edits pictures: give it one"),
-        ("FluxPipeline", 2, "takes 1 pictures at most, not 2"),
-        ("Flux2KleinPipeline", 11, "takes 10 pictures at most"),
+        ("FluxPipeline", 2, "2 pictures are too many: this model takes 1"),
+        ("Flux2KleinPipeline", 11, "11 pictures are too many: this model takes 10"),
     ],
 )
 def test_too_many_and_too_few_pictures(name: str, num_pictures: int, said: str) -> None:
