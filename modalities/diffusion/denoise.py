@@ -12,7 +12,7 @@ Legend: R pictures, B branches of all pictures.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,10 +38,14 @@ from triptych.modalities.diffusion.samplers.rows import (
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Branch:
-    """One side of guidance: what it is told, and its cache."""
+    """One side of guidance: what it is told, and its cache.
+
+    `batch_key`: with whom it may share a run, which the loop works out once.
+    """
 
     conditioning: Conditioning
     slot: CacheSlot | None = None
+    batch_key: Hashable = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +164,6 @@ class Denoiser:
     def __init__(self, model: DenoiseModel) -> None:
         self.model = model
 
-    @torch.no_grad()
     def step(self, rows: Sequence[Row], watch: Watch | None = None) -> None:
         """One step of each row. None may be done. `watch` is told before the step is taken.
 
@@ -175,7 +178,6 @@ class Denoiser:
                 if row.kept is not None:
                     _restore(row.sample, row.kept)
 
-    @torch.no_grad()
     def advance(
         self, rows: Sequence[Row], num_steps: Sequence[int], watch: Watch | None = None
     ) -> None:
@@ -195,6 +197,14 @@ class Denoiser:
             self.step(left)
         self.step(rows, watch)
 
+    def _skip(self, until: Mapping[Row, int]) -> None:
+        """Bring each row to a step."""
+        for members in _by_shape(list(until)):
+            leaps = [row.leap(until[row] - row.sample.step) for row in members]
+            leap([found for found in leaps if found is not None])
+        while left := [row for row, step in until.items() if row.sample.step < step]:
+            self.step(left)
+
     def _guided(self, rows: list[Row]) -> Tensor:
         """Velocities of rows of one shape, `[R, ...]`."""
         active = [row.active_at(row.sample.step) for row in rows]
@@ -202,12 +212,13 @@ class Denoiser:
         of_row = [*range(len(rows)), *guided]
         branches = [found[0] for found in active] + [active[index][1] for index in guided]
         velocities_B = self._ask(rows, of_row, branches)
+        if not guided:
+            return velocities_B
         prompted, negative = velocities_B[: len(rows)], velocities_B[len(rows) :]
-        if guided:
-            guidances = [rows[index].guidance for index in guided]
-            if len(guided) == len(rows):
-                return _guide(guidances, prompted, negative)
-            prompted[guided] = _guide(guidances, prompted[guided], negative)
+        guidances = [rows[index].guidance for index in guided]
+        if len(guided) == len(rows):
+            return _guide(guidances, prompted, negative)
+        prompted[guided] = _guide(guidances, prompted[guided], negative)
         return prompted
 
     def _ask(self, rows: list[Row], of_row: list[int], branches: list[Branch]) -> Tensor:
@@ -223,7 +234,9 @@ class Denoiser:
         points = [row.point for row in rows]
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, branch in enumerate(branches):
-            groups[self._batch_key(batch.samples.shape[1:], branch)].append(index)
+            if branch.batch_key is None:
+                branch.batch_key = self._batch_key(inputs_R.shape[1:], branch)
+            groups[branch.batch_key].append(index)
         if len(groups) == 1:
             return evaluate(self.model, batch, slots, [points[row] for row in of_row])
         velocities = torch.empty(batch.samples.shape, device=inputs_R.device)

@@ -40,6 +40,7 @@ from triptych.schedulers.denoise import DenoiseScheduler
 _PROMPTS_BYTES = 64 * 2**20
 _SHARE = 0.25  # of what the ledger has left, at most, for pictures; and as much for activations
 _NUM_BRANCHES = 2
+_LITTLE_BYTES = 64 * 2**20  # a small model decodes many pictures at once with that
 _SPARE_STATE = 4  # pictures may be larger than the model's own size, and have caches
 
 
@@ -114,6 +115,7 @@ class DiffusionLoader:
         num_rows = min(images.max_image_rows, most // row_bytes)
         num_rows = max(num_rows, _NUM_BRANCHES)
         activations = max(num_rows * row_bytes, costs.decode_bytes(own.num_pixels))
+        activations = max(activations, min(most, _LITTLE_BYTES))
         memory.reserve("activations", activations)
         wanted = _SPARE_STATE * images.max_images_in_flight * own.state_bytes
         state_bytes = max(own.state_bytes, images.image_memory_mb << 20 or min(most, wanted))

@@ -43,7 +43,7 @@ class Picture:
     """A picture under way. `release` once, however it ends.
 
     Up to `step`, of which `num_computed` ran the model, its steps were told of. Of the last one
-    taken: whether its velocity was finite, at `place` in `are_finite`, and the preview wanted.
+    taken: its velocity's sum, finite if all of it was, at `place` in `sums`; the preview wanted.
     """
 
     request: PictureRequest
@@ -52,7 +52,7 @@ class Picture:
     first_step: int
     step: int
     num_computed: int = 0
-    are_finite: HostCopy | None = None
+    sums: HostCopy | None = None
     place: int = 0
     preview: HostCopy | None = None
 
@@ -153,10 +153,10 @@ class Painter:
         }
 
         def watch(rows: list[Row], velocities: Tensor) -> None:
-            are_finite = HostCopy(velocities.flatten(1).isfinite().all(1))
+            sums = HostCopy(velocities.flatten(1).sum(1))
             for place, row in enumerate(rows):
                 picture = of_row[id(row)]
-                picture.are_finite, picture.place = are_finite, place
+                picture.sums, picture.place = sums, place
             places = [place for place, row in enumerate(rows) if id(of_row[id(row)]) in wanted]
             if places:
                 members = [of_row[id(rows[place])] for place in places]

@@ -7,6 +7,7 @@ no model and no tensor's meaning.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -148,11 +149,11 @@ def _stepped(picture: Picture, end: int) -> Yield:
     """Note that the scheduler counts on these steps from now on."""
     num_computed = picture.num_runs - picture.num_computed
     picture.step, picture.num_computed = end, picture.num_runs
-    are_finite, place, preview = picture.are_finite, picture.place, picture.preview
+    sums, place, preview = picture.sums, picture.place, picture.preview
     picture.preview = None
 
     def wait() -> PictureRowResult:
-        if are_finite is not None and not are_finite.get()[place]:
+        if sums is not None and not math.isfinite(sums.get()[place]):
             return PictureRowResult(error=_non_finite())
         pixels = None if preview is None else _pixels(preview)
         return PictureRowResult(num_computed=num_computed, pixels=pixels)
