@@ -197,18 +197,24 @@ def evaluate(
         "real": real,
     }
     classifier = Classifier(folder, catalogue, sprites)
-    table = Table("pictures", "named right", "wrong")
+    table = Table("pictures", "named right", "plain layout", "wrong")
     for label, pixels in pictures.items():
-        named = classifier.name(pixels)
-        pairs = [(one.things[0].name, said) for one, said in zip(wanted, named, strict=True)]
-        wrong = [f"{name}: {said}" for name, said in pairs if name != said]
-        share = 1 - len(wrong) / len(wanted)
-        table.add_row(label, f"{share:.1%}", ", ".join(wrong[:12]))
+        table.add_row(label, *score(wanted, classifier.name(pixels)))
     Console().print(table)
+
+
+def score(wanted: Sequence[Composition], named: Sequence[str]) -> tuple[str, str, str]:
+    """Shares that are named right, of all and of those in the plain layout, and what is not."""
+    asked = [one.things[0].name for one in wanted]
+    is_right = np.array([name == said for name, said in zip(asked, named, strict=True)])
+    is_plain = np.array([one.layout == "single" for one in wanted])
+    wrong = [f"{name}: {said}" for name, said in zip(asked, named, strict=True) if name != said]
+    return f"{is_right.mean():.1%}", f"{is_right[is_plain].mean():.1%}", ", ".join(wrong[:12])
 
 
 def save_grid(pixels: Tensor, file: Path, per_row: int = 8) -> None:
     """Pictures in -1..1 side by side."""
     rows = [torch.cat(list(row), -1) for row in pixels.split(per_row)]
     grid = (torch.cat(rows, -2).clamp(-1, 1) + 1) * 127.5
-    Image.fromarray(grid.round().byte().permute(1, 2, 0).numpy()).save(file, optimize=True)
+    picture = Image.fromarray(grid.round().byte().permute(1, 2, 0).numpy())
+    picture.quantize(256, Image.Quantize.MEDIANCUT).save(file, optimize=True)

@@ -14,7 +14,7 @@ from codec_training import LATENT_CHANNELS, new_codec
 from corpus import pixels_of, read_records, to_latents
 from diffusers import AutoencoderDC, FlowMatchEulerDiscreteScheduler, FluxPipeline
 from model_training import Model
-from pictures.compositions import Catalogue
+from pictures.compositions import PICTURE_SIZE, Catalogue
 from pictures.sprites import Sprites
 from safetensors.torch import save_file
 from text import new_tokenizer
@@ -51,6 +51,11 @@ def export(folder: Path, out: Path, catalogue: Catalogue, sprites: Sprites) -> N
         transformer=model.transformer,
     )
     pipeline.to(torch.bfloat16).save_pretrained(out)
+    for file in out.rglob("*.safetensors"):
+        file.chmod(0o644)
+    index = out / "model_index.json"
+    facts = {**json.loads(index.read_text(encoding="utf-8")), "default_size": PICTURE_SIZE}
+    index.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     save_file(preview_map(folder, catalogue, sprites), out / "preview.safetensors")
 
 

@@ -30,7 +30,7 @@ from transformers import BertTokenizer
 
 STRONGEST_GUIDANCE = 6.0
 _DROPPED = 0.1
-_MOMENTUM = 0.995
+_MOMENTUM = 0.985
 _SHORTEST = 16
 _LONG_SHARE = 0.12
 
@@ -40,9 +40,11 @@ class ModelTraining:
     """How the model is trained."""
 
     minutes: float = 60.0
-    guided_minutes: float = 8.0
+    guided_minutes: float = 9.0
     """The last of them, for guidance."""
     num_rows: int = 128
+    num_guided_rows: int = 48
+    """Fewer will do for guidance, whose targets have no noise."""
     learning_rate: float = 2e-3
     seed: int = 0
 
@@ -122,8 +124,10 @@ class ModelTrainer:
         self.teacher: Model | None = None
         self.optimizers = _optimizers(self.model, options.learning_rate)
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
-        # On a CPU, a thread for each part of a batch waits less than threads within each layer.
+        # On a CPU, a thread for each part of a batch waits less than threads within each layer,
+        # which wait for one another thousands of times a step, and spin while they do.
         self._num_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
         self.path = folder / "model.pt"
         self.num_iterations, self.spent_s, self.loss = 0, 0.0, 1.0
@@ -158,8 +162,9 @@ class ModelTrainer:
         rng = np.random.default_rng((self.options.seed, self.num_iterations))
         while True:
             order = rng.permutation(len(self.corpus))
-            for first in range(0, len(order) - self.options.num_rows, self.options.num_rows):
-                numbers = order[first : first + self.options.num_rows]
+            while len(order) >= self.options.num_rows:
+                num_rows = self.options.num_guided_rows if self.is_guided else self.options.num_rows
+                numbers, order = np.split(order, [num_rows])
                 clean, captions = self.corpus.batch(numbers, rng)
                 if not self.is_guided:
                     captions = ["" if rng.random() < _DROPPED else said for said in captions]
@@ -179,8 +184,7 @@ class ModelTrainer:
             given = [part for part in parts if part is not None]
             parameter.grad = torch.stack(given).mean(0) if given else None
         nn.utils.clip_grad_norm_(self._trained, 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        list(self._pool.map(_step, self.optimizers))
         self.num_iterations += 1
         self.loss += 0.02 * (sum(losses) / len(losses) - self.loss)
         self._update_mean()
@@ -243,9 +247,14 @@ class ModelTrainer:
             optimizer.load_state_dict(saved)
         self.num_iterations, self.spent_s = state["num_iterations"], state["spent_s"]
         self.loss = state["loss"]
-        if state["teacher"] and self.is_guided:
+        if state["teacher"] is None:
+            return
+        if self.is_guided:
             self.teacher = copy.deepcopy(self.mean)
             self.teacher.load_state_dict(state["teacher"])
+        else:  # more minutes were asked for: the flow is learnt on from where it was left
+            self.model.load_state_dict(state["teacher"])
+            self.mean.load_state_dict(state["teacher"])
 
 
 @torch.no_grad()
@@ -264,6 +273,10 @@ def tokenize(tokenizer: BertTokenizer, prompts: list[str], shortest: int) -> Ten
     return torch.tensor(padded)
 
 
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+
+
 def _work_alone() -> None:
     torch.set_num_threads(1)
 
@@ -279,10 +292,11 @@ def _optimizers(model: Model, rate: float) -> list[torch.optim.Optimizer]:
     ]
     chosen = set(map(id, matrices))
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
-    return [
-        torch.optim.Muon(matrices, rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, rate, (0.9, 0.98), weight_decay=0.01),
+    muons = [
+        torch.optim.Muon(half, rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        for half in (matrices[::2], matrices[1::2])  # stepped at the same time
     ]
+    return [*muons, torch.optim.AdamW(others, rate, (0.9, 0.98), weight_decay=0.01)]
 
 
 def train_model(folder: Path, minilm: Path, options: ModelTraining) -> None:

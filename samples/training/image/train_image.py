@@ -52,7 +52,7 @@ def _parse() -> argparse.Namespace:
         "--encoder-minutes", type=float, default=10.0, help="codec: then latents are final"
     )
     parser.add_argument(
-        "--guided-minutes", type=float, default=8.0, help="model: the last ones, for guidance"
+        "--guided-minutes", type=float, default=9.0, help="model: the last ones, for guidance"
     )
     parser.add_argument("--rows", type=int, default=128, help="model: pictures of a batch")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="codec, model: peak")

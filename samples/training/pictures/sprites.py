@@ -142,8 +142,10 @@ def fetch_sprites(folder: Path) -> Sprites:
     if not (folder / "codes.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with Bar() as bar:
-            unpack(fetch_npm(FLUENT, folder, Shown(bar), run_installer), folder)
-            unpack(fetch_npm(NOTO, folder, Shown(bar), run_installer), folder)
+            for package in (FLUENT, NOTO):  # the one with codes.json, which tells of success, last
+                archive = fetch_npm(package, folder, Shown(bar), run_installer)
+                unpack(archive, folder)
+                archive.unlink()
     return Sprites(folder)
 
 
