@@ -32,13 +32,14 @@ _LANGUAGE = ("language_model", "text_model", "lm_head")
 class Scaling:
     """What is left of a processor's work once sizes are right: `(bytes * factor - mean) / std`.
 
-    In flattened patches the values of a channel lie together, in a colour picture the channel is
-    the third axis from the end.
+    In a picture the channel is the third axis from the end. In flattened patches a channel's values
+    lie together; where a patch is made for `num_frames` of a film, a picture fills them all.
     """
 
     factor: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    num_frames: int = 1
 
     @classmethod
     def of(cls, processor: Any) -> Scaling:
@@ -48,17 +49,18 @@ class Scaling:
             factor=processor.rescale_factor if processor.do_rescale else 1.0,
             mean=tuple(processor.image_mean) if processor.do_normalize else (0.0,) * num_channels,
             std=tuple(processor.image_std) if processor.do_normalize else (1.0,) * num_channels,
+            num_frames=getattr(processor, "temporal_patch_size", 1),
         )
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """In float32."""
-        shape_C = (-1, 1) if values.dim() == 2 else (-1, 1, 1)
-        mean, std = (torch.tensor(x, device=values.device) for x in (self.mean, self.std))
+        are_patches = values.dim() == 2
         scaled: torch.Tensor = values.float().mul_(self.factor)
-        if values.dim() == 2:
-            scaled = scaled.unflatten(1, (len(self.mean), -1))
-        scaled.sub_(mean.view(shape_C)).div_(std.view(shape_C))
-        return scaled.flatten(1) if values.dim() == 2 else scaled
+        if are_patches:
+            scaled = scaled.unflatten(1, (len(self.mean), 1, -1))
+        mean, std = (torch.tensor(x, device=values.device) for x in (self.mean, self.std))
+        scaled.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
+        return scaled.expand(-1, -1, self.num_frames, -1).flatten(1) if are_patches else scaled
 
 
 class PictureEncoder:

@@ -94,7 +94,14 @@ class PictureProcessor:
         pixels = arrays["pixel_values"]
         if self.family.has_scaling:
             pixels = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
+        if self.family.has_scaling and pixels.ndim == 2:
+            pixels = self._one_frame(pixels)
         return {name: _array(array) for name, array in (arrays | {"pixel_values": pixels}).items()}
+
+    def _one_frame(self, patches: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Patches for several frames of a film are all the same in a picture."""
+        shape = (len(patches), len(self._images.image_mean), self._images.temporal_patch_size, -1)
+        return patches.reshape(shape)[:, :, 0].reshape(len(patches), -1)
 
     def _grid(self, found: Mapping[str, Any]) -> tuple[int, int]:
         if "image_grid_thw" not in found:
