@@ -12,6 +12,7 @@ pages and slot free, since until then the device may write to them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import (
@@ -106,8 +107,7 @@ class TokenScheduler:
             is_paused=job.is_paused,
         )
         if self._pool.enable_prefix_caching:
-            page_size = self._pool.page_size
-            row.extend_keys(row.num_prompt_tokens // page_size, page_size)
+            row.extend_keys(row.num_prompt_tokens // self._pool.page_size, self._pool.page_size)
         self._num_submitted += 1
         self._version += 1
         self._state.rows[job.job_id] = row
@@ -136,6 +136,10 @@ class TokenScheduler:
             self._version += 1
             self._fail_row(row, error)
 
+    def waiting_ids(self, most: int) -> list[str]:
+        """The first jobs of the queue, by rank."""
+        return [row.job.job_id for row in islice(self._state.waiting, most)]
+
     def num_committed(self, job_id: str) -> int | None:
         """Positions of a job that are surely computed; `None` if it has ended."""
         row = self._state.rows.get(job_id)
@@ -143,12 +147,10 @@ class TokenScheduler:
 
     def num_covered(self, job_id: str) -> int:
         """Leading positions of a job that has not ended which are computed, in flight or cached."""
-        row = self._state.rows[job_id]
-        return row.num_booked if row.lease is not None else self._num_found(row)
-
-    def _num_found(self, row: Row) -> int:
-        keys = row.lookup_keys(self._pool.page_size)
-        return len(self._pool.peek(keys)) * self._pool.page_size
+        row, page_size = self._state.rows[job_id], self._pool.page_size
+        if row.lease is not None:
+            return row.num_booked
+        return len(self._pool.peek(row.lookup_keys(page_size))) * page_size
 
     def check_size(self, request: TokenRequest) -> None:
         """Raise InvalidRequest or ContextLengthExceeded if the request can never run here."""

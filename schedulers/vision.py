@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from triptych.core.config import ScheduleOptions
@@ -30,6 +31,7 @@ from triptych.schedulers.token_draft import Hold
 from triptych.schedulers.token_pace import ChunkPace
 
 _MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahead
+_MAX_LOOKAHEAD = 128  # waiting jobs, of text too, among which they are looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +238,12 @@ class VisionScheduler:
 
     def _next_looks(self) -> Iterator[_Look]:
         """Jobs whose pictures may be needed next: those that run, and the first that wait."""
-        num_waiting = 0
         for look in self._looks.values():
-            is_waiting = look.job.state is JobState.WAITING
-            num_waiting += is_waiting
-            if not is_waiting or num_waiting <= _MAX_WAITING_JOBS:
+            if look.job.state is not JobState.WAITING:
                 yield look
+        waiting = self._tokens.waiting_ids(_MAX_LOOKAHEAD)
+        looks = (self._looks[job_id] for job_id in waiting if job_id in self._looks)
+        yield from islice(looks, _MAX_WAITING_JOBS)
 
     # Encoding.
 

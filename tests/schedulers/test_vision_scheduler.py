@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fakes_seeing import MEMORY_SHORT, SeeingWorld, see
 from fakes_tokens import World, token_request
+from msgspec.structs import replace
 
 from triptych.core.errors import InternalError, InvalidRequest
 from triptych.core.plan import TokenPlan
@@ -144,6 +145,25 @@ def test_a_job_that_is_cancelled_in_flight_keeps_its_features_until_the_step_is_
     world.commit()
     assert len(world.features) == 0
     world.finish_all()
+
+
+def test_the_pictures_of_those_who_go_first_are_encoded_first() -> None:
+    world = SeeingWorld(num_pages=80, max_batch_size=1, schedule_policy="priority")
+    for index in range(12):
+        request = see((str(index), 5), 2, max_tokens=1)
+        world.submit(str(index), replace(request, priority=index))
+    last = world.requests["11"].pictures[0].span.digest
+    world.turn()
+    assert world.runner.encoded[0] == last
+    check_answers(world)
+
+
+def test_a_job_whose_reader_is_slow_gets_no_picture_encoded() -> None:
+    world = SeeingWorld(num_pages=80)
+    world.submit("a", see(("x", 5), 2, max_tokens=1))
+    world.scheduler.set_paused("a", True)
+    assert world.book() is None
+    check_answers(world)
 
 
 def test_spans_that_are_whole_are_not_cut() -> None:
