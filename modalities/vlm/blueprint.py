@@ -139,5 +139,6 @@ def _text_fields(config: Any, has_head: bool) -> dict[str, Any]:
     return {
         **fields,
         "architectures": [architecture],
-        "tie_word_embeddings": bool(config.tie_word_embeddings) or not has_head,
+        # Defaults of configurations do not agree on this; who stores a projection means it.
+        "tie_word_embeddings": not has_head,
     }

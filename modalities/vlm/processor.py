@@ -23,7 +23,7 @@ from triptych.core.weights.layout import read_json
 from triptych.modalities.vlm.config import open_image_processor, open_processor, read_config
 from triptych.modalities.vlm.families import ANY, family_of
 from triptych.modalities.vlm.prompt import PreparedPicture
-from triptych.modalities.vlm.spelling import MARK
+from triptych.modalities.vlm.spelling import MARK, is_pixtral
 
 _SPELLING = re.compile(f"({MARK}+)")
 
@@ -63,7 +63,9 @@ class PictureProcessor:
     @property
     def placeholder(self) -> str:
         """What a chat template puts where a picture goes."""
-        return self.family.placeholder or str(self._speller.image_token)
+        if self.family is ANY:
+            return str(self._speller.image_token)
+        return "[IMG]" if is_pixtral(self._config) else self.family.placeholder
 
     def prepare(self, pixels: Pixels, *, adapter: str = "") -> PreparedPicture:
         """The work of one picture. Raises `InvalidRequest` where the model takes none like it."""

@@ -148,5 +148,18 @@ print(made.prepare(Pixels(width=2, height=2, rgb=bytes(12))).num_features)
     assert run.stdout.strip() == "16"
 
 
+@pytest.mark.parametrize(
+    ("name", "placeholder"),
+    [
+        ("llava", "<image>"),
+        ("pixtral", "[IMG]"),
+        ("mistral3", "[IMG]"),
+        ("qwen3_vl", "<|image_pad|>"),
+    ],
+)
+def test_a_template_has_a_word_for_a_picture(name: str, placeholder: str) -> None:
+    assert processor(name).placeholder == placeholder
+
+
 def test_a_picture_of_one_pixel_is_a_picture() -> None:
     assert processor("llava").prepare(Pixels(width=1, height=1, rgb=bytes(3))).num_features == 16
