@@ -35,14 +35,13 @@ from triptych.modalities.diffusion.denoise import Denoiser, Row
 from triptych.modalities.diffusion.recipes.recipe import EncodedText, PictureRequest, Recipe
 from triptych.modalities.diffusion.samplers.names import short_name
 
-SHARES = (0.2, 0.24, 0.28, 0.34, 0.4, 0.5, 0.65, 0.8)
+SHARES = (0.12, 0.16, 0.2, 0.28, 0.34, 0.4, 0.5, 0.65)
 """Which parts of all steps the plans that are tried compute."""
 ORDERS = (0, 1, 2)
 """Degrees of extrapolation that a plan may have."""
 PEAK_DB = 99.0
 """What is written down for pictures that are equal."""
 _LEAST = 2
-_NUM_TRIES = 3  # plans of each price
 _MEASURING = 0.25  # of all the work, about
 
 Report = Callable[[float], None]
@@ -178,20 +177,17 @@ class Tuner:
 
 
 def _candidates(model: Measured, shares: Sequence[float]) -> list[list[_Promise]]:
-    """For each share of the steps that there are plans for, the most promising ones."""
+    """For each share of the steps that there are plans for, the best of each degree."""
     num_steps = len(model.points)
     wanted = sorted({max(_LEAST, round(share * num_steps)) for share in shares})
-    wanted = [num_computed for num_computed in wanted if num_computed < num_steps]
-    found: dict[int, set[_Promise]] = {num_computed: set() for num_computed in wanted}
-    for order in ORDERS if wanted else ():
+    found: dict[int, list[_Promise]] = {count: [] for count in wanted if count < num_steps}
+    for order in ORDERS if found else ():
         extrapolator = DividedDifferences(order)
-        plans = all_plans(model, extrapolator, max(wanted))
-        for num_computed in plans.keys() & found.keys():
-            path = plans[num_computed]
-            for mask in (path, refined(model, extrapolator, path)):
-                error = expected_error(model, extrapolator, mask)
-                found[num_computed].add(_Promise(error, order, mask))
-    candidates = [sorted(promises)[:_NUM_TRIES] for promises in found.values() if promises]
+        plans = all_plans(model, extrapolator, max(found))
+        for count in found.keys() & plans.keys():
+            mask = refined(model, extrapolator, plans[count])
+            found[count].append(_Promise(expected_error(model, extrapolator, mask), order, mask))
+    candidates = [promises for promises in found.values() if promises]
     if not candidates:
         raise InvalidRequest(f"Of {num_steps} steps none can be skipped: calibrate for more.")
     return candidates

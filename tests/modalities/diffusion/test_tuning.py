@@ -54,7 +54,7 @@ def tuned(sd3: Recipe) -> Tuned:
 
 def test_plans_of_many_budgets_are_tried(tuned: Tuned) -> None:
     run = tuned.run
-    assert [len(plan.computed) for plan in run.plans] == [2, 3, 4, 5, 6, 8]
+    assert [len(plan.computed) for plan in run.plans] == [2, 3, 4, 5, 6]
     assert len(tuned.speedups) == len(run.plans)
     assert all(speedup > 0 for speedup in tuned.speedups)
     for plan in run.plans:
