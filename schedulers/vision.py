@@ -34,16 +34,19 @@ _MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahe
 _MAX_LOOKAHEAD = 128  # waiting jobs, of text too, among which they are looked for
 
 
+_PATCH_VALUES = 14 * 14 * 3  # of most towers; others' are counted as if they were like it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
     """What a model sees at once.
 
-    A step encodes pictures of `max_step_features` together, or one. `whole_spans`: what a picture
+    A step encodes pictures of `max_step_patches` together, or one. `whole_spans`: what a picture
     fills is computed in one go, since its positions see each other; `whole_prompts`: so is the
     prompt of a request with pictures.
     """
 
-    max_step_features: int
+    max_step_patches: int
     whole_spans: bool = False
     whole_prompts: bool = False
 
@@ -250,8 +253,8 @@ class VisionScheduler:
     def _propose_encode(self, *, is_shared: bool) -> Proposal | None:
         """As many pictures as share a step; a short one where others wait for the device."""
         chosen: dict[bytes, Picture] = {}
-        due_s, num_features = math.inf, 0
-        most = self._sight.max_step_features
+        due_s, num_patches = math.inf, 0
+        most = self._sight.max_step_patches
         if is_shared:
             most = min(most, self._pace.max_tokens)
         for look in self._next_looks():
@@ -259,19 +262,19 @@ class VisionScheduler:
                 span = picture.span
                 if span.digest in chosen or span.digest in self._encoding:
                     continue
-                if chosen and num_features + span.num_features > most:
+                if chosen and num_patches + _num_patches(picture) > most:
                     continue
                 if chosen and (span.digest in self._alone or self._alone & chosen.keys()):
                     continue
                 chosen[span.digest] = picture
-                num_features += span.num_features
+                num_patches += _num_patches(picture)
                 due_s = min(due_s, look.job.arrival_s + self._options.target_first_token_s)
         if not chosen:
             return None
         return Proposal(
             model=self._model,
             kind="encode",
-            work={"pictures": len(chosen), "features": num_features},
+            work={"pictures": len(chosen), "patches": num_patches},
             due_s=due_s,
             num_rows=len(chosen),
             intent=_Encode(tuple(chosen)),
@@ -292,8 +295,7 @@ class VisionScheduler:
     def _commit_encode(self, plan: EncodePlan, result: StepResult) -> None:
         """Pass each picture's reference on to whoever waits for it."""
         assert isinstance(result, EncodeStepResult), "the encoder's result"
-        num_features = sum(picture.span.num_features for picture in plan.pictures)
-        self._pace.observe(num_features, result.elapsed_s)
+        self._pace.observe(sum(map(_num_patches, plan.pictures)), result.elapsed_s)
         for picture, error in zip(plan.pictures, result.errors, strict=True):
             digest = picture.span.digest
             self._encoding.remove(digest)
@@ -346,3 +348,9 @@ class VisionScheduler:
     def _release(self, digests: set[bytes]) -> None:
         for digest in digests:
             self._features.release(digest)
+
+
+def _num_patches(picture: Picture) -> int:
+    """How much work it is to encode: what an encoder takes in, in patches."""
+    num_values = sum(math.prod(array.shape) for array in picture.inputs.values())
+    return max(1, num_values // _PATCH_VALUES)

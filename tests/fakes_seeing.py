@@ -20,13 +20,18 @@ from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowResult
 from triptych.core.tokens import TokenRequest
-from triptych.core.vision import Picture, PictureSpan
+from triptych.core.vision import Array, Picture, PictureSpan
 from triptych.core.vision_plan import EncodePlan, EncodeStepResult
 from triptych.schedulers.token import TokenScheduler
 from triptych.schedulers.vision import Sight, VisionScheduler
 
 CLASH = FIRST_FRAME_ID + 1
 """The id of every picture position here, whatever the picture."""
+
+
+def patches(number: int) -> Array:
+    """As many, of no content."""
+    return Array("uint8", (number, 14 * 14 * 3), b"")
 
 
 def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
@@ -40,7 +45,7 @@ def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
         name, length = part
         digest = hashlib.sha256(f"{name}{length}".encode()).digest()
         span = PictureSpan(digest=digest, runs=((len(ids), length),))
-        pictures.append(Picture(span=span, inputs={}))
+        pictures.append(Picture(span=span, inputs={"pixel_values": patches(length)}))
         ids += [CLASH] * length
     plain = token_request(tuple(ids), **options)  # type: ignore[arg-type]
     return TokenRequest(
@@ -85,8 +90,8 @@ class SeeingRunner(ShadowRunner):
         digests = [picture.span.digest for picture in plan.pictures]
         assert digests, "a plan encodes something"
         assert len(set(digests)) == len(digests), "a picture is encoded twice"
-        num_features = sum(picture.span.num_features for picture in plan.pictures)
-        assert len(digests) == 1 or num_features <= self.sight.max_step_features
+        num_patches = sum(picture.span.num_features for picture in plan.pictures)
+        assert len(digests) == 1 or num_patches <= self.sight.max_step_patches
         errors: list[TriptychError | None] = []
         for digest in digests:
             assert self.features.acquire(digest) is None, "it was known"
@@ -122,7 +127,7 @@ class SeeingWorld(World):
         self, *, sight: Sight | None = None, max_entries: int = 4, **options: object
     ) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
-        self.sight = sight or Sight(max_step_features=16)
+        self.sight = sight or Sight(max_step_patches=16)
         self.features: ContentCache[str] = ContentCache(10**6, copy=str, max_entries=max_entries)
         self.pool.enable_prefix_caching = not self.sight.whole_prompts
         tokens = TokenScheduler(
@@ -250,7 +255,7 @@ def live(seed: int, num_actions: int) -> SeeingWorld:
     whole = rng.choice(("", "", "spans", "prompts"))
     world = SeeingWorld(
         sight=Sight(
-            max_step_features=rng.choice((4, 12)),
+            max_step_patches=rng.choice((4, 12)),
             whole_spans=whole == "spans",
             whole_prompts=whole == "prompts",
         ),

@@ -94,15 +94,11 @@ class VisionBlueprint:
         num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
         return num_values * self.dtype.itemsize
 
-    def encoder_activation_bytes(self, num_features: int) -> int:
-        """A generous guess at what a step holds that encodes so many positions' features.
-
-        Up to 16 patches become one feature; a patch passes through towers whose widest layer is
-        about 6 times their hidden size.
-        """
+    def encoder_activation_bytes(self, num_patches: int) -> int:
+        """A generous guess at what a step holds: towers are widest in their MLPs."""
         vision = self._config.vision_config
         hidden = int(getattr(vision, "hidden_size", 0) or getattr(vision, "embed_dim", 1024))
-        return num_features * 16 * 12 * hidden * self.dtype.itemsize
+        return num_patches * 16 * hidden * self.dtype.itemsize
 
     def build(self, report: Callable[[float], None]) -> tuple[Decoder, PictureEncoder]:
         """Load both."""

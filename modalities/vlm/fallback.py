@@ -85,9 +85,9 @@ class FallbackVisionBlueprint:
         num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
         return num_values * self.dtype.itemsize
 
-    def encoder_activation_bytes(self, num_features: int) -> int:
-        """A generous guess: many times the features that come of it."""
-        return 64 * num_features * self.feature_bytes
+    def encoder_activation_bytes(self, num_patches: int) -> int:
+        """A generous guess: towers are about as wide as the language model."""
+        return 16 * num_patches * self.feature_bytes
 
     def build(self, report: Callable[[float], None]) -> tuple[SeeingFallback, PictureEncoder]:
         """Load through transformers, prove completeness, and try two tokens."""

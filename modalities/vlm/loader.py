@@ -30,7 +30,7 @@ from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.token import TokenScheduler
 from triptych.schedulers.vision import Sight, VisionScheduler
 
-_STEP_FEATURES = 2048
+_STEP_PATCHES = 8192
 """Of pictures that are encoded together; a larger picture is encoded alone."""
 _PICTURE_FEATURES = 1024
 """Of a picture as the cache expects them to be."""
@@ -102,11 +102,11 @@ class VisionLoader:
         memory.reserve("vision-weights", blueprint.encoder_bytes())
         activation_bytes = max(
             blueprint.text.activation_bytes(num_tokens, num_rows),
-            blueprint.encoder_activation_bytes(_STEP_FEATURES),
+            blueprint.encoder_activation_bytes(2 * _STEP_PATCHES),
         )
         memory.reserve("activations", activation_bytes)
         max_entries = self._config.cache.max_vision_cache_entries
-        wanted = max(max_entries * _PICTURE_FEATURES, _STEP_FEATURES) * blueprint.feature_bytes
+        wanted = max(max_entries * _PICTURE_FEATURES, _STEP_PATCHES) * blueprint.feature_bytes
         cache_bytes = min(wanted, int(_CACHE_SHARE * self._ledger.capacity_bytes))
         memory.reserve("vision-cache", cache_bytes)
         return open_cache(cache_bytes, max_entries)
@@ -157,7 +157,7 @@ class VisionLoader:
             tokens=tokens,
             features=features,
             sight=Sight(
-                max_step_features=_STEP_FEATURES,
+                max_step_patches=_STEP_PATCHES,
                 whole_spans=family.whole_spans,
                 whole_prompts=family.whole_prompts,
             ),

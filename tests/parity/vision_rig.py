@@ -56,7 +56,7 @@ class VisionRig(Rig):
             decoder, self.encoder = blueprint.build(lambda _: None)
         family = blueprint.family
         self.sight = Sight(
-            max_step_features=64,
+            max_step_patches=64,
             whole_spans=family.whole_spans,
             whole_prompts=family.whole_prompts,
         )

@@ -81,7 +81,7 @@ def test_the_cache_takes_what_so_many_pictures_take(saved: Path) -> None:
 
     hidden_bytes = 32 * 4
     assert cache_bytes(256) == 256 * 1024 * hidden_bytes
-    assert cache_bytes(0) == cache_bytes(1) == 2048 * hidden_bytes  # those of one step
+    assert cache_bytes(0) == cache_bytes(1) == 8192 * hidden_bytes  # those of one step
 
 
 def test_without_room_nothing_is_held(saved: Path) -> None:
