@@ -40,7 +40,7 @@ class PartOverride:
             return folder
         from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
 
-        return download_snapshot(self.path, options)
+        return download_snapshot(self.path, replace(options, revision=""))
 
     def weight_file(self, options: ModelOptions) -> Path | None:
         """The file with the part's weights, fetched where it is on the hub (`owner/name/file`)."""
@@ -51,7 +51,9 @@ class PartOverride:
         if not file.is_file() and match:
             from triptych.core.weights.hub import download_snapshot
 
-            file = download_snapshot(match["repository"], options, [match["file"]]) / match["file"]
+            unpinned = replace(options, revision="")
+            folder = download_snapshot(match["repository"], unpinned, [match["file"]])
+            file = folder / match["file"]
         if not file.is_file():
             raise WeightsError(f"There is no file {file.name} at the weight_path given.")
         if file.suffix not in (".safetensors", ".gguf"):

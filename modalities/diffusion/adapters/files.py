@@ -10,7 +10,6 @@ Legend: r rank.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import msgspec
 from diffusers.utils.state_dict_utils import (
     StateDictType,
     convert_state_dict_to_peft,
@@ -30,6 +30,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json, single_file
+from triptych.modalities.diffusion.loading.unfit import UNFIT, brief
 
 _VARIANTS = {
     "dora_scale": "DoRA",
@@ -52,8 +53,6 @@ _PEFT_PREFIX = "base_model.model."
 _PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' name for the same among a file's metadata
 _HUB_FILES = ("*.safetensors", _PEFT_CONFIG)
-# What conversions raise about names they do not know.
-_UNFIT = (ValueError, LookupError, AttributeError, TypeError, RuntimeError, NotImplementedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def open_adapter_file(place: str, options: ModelOptions) -> Checkpoint:
     if not path.exists() and not path.suffix:
         from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
 
-        path = download_snapshot(place, options, _HUB_FILES)
+        path = download_snapshot(place, replace(options, revision=""), _HUB_FILES)
     file = single_file(path) if path.is_dir() else path
     if file.suffix != ".safetensors":
         raise WeightsError(f"{file.name} is no safetensors file; convert the adapter to one.")
@@ -127,7 +126,9 @@ def _scaled(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         module = name.removesuffix(".alpha")
         for down, up in _UP_OF.items():
             if module != name and {module + down, module + up} <= tensors.keys():
-                rank = len(tensors[module + down])
+                if alpha.numel() != 1:
+                    raise WeightsError(f"Tensor {name!r} is no single number.")
+                rank = max(1, len(tensors[module + down]))
                 scaled[module + up] = tensors[module + up].float() * (float(alpha) / rank)
                 scaled[name] = alpha.new_full(alpha.shape, rank)
     return scaled
@@ -137,7 +138,7 @@ def _converted(
     tensors: dict[str, Tensor], pipeline: str, options: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Under diffusers' names of parts and modules, and PEFT's of the two sides."""
-    convert = getattr(getattr(diffusers, pipeline), "lora_state_dict", None)
+    convert = getattr(getattr(diffusers, pipeline, None), "lora_state_dict", None)
     try:
         found = convert(tensors, **options) if convert else tensors
         named = found[0] if isinstance(found, tuple) else found
@@ -146,9 +147,10 @@ def _converted(
         for kind in (StateDictType.DIFFUSERS_OLD, StateDictType.DIFFUSERS):
             texts = convert_state_dict_to_peft(texts, kind)
         return {**convert_unet_state_dict_to_peft(others), **texts}
-    except _UNFIT as error:
+    except UNFIT as error:
         raise WeightsError(
-            f"Its tensors are not named as in any LoRA for {pipeline} that is known: {error!s:.120}"
+            f"Its tensors are not named as in any LoRA for {pipeline} that is known:"
+            f" {brief(error)}."
         ) from error
 
 
@@ -171,9 +173,9 @@ def _paired(tensors: Mapping[str, Tensor], denoiser: str) -> list[LowRank]:
 
 
 class _Strength:
-    """What PEFT's configurations say of alpha, by part: for all modules, and for some by pattern.
+    """What PEFT's configurations say of alpha, by part: for all modules, and for some by path.
 
-    `fields` as in PEFT's LoraConfig.
+    `fields_of` a part are those of PEFT's LoraConfig.
     """
 
     def __init__(self, fields_of: Mapping[str, Mapping[str, Any]]) -> None:
@@ -185,8 +187,8 @@ class _Strength:
         if checkpoint.config:
             return cls({denoiser: checkpoint.config})
         try:
-            packed = json.loads(checkpoint.metadata().get(_METADATA, "{}"))
-        except ValueError as error:
+            packed = msgspec.json.decode(checkpoint.metadata().get(_METADATA, "{}"), type=dict)
+        except msgspec.DecodeError as error:
             raise WeightsError(f"Its metadata {_METADATA} is damaged.") from error
         fields_of: dict[str, dict[str, Any]] = {}
         for name, value in packed.items():
@@ -196,19 +198,15 @@ class _Strength:
 
     def worked_into(self, pair: LowRank) -> LowRank:
         """The pair at a strength of one."""
-        fields = self._fields_of.get(pair.part)
-        if not fields:
-            return pair
-        alpha = _of_pattern(fields.get("alpha_pattern"), pair.module, fields.get("lora_alpha"))
+        fields = self._fields_of.get(pair.part, {})
+        alpha = fields.get("lora_alpha")
+        patterns = fields.get("alpha_pattern")
+        for path, value in patterns.items() if isinstance(patterns, dict) else ():
+            # PEFT takes these for regular expressions; files hold paths, or their ends.
+            if f".{pair.module}".endswith(f".{path.removeprefix('^')}"):
+                alpha = value
         if not isinstance(alpha, int | float):
             return pair
-        rank = math.sqrt(pair.rank) if fields.get("use_rslora") else pair.rank
-        return replace(pair, up=pair.up.float() * (alpha / rank))
-
-
-def _of_pattern(patterns: Any, module: str, default: Any) -> Any:
-    """The value whose pattern fits the end of a module's path, as PEFT finds it."""
-    for pattern, value in (patterns or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            return value
-    return default
+        rank = max(1, pair.rank)
+        strength = alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)
+        return replace(pair, up=pair.up.float() * strength)

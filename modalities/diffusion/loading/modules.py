@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -18,21 +17,10 @@ from triptych.core.errors import WeightsError
 from triptych.core.weights.loading import MAX_NAMED, Target, load_tensors
 from triptych.core.weights.quiet import errors_only, without_progress_bar
 from triptych.modalities.diffusion.loading.originals import in_own_names, text_in_own_names
+from triptych.modalities.diffusion.loading.unfit import UNFIT, brief
 from triptych.modalities.diffusion.loading.weights import Weights
 
 Report = Callable[[float], None]
-# A configuration is data, but library code computes with it: whatever it cannot digest ends here.
-_UNFIT = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    AssertionError,
-    NotImplementedError,
-    StrictDataclassError,
-)
 _CHOOSES_CODE = frozenset({"auto_map", "attn_implementation", "experts_implementation"})
 
 
@@ -83,8 +71,10 @@ def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
     try:
         with errors_only("diffusers.configuration_utils"), _WithoutMemory():
             return kind.from_config(fields).eval().requires_grad_(False)
-    except _UNFIT as error:
-        raise WeightsError(f"config.json is not usable as {kind.__name__}: {error}") from error
+    except UNFIT as error:
+        raise WeightsError(
+            f"config.json is not usable as {kind.__name__}: {brief(error)}."
+        ) from error
 
 
 def num_values(kind: Any, config: Mapping[str, Any]) -> int:
@@ -140,8 +130,10 @@ def open_transformers_module(
                 ignore_mismatched_sizes=True,  # they are reported, and refused below
                 output_loading_info=True,
             )
-    except _UNFIT as error:
-        raise WeightsError(f"The weights are not usable as {kind.__name__}: {error}") from error
+    except UNFIT as error:
+        raise WeightsError(
+            f"The weights are not usable as {kind.__name__}: {brief(error)}."
+        ) from error
     _check_complete(info, weights)
     report(1.0)
     moved: nn.Module = module.to(device).eval().requires_grad_(False)
@@ -152,8 +144,10 @@ def transformers_config(kind: Any, config: Mapping[str, Any]) -> Any:
     """The configuration as the class has it."""
     try:
         return kind.config_class.from_dict(_plain(config))
-    except _UNFIT as error:
-        raise WeightsError(f"config.json is not usable as {kind.__name__}: {error}") from error
+    except UNFIT as error:
+        raise WeightsError(
+            f"config.json is not usable as {kind.__name__}: {brief(error)}."
+        ) from error
 
 
 def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype, exact: frozenset[str]) -> torch.dtype:

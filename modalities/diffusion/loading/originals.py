@@ -15,10 +15,9 @@ from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
+from triptych.modalities.diffusion.loading.unfit import UNFIT, brief
 from triptych.modalities.diffusion.loading.weights import HeldWeights, Weights
 
-# What conversions raise about names they do not know.
-UNFIT = (ValueError, LookupError, AttributeError, TypeError, RuntimeError, NotImplementedError)
 _UNPROJECTED = "text_encoders.clip_l.transformer."  # SD3 takes the pooled vector as it is
 _OPEN_CLIPS = ("cond_stage_model.model.", "conditioner.embedders.1.model.")  # SD 2, SDXL's second
 _TEXT_PREFIXES = (
@@ -43,7 +42,7 @@ def in_own_names(module: Any, weights: Weights) -> Weights:
         converted = convert(checkpoint=tensors, config=dict(module.config))
     except UNFIT as error:
         raise WeightsError(
-            f"{_file(weights)} holds no {kind} as it is known: {_brief(error)}."
+            f"{_file(weights)} holds no {kind} as it is known: {brief(error)}."
         ) from error
     if not converted:
         raise WeightsError(f"{_file(weights)} holds no {kind} as it is known.")
@@ -80,7 +79,3 @@ def _width(weights: Weights, names: list[str]) -> int:
 
 def _file(weights: Weights) -> str:
     return next((info.file for info in weights.tensors.values()), "The file")
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__} {error!s:.80}".splitlines()[0]

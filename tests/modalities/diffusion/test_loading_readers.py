@@ -51,9 +51,10 @@ def test_t5_reads_a_sentencepiece_model(tmp_path: Path) -> None:
         assert tokenizer(sentence).input_ids == [*own.encode(sentence), 1]
 
 
-def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "{}", '{"added_tokens": [], "model": {"type": "Evil"}}'])
+def test_an_unusable_folder_is_named(text: str, tmp_path: Path) -> None:
     folder = tmp_path / "tokenizer_2"
     folder.mkdir()
-    (folder / "tokenizer.json").write_text("{")
+    (folder / "tokenizer.json").write_text(text)
     with pytest.raises(WeightsError, match="files in tokenizer_2 are not usable as T5Tokenizer"):
         open_reader(transformers.T5Tokenizer, folder)
