@@ -124,12 +124,16 @@ class ImageService:
         client: EngineClient,
         *,
         reader: PictureReader,
+        admission: Admission | None = None,
     ) -> Self:
-        """The service with the bounds and the seed of a configuration."""
+        """The service with the bounds and the seed of a configuration.
+
+        An `admission` is shared with other services.
+        """
         return cls(
             client,
             models,
-            Admission(options=config.schedule),
+            admission or Admission(options=config.schedule),
             reader,
             options=config.images,
             default_seed=config.device.seed if config.device.seed >= 0 else None,

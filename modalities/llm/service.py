@@ -99,10 +99,21 @@ class LlmService:
         self._default_seed = default_seed
 
     @classmethod
-    def from_config(cls, config: Config, models: Sequence[TextModel], client: EngineClient) -> Self:
-        """The service of `models` with the admission and seed of a configuration."""
+    def from_config(
+        cls,
+        config: Config,
+        models: Sequence[TextModel],
+        client: EngineClient,
+        *,
+        admission: Admission | None = None,
+    ) -> Self:
+        """The service of `models` with the seed of a configuration, and its bounds.
+
+        An `admission` is shared with other services.
+        """
         seed = config.device.seed if config.device.seed >= 0 else None
-        return cls(client, models, Admission(options=config.schedule), default_seed=seed)
+        admission = admission or Admission(options=config.schedule)
+        return cls(client, models, admission, default_seed=seed)
 
     @property
     def max_jobs(self) -> int:

@@ -113,15 +113,17 @@ class SpeechService:
         *,
         voices: VoiceSource | None = None,
         max_characters: int = 0,
+        admission: Admission | None = None,
     ) -> Self:
         """The service with the bounds and the seed of a configuration.
 
-        `max_characters` replaces the longest text of the configuration where it is given.
+        `max_characters` replaces the longest text of the configuration where it is given. An
+        `admission` is shared with other services.
         """
         return cls(
             client,
             front_ends,
-            Admission(options=config.schedule),
+            admission or Admission(options=config.schedule),
             max_characters=max_characters or config.speech.max_speech_characters,
             voices=voices,
             default_seed=config.device.seed if config.device.seed >= 0 else None,

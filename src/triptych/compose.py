@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from triptych.core.http.models import ModelCard
     from triptych.core.ledger import Ledger
     from triptych.core.media.child import DecodePool
+    from triptych.schedulers.admission import Admission
     from triptych.schedulers.base import ModelLoader
     from triptych.schedulers.engine import Engine
 
@@ -96,9 +97,10 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.media import pictures
     from triptych.core.media.child import DecodePool
     from triptych.modalities.tts.audio import decode
+    from triptych.schedulers.admission import Admission
 
     pool = DecodePool.from_options(config.server, [decode.__name__, pictures.__name__])
-    setup = _Setup(config, models, client, pool)
+    setup = _Setup(config, models, client, pool, Admission(options=config.schedule))
     parts = [build(setup) for build in (_text, _embeddings, _speech, _images)]
     cards = {card.id: card for part in parts for card in part.cards}
     listed = [cards[model.name] for model in models]
@@ -108,12 +110,17 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
 
 @dataclass(frozen=True, slots=True)
 class _Setup:
-    """What every modality's half of the API is made of. One pool decodes all that is uploaded."""
+    """What every modality's half of the API is made of.
+
+    One pool decodes all that is uploaded. One admission bounds what all of them let in, so that a
+    key has its share once, whatever it asks for.
+    """
 
     config: Config
     models: Sequence[ResolvedModel]
     client: EngineClient
     pool: DecodePool
+    admission: Admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,9 @@ def _text(setup: _Setup) -> _Part:
     texts = [
         TextModel.open(model, setup.config.models) for model in with_role(setup.models, "chat")
     ]
-    service = LlmService.from_config(setup.config, texts, setup.client)
+    service = LlmService.from_config(
+        setup.config, texts, setup.client, admission=setup.admission
+    )
     return _Part([llm_router(service)], [card_of(text) for text in texts])
 
 
@@ -145,7 +154,9 @@ def _embeddings(setup: _Setup) -> _Part:
     own = [model.name for model in with_role(setup.models, "embedding")]
     able = [model for model in setup.models if role_of(model) in ("embedding", "chat")]
     opened = [EmbeddingModel.open(model, setup.config.models) for model in able]
-    service = EmbeddingService.from_config(setup.config, opened, setup.client)
+    service = EmbeddingService.from_config(
+        setup.config, opened, setup.client, admission=setup.admission
+    )
     cards = [card for card in embedding_cards(service) if card.id in own]
     return _Part([embeddings_router(service)], cards)
 
@@ -167,9 +178,15 @@ def _speech(setup: _Setup) -> _Part:
     ]
     hearing = [HearingModel.open(model) for model in with_role(setup.models, "recognition")]
     voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
-    speech = SpeechService.from_config(setup.config, fronts, setup.client, voices=voices)
+    speech = SpeechService.from_config(
+        setup.config, fronts, setup.client, voices=voices, admission=setup.admission
+    )
     recognition = RecognitionService.from_config(
-        setup.config, hearing, setup.client, decode.ClipReader(setup.pool)
+        setup.config,
+        hearing,
+        setup.client,
+        decode.ClipReader(setup.pool),
+        admission=setup.admission,
     )
     routers = [speech_router(speech), voices_router(voices), recognition_router(recognition)]
     return _Part(routers, [*speech_cards(speech), *recognition_cards(recognition)])
@@ -183,6 +200,8 @@ def _images(setup: _Setup) -> _Part:
 
     drawing = [ImageModel.open(model) for model in with_role(setup.models, "image")]
     reader = pictures.PictureReader(setup.pool)
-    service = ImageService.from_config(setup.config, drawing, setup.client, reader=reader)
+    service = ImageService.from_config(
+        setup.config, drawing, setup.client, reader=reader, admission=setup.admission
+    )
     store, public_url = image_store(setup.config), setup.config.server.public_url
     return _Part([images_router(service, store, public_url=public_url)], image_cards(service))

@@ -77,10 +77,18 @@ class EmbeddingService:
 
     @classmethod
     def from_config(
-        cls, config: Config, models: Sequence[EmbeddingModel], client: EngineClient
+        cls,
+        config: Config,
+        models: Sequence[EmbeddingModel],
+        client: EngineClient,
+        *,
+        admission: Admission | None = None,
     ) -> Self:
-        """The service of `models` with the admission of a configuration."""
-        admission = Admission(options=config.schedule)
+        """The service of `models` with the bounds of a configuration.
+
+        An `admission` is shared with other services.
+        """
+        admission = admission or Admission(options=config.schedule)
         return cls(client, models, admission, pools=config.models.pool_embeddings)
 
     def model(self, name: str) -> EmbeddingModel:

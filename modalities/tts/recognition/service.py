@@ -83,9 +83,14 @@ class RecognitionService:
         models: Sequence[HearingModel],
         client: EngineClient,
         intake: Intake,
+        *,
+        admission: Admission | None = None,
     ) -> Self:
-        """The service of `models` with the admission of a configuration."""
-        return cls(client, models, Admission(options=config.schedule), intake)
+        """The service of `models` with the bounds of a configuration.
+
+        An `admission` is shared with other services.
+        """
+        return cls(client, models, admission or Admission(options=config.schedule), intake)
 
     def model(self, name: str) -> HearingModel:
         """The model called `name`. Raises `NotFound`, naming those there are."""

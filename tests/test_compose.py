@@ -1,0 +1,51 @@
+"""What the composition root plugs together, in front of an engine that makes answers up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fakes_http import FakeEngine, chat, in_process, until
+from fakes_images import write_image_folder
+from fakes_llm import write_text_folder
+
+from triptych.compose import build_app
+from triptych.core.config import Config, ScheduleOptions, ServerOptions
+
+OTHERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/embeddings", {"model": "tiny", "input": "hi"}),
+    ("/v1/images/generations", {"model": "pix", "prompt": "a red apple"}),
+)
+
+
+@pytest.mark.parametrize(("path", "body"), OTHERS)
+def test_a_key_has_its_share_once_whatever_it_asks_for(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    gate = threading.Event()
+    engine = FakeEngine(gate=gate)
+    config = Config(
+        schedule=ScheduleOptions(max_jobs_per_key=1), server=ServerOptions(api_key=("one", "two"))
+    )
+    models = (
+        write_text_folder(tmp_path / "text", hidden_size=8),
+        write_image_folder(tmp_path / "image"),
+    )
+    app = build_app(config, models, engine)
+
+    async def scenario() -> tuple[httpx.Response, httpx.Response]:
+        async with asyncio.timeout(30), in_process(app, authorization="Bearer one") as client:
+            first = asyncio.create_task(client.post("/v1/chat/completions", json=chat()))
+            await asyncio.to_thread(until, lambda: bool(engine.running))
+            refused = await client.post(path, json=body)
+            gate.set()
+            return await first, refused
+
+    first, refused = asyncio.run(scenario())
+    assert first.status_code == 200
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
