@@ -22,6 +22,7 @@ from triptych.core.weights.hub import hub_cache_dir
 from triptych.core.weights.layout import read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file, verify
 from triptych.core.weights.packages import EMBEDDED
+from triptych.core.weights.pipeline_index import is_pipeline, read_pipeline
 from triptych.core.weights.progress import Progress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE
 
@@ -68,12 +69,21 @@ def verify_stored(model: StoredModel, progress: Progress) -> None:
     if model.kind == "converted":
         verify(model.folder, progress)
         return
-    read_layout(model.folder)
-    for file in weight_files(model.folder):
-        expected = file.resolve().name
-        progress.start(f"Verifying {file.name}", file.stat().st_size)
-        if _SHA256.fullmatch(expected) and sha256_file(file, progress) != expected:
-            raise WeightsError(f"{file.name} is damaged: its SHA-256 is not the hub's.")
+    for folder in _weight_folders(model.folder):
+        read_layout(folder)
+        for file in weight_files(folder):
+            expected = file.resolve().name
+            progress.start(f"Verifying {file.name}", file.stat().st_size)
+            if _SHA256.fullmatch(expected) and sha256_file(file, progress) != expected:
+                raise WeightsError(f"{file.name} is damaged: its SHA-256 is not the hub's.")
+
+
+def _weight_folders(folder: Path) -> list[Path]:
+    """Where a snapshot has weights: in itself, or in the parts of which any were fetched."""
+    if not is_pipeline(folder):
+        return [folder]
+    parts = (folder / name for name in read_pipeline(folder).parts)
+    return [part for part in parts if any(part.glob("*.safetensors"))]
 
 
 def remove(model: StoredModel, options: ModelOptions) -> None:

@@ -14,11 +14,13 @@ from safetensors.torch import save_file
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights import hub
+from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.overrides import read_overrides
 from triptych.core.weights.pipeline_files import needed_files
 from triptych.core.weights.pipeline_index import PipelineIndex, is_part, read_pipeline
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import folder_digest, resolve_all
+from triptych.core.weights.store import StoredModel, verify_stored
 
 INDEX = {
     "_class_name": "FluxPipeline",
@@ -228,3 +230,21 @@ def test_overrides_of_one_part_add_up() -> None:
     read = read_overrides(ModelOptions(model_override=given))
     assert (read["vae"].path, read["vae"].weight_path) == ("a", "b=c.gguf")
     assert read["unet"].quantization_encoding == "float32"
+
+
+def test_a_stored_pipeline_is_verified_part_by_part(tmp_path: Path) -> None:
+    """The hub's cache links to files that are named by their content."""
+    folder = write_pipeline(tmp_path / "snapshot")
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    blob = tmp_path / sha256_file(file)
+    file.rename(blob)
+    file.symlink_to(blob)
+    stored = StoredModel(
+        name="org/flux", kind="hub", key="c", folder=folder, num_bytes=1, is_whole=True
+    )
+    verify_stored(stored, SilentProgress())
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.write_bytes(content)
+    with pytest.raises(WeightsError, match=r"diffusion_pytorch_model\.safetensors is damaged"):
+        verify_stored(stored, SilentProgress())

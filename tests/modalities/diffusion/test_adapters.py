@@ -11,6 +11,7 @@ import torch
 from fakes_adapters import kohya_keys, layers, peft_keys, save_adapter
 from fakes_families import build, conditioning_of, sample_of
 from fakes_pipelines import components
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from triptych.core.config import Config, ImageOptions
@@ -203,6 +204,7 @@ def test_what_does_not_fit_is_refused_by_name(parts: dict[str, Any], tmp_path: P
     down, up = good
     wrong = {
         "lacks its lora_B": {down: good[down]},
+        "is no single number": {**good, down.replace("lora_A.weight", "alpha"): torch.ones(2)},
         "no part of a LoRA": {**good, "unet.conv_in.weight": torch.ones(1)},
         "changes unet.nowhere": {k.replace("down_blocks", "nowhere"): v for k, v in good.items()},
         "changes text_encoder_2.": {"text_encoder_2" + k[4:]: v for k, v in good.items()},
@@ -232,3 +234,15 @@ def test_a_damaged_or_unsafe_file_is_refused_by_name(parts: dict[str, Any], tmp_
             Config(images=ImageOptions(lora_paths=(str(pickled),))),
             Components(pipeline="StableDiffusionPipeline", parts=parts),
         )
+
+
+def test_damaged_metadata_is_refused(parts: dict[str, Any], tmp_path: Path) -> None:
+    good = peft_keys("unet", parts["unet"], layers(parts["unet"], "attn1.to_q")[:1])
+    file = tmp_path / "one.safetensors"
+    for text in ("{", "[]", '{"unet.lora_alpha": NaN}'):
+        save_file(good, file, metadata={"lora_adapter_metadata": text})
+        with pytest.raises(WeightsError, match=r"adapter one: Its metadata .* is damaged"):
+            Adapters.open(
+                Config(images=ImageOptions(lora_paths=(str(file),))),
+                Components(pipeline="StableDiffusionPipeline", parts=parts),
+            )
