@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,78 +20,66 @@ from triptych.modalities.diffusion.samplers.program import Vector
 from triptych.modalities.diffusion.samplers.rows import SampleRow, write_states
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Leap:
     """A row's next steps, without the model.
 
     `shares`: for each step the caches that predict, and how much of each makes the output.
     """
 
-    row: SampleRow
-    shares: Sequence[Sequence[tuple[CacheSlot, float]]]
+    def __init__(self, row: SampleRow, shares: Sequence[Sequence[tuple[CacheSlot, float]]]) -> None:
+        self.row = row
+        self.steps = range(row.step, row.step + len(shares))
+        self._shares = shares
+        self._asked: dict[CacheSlot, list[int]] = {}  # of each cache, at which steps
+        for step, each in zip(self.steps, shares, strict=True):
+            for slot, _ in each:
+                self._asked.setdefault(slot, []).append(step)
 
     @property
     def is_possible(self) -> bool:
         """Whether all of the steps are known to be skipped, by a sampler of ours without noise."""
-        program, steps = self.row.program, self.steps
+        program = self.row.program
         return (
             program is not None
-            and not any(program.needs_noise(step) for step in steps)
-            and all(slot.has_output_in(self.row.pool) for slot in self._slots)
-            and not any(any(slot.foresee(self._steps_of(slot))) for slot in self._slots)
+            and not any(program.needs_noise(step) for step in self.steps)
+            and all(slot.has_output_in(self.row.pool) for slot in self._asked)
+            and not any(any(slot.foresee(steps)) for slot, steps in self._asked.items())
         )
-
-    @property
-    def steps(self) -> range:
-        """Which they are."""
-        return range(self.row.step, self.row.step + len(self.shares))
-
-    def take(self) -> None:
-        """Note that the steps are taken."""
-        for step, shares in zip(self.steps, self.shares, strict=True):
-            for slot, _ in shares:
-                slot.decisions.decide(step)
-        self.row.step += len(self.shares)
-
-    def _steps_of(self, slot: CacheSlot) -> list[int]:
-        asked = zip(self.steps, self.shares, strict=True)
-        return [step for step, shares in asked if any(slot is other for other, _ in shares)]
-
-    @property
-    def _slots(self) -> list[CacheSlot]:
-        return list(dict.fromkeys(slot for shares in self.shares for slot, _ in shares))
 
     @property
     def cells(self) -> list[int]:
         """Where the columns are: the states, then what each cache keeps."""
-        kept = [cell for slot in self._slots for cell in slot.known().cells]
+        kept = [cell for slot in self._asked for cell in slot.known().cells]
         return [*self.row.cells, *kept]
 
     def weights(self) -> Vector:
         """What each state becomes, of the columns: `[S, S + K]`."""
         program = self.row.program
         assert program is not None
-        num_states, num_columns = len(self.row.cells), len(self.cells)
+        num_states = len(self.row.cells)
+        starts, num_columns = {}, num_states
+        for slot in self._asked:
+            starts[slot] = num_columns
+            num_columns += len(slot.known().cells)
         total = np.eye(num_states, num_columns)
-        for step, shares in zip(self.steps, self.shares, strict=True):
+        for step, shares in zip(self.steps, self._shares, strict=True):
+            at = Point(step, self.row.noise_levels[step])
             weights_SC = program.weights_NSC[step]
-            output = self._output(Point(step, self.row.noise_levels[step]), shares, num_columns)
-            total = weights_SC[:, :num_states] @ total + np.outer(weights_SC[:, -2], output)
+            total = weights_SC[:, :num_states] @ total
+            for slot, share in shares:
+                weights = slot.method.extrapolator.weights(slot.known().points, at)
+                start = starts[slot]
+                total[:, start : start + len(weights)] += share * np.outer(
+                    weights_SC[:, num_states], weights
+                )
         return total
 
-    def _output(
-        self, at: Point, shares: Sequence[tuple[CacheSlot, float]], num_columns: int
-    ) -> Vector:
-        """A step's output, of the columns."""
-        output, start = np.zeros(num_columns), len(self.row.cells)
-        share_of = dict(shares)
-        for slot in self._slots:
-            known = slot.known().points
-            if slot in share_of:
-                weights = slot.method.extrapolator.weights(known, at)
-                output[start : start + len(known)] = share_of[slot] * np.array(weights)
-            start += len(known)
-        return output
+    def take(self) -> None:
+        """Note that the steps are taken."""
+        for slot, steps in self._asked.items():
+            for step in steps:
+                slot.decisions.decide(step)
+        self.row.step += len(self.steps)
 
 
 def leap(leaps: Sequence[Leap]) -> None:

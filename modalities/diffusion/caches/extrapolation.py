@@ -6,6 +6,7 @@ in the noise level, and TaylorSeer's expansion in the step's number. Knows no te
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class DividedDifferences(Extrapolator):
         weights = [0.0] * len(known)
         for level, index in chosen.items():
             factors = [(at.level - other) / (level - other) for other in chosen if other != level]
-            weights[index] = float(np.prod(factors))
+            weights[index] = math.prod(factors)
         return weights
 
 
