@@ -415,6 +415,25 @@ class ImageOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionOptions:
+    """Pictures that are looked at."""
+
+    max_pictures: int = option(16, "Pictures in one chat.", within=_BOUND)
+    max_picture_pixels: int = option(
+        2**22,
+        "A picture with more pixels is scaled down to so many before the model's own processor"
+        " has it.",
+        within=Range(low=2**16),
+    )
+    prepared_pictures_mb: int = option(
+        256,
+        "MiB of memory for pictures as their model takes them: one that comes again is neither"
+        " decoded nor processed again.",
+        within=_BOUND,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """The HTTP server and its processes."""
 
@@ -423,7 +442,14 @@ class ServerOptions:
     api_key: tuple[str, ...] = option((), "Accepted API key; repeat for several.")
     api_key_file: str = option("", "File with one accepted API key per line.")
     cors_origin: tuple[str, ...] = option((), "Origin allowed to call from a browser.")
-    max_request_bytes: int = option(4 * 2**20, "Largest request body.", within=_COUNT)
+    max_request_bytes: int = option(
+        4 * 2**20, "Largest request body, files in it not counted.", within=_COUNT
+    )
+    max_picture_request_bytes: int = option(
+        64 * 2**20,
+        "Largest body of a chat with the pictures in it, as data URLs (4/3 of a file's size).",
+        within=_COUNT,
+    )
     max_upload_bytes: int = option(
         26 * 2**20, "Largest form with a file in it, such as sound to transcribe.", within=_COUNT
     )
@@ -440,8 +466,8 @@ class ServerOptions:
     )
     media_domains: tuple[str, ...] = option(
         (),
-        "A host that pictures may be fetched from when a request names their URL; `*.` in front: all"
-        " below it, `*`: any. Repeat for several. With none, nothing is fetched.",
+        "A host that pictures may be fetched from when a request names their URL; `*.` in front:"
+        " all below it, `*`: any. Repeat for several. With none, nothing is fetched.",
         flags=("--allowed-media-domains",),
     )
     media_timeout_s: float = option(
@@ -504,5 +530,6 @@ class Config:
     schedule: ScheduleOptions = ScheduleOptions()
     speech: SpeechOptions = SpeechOptions()
     images: ImageOptions = ImageOptions()
+    vision: VisionOptions = VisionOptions()
     server: ServerOptions = ServerOptions()
     debug: DebugOptions = DebugOptions()

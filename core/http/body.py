@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope
 
 from triptych.core.errors import (
     InvalidRequest,
@@ -48,17 +47,20 @@ class StrictRoute(APIRoute):
 
         async def strict(request: Request) -> Response:
             _check_media_type(request)
-            raw = await read_body(request, request.app.state.options.max_request_bytes)
-            return await handler(_Parsed(request.scope, request.receive, raw))
+            return await handler(_Parsed(request, await self.read(request)))
 
         return strict
+
+    async def read(self, request: Request) -> bytes:
+        """The body, as it is to be parsed."""
+        return await read_body(request, request.app.state.options.max_request_bytes)
 
 
 class _Parsed(Request):
     """A request whose body was read and parsed already."""
 
-    def __init__(self, scope: Scope, receive: Receive, raw: bytes) -> None:
-        super().__init__(scope, receive)
+    def __init__(self, request: Request, raw: bytes) -> None:
+        super().__init__(request.scope, request.receive)
         self._raw = raw
         self._value = parse_json(raw)
 
@@ -91,7 +93,7 @@ async def receive_body(
     """
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or len(declared) > 20 or int(declared) > max_bytes:
-        raise _too_large(max_bytes)
+        raise body_too_large(max_bytes)
     num_bytes = 0
     try:
         async with asyncio.timeout(timeout_s):
@@ -102,7 +104,7 @@ async def receive_body(
                 more = message.get("more_body", False)
                 num_bytes += len(piece)
                 if num_bytes > max_bytes:
-                    raise _too_large(max_bytes)
+                    raise body_too_large(max_bytes)
                 take(piece)
     except TimeoutError as error:
         raise RequestTimeout(
@@ -176,5 +178,6 @@ def _refuse_constant(name: str) -> NoReturn:
     raise InvalidRequest(f"{name} is not a JSON number.")
 
 
-def _too_large(max_bytes: int) -> PayloadTooLarge:
+def body_too_large(max_bytes: int) -> PayloadTooLarge:
+    """The error of a body over `max_bytes`."""
     return PayloadTooLarge(f"The body is over {max_bytes} bytes, the largest this server reads.")

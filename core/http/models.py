@@ -20,7 +20,10 @@ Task = Literal["chat", "embedding", "speech", "transcription", "image"]
 
 
 class ModelCard(BaseModel):
-    """One model that is served. `max_model_len` is the context of a model that reads tokens."""
+    """One model that is served. `max_model_len` is the context of a model that reads tokens.
+
+    `input_modalities` are there where a model for chat takes more than text.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -28,6 +31,7 @@ class ModelCard(BaseModel):
     owned_by: Literal["triptych"] = "triptych"
     task: Task
     max_model_len: int | None = None
+    input_modalities: list[Literal["text", "image"]] | None = None
 
 
 class ModelList(BaseModel):

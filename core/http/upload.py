@@ -58,15 +58,16 @@ class UploadBudget:
         self.num_bytes = 0
 
 
-class _Share:
-    """What one form has of the budget, for as long as it exists."""
+class UploadShare:
+    """What one `holder` of uploads has of the budget, for as long as it exists."""
 
-    def __init__(self, budget: UploadBudget, form: Form) -> None:
+    def __init__(self, budget: UploadBudget, holder: object) -> None:
         self._budget = budget
         self._num_bytes = 0
-        weakref.finalize(form, self._give_back)
+        weakref.finalize(holder, self._give_back)
 
     def take(self, num_bytes: int) -> None:
+        """Have more. Raises `Overloaded` where there is no more."""
         if self._budget.num_bytes + num_bytes > self._budget.max_bytes:
             raise Overloaded("Too many uploads are being read.", retry_after_s=5)
         self._budget.num_bytes += num_bytes
@@ -152,7 +153,7 @@ class _Reader:
 
     def __init__(self, boundary: str, budget: UploadBudget) -> None:
         self._form = Form()
-        self._share = _Share(budget, self._form)
+        self._share = UploadShare(budget, self._form)
         self._name = ""
         self._is_file = False
         self._part = bytearray()

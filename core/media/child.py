@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 import msgspec
@@ -78,8 +79,8 @@ class Decoded:
 class DecodePool:
     """Children that decode. Safe to share between tasks of one event loop.
 
-    `modules` name the functions (see `core/media/worker.py`). Children are started when first
-    needed, or by `warm`.
+    `modules` name the functions (see `core/media/worker.py`), `args` are what they are prepared
+    with. Children are started when first needed, or by `warm`.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class DecodePool:
         *,
         num_children: int = 1,
         limits: DecodeLimits = DecodeLimits(),
+        args: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.limits = limits
-        self._modules = tuple(modules)
+        self._setup = Setup(tuple(modules), limits.memory_bytes, dict(args))
         self._num_children = num_children
         self._idle: list[_Child] = []
         self._jobs: set[_Job] = set()
@@ -104,6 +106,11 @@ class DecodePool:
         """A pool as large as `options` say, for files as large as they let in."""
         limits = DecodeLimits(input_bytes=options.max_upload_bytes)
         return cls(modules, num_children=options.num_decode_children, limits=limits)
+
+    def start(self) -> None:
+        """Begin to start all children; who needs one meanwhile waits for it."""
+        for _ in range(self._num_children):
+            self._threads.submit(lambda: self._idle.append(self._start()))
 
     async def warm(self) -> None:
         """Start all children now. Raises `Unavailable` where they do not start."""
@@ -150,7 +157,7 @@ class DecodePool:
         return self._is_closed and task is not None and not task.cancelling()
 
     def _start(self) -> _Child:
-        return _Child(self._modules, self.limits)
+        return _Child(self._setup, self.limits)
 
     def _take(self) -> _Child:
         while True:
@@ -215,7 +222,7 @@ class _Job:
 class _Child:
     """One process. All but `kill` is called by one thread at a time."""
 
-    def __init__(self, modules: tuple[str, ...], limits: DecodeLimits) -> None:
+    def __init__(self, setup: Setup, limits: DecodeLimits) -> None:
         self._limits = limits
         self._is_killed = False
         self.num_requests = 0
@@ -226,7 +233,7 @@ class _Child:
             raise _not_started() from error
         self._line.deadline_s = time.monotonic() + _START_TIMEOUT_S
         try:
-            self._line.send(Setup(modules, limits.memory_bytes))
+            self._line.send(setup)
             self._line.receive(Ready)
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             self.end()

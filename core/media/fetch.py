@@ -48,7 +48,7 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 class Fetched:
     """What a URL held, and what its sender says it is; empty where nothing was said."""
 
-    data: bytes
+    data: bytes | bytearray
     media_type: str
 
 
@@ -108,9 +108,7 @@ class MediaFetcher:
     def _read_data(self, url: str) -> Fetched:
         head, comma, body = url.partition(",")
         is_base64 = head.endswith(";base64")
-        match = _DATA.fullmatch(head.removesuffix(";base64"))
-        if not comma or match is None:
-            raise InvalidRequest("The data URL is not well formed: data:image/png;base64,...")
+        media_type = data_media_type(head if comma else "")
         if len(body) > 4 * (self._max_bytes // 3 + 1):
             raise self._too_large()
         try:
@@ -119,7 +117,7 @@ class MediaFetcher:
             raise InvalidRequest("The data URL does not hold base64.") from error
         if len(data) > self._max_bytes:
             raise self._too_large()
-        return Fetched(data, (match["type"] or "").lower())
+        return Fetched(data, media_type)
 
     async def _read_web(self, url: str) -> Fetched:
         if not self._domains:
@@ -193,6 +191,17 @@ class MediaFetcher:
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"A file has at most {self._max_bytes} bytes.")
+
+
+def data_media_type(head: str) -> str:
+    """What a data URL says it holds, by what stands before its comma.
+
+    Raises `InvalidRequest` where that is not well formed.
+    """
+    match = _DATA.fullmatch(head.removesuffix(";base64"))
+    if match is None:
+        raise InvalidRequest("The data URL is not well formed: data:image/png;base64,...")
+    return (match["type"] or "").lower()
 
 
 def is_public(address: Address) -> bool:

@@ -21,10 +21,14 @@ _Message = TypeVar("_Message")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """Down, once: the modules whose functions are served, and the memory one request may take."""
+    """Down, once: the modules whose functions are served, and the memory one request may take.
+
+    `args` are what the modules prepare themselves with.
+    """
 
     modules: tuple[str, ...]
     memory_bytes: int
+    args: dict[str, Any] = {}
 
 
 class Ready(msgspec.Struct, frozen=True):

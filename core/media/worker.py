@@ -5,7 +5,8 @@ gives up what a decoder never needs, for good: it can open no file and no socket
 left to it), start no process, write nothing, and take no more memory than allowed. It ends with
 its parent, or when its line closes. Knows nothing of formats: the functions come from the modules
 that the pool names, each with `DECODERS`, a mapping of names to functions, and with `prepare`,
-which is called before the walls go up and must load whatever they would load later.
+which is called before the walls go up and must load whatever they would load later; or which
+returns such a mapping, of functions that know what it was called with.
 
 A decode function takes the file's bytes and keyword arguments, yields the result as buffers, and
 may return a small value; what it raises of `RequestError` is told to the caller.
@@ -44,7 +45,7 @@ def main() -> None:
     line = Line(socket.socket(fileno=os.dup(0)))
     try:
         setup = line.receive(Setup)
-        functions = _functions(setup.modules)
+        functions = _functions(setup)
         _confine(setup.memory_bytes)
         line.send(Ready())
         while True:
@@ -53,11 +54,11 @@ def main() -> None:
         os._exit(0)  # the pool has closed the line, or died
 
 
-def _functions(modules: tuple[str, ...]) -> Mapping[str, DecodeFunction]:
+def _functions(setup: Setup) -> Mapping[str, DecodeFunction]:
     found: dict[str, DecodeFunction] = {}
-    for module in map(importlib.import_module, modules):
-        module.prepare()
-        found.update(module.DECODERS)
+    for module in map(importlib.import_module, setup.modules):
+        prepared = module.prepare(**setup.args)
+        found.update(module.DECODERS if prepared is None else prepared)
     return found
 
 

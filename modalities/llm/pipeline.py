@@ -199,21 +199,20 @@ class ChatPipeline(Pipeline[LlmService]):
     async def _call(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
     ) -> GenerateCall:
-        prompts = tuple(
-            [
-                await self._service.encode_chat(self._model, _as_messages(conversation))
-                for conversation in conversations
-            ]
-        )
+        prompts = [
+            await self._service.encode_chat(self._model, self._messages(conversation))
+            for conversation in conversations
+        ]
         own = _call_options(options)
-        longest = max(map(len, prompts))
+        longest = max(len(prompt.ids) for prompt in prompts)
         given = {
             name: value for name, value in options.items() if name not in own.__struct_fields__
         }
         given["max_tokens"] = self._service.resolve_max_tokens(self._model, longest, own.max_tokens)
         return GenerateCall(
             model=self._model,
-            prompts=prompts,
+            prompts=tuple(prompt.ids for prompt in prompts),
+            pictures=tuple(prompt.pictures for prompt in prompts),
             call_id=uuid.uuid4().hex,
             stop=(own.stop,) if isinstance(own.stop, str) else own.stop,
             num_samples=own.n,
@@ -222,6 +221,11 @@ class ChatPipeline(Pipeline[LlmService]):
                 self._service.model(self._model), ignore_eos=own.ignore_eos, given=given
             ),
         )
+
+
+    def _messages(self, conversation: Any) -> Sequence[Message]:
+        """A conversation as messages. Raises `InvalidRequest` where it is none."""
+        return as_messages(conversation)
 
 
 class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +255,8 @@ def _as_batch(conversation: Any) -> list[Any] | None:
     return list(conversation)
 
 
-def _as_messages(conversation: Any) -> Sequence[Message]:
+def as_messages(conversation: Any) -> Sequence[Message]:
+    """A text or a list of messages as the latter. Raises `InvalidRequest` for anything else."""
     if isinstance(conversation, str):
         return [{"role": "user", "content": conversation}]
     if not isinstance(conversation, Sequence) or not conversation:

@@ -7,6 +7,7 @@ unknown field. Every number is bounded and finite, every string and array has a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
@@ -15,6 +16,8 @@ from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
+from triptych.core.media.fetch import Fetched
+from triptych.modalities.llm.eyes import PictureSource
 from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
 
 
@@ -23,6 +26,8 @@ def _within(name: str, description: str) -> Any:
     return Field(default=None, ge=low, le=high, description=description)
 
 
+FindFile = Callable[[str], Fetched | None]
+"""The file that a body had in a URL, where it was taken out of it."""
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 TokenIds = Annotated[
@@ -86,7 +91,7 @@ Prompt = Annotated[
 
 
 class TextPart(Strict):
-    """A part of a message's content. Text is the only kind offered."""
+    """A part of a message's content that is text."""
 
     type: Literal["text"]
     text: Text
@@ -97,9 +102,45 @@ class TextPart(Strict):
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind != "text":
             raise UnsupportedOption(
-                "Messages take text parts only: pictures, audio and files are not read here."
+                f"A message takes parts of type 'text' and 'image_url', not {kind[:40]!a}: send a"
+                " picture as a data URL in image_url; there is no files API, and no sound is read"
+                " here."
             )
         return value
+
+
+class ImageUrl(Strict):
+    """A picture: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be fetched."""
+
+    url: Text
+    detail: Literal["auto", "low", "high"] | None = Field(
+        default=None, description="`low`: scaled down to 512 x 512 pixels' worth; else as it is."
+    )
+
+
+class ImagePart(Strict):
+    """A part of a message's content that is a picture."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    def source(self, find: FindFile) -> PictureSource:
+        """The picture, with what `find` knows of its URL."""
+        url = self.image_url.url
+        file = find(url)
+        is_coarse = self.image_url.detail == "low"
+        return PictureSource("" if file else url, file, is_coarse)
+
+
+def _part_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return ":image" if kind == "image_url" else ":text"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag(":text")] | Annotated[ImagePart, Tag(":image")],
+    Discriminator(_part_kind),
+]
 
 
 class Message(Strict):
@@ -109,7 +150,7 @@ class Message(Strict):
     content: Annotated[
         Annotated[Text, Tag(":text")]
         | Annotated[
-            list[TextPart],
+            list[Part],
             Field(min_length=1, max_length=limits.MAX_CONTENT_PARTS, fail_fast=True),
             Tag(":list"),
         ],
@@ -125,9 +166,23 @@ class Message(Strict):
     def _refuse(cls, value: Any) -> Any:
         return without_refused(value, MESSAGE)
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it: they have no developers."""
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.role != "user" and any(isinstance(part, ImagePart) for part in self.content):
+            raise InvalidRequest("Pictures are read in messages of the user.", param="messages")
+        return self
+
+    def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
+        """The message as chat templates know it: they have no developers.
+
+        What URLs of pictures hold is asked of `find`.
+        """
         fields = self.model_dump(exclude_none=True)
+        if not isinstance(self.content, str):
+            fields["content"] = [
+                part.source(find).part() if isinstance(part, ImagePart) else part.model_dump()
+                for part in self.content
+            ]
         return {**fields, "role": "system" if self.role == "developer" else self.role}
 
 

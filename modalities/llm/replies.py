@@ -24,9 +24,10 @@ _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI sends this
 
 
 class PromptDetails(BaseModel):
-    """Where prompt tokens came from."""
+    """Where prompt tokens came from: `image_tokens` are those that pictures fill, if there are."""
 
     cached_tokens: int
+    image_tokens: int | None = None
 
 
 class UsageReply(BaseModel):
@@ -171,12 +172,14 @@ class UsageTotals:
         firsts = [use for index, use in self._last.items() if index % self._num_samples == 0]
         prompt = sum(use.num_prompt_tokens for use in firsts)
         output = sum(use.num_output_tokens for use in self._last.values())
-        cached = sum(use.num_cached_tokens for use in firsts)
+        details = PromptDetails(cached_tokens=sum(use.num_cached_tokens for use in firsts))
+        if image := sum(use.num_image_tokens for use in firsts):
+            details.image_tokens = image
         return UsageReply(
             prompt_tokens=prompt,
             completion_tokens=output,
             total_tokens=prompt + output,
-            prompt_tokens_details=PromptDetails(cached_tokens=cached),
+            prompt_tokens_details=details,
         )
 
 
@@ -343,10 +346,14 @@ def _finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
 
 
-def card_of(model: TextModel) -> ModelCard:
+def card_of(model: TextModel, *, sees: bool = False) -> ModelCard:
     """How `/v1/models` shows `model`."""
     return ModelCard(
-        id=model.name, created=model.created, task="chat", max_model_len=model.context_length
+        id=model.name,
+        created=model.created,
+        task="chat",
+        max_model_len=model.context_length,
+        input_modalities=["text", "image"] if sees else None,
     )
 
 

@@ -10,6 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,6 +19,7 @@ from starlette.responses import Response
 
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
+from triptych.core.http.data_urls import DataUrlRoute, data_urls
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream
 from triptych.core.logs import fields
@@ -54,13 +56,14 @@ def llm_router(service: LlmService) -> APIRouter:
 
 
 def _add_generation(router: APIRouter, service: LlmService) -> None:
-    @router.post("/v1/chat/completions", response_model=None, responses=_streaming(ChatReply))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        """Answer a conversation."""
+        """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
-        messages = [message.for_template() for message in body.messages]
+        find = data_urls(request).find
+        messages = [message.for_template(find) for message in body.messages]
         prompt = await service.encode_chat(body.model, messages, **body.template_options())
-        call = _call(service, body, context, (prompt,), default_tokens=None)
+        call = _call(service, body, context, (prompt.ids,), default_tokens=None)
+        call = replace(call, pictures=(prompt.pictures,))
         shape = ChatShape(
             service.model(body.model),
             context.call_id,
@@ -68,6 +71,15 @@ def _add_generation(router: APIRouter, service: LlmService) -> None:
             has_usage=body.has_usage_chunk,
         )
         return await _answer(service, body, context, call, shape)
+
+    router.add_api_route(
+        "/v1/chat/completions",
+        chat_completions,
+        methods=["POST"],
+        response_model=None,
+        responses=_streaming(ChatReply),
+        route_class_override=DataUrlRoute,
+    )
 
     @router.post("/v1/completions", response_model=None, responses=_streaming(CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -92,9 +104,10 @@ def _add_tokens(router: APIRouter, service: LlmService) -> None:
             ids = await service.encode_text(body.model, body.prompt or "")
         else:
             messages = [message.for_template() for message in body.messages]
-            ids = await service.encode_chat(
+            prompt = await service.encode_chat(
                 body.model, messages, add_generation_prompt=body.add_generation_prompt
             )
+            ids = prompt.ids
         length = service.model(body.model).context_length
         return Tokens(tokens=list(ids), count=len(ids), max_model_len=length)
 

@@ -7,10 +7,12 @@ sample, detokenising, stop strings, usage. Knows nothing of HTTP or torch.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import msgspec
@@ -18,9 +20,12 @@ import msgspec
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NotFound
+from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.sampling.params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.vision import Picture
 from triptych.modalities.llm.detokenizer import Detokenizer, Piece
+from triptych.modalities.llm.eyes import ChatPrompt, Eyes, pictures_of
 from triptych.modalities.llm.merge import merge
 from triptych.modalities.llm.text import TextModel
 from triptych.schedulers.admission import Admission
@@ -32,7 +37,8 @@ class GenerateCall:
 
     `sampling` is shared by all samples; the service sets its `sample_index`, and its `seed` from
     `seed` here (`None` draws one). `tenant` salts the prefix cache, `key` pays for admission.
-    With `echo` each sample's text begins with its prompt.
+    With `echo` each sample's text begins with its prompt. `pictures` are those of each prompt,
+    where there are any.
     """
 
     model: str
@@ -47,6 +53,7 @@ class GenerateCall:
     priority: int = 0
     deadline_s: float | None = None
     echo: bool = False
+    pictures: tuple[tuple[Picture, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +69,15 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one sample so far; the output counts a stop token, which costs a step too."""
+    """Tokens of one sample so far; the output counts a stop token, which costs a step too.
+
+    Prompt tokens count those that pictures fill, which are `num_image_tokens`.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    num_image_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +102,11 @@ class LlmService:
         models: Sequence[TextModel],
         admission: Admission,
         *,
+        eyes: Mapping[str, Eyes] = MappingProxyType({}),
         default_seed: int | None = None,
     ) -> None:
         self.client = client
+        self.eyes = eyes
         self.models: Mapping[str, TextModel] = {model.name: model for model in models}
         self._admission = admission
         self._default_seed = default_seed
@@ -105,15 +118,16 @@ class LlmService:
         models: Sequence[TextModel],
         client: EngineClient,
         *,
+        eyes: Mapping[str, Eyes] = MappingProxyType({}),
         admission: Admission | None = None,
     ) -> Self:
         """The service of `models` with the seed of a configuration, and its bounds.
 
-        An `admission` is shared with other services.
+        Models that see have their `eyes` there. An `admission` is shared with other services.
         """
         seed = config.device.seed if config.device.seed >= 0 else None
         admission = admission or Admission(options=config.schedule)
-        return cls(client, models, admission, default_seed=seed)
+        return cls(client, models, admission, eyes=eyes, default_seed=seed)
 
     @property
     def max_jobs(self) -> int:
@@ -131,10 +145,19 @@ class LlmService:
 
     async def encode_chat(
         self, model: str, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
-    ) -> tuple[int, ...]:
-        """Token ids of a conversation; off the event loop, since prompts can be long."""
+    ) -> ChatPrompt:
+        """A conversation as `model` takes it; off the event loop, since prompts can be long."""
         text = self.model(model)
-        return await asyncio.to_thread(text.encode_chat, messages, **template_kwargs)
+        if model in self.eyes:
+            return await self.eyes[model].encode_chat(messages, **template_kwargs)
+        if any(pictures_of(messages)):
+            seeing = ", ".join(self.eyes) or "none; `triptych serve --model` takes one"
+            raise InvalidRequest(
+                f"{model} reads text alone. Models here that see pictures: {seeing}.",
+                param="messages",
+            )
+        ids = await asyncio.to_thread(text.encode_chat, messages, **template_kwargs)
+        return ChatPrompt(ids)
 
     async def encode_text(
         self, model: str, text: str, *, parse_special: bool = False
@@ -188,6 +211,7 @@ class LlmService:
         request = TokenRequest(
             prompt_ids=call.prompts[prompt_index],
             sampling=msgspec.structs.replace(call.sampling, seed=seed, sample_index=sample_index),
+            pictures=call.pictures[prompt_index] if call.pictures else (),
             priority=call.priority,
             tenant=call.tenant,
         )
@@ -235,6 +259,7 @@ class _Row:
         self._index = index
         self._model = model
         self._num_prompt_tokens = len(request.prompt_ids)
+        self._num_image_tokens = sum(entry.span.num_features for entry in request.pictures)
         self._num_cached_tokens = 0
         self._num_output_tokens = 0
         self._detokenizer: Detokenizer = model.detokenizer(request.prompt_ids, call.stop)
@@ -265,6 +290,7 @@ class _Row:
                 num_prompt_tokens=self._num_prompt_tokens,
                 num_cached_tokens=self._num_cached_tokens,
                 num_output_tokens=self._num_output_tokens,
+                num_image_tokens=self._num_image_tokens,
             ),
         )
 
@@ -298,10 +324,12 @@ def _validate(call: GenerateCall, model: TextModel) -> None:
             f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty.", param="stop"
         )
     msgspec.structs.replace(call.sampling, seed=call.seed or 0).validate(model.vocab_size)
+    least_picture_id = FIRST_FRAME_ID if any(call.pictures) else math.inf
     for prompt in call.prompts:
         if not prompt:
             raise InvalidRequest("The prompt is empty.", param="prompt")
-        if any(not 0 <= token_id < model.vocab_size for token_id in prompt):
+        words = (token_id for token_id in prompt if token_id < least_picture_id)
+        if any(not 0 <= token_id < model.vocab_size for token_id in words):
             raise InvalidRequest(
                 f"Token ids lie between 0 and {model.vocab_size - 1}.", param="prompt"
             )

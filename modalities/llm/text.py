@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Template
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from triptych.core.byte_level import unspell
 from triptych.core.config import ModelOptions
@@ -51,14 +52,22 @@ class TextModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def open(cls, resolved: ResolvedModel, options: ModelOptions) -> TextModel:
+    def open(
+        cls,
+        resolved: ResolvedModel,
+        options: ModelOptions,
+        *,
+        text_config: Mapping[str, Any] = MappingProxyType({}),
+        specials: Sequence[str] = (),
+    ) -> TextModel:
         """Read tokenizer, template and limits from a resolved model's folder.
 
-        Raises `WeightsError` when the folder lacks what chat needs, `ConfigError` for a bad
-        `--chat-template`.
+        `text_config` goes before `config.json` where a model is more than text; `specials` are
+        tokens that its tokenizer may lack. Raises `WeightsError` when the folder lacks what chat
+        needs, `ConfigError` for a bad `--chat-template`.
         """
         folder = Path(resolved.folder)
-        config = read_json(folder / "config.json")
+        config = {**read_json(folder / "config.json"), **text_config}
         tokenizer_config = _read_if_there(folder / "tokenizer_config.json")
         generation = _read_if_there(folder / "generation_config.json")
         tokens = _named_tokens(tokenizer_config)
@@ -69,6 +78,7 @@ class TextModel:
                 f" {resolved.name} supports."
             )
         tokenizer = _load_tokenizer(folder, resolved.name)
+        _ensure_special(tokenizer, specials)
         return cls(
             name=resolved.name,
             digest=resolved.digest,
@@ -118,11 +128,15 @@ class TextModel:
         Raises `InvalidRequest` when there is no template or it rejects the messages.
         """
         plain = [_plain(message) for message in messages]
-        escaped = self._escape(plain)
-        if escaped == plain:
-            rendered = self.render(plain, **template_kwargs)
-            return tuple(self.tokenizer.encode(rendered, add_special_tokens=False).ids)
-        return self._encode_runs(self.render(escaped, **template_kwargs))
+        escaped = self.escape(plain)
+        rendered = self.render(escaped, **template_kwargs)
+        return self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+
+    def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
+        """Token ids of a rendered conversation, in which stand-ins are what callers wrote."""
+        if has_stand_ins:
+            return self._encode_runs(rendered)
+        return tuple(self.tokenizer.encode(rendered, add_special_tokens=False).ids)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         """The conversation as one string, as the model was trained to read it."""
@@ -167,14 +181,15 @@ class TextModel:
 
     def detokenizer(self, prompt_ids: Sequence[int], stops: Sequence[str]) -> Detokenizer:
         """An incremental decoder for one row that continues `prompt_ids`."""
-        return Detokenizer(self.tokenizer, prompt_ids, stops)
+        words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
+        return Detokenizer(self.tokenizer, words, stops)
 
     @cached_property
     def _is_byte_level(self) -> bool:
         decoder = json.loads(self.tokenizer.to_str()).get("decoder") or {}
         return "ByteLevel" in json.dumps(decoder)
 
-    def _escape(self, messages: list[dict[str, Any]]) -> list[Any]:
+    def escape(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
         """`messages` with a stand-in for all that is escapable, however deep it is nested."""
         pattern = _any_of(self._escapable)
         stand_ins = {text: _ESCAPE.format(n) for n, text in enumerate(self._escapable)}
@@ -216,6 +231,14 @@ def _load_tokenizer(folder: Path, name: str) -> Tokenizer:
     if not file.is_file():
         raise WeightsError(f"{name}: tokenizer.json is missing from the model's folder.")
     return Tokenizer.from_file(str(file))
+
+
+def _ensure_special(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
+    known = {
+        added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special
+    }
+    new = [AddedToken(token, special=True) for token in tokens if token not in known]
+    tokenizer.add_special_tokens(new)
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

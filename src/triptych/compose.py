@@ -84,6 +84,10 @@ def _open_loader(
             from triptych.modalities.llm.embedding.loader import open_embedding_loader
 
             return open_embedding_loader(model, config, device, ledger)
+        case "vision":
+            from triptych.modalities.vlm.loader import VisionLoader
+
+            return VisionLoader(model, config, device, ledger)
         case "chat":
             from triptych.modalities.llm.loader import LlmLoader
 
@@ -136,14 +140,18 @@ def _text(setup: _Setup) -> _Part:
     from triptych.modalities.llm.routes import llm_router
     from triptych.modalities.llm.service import LlmService
     from triptych.modalities.llm.text import TextModel
+    from triptych.modalities.vlm.eyes import open_eyes
 
+    eyes = open_eyes(with_role(setup.models, "vision"), setup.config)
     texts = [
         TextModel.open(model, setup.config.models) for model in with_role(setup.models, "chat")
     ]
+    texts += [entry.text for entry in eyes.values()]
     service = LlmService.from_config(
-        setup.config, texts, setup.client, admission=setup.admission
+        setup.config, texts, setup.client, eyes=eyes, admission=setup.admission
     )
-    return _Part([llm_router(service)], [card_of(text) for text in texts])
+    cards = [card_of(text, sees=text.name in eyes) for text in texts]
+    return _Part([llm_router(service)], cards)
 
 
 def _embeddings(setup: _Setup) -> _Part:

@@ -22,8 +22,10 @@ from triptych.modalities.llm.embedding.source import MINILM
 from triptych.modalities.tts.frontend import speech_role
 from triptych.modalities.tts.recognition.source import WHISPER_TINY
 from triptych.modalities.tts.sources import DEFAULT_SPEECH, SPEECH_SOURCES
+from triptych.modalities.vlm.role import sees
 
-Role = Literal["chat", "embedding", "speech", "recognition", "image"]
+Role = Literal["chat", "vision", "embedding", "speech", "recognition", "image"]
+"""A model for vision is one for chat that takes pictures, too."""
 
 SOURCES: tuple[Source, ...] = (*SPEECH_SOURCES, WHISPER_TINY, EMBEDDED_IMAGES, MINILM)
 """Models known by a name of their own."""
@@ -48,8 +50,12 @@ def role_of(model: ResolvedModel) -> Role:
     if is_pipeline(folder):
         return "image"
     config = read_json(folder / "config.json")
+    if role := speech_role(config):
+        return role
+    if sees(config):
+        return "vision"
     embeds = is_encoder(config) or (folder / MODULES).is_file()
-    return speech_role(config) or ("embedding" if embeds else "chat")
+    return "embedding" if embeds else "chat"
 
 
 def with_role(models: Iterable[ResolvedModel], role: Role) -> list[ResolvedModel]:

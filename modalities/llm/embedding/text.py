@@ -20,6 +20,10 @@ from triptych.modalities.llm.embedding.architecture import EncoderSizes, is_enco
 from triptych.modalities.llm.embedding.pooling import PoolingSpec
 
 
+_WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
+"""What decoders call the length of their states in config.json."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingModel:
     """What the API process knows of one model. `prompts` are instructions by name.
@@ -68,6 +72,8 @@ class EmbeddingModel:
         Texts of more than `max_tokens` are cut there; 0 cuts none, and refuses those that are over
         the model's length (-1: cut at that). Raises `InvalidRequest`.
         """
+        if not all(texts):
+            raise InvalidRequest("A text is empty: leave it out.", param="input")
         prompt = self._prompt(prompt_name)
         encodings = self.tokenizer.encode_batch([prompt + text for text in texts])
         most = self.max_length if max_tokens < 0 else max_tokens
@@ -121,9 +127,10 @@ class _CausalSizes:
 def _causal_sizes(config: Mapping[str, Any], options: ModelOptions) -> _CausalSizes:
     config = config.get("text_config", config)  # of a model that sees
     own_length = int(config.get("max_position_embeddings", 2048))
+    widths = (config[field] for field in _WIDTH_FIELDS if field in config)
     return _CausalSizes(
         max_length=(options.max_length or own_length) - 1,  # a decoder's last place is an answer's
-        hidden_size=int(config["hidden_size"]),
+        hidden_size=int(next(widths, 0)),
         vocab_size=int(config["vocab_size"]),
     )
 

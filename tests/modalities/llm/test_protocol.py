@@ -142,7 +142,7 @@ def test_lists_of_mistakes_are_not_collected() -> None:
     assert caught.value.error_count() == 1
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url", "refusal"])
+@pytest.mark.parametrize("kind", ["input_image", "input_audio", "file", "video_url", "refusal"])
 def test_parts_that_are_not_text_are_refused_by_name(kind: str) -> None:
     error = refusal(chat, messages=[{"role": "user", "content": [{"type": kind, kind: {}}]}])
     assert isinstance(error, UnsupportedOption)

@@ -1,0 +1,191 @@
+"""Conversations with pictures in them, as a model that sees takes them.
+
+Owns the way from messages to a prompt: fetching what URLs name, the chat template, where pictures
+stand in what it made, and the ids of the positions that they fill. A conversation is encoded as one
+text, in which each run of picture positions is one token that no caller can spell. Knows nothing of
+HTTP; torch and transformers are not needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from triptych.core.config import Config
+from triptych.core.errors import InvalidRequest, RequestError
+from triptych.core.media.fetch import MediaFetcher
+from triptych.core.vision import Picture, PictureSpan, picture_ids
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.eyes import PICTURE, ChatPrompt, PictureSource, pictures_of
+from triptych.modalities.llm.text import TextModel
+from triptych.modalities.vlm.facts import VisionFacts, ask_facts
+from triptych.modalities.vlm.intake import Lens, PooledPrepare
+from triptych.modalities.vlm.prompt import PreparedPicture
+
+RUN = "\uf8fe"
+"""Stands for one run of picture positions in a rendered conversation."""
+_COARSE_PIXELS = 512 * 512  # OpenAI's
+_PROBE = "probe"
+
+
+class ModelEyes:
+    """Implements `modalities.llm.eyes.Eyes` for `text`, one model that sees.
+
+    `placeholder` is what its chat template puts for a picture.
+    """
+
+    def __init__(
+        self,
+        text: TextModel,
+        lens: Lens,
+        fetcher: MediaFetcher,
+        config: Config,
+        *,
+        placeholder: str,
+    ) -> None:
+        self.text = text
+        self._lens = lens
+        self._fetcher = fetcher
+        self._options = config.vision
+        self._placeholder = placeholder
+        self._run_id = text.tokenizer.token_to_id(RUN)
+        picture = [{"type": PICTURE}, {"type": "text", "text": _PROBE}]
+        self._takes_parts = self._probe(picture).count(placeholder) == 1
+        self._takes_strings = _PROBE in self._probe(_PROBE)
+
+    @classmethod
+    def open(
+        cls, model: ResolvedModel, facts: VisionFacts, lens: Lens, config: Config
+    ) -> ModelEyes:
+        """Raises as `TextModel.open` does."""
+        text = TextModel.open(
+            model, config.models, text_config=facts.text, specials=(facts.placeholder, RUN)
+        )
+        fetcher = MediaFetcher.from_options(config.server)
+        return cls(text, lens, fetcher, config, placeholder=facts.placeholder)
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+    ) -> ChatPrompt:
+        """A conversation with pictures in it. Raises errors of `core.errors.RequestError`."""
+        sources = list(pictures_of(messages))
+        if len(sources) > self._options.max_pictures:
+            raise InvalidRequest(
+                f"A chat holds at most {self._options.max_pictures} pictures here, not"
+                f" {len(sources)}.",
+                param="messages",
+            )
+        looks = [asyncio.create_task(self._look(source)) for source in sources]
+        try:
+            pictures = await asyncio.gather(*looks)
+        except RequestError as error:
+            error.param = "messages"
+            raise
+        finally:
+            for look in looks:
+                look.cancel()
+        return await asyncio.to_thread(self._encode, messages, pictures, template_kwargs)
+
+    async def _look(self, source: PictureSource) -> PreparedPicture:
+        file = source.file or await self._fetcher.fetch(source.url)
+        most = self._options.max_picture_pixels
+        max_pixels = min(most, _COARSE_PIXELS) if source.is_coarse else most
+        return await self._lens.look(file, model=self.text.name, max_pixels=max_pixels)
+
+    def _encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        pictures: Sequence[PreparedPicture],
+        template_kwargs: Mapping[str, Any],
+    ) -> ChatPrompt:
+        plain = [_without_sources(message) for message in messages]
+        escaped = self.text.escape(plain)
+        shown = [self._shown(message) for message in escaped]
+        pieces = self.text.render(shown, **template_kwargs).split(self._placeholder)
+        if len(pieces) - 1 != len(pictures):
+            raise InvalidRequest(
+                f"The chat template of {self.text.name} shows {len(pieces) - 1} of"
+                f" {len(pictures)} pictures.",
+                param="messages",
+            )
+        spelled = [*map(_spell, pictures), ""]
+        rendered = "".join(text for pair in zip(pieces, spelled, strict=True) for text in pair)
+        ids = self.text.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        return self._fill(ids, pictures)
+
+    def _fill(self, ids: Sequence[int], pictures: Sequence[PreparedPicture]) -> ChatPrompt:
+        """Put the pictures' own ids where their runs are."""
+        runs = iter(
+            (index, length)
+            for index, picture in enumerate(pictures)
+            for length in picture.spelling
+            if isinstance(length, int)
+        )
+        streams = [iter(picture_ids(one.digest, one.num_features)) for one in pictures]
+        filled: list[int] = []
+        places: list[list[tuple[int, int]]] = [[] for _ in pictures]
+        for token_id in ids:
+            if token_id != self._run_id:
+                filled.append(token_id)
+                continue
+            index, length = next(runs)
+            places[index].append((len(filled), length))
+            filled += islice(streams[index], length)
+        assert next(runs, None) is None, "every run is in the prompt"
+        return ChatPrompt(tuple(filled), tuple(map(_picture, pictures, places)))
+
+    def _shown(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message in the form that the template takes: as parts, or as one string."""
+        content = message.get("content")
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        has_picture = any(part["type"] == PICTURE for part in parts)
+        if self._takes_parts if has_picture else not self._takes_strings:
+            return {**message, "content": parts}
+        words = (self._placeholder if part["type"] == PICTURE else part["text"] for part in parts)
+        return {**message, "content": "".join(words)}
+
+    def _probe(self, content: Any) -> str:
+        try:
+            return self.text.render([{"role": "user", "content": content}])
+        except InvalidRequest:  # a template that takes no such content
+            return ""
+
+
+def open_eyes(models: Sequence[ResolvedModel], config: Config) -> dict[str, ModelEyes]:
+    """The eyes of each model, by name, with one pool of children for all their pictures.
+
+    Raises `WeightsError` where a model's folder is not fit.
+    """
+    if not models:
+        return {}
+    facts = ask_facts([model.folder for model in models])
+    lens = Lens.from_config(PooledPrepare(models, config), config)
+    return {
+        model.name: ModelEyes.open(model, known, lens, config)
+        for model, known in zip(models, facts, strict=True)
+    }
+
+
+def _without_sources(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as a template may see it: of a picture, only that it is one."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        parts = [
+            {"type": PICTURE}
+            if part.get("type") == PICTURE
+            else {"type": "text", "text": str(part.get("text", ""))}
+            for part in content
+        ]
+        return {**message, "content": parts}
+    return {**message, "content": content if content is not None else ""}
+
+
+def _spell(picture: PreparedPicture) -> str:
+    return "".join(RUN if isinstance(part, int) else part for part in picture.spelling)
+
+
+def _picture(picture: PreparedPicture, runs: Sequence[tuple[int, int]]) -> Picture:
+    span = PictureSpan(digest=picture.digest, runs=tuple(runs), grid=picture.grid)
+    return Picture(span=span, inputs=picture.inputs)
