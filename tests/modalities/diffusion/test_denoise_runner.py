@@ -90,7 +90,7 @@ def test_a_row_alone_and_in_a_batch_skips_the_same_and_ends_the_same(
         easel.run("release", dropped=(key,))
     keys = easel.encode(*asked)
     easel.denoise(keys[:1])  # one step ahead of the others
-    done = {key: key == keys[0] for key in keys}
+    done = {key: int(key == keys[0]) for key in keys}
     while going := [key for key in keys if done[key] < easel.courses[key].num_steps]:
         easel.denoise(going)
         done.update({key: done[key] + 1 for key in going})
