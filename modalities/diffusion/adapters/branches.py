@@ -28,14 +28,16 @@ class Branch:
     down: Tensor
     up: Tensor
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """What is added to the layer's output for these inputs, at a scale of one."""
+    def __call__(self, inputs: Tensor, scales: Tensor) -> Tensor:
+        """What is added to the layer's output for these inputs; `scales` are one, or one each."""
         inputs = inputs.to(self.down.dtype)
+        scales = scales.view(-1, *[1] * (inputs.ndim - 1))
         if isinstance(self.layer, nn.Linear):
-            return linear(linear(inputs, self.down), self.up)
+            return linear((linear(inputs, self.down) * scales).to(inputs.dtype), self.up)
         padding: Any = self.layer.padding
         stride, dilation = self.layer.stride, self.layer.dilation
-        return conv2d(conv2d(inputs, self.down, None, stride, padding, dilation), self.up)
+        narrow = conv2d(inputs, self.down, None, stride, padding, dilation)
+        return conv2d((narrow * scales).to(inputs.dtype), self.up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +52,18 @@ class Share:
     num_rows: int
 
     def add(self, branch: Branch, inputs: Tensor, output: Tensor) -> Tensor:
-        """The output with the branch's share in it, computed only of the rows that have one."""
+        """The output, which nobody else has yet, with the branch's share added in place.
+
+        It is computed only of the rows that have one.
+        """
         if self.rows is None:
-            return output + branch(inputs) * self.scales.to(output.dtype)
+            return output.add_(branch(inputs, self.scales))
         chosen = inputs.unflatten(0, (self.num_rows, -1))[self.rows]
-        added = branch(chosen.flatten(0, 1)).unflatten(0, chosen.shape[:2])
-        scales = self.scales.to(added.dtype).view(-1, *[1] * (added.ndim - 1))
-        folded = output.unflatten(0, (self.num_rows, -1))
-        mixed: Tensor = folded.index_add(0, self.rows, added * scales)
-        return mixed.flatten(0, 1)
+        num_parts = chosen.shape[1]
+        added = branch(chosen.flatten(0, 1), self.scales.repeat_interleave(num_parts))
+        folded = output.unflatten(0, (self.num_rows, num_parts))
+        folded.index_add_(0, self.rows, added.unflatten(0, chosen.shape[:2]))
+        return output
 
 
 @contextmanager
