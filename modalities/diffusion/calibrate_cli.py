@@ -70,7 +70,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler", default="", help="default: the model's own")
     parser.add_argument("--size", help="WIDTHxHEIGHT; default: the model's own")
     parser.add_argument("--prompts", metavar="FILE", help="one prompt a line; default: built in")
-    parser.add_argument("--num-pictures", type=int, default=16, metavar="N", help="default 16")
+    parser.add_argument("--num-pictures", type=int, default=24, metavar="N", help="default 24")
     parser.add_argument(
         "--pictures-at-once", type=int, default=4, metavar="N", help="default 4; fewer save memory"
     )
