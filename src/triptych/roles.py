@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from triptych.core.config import ModelOptions
+from triptych.core.config import Config
+from triptych.core.errors import ConfigError
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.pipeline_index import is_pipeline
 from triptych.core.weights.progress import Progress
@@ -39,9 +40,15 @@ DEFAULTS = (
 """What is served when no model is named: one of each kind."""
 
 
-def resolve_models(options: ModelOptions, progress: Progress) -> tuple[ResolvedModel, ...]:
-    """Bring every configured model onto this machine; raises as `resolve_all` does."""
-    return resolve_all(options, progress, sources=SOURCES, defaults=DEFAULTS)
+def resolve_models(config: Config, progress: Progress) -> tuple[ResolvedModel, ...]:
+    """Bring every configured model onto this machine.
+
+    Raises as `resolve_all` does, and `ConfigError` for adapters that no model here could take.
+    """
+    models = resolve_all(config.models, progress, sources=SOURCES, defaults=DEFAULTS)
+    if config.images.lora_paths and not with_role(models, "image"):
+        raise ConfigError("--lora-paths is for image models; there is none to serve.")
+    return models
 
 
 def role_of(model: ResolvedModel) -> Role:

@@ -95,7 +95,7 @@ def _resolve(config: Config, startup: Startup) -> tuple[ResolvedModel, ...]:
     started_s = time.monotonic()
     progress = startup.progress()
     try:
-        models = resolve_models(config.models, progress)
+        models = resolve_models(config, progress)
     finally:
         progress.stop()
     names = ", ".join(model.name for model in models)
