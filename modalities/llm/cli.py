@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -24,20 +24,26 @@ from triptych.modalities.llm.pipeline import ChatPipeline, ChatReply, Message
 
 _LABELS = frozenset({"id", "custom_id"})
 """Fields of an entry that are the caller's own: they come back with the answer."""
-_HELP = """[dim]/reset[/] forgets the conversation, [dim]/exit[/] or Ctrl-D leaves."""
+_HELP = (
+    "[dim]/image FILE[/] shows a picture, [dim]/reset[/] forgets the conversation, [dim]/exit[/] or"
+    " Ctrl-D leaves."
+)
+_IMAGE = "/image "
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def add_common(parser: argparse.ArgumentParser, *, sections: Sequence[str] = ()) -> None:
+    """Declare what commands that answer have in common, and the options of further `sections`."""
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
     sampling.add_argument("--temperature", type=float, help="0 always takes the likeliest token")
     sampling.add_argument("--top-p", type=float, help="nucleus sampling")
     sampling.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past answer")
     sampling.add_argument("--stop", action="append", default=[], help="end at this text; repeat")
-    add_options(parser, sections=("models", "device", "cache", "schedule"))
+    add_options(parser, sections=("models", "device", "cache", "schedule", *sections))
 
 
-def _call_options(args: argparse.Namespace) -> dict[str, Any]:
+def call_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the arguments say of a call."""
     options = {
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
@@ -56,27 +62,45 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych chat`."""
     parser.add_argument("prompt", nargs="*", help="ask this, or else what is piped in, and leave")
     parser.add_argument("--system", help="instructions that precede the conversation")
-    _add_common(parser)
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="show this first; repeat"
+    )
+    add_common(parser, sections=("vision",))
 
 
-def run_chat(args: argparse.Namespace) -> int:
-    """Talk: one answer for an argument or piped input, a conversation on a terminal."""
+def run_chat(
+    args: argparse.Namespace,
+    open_pipeline: Callable[[argparse.Namespace], ChatPipeline] | None = None,
+) -> int:
+    """Talk: one answer for an argument or piped input, a conversation on a terminal.
+
+    Pictures are taken where `open_pipeline` opens a pipeline that takes them.
+    """
     opening: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
     prompt = " ".join(args.prompt) or ("" if sys.stdin.isatty() else sys.stdin.read().strip())
     if not prompt and not sys.stdin.isatty():
         raise ConfigError("Nothing to say: give a prompt, or pipe one in.")
-    with _open_pipeline(args) as pipeline:
+    with (open_pipeline or _open_pipeline)(args) as pipeline:
         if prompt:
-            messages = [*opening, {"role": "user", "content": prompt}]
-            for piece in pipeline.stream(messages, **_call_options(args)):
-                _show(piece)
-            _show("\n")
+            messages = [*opening, _said(prompt, args.image)]
+            for piece in pipeline.stream(messages, **call_options(args)):
+                show(piece)
+            show("\n")
         else:
             _converse(pipeline, opening, args)
     return 0
 
 
-def _show(text: str) -> None:
+def _said(text: str, images: Sequence[str]) -> Message:
+    """What the user says, and shows."""
+    if not images:
+        return {"role": "user", "content": text}
+    parts: list[dict[str, str]] = [{"type": "image", "image": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def show(text: str) -> None:
+    """Print a piece of an answer at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -84,7 +108,7 @@ def _show(text: str) -> None:
 def _converse(pipeline: ChatPipeline, opening: list[Message], args: argparse.Namespace) -> None:
     console = Console(stderr=True)
     console.print(_HELP)
-    messages = list(opening)
+    messages, images = list(opening), list(args.image)
     for line in _lines(console):
         if line == "/exit":
             return
@@ -92,10 +116,15 @@ def _converse(pipeline: ChatPipeline, opening: list[Message], args: argparse.Nam
             messages = list(opening)
             console.print("[dim]Forgotten.[/]")
             continue
-        messages.append({"role": "user", "content": line})
+        if line.startswith(_IMAGE):
+            images.append(line.removeprefix(_IMAGE).strip())
+            console.print("[dim]It goes with what you say next.[/]")
+            continue
+        messages.append(_said(line, images))
+        images = []
         try:
             answer = _answer(pipeline, messages, args)
-        except RequestError as error:
+        except (RequestError, ConfigError) as error:
             console.print(f"[red]{escape(error.message)}[/] /reset starts over.")
             messages.pop()
         else:
@@ -106,10 +135,10 @@ def _answer(pipeline: ChatPipeline, messages: list[Message], args: argparse.Name
     """Print the answer as it comes; Ctrl-C ends the answer, not the conversation."""
     pieces: list[str] = []
     with suppress(KeyboardInterrupt):
-        for piece in pipeline.stream(messages, **_call_options(args)):
+        for piece in pipeline.stream(messages, **call_options(args)):
             pieces.append(piece)
-            _show(piece)
-    _show("\n")
+            show(piece)
+    show("\n")
     return "".join(pieces)
 
 
@@ -138,7 +167,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", help="JSONL file to write; default stdout")
     parser.add_argument("--batch", type=int, default=64, help="lines in flight at once")
-    _add_common(parser)
+    add_common(parser)
 
 
 def run_generate(args: argparse.Namespace) -> int:
@@ -151,7 +180,7 @@ def run_generate(args: argparse.Namespace) -> int:
         task = bar.add_task("generating", total=len(entries))
         started_s = time.monotonic()
         asked = [{name: entry[name] for name in entry if name not in _LABELS} for entry in entries]
-        answers = pipeline.map(asked, num_in_flight=args.batch, **_call_options(args))
+        answers = pipeline.map(asked, num_in_flight=args.batch, **call_options(args))
         for entry, answer in zip(entries, answers, strict=True):
             num_failed += isinstance(answer, TriptychError)
             if isinstance(answer, ChatReply):

@@ -19,6 +19,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.eyes import PICTURE, PictureSource
 from triptych.modalities.llm.service import (
     GenerateCall,
     LlmService,
@@ -222,7 +223,6 @@ class ChatPipeline(Pipeline[LlmService]):
             ),
         )
 
-
     def _messages(self, conversation: Any) -> Sequence[Message]:
         """A conversation as messages. Raises `InvalidRequest` where it is none."""
         return as_messages(conversation)
@@ -276,8 +276,12 @@ def _is_message(message: Any) -> bool:
         return False
     content = message.get("content")
     if isinstance(content, list | tuple):
-        return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
+        return all(isinstance(part, Mapping) and _is_part(part) for part in content)
     return content is None or isinstance(content, str)
+
+
+def _is_part(part: Mapping[str, Any]) -> bool:
+    return isinstance(part.get("text"), str) or isinstance(part.get(PICTURE), PictureSource)
 
 
 class _Assembly:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from triptych.modalities.llm.pipeline import ChatPipeline
     from triptych.modalities.tts.pipeline import SpeechPipeline
     from triptych.modalities.tts.recognition.pipeline import TranscriptionPipeline
+    from triptych.modalities.vlm.pipeline import VisionPipeline
 
 __all__ = [
     "ChatPipeline",
@@ -18,6 +19,7 @@ __all__ = [
     "ImagePipeline",
     "SpeechPipeline",
     "TranscriptionPipeline",
+    "VisionPipeline",
     "__version__",
 ]
 __version__ = "0.1.0"
@@ -27,6 +29,7 @@ _MODULES = {
     "ImagePipeline": "triptych.modalities.diffusion.pipeline",
     "SpeechPipeline": "triptych.modalities.tts.pipeline",
     "TranscriptionPipeline": "triptych.modalities.tts.recognition.pipeline",
+    "VisionPipeline": "triptych.modalities.vlm.pipeline",
 }
 
 

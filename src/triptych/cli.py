@@ -80,6 +80,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 _LLM = "triptych.modalities.llm"
+_VLM = "triptych.modalities.vlm"
 _TTS = "triptych.modalities.tts"
 _IMAGES = "triptych.modalities.diffusion"
 COMMANDS: tuple[Command, ...] = (
@@ -96,14 +97,25 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "chat",
-        "Talk to a model in the terminal.",
-        f"{_LLM}.cli",
+        "Talk to a model in the terminal, about pictures too where it sees.",
+        f"{_VLM}.cli",
         (
             "triptych chat",
             'triptych chat "Why is the sky blue?" --max-tokens 100',
             "git diff | triptych chat --system 'Write a commit message for this diff.'",
         ),
         operands="[PROMPT]",
+        is_named=True,
+    ),
+    Command(
+        "see",
+        "Ask about pictures.",
+        f"{_VLM}.cli",
+        (
+            'triptych see cat.png "What is this?" --model HuggingFaceTB/SmolVLM-256M-Instruct',
+            "triptych see before.jpg after.jpg 'What has changed?' --model ./my-vision-model",
+        ),
+        operands="PICTURE ... [QUESTION]",
         is_named=True,
     ),
     Command(

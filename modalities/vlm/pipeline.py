@@ -1,0 +1,171 @@
+"""Pictures and questions from Python: load a model that sees, show it pictures, ask.
+
+Owns the `VisionPipeline` object: the same engine and text service as the server, in this process.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from PIL import Image
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import ConfigError, InvalidRequest
+from triptych.core.media.fetch import Fetched
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.progress import Progress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel
+from triptych.modalities.llm.eyes import PICTURE, PictureSource
+from triptych.modalities.llm.pipeline import ChatPipeline, Message, as_messages
+from triptych.modalities.llm.service import LlmService
+from triptych.modalities.vlm.eyes import ModelEyes
+from triptych.modalities.vlm.facts import read_facts
+from triptych.modalities.vlm.intake import Lens, OwnPrepare
+from triptych.modalities.vlm.role import sees
+from triptych.schedulers.base import ModelLoader
+
+if TYPE_CHECKING:
+    from triptych.core.device import Device
+    from triptych.core.ledger import Ledger
+
+PictureInput: TypeAlias = Image.Image | str | Path | bytes
+"""A picture: an image, a file's path, what is in the file, or a URL."""
+
+_URLS = ("data:", "http://", "https://")
+
+
+class SeeingChatPipeline(ChatPipeline):
+    """A chat model in this process that sees, if the model does.
+
+    A message's content may hold parts `{"type": "image", "image": PICTURE}` beside those of text.
+    """
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], LlmService]:
+        if not _sees(resolved):
+            return super()._open_service(resolved, config)
+        lens = Lens.from_config(OwnPrepare(resolved), config)
+        eyes = ModelEyes.open(resolved, read_facts(resolved.folder), lens, config)
+        return lambda client: LlmService.from_config(
+            config, [eyes.text], client, eyes={resolved.name: eyes}
+        )
+
+    @classmethod
+    def _open_loader(
+        cls, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> ModelLoader:
+        if not _sees(resolved):
+            return super()._open_loader(resolved, config, device, ledger)
+        from triptych.modalities.vlm.loader import VisionLoader
+
+        return VisionLoader(resolved, config, device, ledger)
+
+    def _messages(self, conversation: Any) -> Sequence[Message]:
+        if isinstance(conversation, Sequence) and not isinstance(conversation, str):
+            conversation = [_with_sources(message) for message in conversation]
+        return as_messages(conversation)
+
+
+class VisionPipeline(SeeingChatPipeline):
+    """A model that sees, in this process.
+
+    >>> with VisionPipeline.from_pretrained("HuggingFaceTB/SmolVLM-256M-Instruct") as see:
+    ...     print(see("cat.png", "What is this?"))              # doctest: +SKIP
+    ...     for piece in see.stream(["a.png", "b.png"], "What differs?"):
+    ...         print(piece, end="", flush=True)
+
+    A call takes a picture or several and a question, or else a conversation as `ChatPipeline` does,
+    with pictures in it. Keyword arguments are those of `ChatPipeline`.
+    """
+
+    @classmethod
+    def from_config(cls, config: Config, progress: Progress) -> Self:
+        """Load the one model of a resolved configuration. Raises `ConfigError` without one."""
+        if config.models.model in ((), (EMBEDDED_REFERENCE,)):
+            raise ConfigError(
+                "No model that sees comes with Triptych: name one, as in `triptych see --model"
+                ' HuggingFaceTB/SmolVLM-256M-Instruct picture.png "What is this?"`.'
+            )
+        return super().from_config(config, progress)
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], LlmService]:
+        if not _sees(resolved):
+            raise ConfigError(f"{resolved.name} reads text alone: name a model that sees.")
+        return super()._open_service(resolved, config)
+
+    def __call__(self, pictures: Any, question: str = "", **options: Any) -> Any:
+        """Answer a question about pictures, or a conversation (or a batch of conversations)."""
+        return super().__call__(_asked(pictures, question), **options)
+
+    async def acall(self, pictures: Any, question: str = "", **options: Any) -> Any:
+        """Async twin of calling the pipeline."""
+        return await super().acall(_asked(pictures, question), **options)
+
+    def stream(self, pictures: Any, question: str = "", **options: Any) -> Iterator[str]:
+        """Answer piece by piece. Leaving the loop early cancels the rest."""
+        return super().stream(_asked(pictures, question), **options)
+
+    def astream(
+        self, pictures: Any, question: str = "", **options: Any
+    ) -> AsyncGenerator[str, None]:
+        """Async twin of `stream`."""
+        return super().astream(_asked(pictures, question), **options)
+
+
+def _sees(resolved: ResolvedModel) -> bool:
+    return sees(read_json(Path(resolved.folder) / "config.json"))
+
+
+def _asked(pictures: Any, question: str) -> Any:
+    """The conversation of a question about pictures; without a question, it is one already."""
+    if not question:
+        return pictures
+    several = pictures if isinstance(pictures, list | tuple) else [pictures]
+    parts = [{"type": PICTURE, PICTURE: picture} for picture in several]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+
+
+def _with_sources(message: Any) -> Any:
+    """A message with its pictures in the form that the service takes."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return message
+    return {**message, "content": [_with_source(part) for part in content]}
+
+
+def _with_source(part: Any) -> Any:
+    if not isinstance(part, Mapping) or part.get("type") not in (PICTURE, "image_url"):
+        return part
+    picture = part.get(PICTURE)
+    if part["type"] == "image_url":
+        field = part.get("image_url")
+        picture = field.get("url") if isinstance(field, Mapping) else None
+    return picture_source(picture).part()
+
+
+def picture_source(picture: PictureInput | None) -> PictureSource:
+    """Where a picture comes from. Raises `ConfigError` for a file that cannot be read."""
+    if isinstance(picture, bytes):
+        return PictureSource(file=Fetched(picture, ""))
+    if isinstance(picture, Image.Image):
+        file = io.BytesIO()
+        picture.save(file, "png")
+        return PictureSource(file=Fetched(file.getvalue(), ""))
+    if isinstance(picture, str) and picture.lower().startswith(_URLS):
+        return PictureSource(picture)
+    if not isinstance(picture, str | Path):
+        raise InvalidRequest("A picture is a PIL image, a path, bytes or a URL.", param="messages")
+    try:
+        return PictureSource(file=Fetched(Path(picture).expanduser().read_bytes(), ""))
+    except OSError as error:
+        name = Path(picture).name
+        raise ConfigError(f"The picture {name} cannot be read ({error.strerror}).") from error
