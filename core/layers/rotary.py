@@ -70,12 +70,12 @@ class Rotary:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`cos_T1R, sin_T1R` for `core.kernels.rotary`: computed once a step, for all layers.
 
-        `positions` are [T], or [3, T] for a model with sections.
+        `positions` are [T], or [3, T] for a model with sections. Both are contiguous.
         """
         if positions.dim() == 1:
             positions_T1R = positions.view(-1, 1, 1)
         else:
-            positions_T1R = positions.index_select(0, self._axis_R).t().unsqueeze(1)
+            positions_T1R = positions.t().index_select(1, self._axis_R).unsqueeze(1)
         angles_T1R = positions_T1R.to(torch.float32) * self._inverse_frequencies
         sin_T1R = (angles_T1R.sin() * self._scales).to(dtype)
         return angles_T1R.cos_().mul_(self._scales.abs()).to(dtype), sin_T1R

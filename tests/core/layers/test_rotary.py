@@ -99,3 +99,34 @@ def test_rows_carry_the_sign_of_the_half_and_the_attention_factor() -> None:
     first, second = sin_T1R[1, 0].chunk(2)
     assert torch.equal(first, -second)
     assert second[0] == pytest.approx(2 * torch.sin(torch.tensor(1.0)).item())
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_each_axis_turns_its_own_frequencies(is_interleaved: bool) -> None:
+    config = RopeConfig(
+        num_rotated_dims=16,
+        max_length=64,
+        trained_length=64,
+        sections=(4, 2, 2),
+        has_interleaved_sections=is_interleaved,
+    )
+    rotary = Rotary(config, torch.device("cpu"))
+    positions_3T = torch.tensor([[3, 4, 5], [7, 7, 8], [1, 2, 1]])
+    axes = [0, 1, 2, 0, 1, 2, 0, 0] if is_interleaved else [0, 0, 0, 0, 1, 1, 2, 2]
+    for rows, alone in zip(
+        rotary.rows(positions_3T, torch.float32),
+        zip(*(rotary.rows(axis, torch.float32) for axis in positions_3T), strict=True),
+        strict=True,
+    ):
+        expected = torch.stack([alone[axis][..., dim] for dim, axis in enumerate(axes * 2)], -1)
+        torch.testing.assert_close(rows, expected)
+        assert rows.is_contiguous(), "native kernels read it by address"
+
+
+def test_text_is_at_the_same_place_on_all_axes() -> None:
+    config = RopeConfig(num_rotated_dims=16, max_length=64, trained_length=64, sections=(4, 2, 2))
+    rotary = Rotary(config, torch.device("cpu"))
+    positions_T = torch.tensor([3, 4, 5])
+    one, three = (rotary.rows(p, torch.float32) for p in (positions_T, positions_T.expand(3, -1)))
+    for ours, theirs in zip(one, three, strict=True):
+        torch.testing.assert_close(ours, theirs)
