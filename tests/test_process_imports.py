@@ -46,3 +46,11 @@ def loaded_by(*modules):
 )
 def test_a_process_does_not_load_the_others_half(modules, unwanted):
     assert not loaded_by(*modules) & unwanted
+
+
+def test_nothing_is_said_while_what_draws_is_loaded():
+    program = "import triptych.modalities.diffusion.loader"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    )
+    assert (run.stdout, run.stderr) == ("", "")

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
@@ -33,6 +32,13 @@ from triptych.modalities.diffusion.recipes.recipe import (
 )
 from triptych.modalities.diffusion.recipes.references import Reference, Referring
 from triptych.modalities.diffusion.samplers.registry import Spacing
+
+_UPRIGHT = (
+    (672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184),
+    (944, 1104), (1024, 1024),
+)  # fmt: skip
+PREFERRED_KONTEXT_RESOLUTIONS = (*_UPRIGHT, *((long, short) for short, long in _UPRIGHT[:-1]))
+"""Widths and heights that FLUX.1 Kontext was trained on, as published with it."""
 
 
 class Packed(EvenFlow):

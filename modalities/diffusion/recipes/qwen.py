@@ -6,15 +6,11 @@ yields.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
-    CONDITION_IMAGE_SIZE,
-    VAE_IMAGE_SIZE,
-    calculate_dimensions,
-)
 from torch import Tensor
 from typing_extensions import override
 
@@ -25,6 +21,10 @@ from triptych.modalities.diffusion.recipes.packed import Packed
 from triptych.modalities.diffusion.recipes.recipe import EncodedText, PictureRequest, Prompt
 from triptych.modalities.diffusion.recipes.references import Reference, Referring
 
+CONDITION_IMAGE_SIZE = 384 * 384
+"""Pixels at which the text encoder of the later models reads a picture."""
+VAE_IMAGE_SIZE = 1024 * 1024
+"""Pixels at which a picture is looked at while drawing."""
 _PICTURE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
 
 
@@ -123,6 +123,12 @@ class QwenImageEditPlus(QwenImageEdit):
 
     _PICTURE = "Picture {}: <|vision_start|>{}<|vision_end|>"
     _READ_PIXELS = CONDITION_IMAGE_SIZE
+
+
+def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
+    """Width and height of about so many pixels, as multiples of 32; `aspect` is width / height."""
+    width = math.sqrt(num_pixels * aspect)
+    return round(width / 32) * 32, round(width / aspect / 32) * 32
 
 
 def _sized(picture_3HW: Tensor, num_pixels: int) -> Tensor:
