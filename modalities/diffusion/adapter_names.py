@@ -44,7 +44,7 @@ def check_uses(uses: Sequence[AdapterUse], known: Collection[str]) -> tuple[Adap
     scales: dict[str, float] = {}
     for use in uses:
         if use.name not in known:
-            names = ", ".join(sorted(known)) or "none"
+            names = ", ".join(sorted(known)) or "none; --lora-paths adds some"
             raise InvalidRequest(
                 f"There is no adapter {use.name!r:.80}; there are: {names}.", param="lora"
             )

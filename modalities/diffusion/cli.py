@@ -102,14 +102,18 @@ def _open_pipeline(args: argparse.Namespace) -> ImagePipeline:
 
 
 def _read_prompt(args: argparse.Namespace) -> str:
-    if args.prompt and args.prompt != [_STDIO]:
-        return " ".join(args.prompt)
-    if args.image and not args.prompt:
-        return ""
-    if sys.stdin.isatty():
+    prompt = " ".join(args.prompt).strip()
+    is_piped = prompt == _STDIO or not (args.prompt or args.image)
+    if is_piped:
+        prompt = "" if sys.stdin.isatty() else _piped_prompt()
+    if not (prompt or args.image):
         raise ConfigError(
             'Nothing to draw: say it, as in `triptych imagine "a red apple" -o a.png`.'
         )
+    return prompt
+
+
+def _piped_prompt() -> str:
     try:
         return sys.stdin.read().strip()
     except UnicodeDecodeError as error:
@@ -157,6 +161,8 @@ class _Sink:
             raise ConfigError(f"--quality {quality}: must be 0 to 100.")
         if args.output not in (None, _STDIO):
             path = Path(args.output).expanduser()
+            if path.is_dir():
+                raise ConfigError(f"--output {args.output} is a folder: name a file in it.")
             if not path.parent.is_dir():
                 raise ConfigError(f"--output {args.output}: there is no folder {path.parent.name}.")
             kind = args.format or kind_of(path)

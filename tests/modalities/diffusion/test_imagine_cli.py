@@ -141,6 +141,7 @@ def test_the_prompt_may_be_piped_in(
     [
         (["-o", "a.txt"], r"call it \.png"),
         (["-o", "/no/such/folder/a.png"], "there is no folder folder"),
+        (["-o", "."], "is a folder: name a file"),
         (["-n", "2"], r"-o picture\.png"),
         (["-o", "a.png", "--size", "64"], "write WIDTHxHEIGHT"),
         (["-o", "a.png", "--quality", "50"], "PNG keeps everything"),
@@ -166,6 +167,16 @@ def test_a_terminal_gets_no_bytes(imagine: Imagine, monkeypatch: pytest.MonkeyPa
         imagine("a hen")
     with pytest.raises(ConfigError, match="Nothing to draw"):
         imagine("-o", "a.png")
+
+
+@pytest.mark.parametrize("argv", [[""], ["  "], ["-"], []])
+def test_an_empty_prompt_is_told_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, imagine: Imagine, argv: list[str]
+) -> None:
+    monkeypatch.setattr(cli, "_open_pipeline", lambda args: pytest.fail("it is loaded"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    with pytest.raises(ConfigError, match="Nothing to draw"):
+        imagine(*argv, "-o", "a.png")
 
 
 def test_failures_are_told_and_leave_no_file(
