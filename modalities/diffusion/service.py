@@ -27,6 +27,7 @@ from triptych.core.errors import (
 from triptych.core.images import AdapterUse, ImageDelta, ImageRequest, StepCache
 from triptych.core.limits import MAX_SEED
 from triptych.core.media.pictures import PictureReader
+from triptych.core.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
 from triptych.modalities.diffusion.image_model import ImageModel, Size
 from triptych.schedulers.admission import Admission
@@ -298,6 +299,8 @@ def check_call(call: ImageCall, model: ImageModel) -> None:
         if value is not None and not low <= value <= high:
             what = "the length of " if "prompt" in name else ""
             raise InvalidRequest(f"{what}{name} must be between {low} and {high}.", param=name)
+    check_text(call.prompt, "prompt")
+    check_text(call.negative_prompt, "negative_prompt")
     if call.sampler and call.sampler not in model.samplers:
         known = ", ".join(model.samplers)
         raise InvalidRequest(f"{model.name} has the samplers {known}.", param="sampler")

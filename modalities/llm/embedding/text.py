@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, WeightsError
+from triptych.core.unicode import check_text
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.embedding.architecture import EncoderSizes, is_encoder
@@ -74,6 +75,8 @@ class EmbeddingModel:
         """
         if not all(texts):
             raise InvalidRequest("A text is empty: leave it out.", param="input")
+        for text in texts:
+            check_text(text, "input")
         prompt = self._prompt(prompt_name)
         encodings = self.tokenizer.encode_batch([prompt + text for text in texts])
         most = self.max_length if max_tokens < 0 else max_tokens

@@ -133,6 +133,8 @@ async def test_seeds_are_drawn_or_configured() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"prompt": "\udcff"}, "prompt"),
+        ({"negative_prompt": "\udcff"}, "negative_prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": "x" * 32_001}, "prompt"),
         ({"num_images": 0}, "n"),

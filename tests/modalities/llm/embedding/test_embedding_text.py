@@ -24,7 +24,8 @@ def test_a_decoder_that_does_not_say_its_width_can_still_be_opened(tmp_path: Pat
     assert model.encode(["hi"]) == (tuple(model.tokenizer.encode("hi").ids),)
 
 
-def test_an_empty_text_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "told"), [("", "empty"), ("\udcff", "Unicode")])
+def test_what_is_no_text_is_refused(tmp_path: Path, text: str, told: str) -> None:
     model = EmbeddingModel.open(write_text_folder(tmp_path), ModelOptions())
-    with pytest.raises(InvalidRequest, match="empty"):
-        model.encode(["hi", ""])
+    with pytest.raises(InvalidRequest, match=told):
+        model.encode(["hi", text])
