@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fakes_http import FakeEngine, make_app
+from fakes_http import FakeEngine
 
+from triptych.compose import build_app
 from triptych.core import limits
+from triptych.core.config import Config
+from triptych.modalities.llm.embedding.routes import EmbeddingsRequest
 from triptych.modalities.llm.protocol import ChatRequest, CompletionRequest
 from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
 from triptych.modalities.tts.recognition.protocol import REFUSED, TranscriptionFields
@@ -35,9 +38,16 @@ def test_every_inert_field_is_named() -> None:
         assert f"`{name}`" in told
 
 
-def test_every_route_is_named(tmp_path: Path) -> None:
-    for path in make_app(tmp_path, FakeEngine()).openapi()["paths"]:
+def test_every_route_is_named() -> None:
+    for path in build_app(Config(), (), FakeEngine()).openapi()["paths"]:
         assert path.replace(":path", "") in PAGE
+
+
+def test_every_field_of_embeddings_is_named() -> None:
+    told = section("Embeddings")
+    for name in EmbeddingsRequest.model_fields:
+        assert f"`{name}`" in told
+    assert f"{limits.MAX_EMBEDDING_INPUTS} texts" in told
 
 
 def test_limits_are_those_of_the_code() -> None:
