@@ -22,8 +22,8 @@ def _loaded_by(code: str) -> set[str]:
 
 
 def test_exports_are_as_recorded() -> None:
-    names = ["ChatPipeline", "SpeechPipeline", "TranscriptionPipeline", "__version__"]
-    assert triptych.__all__ == names
+    kinds = ["Chat", "Embedding", "Image", "Speech", "Transcription", "Vision"]
+    assert triptych.__all__ == [*(f"{kind}Pipeline" for kind in kinds), "__version__"]
     assert set(triptych.__all__) <= set(dir(triptych))
 
 
