@@ -8,12 +8,15 @@ URLs a route takes, is the route's business.
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import re
 import secrets
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from starlette.requests import Request
+from starlette.types import Message, Receive
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.http.body import StrictRoute, body_too_large, receive_body
@@ -102,13 +105,25 @@ class DataUrls:
 class DataUrlRoute(StrictRoute):
     """A route whose JSON body may hold files; its handler finds them with `data_urls`."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._turn = asyncio.Lock()
+
     async def read(self, request: Request) -> bytes:
         """The body without its files."""
         options = request.app.state.options
         urls = DataUrls(request.app.state.upload_budget, max_json_bytes=options.max_request_bytes)
-        await receive_body(request, urls.take, options.max_picture_request_bytes)
+        taking_turns = Request(request.scope, partial(_receive, self._turn, request.receive))
+        await receive_body(taking_turns, urls.take, options.max_picture_request_bytes)
         request.state.data_urls = urls
         return urls.finish()
+
+
+async def _receive(turn: asyncio.Lock, receive: Receive) -> Message:
+    """The next piece of one body: each turn of the event loop is for one piece of one body."""
+    async with turn:
+        await asyncio.sleep(0)
+    return await receive()
 
 
 def data_urls(request: Request) -> DataUrls:
