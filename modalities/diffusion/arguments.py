@@ -1,4 +1,4 @@
-"""What the commands about pictures read alike: sizes, and files of text.
+"""What the commands about pictures have alike: sizes, files of text, options they have no use for.
 
 Owns the words of their errors. Knows no command.
 """
@@ -10,6 +10,11 @@ from pathlib import Path
 
 from triptych.core.errors import ConfigError
 
+UNUSED = frozenset(
+    {"chat_template", "idle_unload_s", "load", "max_length", "model_impl", "pool_embeddings"}
+    | {"served_model_name"}
+)
+"""Options of models that say nothing to one that draws once and ends: such flags are unknown."""
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 
 

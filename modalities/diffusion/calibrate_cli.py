@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +18,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from triptych.core.config import Config, ModelOptions
+from triptych.core.config import Config
 from triptych.core.errors import ConfigError
 from triptych.core.options import add_options, resolve
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve_all
-from triptych.modalities.diffusion.arguments import parse_size, read_lines
+from triptych.modalities.diffusion.arguments import UNUSED, parse_size, read_lines
 from triptych.modalities.diffusion.cache_choice import close_plan
 from triptych.modalities.diffusion.calibration_file import (
     CalibrationFile,
@@ -80,10 +79,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="default: the cache folder; `calibration.json` beside a model is read, too",
     )
-    unused = {"served_model_name", "max_length", "chat_template", "load", "idle_unload_s"}
-    unused |= {"model_impl"}
-    assert unused <= {field.name for field in fields(ModelOptions)}
-    add_options(parser, sections=("models", "device"), exclude=unused)
+    add_options(parser, sections=("models", "device"), exclude=UNUSED)
 
 
 def run_calibrate(args: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ from rich.live import Live
 from triptych.core.errors import ConfigError
 from triptych.core.images import StepCache
 from triptych.core.options import add_options
-from triptych.modalities.diffusion.arguments import parse_size
+from triptych.modalities.diffusion.arguments import UNUSED, parse_size
 from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind
 from triptych.modalities.diffusion.pipeline import (
     DrawOptions,
@@ -77,7 +77,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the bar alone",
     )
     links = ("image_store_mb", "image_store_ttl_s")
-    add_options(parser, sections=("models", "device", "images"), exclude=links)
+    add_options(parser, sections=("models", "device", "images"), exclude=UNUSED.union(links))
 
 
 def run_imagine(args: argparse.Namespace) -> int:

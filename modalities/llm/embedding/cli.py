@@ -36,7 +36,9 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--similar-to", metavar="TEXT", help="print texts by likeness to this one, most alike first"
     )
-    add_options(parser, sections=("models", "device", "schedule"))
+    # Texts are pooled here, and neither pictures nor templates are looked at.
+    unused = {"chat_template", "idle_unload_s", "load", "model_override", "pool_embeddings"}
+    add_options(parser, sections=("models", "device", "schedule"), exclude=unused)
 
 
 def run_embed(args: argparse.Namespace) -> int:

@@ -20,7 +20,6 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.embedding.architecture import EncoderSizes, is_encoder
 from triptych.modalities.llm.embedding.pooling import PoolingSpec
 
-
 _WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
 """What decoders call the length of their states in config.json."""
 

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.images import AdapterUse, ImageRequest, StepCache
-from triptych.core.options import parse
+from triptych.core.options import declared, parse
 from triptych.modalities.diffusion import cli
+from triptych.modalities.diffusion.arguments import UNUSED
 
 Imagine = Callable[..., int]
 
@@ -167,6 +168,13 @@ def test_a_terminal_gets_no_bytes(imagine: Imagine, monkeypatch: pytest.MonkeyPa
         imagine("a hen")
     with pytest.raises(ConfigError, match="Nothing to draw"):
         imagine("-o", "a.png")
+
+
+@pytest.mark.parametrize("name", sorted(UNUSED))
+def test_options_without_effect_are_unknown(imagine: Imagine, name: str) -> None:
+    flag = declared()[name].flags[0]
+    with pytest.raises(ConfigError, match=f"no option {flag}"):
+        imagine("a hen", "-o", "a.png", flag, "1")
 
 
 @pytest.mark.parametrize("argv", [[""], ["  "], ["-"], []])
