@@ -79,7 +79,10 @@ class UploadShare:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Form:
-    """What a form said. A field named `x[]` may be repeated and is a list; no other may."""
+    """What a form said.
+
+    A field named `x[]` or `x[][y]` may be repeated and is a list; no other may.
+    """
 
     fields: dict[str, str | list[str]] = field(default_factory=dict)
     files: dict[str, list[Upload]] = field(default_factory=dict)
@@ -198,7 +201,7 @@ class _Reader:
         files: Mapping[str, object] = self._form.files
         fields: Mapping[str, object] = self._form.fields
         same, other = (files, fields) if self._is_file else (fields, files)
-        if name in other or (name in same and not name.endswith("[]")):
+        if name in other or (name in same and "[]" not in name):
             raise InvalidRequest(f"Duplicate field {_shown(name)}.", param=_shown(name))
         if self._is_file:
             told = segment.content_type or ""
@@ -219,7 +222,7 @@ class _Reader:
         except UnicodeDecodeError as error:
             msg = f"{_shown(self._name)} is not UTF-8 text."
             raise InvalidRequest(msg, param=_shown(self._name)) from error
-        if self._name.endswith("[]"):
+        if "[]" in self._name:
             values = self._form.fields.setdefault(self._name, [])
             assert isinstance(values, list)  # `_begin` lets nothing else by
             values.append(text)

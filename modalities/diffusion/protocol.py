@@ -7,7 +7,7 @@ other name is an unknown field. What a certain model can do is checked later, by
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
@@ -87,6 +87,8 @@ _NOT_DRAWN_FROM: Mapping[str, Refused] = MappingProxyType(
     dict.fromkeys(("image", "image[]", "mask", "strength"), _FOR_PICTURES)
 )
 
+_SIZES = r"^(auto|[1-9]\d{0,4}x[1-9]\d{0,4})$"
+_FOLDED = re.compile(r"(cache|lora\[\])\[(\w+)\](\[\])?")
 _Strength = Annotated[float, Field(ge=0, le=1)]
 _Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 
@@ -133,9 +135,11 @@ class DrawFields(Strict):
 
     model: Name | None = Field(default=None, description="The first image model if left out.")
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
-    size: Annotated[
-        str, StringConstraints(pattern=r"^(auto|[1-9]\d{0,4}x[1-9]\d{0,4})$", max_length=11)
-    ] = Field(default="auto", description="auto, or WIDTHxHEIGHT in pixels.")
+    size: Annotated[str, StringConstraints(max_length=11)] = Field(
+        default="auto",
+        description="auto, or WIDTHxHEIGHT in pixels.",
+        json_schema_extra={"pattern": _SIZES},
+    )
     quality: Literal["auto", "low", "medium", "high", "standard", "hd"] = Field(
         default="auto", description="How many steps: half the model's own, as many, or half more."
     )
@@ -179,6 +183,10 @@ class DrawFields(Strict):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        if not re.fullmatch(_SIZES, self.size):
+            raise InvalidRequest(
+                "size is auto, or WIDTHxHEIGHT in pixels, as in 1024x768.", param="size"
+            )
         if self.background == "transparent":
             raise UnsupportedOption(
                 "background transparent is not offered: models here draw whole pictures; ask for a"
@@ -278,10 +286,13 @@ def unfolded(form: Any) -> Any:
     if not isinstance(form, dict):
         return form
     fields: dict[str, Any] = {}
-    folded: dict[str, dict[str, Any]] = {}
+    folded: dict[str, dict[str, Any]] = {}  # as OpenAI's clients send objects, part by part
     for name, value in form.items():
-        if found := re.fullmatch(r"(cache|lora\[\])\[(\w+)\]", name):
-            folded.setdefault(found[1], {})[found[2]] = value
+        if found := _FOLDED.fullmatch(name):
+            parts = folded.setdefault(found[1], {})
+            if found[2] in parts:
+                raise InvalidRequest(f"Duplicate field {name}.", param=found[1])
+            parts[found[2]] = value
         elif name in ("cache", "lora") and value[:1] in ("{", "["):
             fields[name] = parse_json(value.encode())
         else:
@@ -290,5 +301,15 @@ def unfolded(form: Any) -> Any:
         whole = name.removesuffix("[]")
         if whole in fields:
             raise InvalidRequest(f"Duplicate field {whole}.", param=whole)
-        fields[whole] = parts if whole == name else [parts]
+        fields[whole] = parts if whole == name else _rows(parts)
     return fields
+
+
+def _rows(columns: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """The adapters of a form, which has their names, and beside them their scales, in order."""
+    if len({len(column) for column in columns.values()}) > 1:
+        raise InvalidRequest(
+            "In a form each of several adapters has a scale; or send lora as JSON text.",
+            param="lora",
+        )
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from fakes_http import documents, in_process
 from fakes_images import (
@@ -156,10 +157,10 @@ async def test_quality(quality: str, num_steps: int | None, told: str) -> None:
         ({"n": 0}, "n", "1"),
         ({"n": 11}, "n", "10"),
         ({"n": "2"}, "n", "integer"),
-        ({"size": "1024"}, "size", "pattern"),
-        ({"size": "0x128"}, "size", "pattern"),
-        ({"size": "-1x128"}, "size", "pattern"),
-        ({"size": "128x128x128"}, "size", "pattern"),
+        ({"size": "1024"}, "size", "as in 1024x768"),
+        ({"size": "0x128"}, "size", "as in 1024x768"),
+        ({"size": "-1x128"}, "size", "as in 1024x768"),
+        ({"size": "128x128x128"}, "size", "as in 1024x768"),
         ({"size": "99999x99999"}, "size", "multiples of 16"),
         ({"size": "20000x20000"}, "size", "32 to 512"),
         ({"size": "1023x7"}, "size", "multiples of 16"),
@@ -402,6 +403,21 @@ async def test_objects_in_a_form(fields: dict[str, str]) -> None:
     assert request.adapters == (AdapterUse("ink", 1.0),)
 
 
+async def test_objects_come_as_openai_takes_them_apart() -> None:
+    whole = {
+        "cache": {"name": "teacache", "coefficients": [-4.5, 2], "max_skips": 3},
+        "lora": [{"name": "ink", "scale": 0.5}, {"name": "sketch", "scale": 2}],
+    }
+    engine = PaintingEngine()
+    with openai.OpenAI(api_key="none") as client:
+        fields = client._serialize_multipartform(whole)
+    reply = await send(EDITS, {"image": PNG}, engine, prompt="a hat", **fields)
+    assert reply.status_code == 200, reply.text
+    (request,) = engine.submitted.values()
+    assert request.cache == StepCache(name="teacache", coefficients=(-4.5, 2.0), max_skips=3)
+    assert request.adapters == (AdapterUse("ink", 0.5), AdapterUse("sketch", 2.0))
+
+
 async def test_an_edit_streams_events_of_its_own() -> None:
     reply = await send(
         EDITS, {"image": PNG}, prompt="a hat", stream="true", partial_images="1", progress="true"
@@ -440,6 +456,20 @@ async def test_a_variation_needs_a_picture_alone() -> None:
             "cache",
         ),
         (EDITS, {"image": PNG}, {"prompt": "x", "input_fidelity": "high"}, 400, "input_fidelity"),
+        (
+            EDITS,
+            {"image": PNG},
+            {"prompt": "x", "lora[][name]": ["ink", "ink"], "lora[][scale]": "1"},
+            400,
+            "lora",
+        ),
+        (
+            EDITS,
+            {"image": PNG},
+            {"prompt": "x", "cache[order]": "1", "cache[order][]": "2"},
+            400,
+            "cache",
+        ),
         (EDITS, {"image": PNG}, {"prompt": "x", "unknown": "x"}, 400, "unknown"),
         (EDITS, {"image": PNG}, {"prompt": "x", "model": "crayon"}, 404, "model"),
         (EDITS, {"image": PNG, "mask": PNG}, {"prompt": "x"}, 400, "mask"),
