@@ -129,7 +129,7 @@ def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
     A column that no row wants is not touched, so it may hold anything. Terms are added one by one
     in the order of the columns: a row's result is the same bits in every batch.
     """
-    wanted = weights_RI.any(axis=0).nonzero()[0].tolist()
+    wanted = np.flatnonzero(weights_RI.any(axis=0)).tolist()
     if not wanted:
         return torch.zeros_like(columns[0])
     first = columns[wanted[0]]

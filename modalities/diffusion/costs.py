@@ -58,7 +58,8 @@ class DrawingCosts:
     def decode_bytes(self, num_pixels: int) -> int:
         """Activations of the autoencoder, for a picture decoded as a whole."""
         vae = self.recipe.vae
-        return num_pixels * _LIVE_CHANNELS * _full_size_channels(vae.config) * vae.dtype.itemsize
+        item_bytes = int(vae.dtype.itemsize)
+        return num_pixels * _LIVE_CHANNELS * _full_size_channels(vae.config) * item_bytes
 
     def _num_tokens(self, request: PictureRequest) -> int:
         return request.width * request.height // self.recipe.pixel_multiple**2

@@ -70,7 +70,8 @@ def _examples(recipe: Recipe) -> tuple[Tensor, Tensor]:
         sample = recipe.picture_sample(picture_3HW, None)
         latents_CHW = recipe.to_latents(sample, request)
         seen.append(latents_CHW.flatten(1).T)
-        pooled = adaptive_avg_pool2d(picture_3HW, tuple(latents_CHW.shape[1:]))
+        _, height, width = latents_CHW.shape
+        pooled = adaptive_avg_pool2d(picture_3HW, (height, width))
         colours.append(pooled.flatten(1).T)
     return torch.cat(seen).double(), torch.cat(colours).double()
 
