@@ -7,9 +7,11 @@ socket, its own heartbeat, the drain. Imports no torch.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import socket
+import sys
 from pathlib import Path
 
 import msgspec
@@ -31,6 +33,8 @@ BEAT_S = 1.0
 STALL_BUDGET_S = 30.0
 """A loop that does not come round within this is stuck, however busy the machine."""
 
+_M_MMAP_THRESHOLD = -3
+
 _log = logging.getLogger("triptych.api_process")
 
 
@@ -39,6 +43,7 @@ def main() -> None:
     line = ControlLine.open()
     setup = msgspec.json.decode(line.read_config(), type=ChildSetup)
     logs.configure(setup.config.server)
+    _give_memory_back()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells what the supervisor tells
     try:
         asyncio.run(_run(line, setup))
@@ -51,6 +56,13 @@ def main() -> None:
         code = 1
     logging.shutdown()
     os._exit(code)
+
+
+def _give_memory_back() -> None:
+    """Return what large bodies took as soon as it is free; glibc would keep ever more of it."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 async def _run(line: ControlLine, setup: ChildSetup) -> None:

@@ -144,10 +144,12 @@ class Kitchen:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.begun: list[bytes | bytearray] = []
+        self.has_begun = asyncio.Semaphore(0)
         self.num_cancelled = 0
 
     async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedPicture:
         self.begun.append(file.data)
+        self.has_begun.release()
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -164,8 +166,8 @@ async def look(lens: Lens, data: bytes, **given: Any) -> PreparedPicture:
 
 
 async def started(kitchen: Kitchen, number: int) -> None:
-    while len(kitchen.begun) < number:
-        await asyncio.sleep(0.001)
+    for _ in range(number):
+        await kitchen.has_begun.acquire()
 
 
 async def test_a_picture_is_prepared_once() -> None:

@@ -1,0 +1,175 @@
+"""Chats with pictures over the whole app, in front of a made-up engine: answers and faults."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fakes_http import ANSWER, FakeEngine, in_process
+from fakes_llm import write_text_folder
+from fakes_looking import write_seeing_folder
+from fakes_pictures import picture, png, saved
+from fastapi import FastAPI
+
+from triptych.compose import build_app
+from triptych.core.config import Config, ServerOptions, VisionOptions
+from triptych.core.weights.resolve import ResolvedModel
+
+CHAT = "/v1/chat/completions"
+PNG = saved(picture())
+JPEG = saved(picture(400, 300), "jpeg")
+SERVER = ServerOptions(
+    num_decode_children=1, max_request_bytes=4000, api_key=("one-key", "other-key")
+)
+
+# One app for all: its decode child takes a second to start.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ResolvedModel, ...]:
+    folder = tmp_path_factory.mktemp("models")
+    text = write_text_folder(folder / "text", model_type="llama")
+    return text, write_seeing_folder(folder / "eyes")
+
+
+@pytest.fixture(scope="module")
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def app(models: tuple[ResolvedModel, ...], engine: FakeEngine) -> FastAPI:
+    config = Config(server=SERVER, vision=VisionOptions(max_pictures=2))
+    return build_app(config, models, engine)
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with in_process(app) as client:
+        client.headers["authorization"] = "Bearer one-key"
+        yield client
+
+
+def url(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def shown(*urls: str, text: str = "What is this?", **fields: Any) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": each}} for each in urls
+    ]
+    content = [*parts, {"type": "text", "text": text}]
+    message = {"role": "user", "content": content}
+    return {"model": "tiny-eyes", "messages": [message], "max_tokens": 9, **fields}
+
+
+async def test_a_picture_goes_to_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    reply = (await client.post(CHAT, json=shown(url(PNG), url(JPEG, "jpeg")))).json()
+    assert reply["choices"][0]["message"]["content"] == ANSWER[:9]
+    details = reply["usage"]["prompt_tokens_details"]
+    assert details["image_tokens"] == 32
+    request = list(engine.submitted.values())[-1]
+    assert reply["usage"]["prompt_tokens"] == len(request.prompt_ids)
+    for found in request.pictures:
+        (run,) = found.span.runs
+        assert min(request.prompt_ids[run[0] : sum(run)]) >= 2**62
+        assert found.inputs["pixel_values"].shape == (1, 3, 28, 28)
+
+
+async def test_models_say_whether_they_see(client: httpx.AsyncClient) -> None:
+    cards = (await client.get("/v1/models")).json()["data"]
+    found = {card["id"]: card.get("input_modalities") for card in cards}
+    assert found == {"tiny": None, "tiny-eyes": ["text", "image"]}
+
+
+async def test_a_model_of_text_names_those_that_see(client: httpx.AsyncClient) -> None:
+    reply = await client.post(CHAT, json=shown(url(PNG), model="tiny"))
+    assert reply.status_code == 400
+    assert "tiny reads text alone" in reply.json()["error"]["message"]
+    assert "tiny-eyes" in reply.json()["error"]["message"]
+
+
+async def test_text_alone_has_no_image_tokens(client: httpx.AsyncClient) -> None:
+    reply = (await client.post(CHAT, json=shown())).json()
+    assert "image_tokens" not in reply["usage"]["prompt_tokens_details"]
+
+
+FAULTS = {
+    "14: 1x1": (url(saved(picture(1, 1))), 400, "16 pixels or more"),
+    "15: 30k x 30k": (url(png(30_000, 30_000)), 400, "no side may have over"),
+    "16: truncated": (url(JPEG[: len(JPEG) // 2], "jpeg"), 400, "damaged"),
+    "17: mislabelled": (url(JPEG), 415, "not what it is sent as"),
+    "17: no picture": (url(b"GIF89a" + bytes(100)), 415, "PNG, JPEG or WebP"),
+    "18: metadata": ("http://169.254.169.254/latest", 400, "fetches nothing"),
+    "18: file": ("file:///etc/passwd", 400, "fetches nothing"),
+    "no base64": ("data:image/png;base64,a!!b", 400, "base64"),
+    "empty": ("data:image/png;base64,", 400, "empty"),
+    "nothing": ("", 400, "fetches nothing"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_faults(client: httpx.AsyncClient, fault: str) -> None:
+    bad, status, message = FAULTS[fault]
+    async with asyncio.timeout(30):
+        reply = await client.post(CHAT, json=shown(bad))
+    assert reply.status_code == status
+    error = reply.json()["error"]
+    assert message in error["message"]
+    assert error["param"] in ("messages", "url")
+
+
+@pytest.mark.parametrize("kind", ["file", "image_file", "input_image", "input_audio"])
+async def test_other_parts_are_refused_by_name(client: httpx.AsyncClient, kind: str) -> None:
+    body = shown()
+    body["messages"][0]["content"].append({"type": kind, kind: {"file_id": "file-1"}})
+    reply = await client.post(CHAT, json=body)
+    assert reply.status_code == 400
+    assert f"not '{kind}'" in reply.json()["error"]["message"]
+
+
+async def test_pictures_are_the_users(client: httpx.AsyncClient) -> None:
+    body = shown(url(PNG))
+    body["messages"][0]["role"] = "assistant"
+    reply = await client.post(CHAT, json=body)
+    assert reply.status_code == 400
+    assert "messages of the user" in reply.json()["error"]["message"]
+
+
+async def test_bounds(client: httpx.AsyncClient) -> None:
+    reply = await client.post(CHAT, json=shown(*[url(PNG)] * 3))
+    assert reply.status_code == 400
+    assert "at most 2 pictures" in reply.json()["error"]["message"]
+    assert (await client.post(CHAT, json=shown(text="x" * 5000))).status_code == 413
+    large = saved(picture(300, 200), compress_level=0)
+    assert len(large) > SERVER.max_request_bytes
+    assert (await client.post(CHAT, json=shown(url(large)))).status_code == 200
+
+
+async def test_tenants_salt_their_prompts(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    for key in ("one-key", "one-key", "other-key"):
+        headers = {"authorization": f"Bearer {key}"}
+        await client.post(CHAT, json=shown(url(PNG)), headers=headers)
+    first, again, other = list(engine.submitted.values())[-3:]
+    assert first.prompt_ids == again.prompt_ids == other.prompt_ids
+    assert first.tenant == again.tenant != other.tenant
+
+
+async def test_the_share_of_uploads_is_given_back(app: FastAPI, client: httpx.AsyncClient) -> None:
+    await client.post(CHAT, json=shown(url(saved(picture(500, 500)))))
+    for _ in range(100):
+        if not app.state.upload_budget.num_bytes:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("bytes of a finished request are still counted")
+
+
+async def test_tokenize_counts_what_text_there_is(client: httpx.AsyncClient) -> None:
+    messages = [{"role": "user", "content": "hi <image>"}]
+    reply = await client.post("/tokenize", json={"model": "tiny-eyes", "messages": messages})
+    assert reply.json()["count"] == len(reply.json()["tokens"])
