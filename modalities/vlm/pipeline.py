@@ -102,23 +102,23 @@ class VisionPipeline(SeeingChatPipeline):
             raise ConfigError(f"{resolved.name} reads text alone: name a model that sees.")
         return super()._open_service(resolved, config)
 
-    def __call__(self, pictures: Any, question: str = "", **options: Any) -> Any:
-        """Answer a question about pictures, or a conversation (or a batch of conversations)."""
-        return super().__call__(_asked(pictures, question), **options)
+    def __call__(self, conversation: Any, question: str = "", **options: Any) -> Any:
+        """Answer a question about one or several pictures; without one, a conversation or more."""
+        return super().__call__(_asked(conversation, question), **options)
 
-    async def acall(self, pictures: Any, question: str = "", **options: Any) -> Any:
+    async def acall(self, conversation: Any, question: str = "", **options: Any) -> Any:
         """Async twin of calling the pipeline."""
-        return await super().acall(_asked(pictures, question), **options)
+        return await super().acall(_asked(conversation, question), **options)
 
-    def stream(self, pictures: Any, question: str = "", **options: Any) -> Iterator[str]:
+    def stream(self, conversation: Any, question: str = "", **options: Any) -> Iterator[str]:
         """Answer piece by piece. Leaving the loop early cancels the rest."""
-        return super().stream(_asked(pictures, question), **options)
+        return super().stream(_asked(conversation, question), **options)
 
     def astream(
-        self, pictures: Any, question: str = "", **options: Any
+        self, conversation: Any, question: str = "", **options: Any
     ) -> AsyncGenerator[str, None]:
         """Async twin of `stream`."""
-        return super().astream(_asked(pictures, question), **options)
+        return super().astream(_asked(conversation, question), **options)
 
 
 def _sees(resolved: ResolvedModel) -> bool:
