@@ -7,57 +7,9 @@ offered are refused by name from the table in `core/refused.py`. Knows nothing o
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """What a number may be: `low` (left out where `is_open`) to `high`, or powers of two only."""
-
-    low: float
-    high: float = float("inf")
-    is_open: bool = False
-    is_power_of_two: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        if self.is_power_of_two and (int(value) != value or int(value).bit_count() != 1):
-            return False
-        return (self.low < value if self.is_open else self.low <= value) and value <= self.high
-
-    def __str__(self) -> str:
-        kind = "a power of two " if self.is_power_of_two else ""
-        lower = f"above {self.low:g}" if self.is_open else f"at least {self.low:g}"
-        return kind + lower + (f" and at most {self.high:g}" if self.high != float("inf") else "")
-
-
-_COUNT = Range(low=1)
-_BOUND = Range(low=0)
-_SHARE = Range(low=0, high=1, is_open=True)
-_DURATION = Range(low=0, is_open=True)
-
-
-def option(
-    default: Any,
-    description: str,
-    *,
-    flags: tuple[str, ...] = (),
-    choices: tuple[str, ...] = (),
-    devices: str = "cpu,gpu",
-    within: Range | None = None,
-) -> Any:
-    """Declare one option: `flags` are other spellings of `--field-name` (aliases of peers)."""
-    metadata = {
-        "description": description,
-        "flags": flags,
-        "choices": choices,
-        "devices": devices,
-        "within": within,
-    }
-    if isinstance(default, list | dict):
-        raise TypeError("use a tuple or None as default")
-    return dataclasses.field(default=default, metadata=metadata)
+from triptych.core.option import BOUND, COUNT, DURATION, SHARE, Range, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +51,7 @@ class ModelOptions:
         0,
         "Context length in tokens; 0 takes the model's own.",
         flags=("--context-length",),
-        within=_BOUND,
+        within=BOUND,
     )
     chat_template: str = option("", "A file with a chat template instead of the model's own.")
     pool_embeddings: bool = option(
@@ -111,7 +63,7 @@ class ModelOptions:
     idle_unload_s: float = option(
         0.0,
         "Unload a model after so many idle seconds; 0 only when memory is short.",
-        within=_BOUND,
+        within=BOUND,
     )
     cache_dir: str = option(
         "",
@@ -130,9 +82,9 @@ class DeviceOptions:
         0.9,
         "Share of the memory free at start that weights and caches together may take"
         " (the KV cache gets free x share - weights).",
-        within=_SHARE,
+        within=SHARE,
     )
-    threads: int = option(0, "CPU threads of the engine; 0: one per core.", within=_BOUND)
+    threads: int = option(0, "CPU threads of the engine; 0: one per core.", within=BOUND)
     cpu_kernels: str = option(
         "auto",
         "What computes a step on a CPU: our C kernels, compiled on first use and kept in the cache"
@@ -164,13 +116,13 @@ class CacheOptions:
     kv_cache_memory_mb: int = option(
         0,
         "Upper bound of the cache of each model in MiB; 0: what memory and batch limits allow.",
-        within=_BOUND,
+        within=BOUND,
     )
     enable_prefix_caching: bool = option(True, "Reuse the pages of equal prompt beginnings.")
     max_vision_cache_entries: int = option(
         256,
         "Pictures whose features are kept for prompts to come; 0: only while they are in use.",
-        within=_BOUND,
+        within=BOUND,
     )
 
 
@@ -179,42 +131,42 @@ class ScheduleOptions:
     """Continuous batching and fairness."""
 
     max_batch_size: int = option(
-        32, "Rows that may run at once.", flags=("--max-running-requests",), within=_COUNT
+        32, "Rows that may run at once.", flags=("--max-running-requests",), within=COUNT
     )
     max_batch_input_tokens: int = option(
         1024,
         "Tokens that may pass through the model in one step; rows being answered are at most half"
         " as many.",
         flags=("--chunked-prefill-size", "--prefill-chunk-size"),
-        within=_COUNT,
+        within=COUNT,
     )
     max_batch_total_tokens: int = option(
         0,
         "Bound on the sum of the context lengths (rounded up to the page) of all rows in a step"
         " with prompts; 0: none.",
-        within=_BOUND,
+        within=BOUND,
     )
     enable_chunked_prefill: bool = option(True, "Split prompts over steps.")
     max_prompt_share: float = option(
         0.5,
         "Share of a step's input tokens that prompts may take while others are being answered.",
-        within=_SHARE,
+        within=SHARE,
     )
     max_step_s: float = option(
         0.06,
         "While other models have work, chunks of prompts and batches of pictures are cut so that a"
         " step takes about so long: what is urgent there waits for it. 0: by number alone.",
-        within=_BOUND,
+        within=BOUND,
     )
     target_first_token_s: float = option(
         1.0,
         "A prompt is due this long after it arrived, when several models compete.",
-        within=_DURATION,
+        within=DURATION,
     )
     target_inter_token_s: float = option(
         0.1,
         "A token is due this long after the one before it, when several models compete.",
-        within=_DURATION,
+        within=DURATION,
     )
     enable_in_flight_batching: bool = option(
         True,
@@ -224,29 +176,29 @@ class ScheduleOptions:
     kvcache_ce_watermark: float = option(
         0.95,
         "A prompt starts only while cache use stays below this share, or nothing else runs.",
-        within=_SHARE,
+        within=SHARE,
     )
     max_preemptions: int = option(
         3,
         "After so many preemptions a job is protected: it restarts with all the cache it may need.",
-        within=_BOUND,
+        within=BOUND,
     )
     max_queue_size: int = option(
         512,
         "Jobs that may wait; more are refused with 503.",
         flags=("--max-queued-requests",),
-        within=_COUNT,
+        within=COUNT,
     )
     max_queue_tokens: int = option(
         0,
         "Tokens (prompt and requested output) that may be admitted at once; 0: no bound.",
-        within=_BOUND,
+        within=BOUND,
     )
     max_jobs_per_key: int = option(
-        0, "Jobs one API key may have admitted at once; more get 429. 0: no bound.", within=_BOUND
+        0, "Jobs one API key may have admitted at once; more get 429. 0: no bound.", within=BOUND
     )
     max_tokens_per_key: int = option(
-        0, "Tokens one API key may have admitted at once; more get 429. 0: no bound.", within=_BOUND
+        0, "Tokens one API key may have admitted at once; more get 429. 0: no bound.", within=BOUND
     )
     schedule_policy: str = option(
         "fcfs",
@@ -273,13 +225,13 @@ class SpeechOptions:
         "Codec frames decoded at a time: one number, or one for each chunk in turn, of which the"
         " last repeats. Without it a stream's first chunk is as small as can be, and later ones"
         " grow as far as its listener's buffer allows.",
-        within=_COUNT,
+        within=COUNT,
     )
     buffer: int = option(
         0,
         "Codec frames before a chunk that are decoded again with it, for their context alone;"
         " decoders that keep their state need none.",
-        within=_BOUND,
+        within=BOUND,
     )
     block_causal: bool = option(
         False, "Frames decoded again for their context do not see the chunk that follows them."
@@ -294,32 +246,32 @@ class SpeechOptions:
         False, "Frames of the voice's clip do not see the chunk that follows them."
     )
     max_speech_characters: int = option(
-        4096, "Longest text of one request over HTTP to speak, as OpenAI's.", within=_COUNT
+        4096, "Longest text of one request over HTTP to speak, as OpenAI's.", within=COUNT
     )
-    max_streams: int = option(32, "Voices that may speak at once; others wait.", within=_COUNT)
+    max_streams: int = option(32, "Voices that may speak at once; others wait.", within=COUNT)
     target_first_audio_s: float = option(
-        0.3, "The first audio of a stream is due this long after its request.", within=_DURATION
+        0.3, "The first audio of a stream is due this long after its request.", within=DURATION
     )
     max_lead_s: float = option(
         0.0,
         "Speech is made no further ahead of its listener than this; 0: as far as the device has"
         " time for.",
-        within=_BOUND,
+        within=BOUND,
     )
     ce_delay_ms: float = option(
-        0.0, "How long a first prompt may wait for others to share its step.", within=_BOUND
+        0.0, "How long a first prompt may wait for others to share its step.", within=BOUND
     )
     enable_prioritize_first_decode: bool = option(
         False, "Who was just let in gets its first audio before the next prompt is let in."
     )
     max_queue_size_tg: int = option(
-        0, "Speech-token rows that may run at once; 0: as --max-batch-size.", within=_BOUND
+        0, "Speech-token rows that may run at once; 0: as --max-batch-size.", within=BOUND
     )
     min_batch_size_tg: int = option(
         0,
         "While fewer speech-token rows run, waiting prompts go before them, as far as no listener"
         " has to wait for it.",
-        within=_BOUND,
+        within=BOUND,
     )
 
 
@@ -337,14 +289,14 @@ class ImageOptions:
         32.0,
         "Plans skip as many steps as leave nine of ten calibration pictures at least so close to"
         " their uncached selves.",
-        within=_BOUND,
+        within=BOUND,
     )
     teacache: bool = option(False, "The same as --step-cache teacache.")
     teacache_rel_l1_thresh: float = option(
         0.0,
         "TeaCache computes once the estimated change adds up to this; 0: what suits the model's"
         " coefficients.",
-        within=_BOUND,
+        within=BOUND,
     )
     teacache_coefficients: tuple[float, ...] = option(
         (),
@@ -360,40 +312,40 @@ class ImageOptions:
     residual_threshold: float = option(
         0.05,
         "First-block caching computes once the first block's residual moved by more than this.",
-        within=_BOUND,
+        within=BOUND,
     )
     taylorseer: bool = option(False, "The same as --step-cache taylorseer.")
     taylorseer_cache_interval: int = option(
-        5, "TaylorSeer computes every so many steps.", within=_COUNT
+        5, "TaylorSeer computes every so many steps.", within=COUNT
     )
     taylorseer_max_order: int = option(
         1, "Degree of TaylorSeer's extrapolation.", within=Range(low=0, high=3)
     )
-    taylorseer_warmup_steps: int = option(9, "First steps that TaylorSeer computes.", within=_COUNT)
+    taylorseer_warmup_steps: int = option(9, "First steps that TaylorSeer computes.", within=COUNT)
     max_images_in_flight: int = option(
-        16, "Pictures that may be drawn at once; others wait.", within=_COUNT
+        16, "Pictures that may be drawn at once; others wait.", within=COUNT
     )
     max_image_rows: int = option(
         16,
         "Rows in one run of an image model: a picture is one, or two with guidance. How many there"
         " are follows what runs were measured to take.",
-        within=_COUNT,
+        within=COUNT,
     )
     image_memory_mb: int = option(
         0,
         "MiB that pictures in flight may hold between their steps; 0: what memory allows.",
-        within=_BOUND,
+        within=BOUND,
     )
     max_image_pixels: int = option(
-        3840 * 2160, "Most pixels of one picture, where its model can draw so many.", within=_COUNT
+        3840 * 2160, "Most pixels of one picture, where its model can draw so many.", within=COUNT
     )
     image_store_mb: int = option(
         256,
         "MiB of memory for pictures that are answered as links; the oldest give way.",
-        within=_BOUND,
+        within=BOUND,
     )
     image_store_ttl_s: float = option(
-        3600.0, "How long a picture that was answered as a link is kept.", within=_DURATION
+        3600.0, "How long a picture that was answered as a link is kept.", within=DURATION
     )
     enable_lora: bool = option(
         True, "Take requests for adapters of --lora-paths; off: none is loaded, all are refused."
@@ -404,13 +356,13 @@ class ImageOptions:
         " hub id; repeat for several. `name=place` gives it a name of its own.",
     )
     max_lora_rank: int = option(
-        0, "Highest rank of an adapter that is taken; 0: any.", within=_BOUND
+        0, "Highest rank of an adapter that is taken; 0: any.", within=BOUND
     )
     max_num_loras: int = option(
         8,
         "Different adapters in one run of the model; of more, pictures wait for the next run.",
         flags=("--max-loras-per-batch",),
-        within=_COUNT,
+        within=COUNT,
     )
 
 
@@ -418,7 +370,7 @@ class ImageOptions:
 class VisionOptions:
     """Pictures that are looked at."""
 
-    max_pictures: int = option(16, "Pictures in one chat.", within=_BOUND)
+    max_pictures: int = option(16, "Pictures in one chat.", within=BOUND)
     max_picture_pixels: int = option(
         2**22,
         "A picture with more pixels is scaled down to so many before the model's own processor"
@@ -429,7 +381,7 @@ class VisionOptions:
         256,
         "MiB of memory for pictures as their model takes them: one that comes again is neither"
         " decoded nor processed again.",
-        within=_BOUND,
+        within=BOUND,
     )
 
 
@@ -443,26 +395,26 @@ class ServerOptions:
     api_key_file: str = option("", "File with one accepted API key per line.")
     cors_origin: tuple[str, ...] = option((), "Origin allowed to call from a browser.")
     max_request_bytes: int = option(
-        4 * 2**20, "Largest request body, files in it not counted.", within=_COUNT
+        4 * 2**20, "Largest request body, files in it not counted.", within=COUNT
     )
     max_picture_request_bytes: int = option(
         64 * 2**20,
         "Largest body of a chat with the pictures in it, as data URLs (4/3 of a file's size).",
-        within=_COUNT,
+        within=COUNT,
     )
     max_upload_bytes: int = option(
-        26 * 2**20, "Largest form with a file in it, such as sound to transcribe.", within=_COUNT
+        26 * 2**20, "Largest form with a file in it, such as sound to transcribe.", within=COUNT
     )
     num_decode_children: int = option(
         2,
         "Limited processes (25 MiB each, started when needed) that decode uploaded files.",
-        within=_COUNT,
+        within=COUNT,
     )
     max_voices_per_key: int = option(
-        32, "Voices that one API key may make from recordings.", within=_BOUND
+        32, "Voices that one API key may make from recordings.", within=BOUND
     )
     max_voices: int = option(
-        1024, "Voices made from recordings that are kept in all.", within=_BOUND
+        1024, "Voices made from recordings that are kept in all.", within=BOUND
     )
     media_domains: tuple[str, ...] = option(
         (),
@@ -471,22 +423,22 @@ class ServerOptions:
         flags=("--allowed-media-domains",),
     )
     media_timeout_s: float = option(
-        5.0, "Longest time that fetching one picture may take.", within=_DURATION
+        5.0, "Longest time that fetching one picture may take.", within=DURATION
     )
     public_url: str = option(
         "",
         "Address under which clients reach this server, for links to pictures; empty: the one that"
         " a request came to.",
     )
-    request_timeout_s: float = option(600.0, "Longest time one request may take.", within=_DURATION)
+    request_timeout_s: float = option(600.0, "Longest time one request may take.", within=DURATION)
     stream_timeout_s: float = option(
-        30.0, "How long a client may stop reading its stream.", within=_DURATION
+        30.0, "How long a client may stop reading its stream.", within=DURATION
     )
     heartbeat_s: float = option(
-        15.0, "A comment is sent after so many silent seconds of a stream.", within=_DURATION
+        15.0, "A comment is sent after so many silent seconds of a stream.", within=DURATION
     )
     drain_timeout_s: float = option(
-        30.0, "How long SIGTERM waits for requests in flight.", within=_BOUND
+        30.0, "How long SIGTERM waits for requests in flight.", within=BOUND
     )
     share_prefix_across_keys: bool = option(
         False, "Let different API keys reuse each other's cached prompts (a timing side channel)."
@@ -507,7 +459,7 @@ class ServerOptions:
         10.0,
         "A loop without progress for longer than this (and 20 slow steps) is restarted.",
         flags=("--watchdog-timeout",),
-        within=_DURATION,
+        within=DURATION,
     )
 
 

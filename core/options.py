@@ -25,8 +25,9 @@ import msgspec
 import yaml
 
 from triptych.core import refused
-from triptych.core.config import Config, ImageOptions, Range
+from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError
+from triptych.core.option import Range
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
 SECRETS = frozenset({"api_key"})

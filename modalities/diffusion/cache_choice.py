@@ -18,9 +18,10 @@ from typing import Any, cast
 
 import msgspec
 
-from triptych.core.config import Config, ImageOptions, Range
+from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.images import CacheName, StepCache
+from triptych.core.option import Range
 from triptych.core.weights.layout import read_json
 from triptych.modalities.diffusion.caches.methods import (
     CacheMethod,

@@ -31,6 +31,10 @@ from triptych.modalities.llm.text import TextModel
 from triptych.schedulers.admission import Admission
 
 
+_NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
+"""Sampling parameters that are not a caller's to give."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
     """One call: every prompt is sampled `num_samples` times.
@@ -236,7 +240,7 @@ def sampling_params(
     Fields that are `None` count as not given. Raises `InvalidRequest` for a field that does not
     exist or has the wrong type; ranges are checked by `generate`.
     """
-    known = sorted(set(SamplingParams.__struct_fields__) - {"seed", "sample_index"})
+    known = sorted(set(SamplingParams.__struct_fields__) - _NOT_GIVEN)
     if unknown := sorted(set(given) - set(known)):
         raise InvalidRequest(
             f"Unknown option {unknown[0]!r}; sampling takes {', '.join(known)}.", param=unknown[0]

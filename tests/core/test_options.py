@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.core.config import Config, Range
+from triptych.core.config import Config
 from triptych.core.errors import ConfigError
+from triptych.core.option import Range
 from triptych.core.options import (
     SECTIONS,
     Option,

@@ -47,7 +47,7 @@ def test_every_field_openai_has_is_known_here() -> None:
 
 
 def test_every_sampling_parameter_can_be_asked_for() -> None:
-    internal = {"sample_index", "seed"}  # `seed` travels beside the parameters
+    internal = {"sample_index", "seed", "returns_state"}  # `seed` travels beside them
     given = {*chat().sampling(), *text().sampling()}
     assert given == set(SamplingParams.__struct_fields__) - internal
 
@@ -143,10 +143,10 @@ def test_lists_of_mistakes_are_not_collected() -> None:
 
 
 @pytest.mark.parametrize("kind", ["input_image", "input_audio", "file", "video_url", "refusal"])
-def test_parts_that_are_not_text_are_refused_by_name(kind: str) -> None:
+def test_parts_of_other_kinds_are_refused_by_name(kind: str) -> None:
     error = refusal(chat, messages=[{"role": "user", "content": [{"type": kind, kind: {}}]}])
     assert isinstance(error, UnsupportedOption)
-    assert "text parts only" in error.message
+    assert f"'text' and 'image_url', not '{kind}'" in error.message
 
 
 def test_tool_calls_in_a_message_are_refused() -> None:
