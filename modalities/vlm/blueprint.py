@@ -31,6 +31,8 @@ from triptych.modalities.vlm.encoder import (
 )
 from triptych.modalities.vlm.families import FAMILIES
 from triptych.modalities.vlm.head import SeeingTraits
+from triptych.modalities.vlm.slots.adapter import AdaptedCheckpoint
+from triptych.modalities.vlm.slots.model import SlotModel
 
 _TEXT_MODELS = {
     "gemma": "GemmaModel",
@@ -54,11 +56,11 @@ class VisionBlueprint:
         device: torch.device,
         native: NativeKernels | None = None,
     ) -> None:
-        self._checkpoint = checkpoint
         self._config = read_config(checkpoint.config)
+        self._checkpoint = checkpoint = _adapted(checkpoint, self._config)
         model_type = self._config.model_type
         self.family = FAMILIES[model_type]
-        self._kind = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
+        self._kind = _kind_of(model_type)
         self._part = Part.find(checkpoint.tensors)
         self.dtype = dtype
         self._device = device
@@ -124,6 +126,18 @@ def is_native(config: Mapping[str, Any]) -> bool:
     if config.get("model_type") not in FAMILIES:
         return False
     return is_native_decoder(_text_fields(read_config(config), True))
+
+
+def _kind_of(model_type: str) -> Any:
+    """The class that the encoder is part of: transformers', but for a family of our own."""
+    if model_type == SlotModel.config_class.model_type:
+        return SlotModel
+    return getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
+
+
+def _adapted(checkpoint: Checkpoint, config: Any) -> Checkpoint:
+    rank = getattr(config, "adapter_rank", 0)
+    return AdaptedCheckpoint(checkpoint, config.adapter_alpha / rank) if rank else checkpoint
 
 
 def _text_fields(config: Any, has_head: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
 from triptych.modalities.vlm.families import FAMILIES
+from triptych.modalities.vlm.slots.config import SlotConfig
 
 
 def read_config(config: Mapping[str, Any]) -> Any:
@@ -39,6 +40,8 @@ def read_config(config: Mapping[str, Any]) -> Any:
 
 def _kind_of(model_type: Any) -> Any:
     """The class of configurations of models that have a language side and a vision encoder."""
+    if model_type == SlotConfig.model_type:
+        return SlotConfig
     if model_type in CONFIG_MAPPING:
         kind = CONFIG_MAPPING[model_type]
         if {"text_config", "vision_config"} <= set(kind.sub_configs):

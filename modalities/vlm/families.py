@@ -26,6 +26,7 @@ from triptych.modalities.vlm.spelling import (
     spell_paligemma,
     spell_pixtral,
     spell_qwen,
+    spell_slots,
 )
 
 Options = Callable[[Any], Mapping[str, Any]]
@@ -119,5 +120,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen2_vl": _QWEN,
         "qwen2_5_vl": _QWEN,
         "qwen3_vl": _QWEN,
+        "triptych_slots": Family(placeholder="<image>", spell=spell_slots),
     }
 )

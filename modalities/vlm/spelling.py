@@ -82,6 +82,11 @@ def spell_paligemma(config: Any, images: Any, found: Found) -> str:
     return MARK * grid_size(config.vision_config) ** 2
 
 
+def spell_slots(config: Any, images: Any, found: Found) -> str:
+    """A fixed number of soft words, and a new line."""
+    return MARK * config.vision_config.num_positions + "\n"
+
+
 def spell_any(config: Any, processor: Any, found: Found) -> str:
     """As transformers' own `processor` does."""
     spelled = str(processor.replace_image_token(found, 0))

@@ -1,0 +1,70 @@
+"""Configurations of the family, in transformers' terms. Torch is not needed."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.configuration_utils import SubConfigSpec
+
+MODEL_TYPE = "triptych_slots"
+
+
+class SlotVisionConfig(PreTrainedConfig):
+    """How pictures are looked at, and what they are told in.
+
+    `kinds` says of each kind of slot how many classes it has and how many soft words a class is.
+    `fields` are the slots' kinds; a word of at most `num_letters` letters, one of `num_words` known
+    ones, comes after them. `sentence` is the order in which they are told: numbers of fields (their
+    length: the word), and -1 for soft words that are always the same. `hidden_size` is how wide a
+    tower of patches would be that holds as much at once, by which memory is set aside.
+    """
+
+    model_type = "triptych_slots_vision"
+
+    image_size: int = 224
+    hidden_size: int = 512
+    reader_size: int = 256
+    intermediate_size: int = 512
+    num_hidden_layers: int = 3
+    num_attention_heads: int = 4
+    num_looks: int = 3
+    kinds: dict[str, Any] | None = None
+    fields: list[Any] | None = None
+    sentence: list[Any] | None = None
+    num_letters: int = 8
+    num_words: int = 2000
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Empty where nothing is said."""
+        self.kinds = self.kinds or {}
+        self.fields, self.sentence = self.fields or [], self.sentence or []
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_positions(self) -> int:
+        """Soft words of a picture."""
+        kinds, fields = self.kinds or {}, self.fields or []
+        widths = [int(kinds[kind][1]) for kind in fields]
+        sentence = self.sentence or []
+        return sum(widths[part] if 0 <= part < len(widths) else 1 for part in sentence)
+
+
+class SlotConfig(PreTrainedConfig):
+    """The whole model: a language model's configuration beside that of its eyes.
+
+    `adapter_rank` and `adapter_alpha` are those of the low-rank changes to the language model that
+    come with the eyes (LoRA, arXiv:2106.09685); without a rank there are none.
+    """
+
+    model_type = MODEL_TYPE
+    sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
+        "text_config": SubConfigSpec(config_class=AutoConfig, model_type="llama"),
+        "vision_config": SubConfigSpec(config_class=SlotVisionConfig),
+    }
+
+    text_config: dict[str, Any] | PreTrainedConfig | None = None
+    vision_config: dict[str, Any] | PreTrainedConfig | None = None
+    image_token_id: int = 0
+    adapter_rank: int = 0
+    adapter_alpha: float = 16.0

@@ -1,0 +1,105 @@
+"""What a picture is told in: slots, each with the classes it can take.
+
+Owns the classes, and what each slot of a scene is. `sentence.py` puts them into
+soft words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pictures.compositions import BACKGROUNDS, COUNTS, Catalogue, Thing
+from scenes import Scene
+from words import LONGEST
+
+NOTHING = ""
+"""The first class of every kind: there is no such thing in the picture."""
+UNKNOWN = -1
+"""Of a slot that nobody has said: a colour of one's own."""
+FIELDS = (
+    ("count", "count"),
+    ("size", "size"),
+    ("colour", "colour"),
+    ("name", "name"),
+    ("place", "place"),
+    ("colour", "other-colour"),
+    ("name", "other-name"),
+    ("place", "other-place"),
+    ("ground", "ground"),
+)
+"""Kinds and slots, before the letters of the word."""
+NUM_COLUMNS = len(FIELDS) + LONGEST
+BLANK = 26
+"""The letter after a word's last."""
+_COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "gray")
+_PLACES: Mapping[str, tuple[str, ...]] = {
+    "single": ("middle",),
+    "large": ("middle",),
+    "small": ("middle",),
+    "left": ("left",),
+    "right": ("right",),
+    "top": ("top",),
+    "bottom": ("bottom",),
+    "pair": ("left", "right"),
+    "stack": ("top", "bottom"),
+}
+
+
+def kinds(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
+    """The classes of each kind of slot."""
+    return {
+        "count": (NOTHING, "one", *COUNTS),
+        "size": (NOTHING, "large", "small"),
+        "colour": (NOTHING, *_COLOURS),
+        "name": (NOTHING, *catalogue.names),
+        "place": (NOTHING, "middle", "left", "right", "top", "bottom"),
+        "ground": (NOTHING, *BACKGROUNDS),
+    }
+
+
+def known_colour(thing: Thing, catalogue: Catalogue) -> str | None:
+    """The colour that a thing has beyond doubt."""
+    return thing.colour or catalogue.own_colours.get(thing.name)
+
+
+def places(scene: Scene) -> tuple[str, ...]:
+    """Where the things are; nowhere in particular where there are several alike."""
+    found = _PLACES.get(scene.composition.layout, ())
+    return found if scene.composition.things else ()
+
+
+def told(scene: Scene, catalogue: Catalogue) -> dict[str, str | None]:
+    """What every slot is; `None`: nobody has said."""
+    one = scene.composition
+    said: dict[str, str | None] = {slot: NOTHING for _, slot in FIELDS}
+    said["ground"] = one.background
+    if one.things:
+        said["count"] = one.layout if one.layout in COUNTS else "one"
+    if one.layout in ("large", "small"):
+        said["size"] = one.layout
+    for prefix, thing in zip(("", "other-"), one.things, strict=False):
+        said[f"{prefix}name"] = thing.name
+        said[f"{prefix}colour"] = known_colour(thing, catalogue)
+    for prefix, place in zip(("", "other-"), places(scene), strict=False):
+        said[f"{prefix}place"] = place
+    return said
+
+
+def labels(
+    scene: Scene, catalogue: Catalogue, classes: Mapping[str, Sequence[str]]
+) -> NDArray[np.int16]:
+    """Classes of the slots by number, then letters: `[NUM_COLUMNS]`."""
+    said = told(scene, catalogue)
+    row = []
+    for kind, slot in FIELDS:
+        value = said[slot]
+        row.append(UNKNOWN if value is None else classes[kind].index(value))
+    return np.array(row + spelled(scene.word), np.int16)
+
+
+def spelled(word: str) -> list[int]:
+    """Letters by number, filled up with blanks."""
+    letters = [ord(letter) - ord("a") for letter in word.lower()]
+    return letters + [BLANK] * (LONGEST - len(letters))

