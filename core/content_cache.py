@@ -1,8 +1,9 @@
 """What was computed from somebody's content, kept by the content's digest: voices, features.
 
 Owns one least-recently-used order and its budget of bytes and entries. Knows neither what it keeps
-nor where it came from. A value in use is referenced and is never dropped, so an insert never fails: while
-everything is in use the cache holds more than its budget, and shrinks as references are released.
+nor where it came from. A value in use is referenced and is never dropped, so an insert never fails:
+while everything is in use the cache holds more than its budget, and shrinks as references are
+released.
 """
 
 from __future__ import annotations
