@@ -26,7 +26,7 @@ class CellPool:
     """
 
     def __init__(
-        self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, num_cells: int = 8
+        self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, num_cells: int = 2
     ) -> None:
         self._cells = torch.empty((num_cells, *shape), dtype=dtype, device=device)
         self._free = list(range(num_cells - 1, -1, -1))
@@ -57,7 +57,8 @@ class CellPool:
             self._grow()
         left = len(self._free) - count
         cells = tuple(reversed(self._free[left:]))
-        self._cells.index_fill_(0, self._index(cells), 0)  # what another row left never shows
+        # What another row left never shows.
+        self._cells.index_fill_(0, _index(cells, self.device), 0)
         del self._free[left:]  # only now: where memory runs out, nothing was taken
         return cells
 
@@ -68,7 +69,7 @@ class CellPool:
 
     def read(self, cells: Sequence[int]) -> Tensor:
         """A copy of the cells, `[len(cells), *shape]`."""
-        return self._cells.index_select(0, self._index(cells))
+        return self._cells.index_select(0, _index(cells, self.device))
 
     def read_columns(self, cells_IR: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Copies of lists of equal length, `[R, *shape]` each, gathered at once."""
@@ -77,10 +78,7 @@ class CellPool:
 
     def write(self, cells: Sequence[int], values: Tensor) -> None:
         """Overwrite cells with `values`, `[len(cells), *shape]`, in the pool's dtype."""
-        self._cells.index_copy_(0, self._index(cells), values.to(self._cells.dtype))
-
-    def _index(self, cells: Sequence[int]) -> Tensor:
-        return sent(torch.tensor(cells, dtype=torch.int64), self._cells.device)
+        self._cells.index_copy_(0, _index(cells, self.device), values.to(self._cells.dtype))
 
     def _grow(self) -> None:
         size = len(self._cells)
@@ -123,6 +121,21 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """These rows, in this order, without waiting for the device; itself where that is all."""
+    if list(rows) == list(range(len(tensor))):
+        return tensor
+    return tensor.index_select(0, _index(rows, tensor.device))
+
+
+def joined(parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
+    """The whole whose rows, each in one of the parts, have the numbers beside them."""
+    numbers = [row for rows, _ in parts for row in rows]
+    tensors = [tensor for _, tensor in parts]
+    whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return picked(whole, sorted(range(len(numbers)), key=numbers.__getitem__))
+
+
 def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
     """Sum over i of `weights_RI[r, i] * columns[i][r]`, each row with its own weights.
 
@@ -139,3 +152,7 @@ def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
     for index, w_R in zip(wanted[1:], w_IR[1:], strict=True):
         total.addcmul_(columns[index], w_R)
     return total
+
+
+def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return sent(torch.tensor(numbers, dtype=torch.int64), device)

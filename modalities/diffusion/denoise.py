@@ -12,7 +12,7 @@ Legend: R pictures, B branches of all pictures.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from triptych.modalities.diffusion.caches.extrapolation import Point
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPool, sent, weighted_sum
+from triptych.modalities.diffusion.cells import CellPool, joined, picked, sent, weighted_sum
 from triptych.modalities.diffusion.evaluation import evaluate
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
@@ -197,14 +197,6 @@ class Denoiser:
             self.step(left)
         self.step(rows, watch)
 
-    def _skip(self, until: Mapping[Row, int]) -> None:
-        """Bring each row to a step."""
-        for members in _by_shape(list(until)):
-            leaps = [row.leap(until[row] - row.sample.step) for row in members]
-            leap([found for found in leaps if found is not None])
-        while left := [row for row, step in until.items() if row.sample.step < step]:
-            self.step(left)
-
     def _guided(self, rows: list[Row]) -> Tensor:
         """Velocities of rows of one shape, `[R, ...]`."""
         active = [row.active_at(row.sample.step) for row in rows]
@@ -218,15 +210,16 @@ class Denoiser:
         guidances = [rows[index].guidance for index in guided]
         if len(guided) == len(rows):
             return _guide(guidances, prompted, negative)
-        prompted[guided] = _guide(guidances, prompted[guided], negative)
-        return prompted
+        alone = [index for index in range(len(rows)) if index not in guided]
+        both = _guide(guidances, picked(prompted, guided), negative)
+        return joined([(alone, picked(prompted, alone)), (guided, both)])
 
     def _ask(self, rows: list[Row], of_row: list[int], branches: list[Branch]) -> Tensor:
         """Velocities of branches, `[B, ...]`, in one run for each group that can share one."""
         inputs_R = model_inputs([row.sample for row in rows])
         times = [rows[index].sample.timesteps[rows[index].sample.step] for index in of_row]
         batch = Batch(
-            samples=_repeated(inputs_R, of_row),
+            samples=picked(inputs_R, of_row),
             times=sent(torch.tensor(times), inputs_R.device),
             conditioning=[branch.conditioning for branch in branches],
         )
@@ -239,25 +232,16 @@ class Denoiser:
             groups[branch.batch_key].append(index)
         if len(groups) == 1:
             return evaluate(self.model, batch, slots, [points[row] for row in of_row])
-        velocities = torch.empty(batch.samples.shape, device=inputs_R.device)
+        parts = []
         for members in groups.values():
             at = [points[of_row[index]] for index in members]
             chosen = [slots[index] for index in members]
-            velocities[members] = evaluate(self.model, batch.select(members), chosen, at)
-        return velocities
+            parts.append((members, evaluate(self.model, batch.select(members), chosen, at)))
+        return joined(parts)
 
     def _batch_key(self, sample_shape: torch.Size, branch: Branch) -> Hashable:
         is_exact = branch.slot is not None and branch.slot.keeps_hidden
         return self.model.batch_key(sample_shape, branch.conditioning, is_exact=is_exact)
-
-
-def _repeated(inputs_R: Tensor, of_row: list[int]) -> Tensor:
-    """The inputs of branches: all rows' first ones, then second ones of some."""
-    if len(of_row) == len(inputs_R):
-        return inputs_R
-    if len(of_row) == 2 * len(inputs_R):
-        return torch.cat([inputs_R, inputs_R])
-    return inputs_R[of_row]
 
 
 def _by_shape(rows: Sequence[Row]) -> list[list[Row]]:
@@ -276,8 +260,7 @@ def _restore(sample: SampleRow, kept: Kept) -> None:
 def _guide(guidances: Sequence[Guidance], prompted: Tensor, negative: Tensor) -> Tensor:
     scales = np.array([[guidance.scale, 1 - guidance.scale] for guidance in guidances])
     guided = weighted_sum(scales, [prompted, negative])
-    keeps = [index for index, guidance in enumerate(guidances) if guidance.keeps_norm]
-    if keeps:
-        norm = guided[keeps].norm(dim=-1, keepdim=True)
-        guided[keeps] *= prompted[keeps].norm(dim=-1, keepdim=True) / norm
+    for guidance, result, first in zip(guidances, guided, prompted, strict=True):
+        if guidance.keeps_norm:
+            result.mul_(first.norm(dim=-1, keepdim=True) / result.norm(dim=-1, keepdim=True))
     return guided

@@ -25,6 +25,7 @@ from triptych.modalities.diffusion.caches.slot import (
     predict,
     record,
 )
+from triptych.modalities.diffusion.cells import joined, picked
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
 from triptych.modalities.diffusion.families.span import Probed, SpanModel
 
@@ -74,15 +75,12 @@ class _Evaluation:
     def run(self) -> Tensor:
         computing = self._decide()
         skipping = [row for row in range(len(self._batch)) if row not in computing]
-        shape, device = self._batch.samples.shape, self._model.device
-        velocities = torch.empty(shape, dtype=torch.float32, device=device)
-        if computing:
-            velocities[computing] = self._compute(computing)
+        parts = [(computing, self._compute(computing))] if computing else []
         if rows := self._of(Level.VELOCITY, skipping):
-            velocities[rows] = predict(self._slots_of(rows), self._points(rows))
+            parts.append((rows, predict(self._slots_of(rows), self._points(rows))))
         if rows := self._of(Level.SPAN, skipping):
-            velocities[rows] = self._follow(rows)
-        return velocities
+            parts.append((rows, self._follow(rows)))
+        return joined(parts)
 
     def _probe(self) -> list[_Probe]:
         """One pass for each signal that is wanted, and one for span rows whose rule wants none."""
@@ -116,11 +114,11 @@ class _Evaluation:
     def _compute(self, rows: list[int]) -> Tensor:
         velocities, hidden = self._run_model(rows)
         if kept := self._of(Level.VELOCITY, rows):
-            values = velocities[[rows.index(row) for row in kept]]
+            values = picked(velocities, [rows.index(row) for row in kept])
             record(self._slots_of(kept), values, self._points(kept))
         if kept := self._of(Level.SPAN, rows):
             assert hidden is not None
-            values = hidden[[rows.index(row) for row in kept]] - self._base(kept)
+            values = picked(hidden, [rows.index(row) for row in kept]) - self._base(kept)
             record(self._slots_of(kept), values, self._points(kept))
         return velocities
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
+from triptych.modalities.diffusion.cells import sent
+
 Layer = nn.Linear | nn.Conv2d
 
 
@@ -85,8 +87,8 @@ def share_of(scales: Sequence[float], device: torch.device) -> Share:
     is_alike = len(set(scales)) == 1
     chosen = scales[:1] if is_alike else [scales[row] for row in rows]
     return Share(
-        scales=torch.tensor(chosen, dtype=torch.float32, device=device),
-        rows=None if is_alike else torch.tensor(rows, device=device),
+        scales=sent(torch.tensor(chosen, dtype=torch.float32), device),
+        rows=None if is_alike else sent(torch.tensor(rows), device),
         num_rows=len(scales),
     )
 

@@ -20,7 +20,7 @@ from triptych.modalities.diffusion.caches.decisions import Decisions
 from triptych.modalities.diffusion.caches.extrapolation import Point
 from triptych.modalities.diffusion.caches.gates import Signal
 from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
-from triptych.modalities.diffusion.cells import CellPool, CellPools, weighted_sum
+from triptych.modalities.diffusion.cells import CellPool, CellPools, picked, weighted_sum
 
 
 @dataclass
@@ -101,16 +101,17 @@ class CacheSlot:
 
     def room_for_output(self, like: Tensor, point: Point) -> tuple[CellPool, int]:
         """Where the newest output goes."""
-        if self._outputs is None:
-            self._outputs = _Memory(_pool_like(self._pools, like))
-        kept = self.method.extrapolator.num_kept
-        return self._outputs.pool, self._outputs.make_room(point, kept)
+        memory = self._outputs or _Memory(_pool_like(self._pools, like))
+        cell = memory.make_room(point, self.method.extrapolator.num_kept)
+        self._outputs = memory  # once it has a cell: pools without any are let go of
+        return memory.pool, cell
 
     def room_for_reference(self, like: Tensor, point: Point) -> tuple[CellPool, int]:
         """Where the signal goes that later steps are compared with."""
-        if self._reference is None:
-            self._reference = _Memory(_pool_like(self._pools, like))
-        return self._reference.pool, self._reference.make_room(point, 1)
+        memory = self._reference or _Memory(_pool_like(self._pools, like))
+        cell = memory.make_room(point, 1)
+        self._reference = memory
+        return memory.pool, cell
 
     def reference_cell(self) -> tuple[CellPool, int] | None:
         """The signal to compare with, if there is one."""
@@ -132,7 +133,7 @@ def distances(slots: Sequence[CacheSlot], signals_R: Tensor) -> list[float]:
         return measured
     places = [place for place in found if place is not None]
     references = places[0][0].read([cell for _, cell in places]).float().flatten(1)
-    moved = (signals_R[rows].float().flatten(1) - references).abs().mean(1)
+    moved = (picked(signals_R, rows).float().flatten(1) - references).abs().mean(1)
     relative = moved / (references.abs().mean(1) + 1e-9)
     for index, distance in zip(rows, relative.tolist(), strict=True):
         measured[index] = distance
@@ -153,7 +154,7 @@ def keep_signals(
     ]
     if rows:
         places = [slots[index].room_for_reference(signals_R[index], at[index]) for index in rows]
-        places[0][0].write([cell for _, cell in places], signals_R[rows])
+        places[0][0].write([cell for _, cell in places], picked(signals_R, rows))
 
 
 def record(slots: Sequence[CacheSlot], outputs_R: Tensor, at: Sequence[Point]) -> None:

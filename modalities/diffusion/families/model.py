@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.images import AdapterUse
+from triptych.modalities.diffusion.cells import picked
 from triptych.modalities.diffusion.families.family import Conditioning, Family
 
 
@@ -37,8 +38,8 @@ class Batch:
         if list(rows) == list(range(len(self))):
             return self
         return Batch(
-            samples=self.samples[list(rows)],
-            times=self.times[list(rows)],
+            samples=picked(self.samples, rows),
+            times=picked(self.times, rows),
             conditioning=[self.conditioning[row] for row in rows],
         )
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.caches.gates import Signal
+from triptych.modalities.diffusion.cells import picked
 from triptych.modalities.diffusion.families.family import Blocks, Family
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
 
@@ -46,8 +47,8 @@ class Probed:
     def select(self, rows: list[int], num_rows: int) -> Probed:
         """Some of the rows."""
         return Probed(
-            base=self.base[rows],
-            signal=None if self.signal is None else self.signal[rows],
+            base=picked(self.base, rows),
+            signal=None if self.signal is None else picked(self.signal, rows),
             first=_take(self.first, rows, num_rows),
         )
 
@@ -324,5 +325,5 @@ def _take(output: Any, rows: list[int], num_rows: int) -> Any:
     if isinstance(output, tuple):
         return tuple(_take(part, rows, num_rows) for part in output)
     if isinstance(output, Tensor):
-        return _unfold(output, num_rows)[rows].flatten(0, 1)
+        return picked(_unfold(output, num_rows), rows).flatten(0, 1)
     return output

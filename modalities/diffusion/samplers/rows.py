@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.modalities.diffusion.cells import CellPool, CellPools, Weights, weighted_sum
+from triptych.modalities.diffusion.cells import (
+    CellPool,
+    CellPools,
+    Weights,
+    picked,
+    sent,
+    weighted_sum,
+)
 from triptych.modalities.diffusion.samplers.program import Program
 from triptych.modalities.diffusion.samplers.registry import Spacing, build_program, open_scheduler
 
@@ -141,8 +148,7 @@ def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
         else:
             groups[row.program.num_states].append(index)
     for members in groups.values():
-        chosen = outputs if len(members) == len(rows) else outputs[members]
-        _advance_programs([rows[index] for index in members], chosen)
+        _advance_programs([rows[index] for index in members], picked(outputs, members))
 
 
 def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:
@@ -199,7 +205,7 @@ def _fresh_noise(rows: Sequence[SampleRow], noisy: Sequence[SampleRow], like: Te
         torch.randn(shape, generator=row.generator) if row in noisy else torch.zeros(shape)
         for row in rows
     ]
-    return torch.stack(drawn).to(like.device)
+    return sent(torch.stack(drawn), like.device)
 
 
 def _advance_foreign(row: SampleRow, output: Tensor) -> None:

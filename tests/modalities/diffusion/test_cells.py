@@ -8,7 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.modalities.diffusion.cells import CellPool, CellPools, weighted_sum
+from triptych.modalities.diffusion.cells import (
+    CellPool,
+    CellPools,
+    joined,
+    picked,
+    weighted_sum,
+)
 
 CPU = torch.device("cpu")
 
@@ -61,3 +67,12 @@ def test_a_weighted_sum_leaves_unwanted_columns_alone() -> None:
     total = weighted_sum(np.array([[0.0, 1.0, 3.0], [0.0, -1.0, 0.0]]), columns)
     assert total.tolist() == [[7.0] * 3, [-1.0] * 3]
     assert not weighted_sum(np.zeros((2, 1)), [torch.ones(2, 3)]).any()
+
+
+def test_parts_of_rows_are_picked_and_joined_again() -> None:
+    whole = torch.arange(12.0).view(4, 3)
+    assert picked(whole, [0, 1, 2, 3]) is whole
+    parts = [(rows, picked(whole, rows)) for rows in ([3, 0], [2], [1])]
+    assert parts[0][1].tolist() == [[9.0, 10.0, 11.0], [0.0, 1.0, 2.0]]
+    assert torch.equal(joined(parts), whole)
+    assert torch.equal(joined([([1, 0], whole[:2])]), whole[:2].flip(0))
