@@ -130,6 +130,7 @@ class Painter:
 
         What cannot be drawn yields its error. Where this raises, nothing was begun.
         """
+        self.pools.trim()  # sizes that nobody draws any more keep no memory
         orders = [_caught(self._order, request, index) for request, index in asked]
         good = [order for order in orders if isinstance(order, _Order)]
         with ExitStack() as stack:

@@ -288,6 +288,15 @@ def test_large_pictures_are_decoded_in_tiles(easel: Easel, monkeypatch: pytest.M
         assert vae.use_tiling is is_tiled
 
 
+def test_a_size_that_nobody_draws_any_more_holds_no_memory(easel: Easel) -> None:
+    held = []
+    for width in (64, 96, 128, 64):
+        (key,) = easel.encode(image_request(width=width))
+        held.append(easel.painter.pools.num_bytes)
+        easel.run("release", dropped=(key,))
+    assert held[3] == held[0] < held[1] < held[2]
+
+
 def test_a_runner_that_closes_lets_go_of_all(painter: Painter) -> None:
     easel = Easel(open_painter())
     easel.encode(image_request(), image_request(seed=8))
