@@ -243,7 +243,7 @@ def check_ends(crowd: Crowd) -> int:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "num_events"), [("FluxPipeline", 250), ("PixArtSigmaPipeline", 1000)]
+    ("pipeline", "num_events"), [("FluxPipeline", 100), ("PixArtSigmaPipeline", 1000)]
 )
 def test_survivors_of_a_thousand_events_are_as_if_alone(
     pipeline: str, num_events: int, monkeypatch: pytest.MonkeyPatch
