@@ -84,7 +84,7 @@ def spell_paligemma(config: Any, images: Any, found: Found) -> str:
 
 def spell_slots(config: Any, images: Any, found: Found) -> str:
     """A fixed number of soft words, and a new line."""
-    return MARK * config.vision_config.num_positions + "\n"
+    return MARK * int(config.vision_config.num_positions) + "\n"
 
 
 def spell_any(config: Any, processor: Any, found: Found) -> str:

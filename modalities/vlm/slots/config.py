@@ -10,7 +10,7 @@ from transformers.configuration_utils import SubConfigSpec
 MODEL_TYPE = "triptych_slots"
 
 
-class SlotVisionConfig(PreTrainedConfig):
+class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
     """How pictures are looked at, and what they are told in.
 
     `kinds` says of each kind of slot how many classes it has and how many soft words a class is.
@@ -50,7 +50,7 @@ class SlotVisionConfig(PreTrainedConfig):
         return sum(widths[part] if 0 <= part < len(widths) else 1 for part in sentence)
 
 
-class SlotConfig(PreTrainedConfig):
+class SlotConfig(PreTrainedConfig):  # type: ignore[misc]
     """The whole model: a language model's configuration beside that of its eyes.
 
     `adapter_rank` and `adapter_alpha` are those of the low-rank changes to the language model that

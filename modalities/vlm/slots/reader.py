@@ -101,6 +101,8 @@ class Look(nn.Module):
 class Teller(nn.Module):
     """Slots in soft words."""
 
+    spelling: Tensor
+
     def __init__(self, config: SlotVisionConfig, size: int) -> None:
         super().__init__()
         self.slot_kinds, self._sentence = list(config.fields or []), list(config.sentence or [])

@@ -22,8 +22,9 @@ from triptych.modalities.vlm.slots.tower import from_released
 _PLACEHOLDER_ID = 16
 """<empty_output>: what picture positions count as in the language model's vocabulary."""
 _VISION_FIELDS = (
-    "model_type", "image_size", "hidden_size", "reader_size", "intermediate_size", "num_hidden_layers",
-    "num_attention_heads", "num_looks", "kinds", "fields", "sentence", "num_letters", "num_words",
+    "model_type", "image_size", "hidden_size", "reader_size", "intermediate_size",
+    "num_hidden_layers", "num_attention_heads", "num_looks", "kinds", "fields", "sentence",
+    "num_letters", "num_words",
 )  # fmt: skip
 _PICTURES = {
     "image_processor_type": "ViTImageProcessor",

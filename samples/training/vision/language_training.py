@@ -225,10 +225,15 @@ def train_language(
         if num_steps % _LOG_EVERY == 0:
             bar.console.print(f"{num_steps} steps: loss {np.mean(losses[-_LOG_EVERY:]):.3f}")
         if pace.is_time_to_save:
-            spent = {"spent_s": pace.spent_s, "num_steps": num_steps}
-            kept = {**trainer.state(), "optimizer": trainer.optimizer.state_dict(), **spent}
-            torch.save(kept, file.with_suffix(".part"))
-            file.with_suffix(".part").replace(file)
+            _save(file, trainer, (num_steps, pace.spent_s))
+    _save(file, trainer, (num_steps, pace.spent_s))
+
+
+def _save(file: Path, trainer: LanguageTrainer, spent: tuple[int, float]) -> None:
+    kept = {**trainer.state(), "optimizer": trainer.optimizer.state_dict()}
+    partial = file.with_suffix(".part")
+    torch.save({**kept, "num_steps": spent[0], "spent_s": spent[1]}, partial)
+    partial.replace(file)
 
 
 def _conversations(

@@ -30,8 +30,8 @@ class Pace:
 
     @property
     def is_time_to_save(self) -> bool:
-        """Whether much was done since this was last true, or all is done."""
-        is_due = self.spent_s - self._saved_s > _SAVE_EVERY_S or self.spent_s >= self._total_s
+        """Whether much was done since this was last true."""
+        is_due = self.spent_s - self._saved_s > _SAVE_EVERY_S
         if is_due:
             self._saved_s = self.spent_s
         return is_due

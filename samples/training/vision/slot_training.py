@@ -86,6 +86,7 @@ def train_reader(folder: Path, config: SlotVisionConfig, options: SlotTraining) 
             bar.console.print(f"{num_steps} steps: loss {loss:.3f}, {_shown(test(reader, maps))}")
         if pace.is_time_to_save:
             _save(file, reader, optimizer, (num_steps, pace.spent_s))
+    _save(file, reader, optimizer, (num_steps, pace.spent_s))
 
 
 def _step(
