@@ -38,7 +38,7 @@ class DrawingCosts:
 
     def of_picture(self, request: PictureRequest) -> PictureCost:
         """What the scheduler wants to know."""
-        num_tokens = self._num_tokens(request)
+        num_tokens = self._num_tokens(request) * (1 + len(request.sources) * self._looks_at_sources)
         latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
         num_branches = len(self.recipe.prompts(request))
         cached = self._cached_bytes(request.cache, latent_bytes, num_tokens)
@@ -46,7 +46,7 @@ class DrawingCosts:
         cells = _SPARE * (_NUM_STATES * latent_bytes + num_branches * cached)
         return PictureCost(
             state_bytes=cells + kept + num_branches * self.text_bytes,
-            num_tokens=num_tokens * (1 + len(request.sources) * self._looks_at_sources),
+            num_tokens=num_tokens,
             num_pixels=request.width * request.height,
         )
 

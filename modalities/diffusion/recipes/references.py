@@ -62,10 +62,14 @@ class Referring(Recipe):
 
 
 def within(picture_3HW: Tensor, num_pixels: int, multiple: int) -> Tensor:
-    """A picture made no larger than `num_pixels`, its edges cut to whole multiples of a side."""
+    """A picture made no larger than `num_pixels`, its edges cut to whole multiples of a side.
+
+    A side shorter than `multiple` is stretched to it: something must be left.
+    """
     _, height, width = picture_3HW.shape
     scale = min(1.0, math.sqrt(num_pixels / (height * width)))
-    picture = fitted(picture_3HW, int(height * scale), int(width * scale))
+    height, width = max(multiple, int(height * scale)), max(multiple, int(width * scale))
+    picture = fitted(picture_3HW, height, width)
     _, height, width = picture.shape
     top, left = height % multiple // 2, width % multiple // 2
     height, width = height - height % multiple, width - width % multiple

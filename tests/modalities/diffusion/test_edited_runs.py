@@ -13,6 +13,7 @@ from triptych.core.images import ImageRequest, Pixels, StepCache
 from triptych.modalities.diffusion.denoise import Denoiser
 from triptych.modalities.diffusion.families.table import open_model
 from triptych.modalities.diffusion.painter import Painter
+from triptych.modalities.diffusion.recipes.references import within
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 SIDE = 64
@@ -90,3 +91,10 @@ def test_a_plan_that_is_entered_midway_computes_where_it_enters() -> None:
     _, computed = finish(easel, keys)
     assert list(computed.values()) == [5, 4]
     easel.runner.close()
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 300), (2000, 3)])
+def test_something_is_left_of_every_picture_that_is_looked_at(height: int, width: int) -> None:
+    picture = within(torch.rand(3, height, width), 1024, 16)
+    assert min(picture.shape[1:]) >= 16
+    assert not any(side % 16 for side in picture.shape[1:])
