@@ -25,6 +25,7 @@ CONDITION_IMAGE_SIZE = 384 * 384
 """Pixels at which the text encoder of the later models reads a picture."""
 VAE_IMAGE_SIZE = 1024 * 1024
 """Pixels at which a picture is looked at while drawing."""
+_MAX_ASPECT = 100  # the picture processor raises at twice that
 _PICTURE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
 
 
@@ -132,9 +133,10 @@ def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
 
 
 def _sized(picture_3HW: Tensor, num_pixels: int) -> Tensor:
-    """A picture at about so many pixels, in its own shape."""
+    """A picture at about so many pixels, in its own shape unless that is a mere line."""
     _, height, width = picture_3HW.shape
-    width, height = calculate_dimensions(num_pixels, width / height)
+    aspect = min(max(width / height, 1 / _MAX_ASPECT), _MAX_ASPECT)
+    width, height = calculate_dimensions(num_pixels, aspect)
     return fitted(picture_3HW, max(32, height), max(32, width))
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from fakes_painter import Easel, image_request, open_painter
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from triptych.core.denoise_plan import PictureKey, PictureRowResult
 from triptych.core.images import ImageRequest, Pixels, StepCache
 from triptych.modalities.diffusion.denoise import Denoiser
 from triptych.modalities.diffusion.families.table import open_model
 from triptych.modalities.diffusion.painter import Painter
+from triptych.modalities.diffusion.recipes import qwen
 from triptych.modalities.diffusion.recipes.references import within
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
@@ -98,3 +100,10 @@ def test_something_is_left_of_every_picture_that_is_looked_at(height: int, width
     picture = within(torch.rand(3, height, width), 1024, 16)
     assert min(picture.shape[1:]) >= 16
     assert not any(side % 16 for side in picture.shape[1:])
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 4000), (4000, 2)])
+def test_a_mere_line_is_read_by_qwen_images_processor(height: int, width: int) -> None:
+    for num_pixels in (qwen.CONDITION_IMAGE_SIZE, qwen.VAE_IMAGE_SIZE):
+        _, *sides = qwen._sized(torch.rand(3, height, width), num_pixels).shape
+        smart_resize(*sides)
