@@ -334,8 +334,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "json-model-override-args rope-type decrypted-config-file",
     ),
     (
-        "a model is one folder, hub id or file; give it as --model, or a file for one part of an"
-        " image model as --model-override PART.weight_path=FILE.",
+        "give the folder, hub id or file as --model; for one part of an image model, as"
+        " --model-override PART.weight_path=FILE.",
         "weight-path subfolder tokenizer-path huggingface-weight-revision model-checksum"
         " weight-version",
     ),

@@ -64,8 +64,8 @@ def names_without_tenant(namespace: bytes, *, adapter: str = "", tenant: str = "
     return _root_key(namespace, adapter=adapter)
 
 
-def names_without_parent(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    return _page_key(b"", token_ids)
+def names_without_parent(parent: bytes, token_ids: Sequence[int], contents: bytes = b"") -> bytes:
+    return _page_key(b"", token_ids, contents)
 
 
 def publishes_before_commit(

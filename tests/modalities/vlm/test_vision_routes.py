@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from fakes_http import ANSWER, FakeEngine, in_process
 from fakes_llm import write_text_folder
@@ -43,9 +44,13 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture(scope="module")
-def app(models: tuple[ResolvedModel, ...], engine: FakeEngine) -> FastAPI:
+def app(models: tuple[ResolvedModel, ...], engine: FakeEngine) -> Iterator[FastAPI]:
     config = Config(server=SERVER, vision=VisionOptions(max_pictures=2))
-    return build_app(config, models, engine)
+    before = set(psutil.Process().children())
+    yield build_app(config, models, engine)
+    for child in set(psutil.Process().children()) - before:  # they live as long as their server
+        child.kill()
+        child.wait()
 
 
 @pytest.fixture
