@@ -62,7 +62,8 @@ def held_out(catalogue: Catalogue, num_prompts: int) -> list[Composition]:
     found: list[Composition] = []
     while len(found) < num_prompts:
         one = sample(catalogue, rng)
-        if one.is_held_out and len(one.things) == 1 and one.layout not in COUNTS:
+        is_of_one = len(one.things) == 1 and one.layout not in COUNTS
+        if one.is_held_out and is_of_one and one not in found:
             found.append(one)
     return found
 
