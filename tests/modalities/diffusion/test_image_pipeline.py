@@ -225,3 +225,9 @@ def test_a_real_picture_is_begun_from(embedded: ImagePipeline) -> None:
     far = ImageStat.Stat(ImageChops.difference(near.image, red)).mean
     assert sum(far) / 3 < 40
     assert near.num_computed == 2
+
+
+def test_the_embedded_model_comes_calibrated(embedded: ImagePipeline) -> None:
+    for num_steps, most in ((50, 17), (28, 14), (20, 10)):
+        (found,) = embedded("a red apple", num_steps=num_steps, seed=1)
+        assert 2 <= found.num_computed <= most
