@@ -45,7 +45,7 @@ def written(client: openai.OpenAI, model: str, name: str, sound: bytes) -> list[
 
 
 def test_there_is_a_model_of_each_kind(models: dict[str, str]) -> None:
-    assert set(models) == {"chat", "speech", "transcription"}
+    assert set(models) == {"chat", "embedding", "image", "speech", "transcription"}
 
 
 @pytest.mark.parametrize("kind", ["wav", "mp3", "opus"])
