@@ -197,19 +197,21 @@ class ModelTrainer:
         share = level[:, None, None]
         noisy = (1 - share) * batch.clean + share * noise
         guidance = 1 + (STRONGEST_GUIDANCE - 1) * torch.rand(rows, device=self.device)
+        weight = torch.ones_like(share)
         with torch.autocast(self.device.type, torch.bfloat16):
             if self.teacher is None:
                 target = noise - batch.clean
             else:
                 target = _guided(self.teacher, noisy, level, batch, guidance)
+                weight = 1 / guidance[:, None, None]  # else the strongest would count for most
             velocity = self.model(noisy, level, batch.ids, guidance)
-        loss = functional.mse_loss(velocity.float(), target)
+        loss = functional.mse_loss(weight * velocity.float(), weight * target)
         return loss.item(), torch.autograd.grad(loss, self._trained, allow_unused=True)
 
     def _set_rates(self) -> None:
         total_s, guided_s = self.options.minutes * 60, self.options.guided_minutes * 60
         if self.is_guided:
-            rate = 0.3 * (total_s - self.spent_s) / max(guided_s, 1)
+            rate = 0.2 * (total_s - self.spent_s) / max(guided_s, 1)
         else:
             rate = 1 - self.spent_s / (total_s - guided_s)
         warm = min(1.0, (self.num_iterations + 1) / 50)
