@@ -113,6 +113,7 @@ class Theirs:
                 height=SIDE,
                 width=SIDE,
                 num_inference_steps=number,
+                max_sequence_length=self.pipe.tokenizer_2.model_max_length,
                 generator=torch.Generator().manual_seed(wish.seed),
             )
 
