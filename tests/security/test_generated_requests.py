@@ -42,4 +42,4 @@ def test_no_request_is_answered_with_an_error_of_ours(tmp_path: Path) -> None:
         cases = operation.as_strategy(generation_mode=mode)
         with contextlib.suppress(Unsatisfiable):  # routes without input have no wrong one
             quick(given(case=cases)(check))()
-    assert len(engine.finished) > NUM_CASES // 4  # they were not all refused at the door
+    assert len(engine.finished) > NUM_CASES // 8  # they were not all refused at the door
