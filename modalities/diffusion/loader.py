@@ -12,14 +12,10 @@ from pathlib import Path
 
 import torch
 
-from triptych.core.config import Config
 from triptych.core.denoise_plan import PictureCost
-from triptych.core.device import Device
 from triptych.core.errors import InvalidRequest
 from triptych.core.images import ImageRequest
-from triptych.core.ledger import Ledger
 from triptych.core.model_memory import ModelMemory
-from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.cache_choice import CacheBook
 from triptych.modalities.diffusion.costs import DrawingCosts, own_request
@@ -34,6 +30,7 @@ from triptych.modalities.diffusion.recipes.recipe import Recipe
 from triptych.modalities.diffusion.recipes.registry import open_recipe
 from triptych.modalities.diffusion.runner import DenoiseRunner
 from triptych.modalities.diffusion.viewer import Viewer
+from triptych.modalities.loader import DeviceLoader
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.denoise import DenoiseScheduler
 
@@ -53,22 +50,13 @@ class _Room:
     whole_pixels: int
 
 
-class DiffusionLoader:
+class DiffusionLoader(DeviceLoader):
     """Implements `schedulers.base.ModelLoader`."""
-
-    def __init__(
-        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
-    ) -> None:
-        self.name = resolved.name
-        self._resolved = resolved
-        self._config = config
-        self._device = device
-        self._ledger = ledger
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with ExitStack() as stack:
-            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            memory = self._memory(stack)
             components = self._open_components(memory, report)
             recipe = open_recipe(components.pipeline, components.parts)
             with torch.inference_mode():

@@ -10,41 +10,26 @@ from contextlib import ExitStack
 
 import torch
 
-from triptych.core.config import Config
 from triptych.core.decoders.blueprint import Blueprint
 from triptych.core.decoders.families import is_native
 from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.device import Device
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kv.pages import PagePool
-from triptych.core.layers.attention import KvCache, KvLayout
-from triptych.core.ledger import Ledger
-from triptych.core.model_memory import ModelMemory
-from triptych.core.sampling.sampler import Sampler
+from triptych.core.layers.attention import KvCache
 from triptych.core.text_head import TextHead
 from triptych.core.token_runner import TokenRunner
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.loader import TokenLoader
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.token import TokenScheduler
 
 
-class LlmLoader:
+class LlmLoader(TokenLoader):
     """Implements `schedulers.base.ModelLoader`."""
-
-    def __init__(
-        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
-    ) -> None:
-        self.name = resolved.name
-        self._resolved = resolved
-        self._config = config
-        self._device = device
-        self._ledger = ledger
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
-            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            memory = self._memory(stack)
             dtype = memory.dtype(checkpoint.dtype)
             native = memory.native_kernels()
             blueprint = self._blueprint(checkpoint, dtype, native)
@@ -54,7 +39,7 @@ class LlmLoader:
             num_pages = memory.reserve_pages(layout, blueprint.max_length)
             max_batch_size, device = self._config.schedule.max_batch_size, self._device.torch
             model = blueprint.build(checkpoint, report)
-            sampler = self._sampler(blueprint, native)
+            sampler = self._sampler(blueprint.vocab_size, native)
             runner = TokenRunner(
                 TextHead(model, sampler, max_batch_size=max_batch_size, device=device),
                 KvCache(layout, num_pages, device, native),
@@ -63,7 +48,13 @@ class LlmLoader:
                 device=device,
             )
             stack.callback(runner.close)
-            scheduler = self._scheduler(blueprint, layout, num_pages)
+            scheduler = TokenScheduler(
+                model=self.name,
+                pool=self._pool(layout, num_pages),
+                options=self._config.schedule,
+                max_length=blueprint.max_length,
+                namespace=self._namespace(layout, blueprint.max_length),
+            )
             close = stack.pop_all().close
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
@@ -84,27 +75,3 @@ class LlmLoader:
         options = self._config.schedule
         num_rows = options.max_batch_size
         return blueprint.activation_bytes(options.max_batch_input_tokens + num_rows, num_rows)
-
-    def _sampler(self, blueprint: Blueprint, native: NativeKernels | None) -> Sampler:
-        return Sampler(
-            vocab_size=blueprint.vocab_size,
-            max_batch_size=self._config.schedule.max_batch_size,
-            device=self._device.torch,
-            native=native,
-        )
-
-    def _scheduler(self, blueprint: Blueprint, layout: KvLayout, num_pages: int) -> TokenScheduler:
-        """Cached prompts are found again only by the same weights in the same cache format."""
-        pool = PagePool(
-            num_pages=num_pages,
-            page_size=layout.page_size,
-            enable_prefix_caching=self._config.cache.enable_prefix_caching,
-        )
-        identity = f"{self._resolved.digest} {layout} {blueprint.max_length}"
-        return TokenScheduler(
-            model=self.name,
-            pool=pool,
-            options=self._config.schedule,
-            max_length=blueprint.max_length,
-            namespace=identity.encode(),
-        )

@@ -30,7 +30,6 @@ from triptych.modalities.llm.merge import merge
 from triptych.modalities.llm.text import TextModel
 from triptych.schedulers.admission import Admission
 
-
 _NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
 """Sampling parameters that are not a caller's to give."""
 

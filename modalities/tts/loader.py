@@ -18,16 +18,15 @@ from triptych.core.content_cache import ContentCache
 from triptych.core.device import Device
 from triptych.core.errors import WeightsError
 from triptych.core.frame_head import FrameHead
-from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.ledger import Ledger
 from triptych.core.model_memory import ModelMemory
-from triptych.core.sampling.sampler import Sampler
 from triptych.core.text_head import CausalModel, TextHead
 from triptych.core.token_runner import TokenHead, TokenRunner
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.loader import TokenLoader
 from triptych.modalities.tts.codecs.protocol import CodecDecoder
 from triptych.modalities.tts.models.blueprint import (
     Codes,
@@ -84,22 +83,13 @@ def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBluep
     )
 
 
-class SpeechTokenLoader:
+class SpeechTokenLoader(TokenLoader):
     """Implements `schedulers.base.ModelLoader` for models whose steps yield codes."""
-
-    def __init__(
-        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
-    ) -> None:
-        self.name = resolved.name
-        self._resolved = resolved
-        self._config = config
-        self._device = device
-        self._ledger = ledger
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
-            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            memory = self._memory(stack)
             setup = self._setup(memory, checkpoint)
             blueprint = open_blueprint(checkpoint.config, setup)
             self._reserve(memory, blueprint)
@@ -160,12 +150,7 @@ class SpeechTokenLoader:
         """The loaded model behind the head that fits it."""
         model = blueprint.build(checkpoint, lambda done: report(1 - _LANGUAGE_SHARE * (1 - done)))
         num_rows, device = setup.max_batch_size, setup.device
-        sampler = Sampler(
-            vocab_size=blueprint.num_logits,
-            max_batch_size=num_rows,
-            device=device,
-            native=setup.native,
-        )
+        sampler = self._sampler(blueprint.num_logits, setup.native)
         if isinstance(model, CausalModel):
             return TextHead(model, sampler, max_batch_size=num_rows, device=device)
         return FrameHead(model, sampler, max_batch_size=num_rows, device=device)
@@ -177,7 +162,6 @@ class SpeechTokenLoader:
         layout: KvLayout,
         num_pages: int,
     ) -> SpeechScheduler:
-        """Cached prompts are found again only by the same weights in the same cache format."""
         traits, decoder = blueprint.traits, codec.decoder
         clock = FrameClock(
             frame_s=decoder.hop / decoder.sample_rate,
@@ -195,20 +179,13 @@ class SpeechTokenLoader:
             context_end_ids=traits.context_end_ids,
             can_clone=codec.encode is not None,
         )
-        pool = PagePool(
-            num_pages=num_pages,
-            page_size=layout.page_size,
-            enable_prefix_caching=traits.causal_prompts
-            and self._config.cache.enable_prefix_caching,
-        )
-        identity = f"{self._resolved.digest} {layout} {blueprint.max_length}"
         return SpeechScheduler(
             model=model,
-            pool=pool,
+            pool=self._pool(layout, num_pages, shares=traits.causal_prompts),
             schedule=self._config.schedule,
             speech=self._config.speech,
             max_length=blueprint.max_length,
-            namespace=identity.encode(),
+            namespace=self._namespace(layout, blueprint.max_length),
         )
 
 

@@ -10,17 +10,12 @@ from contextlib import ExitStack
 
 import torch
 
-from triptych.core.config import Config
-from triptych.core.device import Device
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
-from triptych.core.ledger import Ledger
 from triptych.core.model_memory import ModelMemory
-from triptych.core.sampling.sampler import Sampler
 from triptych.core.token_runner import TokenRunner
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.loader import TokenLoader
 from triptych.modalities.vlm.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.features import FeatureCache, open_cache
@@ -40,22 +35,13 @@ _CACHE_SHARE = 0.1  # of the ledger, at most
 Blueprint = VisionBlueprint | FallbackVisionBlueprint
 
 
-class VisionLoader:
+class VisionLoader(TokenLoader):
     """Implements `schedulers.base.ModelLoader`."""
-
-    def __init__(
-        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
-    ) -> None:
-        self.name = resolved.name
-        self._resolved = resolved
-        self._config = config
-        self._device = device
-        self._ledger = ledger
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
-            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            memory = self._memory(stack)
             native = memory.native_kernels()
             blueprint = self._blueprint(checkpoint, memory.dtype(checkpoint.dtype), native)
             features = self._reserve(memory, blueprint)
@@ -64,7 +50,7 @@ class VisionLoader:
             decoder, encoder = blueprint.build(report)
             head = VisionHead(
                 decoder,
-                self._sampler(blueprint, native),
+                self._sampler(blueprint.text.vocab_size, native),
                 features,
                 blueprint.traits,
                 max_batch_size=self._config.schedule.max_batch_size,
@@ -111,14 +97,6 @@ class VisionLoader:
         memory.reserve("vision-cache", cache_bytes)
         return open_cache(cache_bytes, max_entries)
 
-    def _sampler(self, blueprint: Blueprint, native: NativeKernels | None) -> Sampler:
-        return Sampler(
-            vocab_size=blueprint.text.vocab_size,
-            max_batch_size=self._config.schedule.max_batch_size,
-            device=self._device.torch,
-            native=native,
-        )
-
     def _token_runner(self, blueprint: Blueprint, head: VisionHead, kv: KvCache) -> TokenRunner:
         return TokenRunner(
             head,
@@ -135,21 +113,13 @@ class VisionLoader:
         layout: KvLayout,
         num_pages: int,
     ) -> VisionScheduler:
-        """Cached prompts are found again only by the same weights in the same cache format."""
         family, max_length = blueprint.family, blueprint.text.max_length
-        pool = PagePool(
-            num_pages=num_pages,
-            page_size=layout.page_size,
-            enable_prefix_caching=self._config.cache.enable_prefix_caching
-            and not family.whole_prompts,
-        )
-        identity = f"{self._resolved.digest} {layout} {max_length}"
         tokens = TokenScheduler(
             model=self.name,
-            pool=pool,
+            pool=self._pool(layout, num_pages, shares=not family.whole_prompts),
             options=self._config.schedule,
             max_length=max_length,
-            namespace=identity.encode(),
+            namespace=self._namespace(layout, max_length),
             can_see=True,
         )
         return VisionScheduler(

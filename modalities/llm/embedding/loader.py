@@ -17,7 +17,6 @@ from triptych.core.embedding import EmbedRequest
 from triptych.core.errors import InvalidRequest
 from triptych.core.job import Job
 from triptych.core.ledger import Ledger
-from triptych.core.model_memory import ModelMemory
 from triptych.core.staged_runner import StagedRunner
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json
@@ -27,6 +26,7 @@ from triptych.modalities.llm.embedding.encoder import Encoder
 from triptych.modalities.llm.embedding.pooling import PoolingSpec
 from triptych.modalities.llm.embedding.runner import STAGE, Embedder, load_dense
 from triptych.modalities.llm.loader import LlmLoader
+from triptych.modalities.loader import DeviceLoader
 from triptych.schedulers.base import LoadedModel, ModelLoader
 from triptych.schedulers.staged import StagedScheduler, StageLimits
 from triptych.schedulers.staged_pace import BatchPace
@@ -45,22 +45,13 @@ def open_embedding_loader(
     return LlmLoader(resolved, config, device, ledger)
 
 
-class EmbeddingLoader:
+class EmbeddingLoader(DeviceLoader):
     """Implements `schedulers.base.ModelLoader`."""
-
-    def __init__(
-        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
-    ) -> None:
-        self.name = resolved.name
-        self._folder = Path(resolved.folder)
-        self._config = config
-        self._device = device
-        self._ledger = ledger
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with Checkpoint.open(self._folder) as checkpoint, ExitStack() as stack:
-            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            memory = self._memory(stack)
             dtype, device = memory.dtype(checkpoint.dtype), self._device.torch
             sizes = EncoderSizes.read(checkpoint.config)
             spec = PoolingSpec.read(self._folder)

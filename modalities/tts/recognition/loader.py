@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from triptych.core.config import Config
-from triptych.core.device import Device
 from triptych.core.errors import InvalidRequest
 from triptych.core.job import Job
-from triptych.core.ledger import Ledger
-from triptych.core.model_memory import ModelMemory
 from triptych.core.speech import HearDelta, HearRequest
 from triptych.core.staged_plan import Stage
 from triptych.core.staged_runner import StagedRunner
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.loader import DeviceLoader
 from triptych.modalities.tts.recognition.hearing import Recogniser
 from triptych.modalities.tts.recognition.model import WhisperNetwork
 from triptych.modalities.tts.recognition.spec import (
@@ -40,23 +35,14 @@ MAX_STARTED = 4
 _SAMPLE_BYTES = 4
 
 
-class RecognitionLoader:
+class RecognitionLoader(DeviceLoader):
     """Implements `schedulers.base.ModelLoader`."""
-
-    def __init__(
-        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
-    ) -> None:
-        self.name = resolved.name
-        self._folder = Path(resolved.folder)
-        self._config = config
-        self._device = device
-        self._ledger = ledger
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         spec = WhisperSpec.read(self._folder)
         with Checkpoint.open(self._folder) as checkpoint, ExitStack() as stack:
-            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            memory = self._memory(stack)
             dtype = memory.dtype(checkpoint.dtype)
             memory.reserve("weights", WhisperNetwork.weight_bytes(checkpoint, dtype))
             memory.reserve("recordings", MAX_STARTED * state_bytes(spec, dtype))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -18,11 +17,11 @@ from triptych.core.device import Device
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
 from triptych.core.job import Job
 from triptych.core.ledger import Ledger
-from triptych.core.model_memory import ModelMemory
 from triptych.core.speech import SpeechRequest
 from triptych.core.staged_runner import StagedRunner
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.loader import DeviceLoader
 from triptych.modalities.tts.models.kokoro.config import KokoroConfig, read_kokoro_config
 from triptych.modalities.tts.models.kokoro.model import MAX_BATCH_FRAMES, Kokoro
 from triptych.modalities.tts.models.kokoro.stages import StagedKokoro
@@ -47,17 +46,13 @@ _USELESS_OPTIONS = {
 }
 
 
-class KokoroLoader:
+class KokoroLoader(DeviceLoader):
     """Implements `schedulers.base.ModelLoader`. Raises `ConfigError` for options of codecs."""
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
     ) -> None:
-        self.name = resolved.name
-        self._folder = Path(resolved.folder)
-        self._config = config
-        self._device = device
-        self._ledger = ledger
+        super().__init__(resolved, config, device, ledger)
         for option, default in _USELESS_OPTIONS.items():
             if getattr(config.speech, option) != default:
                 raise ConfigError(
@@ -70,7 +65,7 @@ class KokoroLoader:
         dtype = self._conv_dtype()
         num_frames = _CPU_FRAMES if self._device.is_cpu else MAX_BATCH_FRAMES
         with ExitStack() as stack:
-            memory = ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+            memory = self._memory(stack)
             with Checkpoint.open(self._folder) as checkpoint:
                 config = read_kokoro_config(checkpoint.config)
                 memory.reserve("weights", weight_bytes(checkpoint, dtype))
