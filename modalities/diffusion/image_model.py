@@ -46,10 +46,10 @@ class ImageModel:
         """The model in a folder. Raises `WeightsError` where it is unknown or damaged."""
         folder = Path(resolved.folder)
         index = read_pipeline(folder)
-        abilities = abilities_of(index.pipeline)
         vae = read_json(folder / "vae" / "config.json")
         trunk = "transformer" if "transformer" in index.parts else "unet"
         model = read_json(folder / trunk / "config.json")
+        abilities = abilities_of(index.pipeline, model, index.facts)
         return cls(
             name=resolved.name,
             abilities=abilities,

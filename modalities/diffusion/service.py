@@ -304,17 +304,32 @@ def check_call(call: ImageCall, model: ImageModel) -> None:
     if call.sampler and call.sampler not in model.samplers:
         known = ", ".join(model.samplers)
         raise InvalidRequest(f"{model.name} has the samplers {known}.", param="sampler")
-    if call.negative_prompt and not model.abilities.has_negative:
-        raise UnsupportedOption(
-            f"{model.name} takes no negative prompt: say in the prompt what there shall be.",
-            param="negative_prompt",
-        )
+    if call.negative_prompt:
+        _check_negative(call, model)
     model.abilities.check_pictures(
         len(call.sources),
         num_steps=_num_steps(call, model),
         strength=call.strength,
         has_mask=call.mask is not None,
     )
+
+
+def _check_negative(call: ImageCall, model: ImageModel) -> None:
+    """Raises `RequestError`s where nothing would steer away from the negative prompt."""
+    if not model.abilities.has_negative:
+        raise UnsupportedOption(
+            f"{model.name} takes no negative prompt: say in the prompt what there shall be.",
+            param="negative_prompt",
+        )
+    scale = call.guidance_scale
+    if scale is None:
+        scale = model.abilities.default_guidance
+    if not model.abilities.is_guided(scale):
+        raise InvalidRequest(
+            "A negative prompt steers only where guidance is above "
+            f"{model.abilities.neutral_guidance:g}, and here it is {scale:g}.",
+            param="negative_prompt",
+        )
 
 
 def _asked_steps(call: ImageCall, model: ImageModel) -> int | None:

@@ -129,6 +129,29 @@ def test_the_medium_model_of_sd35_has_blocks_of_its_own() -> None:
     row.release()
 
 
+def test_flux_that_is_deaf_to_guidance_is_asked_twice() -> None:
+    name, scheduler = "FluxPipeline", SCHEDULERS["FluxPipeline"][0]
+    parts = components(name)
+    config = {**parts["transformer"].config, "guidance_embeds": False}
+    parts["transformer"] = randomised(type(parts["transformer"]).from_config(config))
+    recipe, pools = open_recipe(name, {**parts, "scheduler": scheduler}), CellPools()
+    row = recipe.prepare(replace(REQUEST, guidance_scale=2.5), pools)
+    assert len(row.branches) == 2
+    run(Denoiser(open_model(recipe.model)), [row])
+    expected = their_pipeline(name, parts, scheduler)(
+        prompt=REQUEST.prompt,
+        negative_prompt=REQUEST.negative_prompt,
+        true_cfg_scale=2.5,
+        width=REQUEST.width,
+        height=REQUEST.height,
+        num_inference_steps=REQUEST.num_steps,
+        generator=torch.Generator().manual_seed(REQUEST.seed),
+        output_type="latent",
+    ).images[0]
+    assert (row.sample.sample - expected).abs().max() <= 1e-5 * expected.abs().max()
+    row.release()
+
+
 def test_pictures_asked_for_together_differ_and_the_first_is_the_seeds_own() -> None:
     seeds = {row_seed(seed, index) for seed in (7, 8) for index in range(50)}
     assert len(seeds) == 100

@@ -26,6 +26,7 @@ class Abilities:
     `max_references`: pictures that it looks at while it draws; the first may be begun from, too.
     `needs_reference`: it cannot draw without. With a mask or references a strength of 1 is default.
     `has_negative`: a second prompt steers away; where not, guidance is a number told to the model.
+    `neutral_guidance`: up to this scale nothing is steered, so the second prompt is not asked.
     `rounds_down`: of steps times strength, the whole steps are taken; where not, a part counts too.
     """
 
@@ -38,12 +39,17 @@ class Abilities:
     max_references: int = 0
     needs_reference: bool = False
     has_negative: bool = True
+    neutral_guidance: float = 1.0
     rounds_down: bool = False
 
     @property
     def max_pictures(self) -> int:
         """How many pictures a request may bring."""
         return max(int(self.begins), self.max_references)
+
+    def is_guided(self, scale: float) -> bool:
+        """Whether a second branch is asked at this guidance scale."""
+        return self.has_negative and scale > self.neutral_guidance
 
     def strength_of(self, given: float | None, *, has_mask: bool) -> float:
         """How far a picture that a row begins from is changed: 0 not at all, 1 drawn anew."""
@@ -113,6 +119,7 @@ def downscale(vae: Mapping[str, Any]) -> int:
     return int(2 ** (len(channels) - 1))
 
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _LUMINA2 = Abilities(default_steps=30, default_guidance=4.0, size=None)
 _QWEN = Abilities(default_steps=50, default_guidance=4.0)
 _FLUX = Abilities(default_steps=28, default_guidance=3.5, has_negative=False)
@@ -167,7 +174,7 @@ _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
             size=(832, 480),
             rounds_down=True,
         ),
-        "ZImagePipeline": Abilities(default_steps=50, default_guidance=5.0),
+        "ZImagePipeline": Abilities(default_steps=50, default_guidance=5.0, neutral_guidance=0.0),
     }
 )
 
@@ -175,9 +182,25 @@ PIPELINES = tuple(_ABILITIES)
 """The class names there are."""
 
 
-def abilities_of(pipeline: str) -> Abilities:
-    """The abilities of a pipeline's class name. Raises `WeightsError` if it is not known."""
+def abilities_of(
+    pipeline: str, model: Mapping[str, Any] = _NOTHING, facts: Mapping[str, Any] = _NOTHING
+) -> Abilities:
+    """The abilities of a pipeline's class name. Raises `WeightsError` if it is not known.
+
+    `model`: the config.json of the transformer or UNet. `facts`: plain entries of model_index.json,
+    of which `default_steps` and `default_guidance` are those of a model that is not like its kind.
+
+    A model of a kind that is told the guidance scale may be deaf to it, as FLUX.1 schnell is: then
+    a scale above 1 asks for a second branch, and by default there is none. A distilled model of a
+    kind that has two branches has one.
+    """
     if pipeline not in _ABILITIES:
         known = ", ".join(sorted(_ABILITIES))
         raise WeightsError(f"{pipeline} is no pipeline known here; these are: {known}.")
-    return _ABILITIES[pipeline]
+    abilities = _ABILITIES[pipeline]
+    if not abilities.has_negative and model.get("guidance_embeds") is False:
+        abilities = replace(abilities, has_negative=True, default_guidance=1.0)
+    if facts.get("is_distilled"):
+        abilities = replace(abilities, has_negative=False)
+    own = {name: facts[name] for name in ("default_steps", "default_guidance") if name in facts}
+    return replace(abilities, **own) if own else abilities

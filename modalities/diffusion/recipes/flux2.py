@@ -128,10 +128,6 @@ class Flux2(_Flux2):
         scale = text["encoder_hidden_states"].new_tensor(self.guidance_scale(request))
         return super().conditioning({**text, "guidance": scale}, request)
 
-    @override
-    def is_guided(self, scale: float) -> bool:
-        return False
-
 
 class Flux2Klein(_Flux2):
     """FLUX.2 Klein: Qwen reads the prompt."""
@@ -149,10 +145,6 @@ class Flux2Klein(_Flux2):
         )
         text = encoder.encode(asked, length=512, layer=self._LAYERS)
         return {"encoder_hidden_states": text.hidden}
-
-    @override
-    def is_guided(self, scale: float) -> bool:
-        return scale > 1 and not self.components.get("is_distilled")
 
 
 def _places(time: int, height: int, width: int) -> Tensor:

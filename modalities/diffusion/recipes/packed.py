@@ -60,7 +60,7 @@ class Packed(EvenFlow):
 
 
 class Flux(Packed):
-    """FLUX.1: the guidance scale is told to the model, no second branch."""
+    """FLUX.1: the guidance scale is told to the model, unless that is deaf to it."""
 
     _LENGTH = 512
 
@@ -88,10 +88,6 @@ class Flux(Packed):
     @override
     def spacing(self, request: PictureRequest) -> Spacing:
         return unless_spaced(self, super().spacing(request))
-
-    @override
-    def is_guided(self, scale: float) -> bool:
-        return False
 
 
 class FluxKontext(Referring, Flux):

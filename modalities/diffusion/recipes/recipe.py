@@ -124,7 +124,7 @@ class Recipe(ABC):
         """What the request's branches are told, in their order."""
         prompts = [Prompt(request.prompt)]
         is_variation = bool(request.sources) and not request.prompt and not request.negative_prompt
-        if self.is_guided(self.guidance_scale(request)) and not is_variation:
+        if self.abilities.is_guided(self.guidance_scale(request)) and not is_variation:
             prompts.append(Prompt(request.negative_prompt, is_negative=True))
         return prompts
 
@@ -214,10 +214,6 @@ class Recipe(ABC):
     def spacing(self, request: PictureRequest) -> Spacing:
         """Where the steps lie."""
         return Spacing(num_steps=self.num_steps(request))
-
-    def is_guided(self, scale: float) -> bool:
-        """Whether a second branch is asked at this guidance scale."""
-        return scale > 1
 
     def guidance(self, scale: float) -> Guidance:
         """How branches become one."""

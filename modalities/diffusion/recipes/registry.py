@@ -39,5 +39,6 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
 
 def open_recipe(pipeline: str, components: Mapping[str, Any]) -> Recipe:
     """The recipe of a pipeline's class name. Raises `WeightsError` if it is not known."""
-    abilities = abilities_of(pipeline)
+    trunk = components.get("transformer") or components["unet"]
+    abilities = abilities_of(pipeline, trunk.config, components)
     return _RECIPES[pipeline](components, abilities)

@@ -55,10 +55,6 @@ class ZImage(EvenFlow):
         return sample[:, 0]
 
     @override
-    def is_guided(self, scale: float) -> bool:
-        return scale > 0
-
-    @override
     def guidance(self, scale: float) -> Guidance:
         return Guidance(scale=1 + scale)
 
@@ -204,10 +200,6 @@ class SanaSprint(Sana):
         scale = self.guidance_scale(request) * self.model.config.guidance_embeds_scale
         guidance = text["encoder_hidden_states"].new_tensor(scale)
         return super().conditioning({**text, "guidance": guidance}, request)
-
-    @override
-    def is_guided(self, scale: float) -> bool:
-        return False
 
 
 class AuraFlow(TextRecipe):

@@ -25,9 +25,9 @@ SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
 def test_recipes_agree(name: str) -> None:
     recipe = open_recipe(name, {**components(name), "scheduler": SCHEDULER})
     abilities = abilities_of(name)
-    assert recipe.abilities is abilities
+    assert recipe.abilities == abilities
     assert isinstance(recipe, Referring) == (abilities.max_references > 0)
-    assert recipe.is_guided(abilities.default_guidance) == abilities.has_negative
+    assert abilities.is_guided(abilities.default_guidance) == abilities.has_negative
     side = 4 * recipe.pixel_multiple
     request = PictureRequest(prompt="", width=side, height=2 * side)
     noise = torch.zeros(recipe.latent_shape(request))
@@ -44,6 +44,25 @@ def test_all_but_an_older_name_are_of_diffusers() -> None:
 def test_unknown_pipelines_are_named() -> None:
     with pytest.raises(WeightsError, match=r"Mystery is no pipeline known here.*FluxPipeline"):
         abilities_of("Mystery")
+
+
+def test_a_model_deaf_to_guidance_is_asked_twice() -> None:
+    told = abilities_of("FluxPipeline", {"guidance_embeds": True})
+    assert not told.is_guided(3.5)
+    deaf = abilities_of("FluxPipeline", {"guidance_embeds": False})
+    assert deaf.has_negative
+    assert deaf.is_guided(3.5)
+    assert not deaf.is_guided(deaf.default_guidance)
+
+
+def test_a_distilled_model_has_one_branch() -> None:
+    assert abilities_of("Flux2KleinPipeline").is_guided(4.0)
+    assert not abilities_of("Flux2KleinPipeline", {}, {"is_distilled": True}).is_guided(4.0)
+
+
+def test_a_model_may_tell_its_own_defaults() -> None:
+    own = abilities_of("FluxPipeline", {}, {"default_steps": 9, "default_guidance": 2.5})
+    assert (own.default_steps, own.default_guidance) == (9, 2.5)
 
 
 # As published: autoencoder and model of SD 1.5, SDXL, Sana 1024, SD3.5, FLUX.1 and Wan 2.1.

@@ -169,6 +169,9 @@ async def test_a_model_refuses_what_it_cannot_do() -> None:
     service = make_image_service(PaintingEngine(), image_model(has_negative=False))
     with pytest.raises(UnsupportedOption, match="negative"):
         service.draw(call(negative_prompt="rain"))
+    service = make_image_service(PaintingEngine())
+    with pytest.raises(InvalidRequest, match="guidance is above 1, and here it is 1"):
+        service.draw(call(negative_prompt="rain", guidance_scale=1.0))
     with pytest.raises(NotFound, match="Image models: paint"):
         service.draw(call(model="crayon"))
     assert service.draw(call(model="")).model.name == "paint"
