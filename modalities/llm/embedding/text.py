@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class EmbeddingModel:
     num_dimensions: int
     vocab_size: int
     normalizes: bool
-    tokenizer: Tokenizer
+    folder: Path
     prompts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -53,16 +54,24 @@ class EmbeddingModel:
                 f"{resolved.name} pools in a way that decoders here do not: only the last token's"
                 " state is taken, as it is."
             )
-        return cls(
+        model = cls(
             name=resolved.name,
             is_causal=is_causal,
             max_length=min(spec.max_length or sizes.max_length, sizes.max_length),
             num_dimensions=_num_dimensions(folder, spec, sizes.hidden_size),
             vocab_size=sizes.vocab_size,
             normalizes=spec.normalizes,
-            tokenizer=_open_tokenizer(folder, resolved.name),
+            folder=folder,
             prompts=spec.prompts,
         )
+        if not is_causal:  # the tokenizer of a decoder is with its chat; few ask it for vectors
+            _ = model.tokenizer
+        return model
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, read when it is first asked for. Raises `WeightsError`."""
+        return _open_tokenizer(self.folder, self.name)
 
     def encode(
         self, texts: Sequence[str], *, prompt_name: str = "", max_tokens: int = 0
