@@ -35,7 +35,7 @@ import openai
 import torch
 import transformers
 from chat_cpu import free_port, server, wait_until_ready
-from image_caches import Wish, psnr_db, wishes
+from image_caches import Wish, psnr_db, theirs_draws, wishes
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +44,6 @@ from triptych.modalities.diffusion.pipeline import Picture
 from triptych.modalities.diffusion.source import FOLDER
 
 STEPS = (50, 28, 20, 50, 28, 20, 50, 28)
-SIDE = 128
 _BATCH = 8
 
 
@@ -72,22 +71,28 @@ class Ours:
     def __init__(self, model: str = "embedded", dtype: str = "auto") -> None:
         self._draw = ImagePipeline.from_pretrained(model, progress=False, dtype=dtype)
 
-    def at_once(self, asked: Sequence[Wish], steps: Sequence[int], cache: str) -> list[Picture]:
+    def at_once(
+        self, asked: Sequence[Wish], steps: Sequence[int], cache: str, **options: Any
+    ) -> list[Picture]:
         """All pictures, requested together."""
 
         async def draw() -> list[list[Picture]]:
             calls = [
-                self._draw.acall(wish.prompt, seed=wish.seed, num_steps=number, cache=cache)
+                self._draw.acall(
+                    wish.prompt, seed=wish.seed, num_steps=number, cache=cache, **options
+                )
                 for wish, number in zip(asked, steps, strict=True)
             ]
             return await asyncio.gather(*calls)
 
         return [pictures[0] for pictures in asyncio.run(draw())]
 
-    def in_turn(self, asked: Sequence[Wish], steps: Sequence[int], cache: str) -> list[Picture]:
+    def in_turn(
+        self, asked: Sequence[Wish], steps: Sequence[int], cache: str, **options: Any
+    ) -> list[Picture]:
         """All pictures, each requested when the one before it is done."""
         return [
-            self._draw(wish.prompt, seed=wish.seed, num_steps=number, cache=cache)[0]
+            self._draw(wish.prompt, seed=wish.seed, num_steps=number, cache=cache, **options)[0]
             for wish, number in zip(asked, steps, strict=True)
         ]
 
@@ -108,14 +113,7 @@ class Theirs:
     def in_turn(self, asked: Sequence[Wish], steps: Sequence[int]) -> None:
         """All pictures, one after the other."""
         for wish, number in zip(asked, steps, strict=True):
-            self.pipe(
-                wish.prompt,
-                height=SIDE,
-                width=SIDE,
-                num_inference_steps=number,
-                max_sequence_length=self.pipe.tokenizer_2.model_max_length,
-                generator=torch.Generator().manual_seed(wish.seed),
-            )
+            theirs_draws(self.pipe, wish, number, "pil")
 
     def run(self, num_rows: int) -> None:
         """A bare run of the transformer."""
@@ -163,11 +161,14 @@ def together(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, Any]:
 
 
 def batching(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, list[float]]:
-    """Eight uncached requests of 28 steps at once and in turn, beside bare runs."""
+    """Eight uncached requests of 28 steps at once and in turn, beside bare runs.
+
+    Without guidance, so that a request is one row.
+    """
     asked, steps = wishes(_BATCH), [28] * _BATCH
     sides: dict[str, Callable[[], Any]] = {
-        "at once": lambda: ours.at_once(asked, steps, "off"),
-        "in turn": lambda: ours.in_turn(asked, steps, "off"),
+        "at once": lambda: ours.at_once(asked, steps, "off", guidance_scale=1.0),
+        "in turn": lambda: ours.in_turn(asked, steps, "off", guidance_scale=1.0),
         "bare, 8 rows": lambda: [theirs.run(_BATCH) for _ in range(28)],
         "bare, 8 times 1 row": lambda: [theirs.run(1) for _ in range(28 * _BATCH)],
     }
@@ -209,7 +210,9 @@ def loop(folder: Path, repeats: int) -> dict[str, list[float]]:
         """From the first step's end to the last one's, scaled to all of them."""
         times = [
             time.perf_counter()
-            for progress in draw.stream("a", size=(side, side), num_steps=num_steps, cache="off")
+            for progress in draw.stream(
+                "a", size=(side, side), num_steps=num_steps, cache="off", guidance_scale=1.0
+            )
             if progress.step and progress.picture is None
         ]
         return (times[-1] - times[0]) / (len(times) - 1) * num_steps

@@ -53,7 +53,7 @@ class Drawing:
     """How pictures are drawn."""
 
     num_steps: int = 28
-    guidance: float = 3.5
+    guidance: float = 2.5
 
 
 def held_out(catalogue: Catalogue, num_prompts: int) -> list[Composition]:
@@ -156,10 +156,11 @@ def draw_prompts(pipeline: FluxPipeline, prompts: Sequence[str], drawing: Drawin
         numbers = range(first, min(first + _BATCH, len(prompts)))
         pictures = pipeline(
             list(prompts[first : first + _BATCH]),
+            negative_prompt=[""] * len(numbers),
             height=_PICTURE,
             width=_PICTURE,
             num_inference_steps=drawing.num_steps,
-            guidance_scale=drawing.guidance,
+            true_cfg_scale=drawing.guidance,
             max_sequence_length=MAX_TOKENS,
             generator=[torch.Generator().manual_seed(number) for number in numbers],
             output_type="pt",

@@ -24,6 +24,7 @@ from transformers import BertModel
 
 _LONGEST = 512
 _DOWNSCALE = 8
+_OWN = {"default_size": PICTURE_SIZE, "default_steps": 20, "default_guidance": 2.5}
 
 
 def export(folder: Path, out: Path, catalogue: Catalogue, sprites: Sprites) -> None:
@@ -54,7 +55,7 @@ def export(folder: Path, out: Path, catalogue: Catalogue, sprites: Sprites) -> N
     for file in out.rglob("*.safetensors"):
         file.chmod(0o644)
     index = out / "model_index.json"
-    facts = {**json.loads(index.read_text(encoding="utf-8")), "default_size": PICTURE_SIZE}
+    facts = {**json.loads(index.read_text(encoding="utf-8")), **_OWN}
     index.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     save_file(preview_map(folder, catalogue, sprites), out / "preview.safetensors")
 

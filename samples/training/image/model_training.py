@@ -1,9 +1,7 @@
 """Training of the model: captions and noise to latents, along straight lines (flow matching).
 
-Owns the model's size, loss and loop. First the model learns the flow itself. Then it is its own
-teacher: a frozen copy, asked with and without the caption, shows where guidance of each strength
-would lead, and the model learns to go there when told the strength, in one pass instead of two, as
-FLUX.1-dev does.
+Owns the model's size, loss and loop. One caption in ten is left out, so that the model can be asked
+with and without a prompt, which is what guidance needs.
 
 Shapes: B pictures, T tokens, C channels.
 """
@@ -28,11 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertTokenizer
 
-STRONGEST_GUIDANCE = 6.0
 _DROPPED = 0.1
 _MOMENTUM = 0.985
-_SHORTEST = 16
-_LONG_SHARE = 0.12
+_SHORTEST = 16  # tokens that a prompt is filled up to
+_LONG_SHARE = 0.12  # batches that are filled up to MAX_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +37,8 @@ class ModelTraining:
     """How the model is trained."""
 
     minutes: float = 60.0
-    guided_minutes: float = 9.0
-    """The last of them, for guidance."""
-    num_rows: int = 128
-    num_guided_rows: int = 48
-    """Fewer will do for guidance, whose targets have no noise."""
-    learning_rate: float = 2e-3
+    num_rows: int = 96
+    learning_rate: float = 5e-3
     seed: int = 0
 
 
@@ -63,14 +56,14 @@ class Model(nn.Module):
             num_attention_heads=4,
             joint_attention_dim=WORDS_SIZE,
             pooled_projection_dim=POOLED_SIZE,
-            guidance_embeds=True,
+            guidance_embeds=False,
             axes_dims_rope=(16, 24, 24),
         )
         for name, parameter in self.transformer.named_parameters():
             if is_modulation(name) or name.startswith("proj_out."):
                 nn.init.zeros_(parameter)
 
-    def forward(self, noisy: Tensor, level: Tensor, ids: Tensor, guidance: Tensor) -> Tensor:
+    def forward(self, noisy: Tensor, level: Tensor, ids: Tensor) -> Tensor:
         """Velocities `[B, T, C]` at noise levels `[B]` in 0..1."""
         words, whole = self.readers(ids)
         side = round(noisy.shape[1] ** 0.5)
@@ -82,7 +75,6 @@ class Model(nn.Module):
             encoder_hidden_states=words,
             pooled_projections=whole,
             timestep=level,
-            guidance=guidance,
             img_ids=places.view(-1, 3),
             txt_ids=noisy.new_zeros(ids.shape[1], 3),
             return_dict=False,
@@ -91,21 +83,20 @@ class Model(nn.Module):
 
 
 def is_modulation(name: str) -> bool:
-    """Whether a parameter of the transformer scales or shifts by time, text and guidance."""
+    """Whether a parameter of the transformer scales or shifts by time and text."""
     return (".norm" in name and ".linear." in name) or name.startswith("norm_out.")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Latents `[B, T, C]`, ids of captions and of nothing `[B, L]`."""
+    """Latents `[B, T, C]` and ids of captions `[B, L]`."""
 
     clean: Tensor
     ids: Tensor
-    empty_ids: Tensor
 
     def split(self, num_parts: int) -> list[Batch]:
         """The batch as equal parts."""
-        parts = (tensor.chunk(num_parts) for tensor in (self.clean, self.ids, self.empty_ids))
+        parts = (tensor.chunk(num_parts) for tensor in (self.clean, self.ids))
         return [Batch(*part) for part in zip(*parts, strict=True)]
 
 
@@ -121,7 +112,6 @@ class ModelTrainer:
         self.tokenizer = new_tokenizer(tokens)
         self.model = Model(embeddings).to(self.device)
         self.mean = copy.deepcopy(self.model).eval().requires_grad_(False)
-        self.teacher: Model | None = None
         self.optimizers = _optimizers(self.model, options.learning_rate)
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
         # On a CPU, a thread for each part of a batch waits less than threads within each layer,
@@ -134,11 +124,6 @@ class ModelTrainer:
         if self.path.exists():
             self._restore()
 
-    @property
-    def is_guided(self) -> bool:
-        """Whether the flow is learnt, and guidance is due."""
-        return self.spent_s >= (self.options.minutes - self.options.guided_minutes) * 60
-
     def train(self) -> None:
         """Until the minutes are spent; a checkpoint every three."""
         total_s, saved_s = self.options.minutes * 60, self.spent_s
@@ -148,7 +133,7 @@ class ModelTrainer:
                 began_s = time.monotonic()
                 self.step(batch)
                 self.spent_s += time.monotonic() - began_s
-                label = f"{self.num_iterations} {'guided ' * self.is_guided}{self.loss:.4f}"
+                label = f"{self.num_iterations} {self.loss:.4f}"
                 progress.update(task, completed=self.spent_s, description=label)
                 is_over = self.spent_s >= total_s
                 if self.spent_s - saved_s > 180 or is_over:
@@ -163,21 +148,16 @@ class ModelTrainer:
         while True:
             order = rng.permutation(len(self.corpus))
             while len(order) >= self.options.num_rows:
-                num_rows = self.options.num_guided_rows if self.is_guided else self.options.num_rows
-                numbers, order = np.split(order, [num_rows])
+                numbers, order = np.split(order, [self.options.num_rows])
                 clean, captions = self.corpus.batch(numbers, rng)
-                if not self.is_guided:
-                    captions = ["" if rng.random() < _DROPPED else said for said in captions]
+                captions = ["" if rng.random() < _DROPPED else said for said in captions]
                 length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORTEST
                 ids = tokenize(self.tokenizer, captions, length)
-                empty = tokenize(self.tokenizer, [""], ids.shape[1]).expand_as(ids)
-                yield Batch(*(tensor.to(self.device) for tensor in (clean, ids, empty)))
+                yield Batch(clean.to(self.device), ids.to(self.device))
 
     def step(self, batch: Batch) -> None:
         """One update."""
         self._set_rates()
-        if self.is_guided and self.teacher is None:
-            self.teacher = copy.deepcopy(self.mean)
         found = list(self._pool.map(self._gradients, batch.split(self._num_workers)))
         losses, gradients = zip(*found, strict=True)
         for parameter, parts in zip(self._trained, zip(*gradients, strict=True), strict=True):
@@ -196,24 +176,13 @@ class ModelTrainer:
         level = torch.randn(rows, device=self.device).sigmoid()
         share = level[:, None, None]
         noisy = (1 - share) * batch.clean + share * noise
-        guidance = 1 + (STRONGEST_GUIDANCE - 1) * torch.rand(rows, device=self.device)
-        weight = torch.ones_like(share)
         with torch.autocast(self.device.type, torch.bfloat16):
-            if self.teacher is None:
-                target = noise - batch.clean
-            else:
-                target = _guided(self.teacher, noisy, level, batch, guidance)
-                weight = 1 / guidance[:, None, None]  # else the strongest would count for most
-            velocity = self.model(noisy, level, batch.ids, guidance)
-        loss = functional.mse_loss(weight * velocity.float(), weight * target)
+            velocity = self.model(noisy, level, batch.ids)
+        loss = functional.mse_loss(velocity.float(), noise - batch.clean)
         return loss.item(), torch.autograd.grad(loss, self._trained, allow_unused=True)
 
     def _set_rates(self) -> None:
-        total_s, guided_s = self.options.minutes * 60, self.options.guided_minutes * 60
-        if self.is_guided:
-            rate = 0.2 * (total_s - self.spent_s) / max(guided_s, 1)
-        else:
-            rate = 1 - self.spent_s / (total_s - guided_s)
+        rate = 1 - self.spent_s / (self.options.minutes * 60)
         warm = min(1.0, (self.num_iterations + 1) / 50)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -230,7 +199,6 @@ class ModelTrainer:
         state = {
             "model": self.model.state_dict(),
             "mean": self.mean.state_dict(),
-            "teacher": self.teacher.state_dict() if self.teacher else None,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "tokens": self.tokenizer.get_vocab(),
             "num_iterations": self.num_iterations,
@@ -249,22 +217,6 @@ class ModelTrainer:
             optimizer.load_state_dict(saved)
         self.num_iterations, self.spent_s = state["num_iterations"], state["spent_s"]
         self.loss = state["loss"]
-        if state["teacher"] is None:
-            return
-        if self.is_guided:
-            self.teacher = copy.deepcopy(self.mean)
-            self.teacher.load_state_dict(state["teacher"])
-        else:  # more minutes were asked for: the flow is learnt on from where it was left
-            self.model.load_state_dict(state["teacher"])
-            self.mean.load_state_dict(state["teacher"])
-
-
-@torch.no_grad()
-def _guided(teacher: Model, noisy: Tensor, level: Tensor, batch: Batch, guidance: Tensor) -> Tensor:
-    """Where guidance leads, by a teacher that knows none."""
-    told = teacher(noisy, level, batch.ids, guidance).float()
-    untold = teacher(noisy, level, batch.empty_ids, guidance).float()
-    return untold + guidance[:, None, None] * (told - untold)
 
 
 def tokenize(tokenizer: BertTokenizer, prompts: list[str], shortest: int) -> Tensor:

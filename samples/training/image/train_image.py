@@ -51,15 +51,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--encoder-minutes", type=float, default=10.0, help="codec: then latents are final"
     )
+    parser.add_argument("--rows", type=int, default=96, help="model: pictures of a batch")
     parser.add_argument(
-        "--guided-minutes", type=float, default=9.0, help="model: the last ones, for guidance"
+        "--learning-rate", type=float, help="peak; codec: 2e-3 unless told, model: 5e-3"
     )
-    parser.add_argument("--rows", type=int, default=128, help="model: pictures of a batch")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="codec, model: peak")
     parser.add_argument("--out", type=Path, help="export: where to")
     parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
     parser.add_argument("--sheet", type=Path, help="evaluate: draw 64 prompts into this file")
-    parser.add_argument("--guidance", type=float, default=3.5, help="evaluate: strength")
+    parser.add_argument("--guidance", type=float, default=2.5, help="evaluate: strength")
     parser.add_argument("--steps", type=int, default=28, help="evaluate: steps a picture")
     return parser.parse_args()
 
@@ -82,7 +81,7 @@ def _codec(options: argparse.Namespace) -> None:
     training = CodecTraining(
         minutes=options.minutes,
         encoder_minutes=options.encoder_minutes,
-        learning_rate=options.learning_rate,
+        **_rate(options),
     )
     train_codec(options.folder, fetch_sprites(options.folder / "sprites"), training)
 
@@ -102,11 +101,15 @@ def _model(options: argparse.Namespace) -> None:
 
     training = ModelTraining(
         minutes=options.minutes,
-        guided_minutes=options.guided_minutes,
         num_rows=options.rows,
-        learning_rate=options.learning_rate,
+        **_rate(options),
     )
     train_model(options.folder, options.folder / "minilm", training)
+
+
+def _rate(options: argparse.Namespace) -> dict[str, float]:
+    """The learning rate that was asked for, if one was."""
+    return {"learning_rate": options.learning_rate} if options.learning_rate else {}
 
 
 def _export(options: argparse.Namespace) -> None:
