@@ -47,6 +47,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     `stop_token_id` is the stop or EOS token that ended the job (it is not in `token_ids`).
     `prompt_logprobs` comes with the first delta of a request that asked for it; the first prompt
     token has no entry. `state` is all that a request gets that asked for its final state.
+    `num_cached_pictures` of the request's pictures have not been encoded for it.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -56,4 +57,5 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    num_cached_pictures: int = 0
     num_preemptions: int = 0

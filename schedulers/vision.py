@@ -14,15 +14,18 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from triptych.core.config import ScheduleOptions
 from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
-from triptych.core.job import Job, JobState
+from triptych.core.job import Job, JobState, Output, Sink
 from triptych.core.plan import Plan, StepResult
-from triptych.core.tokens import TokenRequest
+from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.vision import Picture, PictureSpan
 from triptych.core.vision_plan import EncodePlan, EncodeStepResult
 from triptych.schedulers.base import Proposal, SchedulerStats
@@ -66,12 +69,18 @@ class Sight:
 
 @dataclass(slots=True, eq=False)
 class _Look:
-    """A job with pictures. `held` are the digests it has references to."""
+    """A job with pictures: it has references to `held`, and had `awaited` encoded for it."""
 
     job: Job
     pictures: tuple[Picture, ...]
     num_prompt_tokens: int
     held: set[bytes] = field(default_factory=set)
+    awaited: set[bytes] = field(default_factory=set)
+
+    @property
+    def num_cached(self) -> int:
+        """Pictures that were in the cache, or wholly within cached pages."""
+        return sum(picture.span.digest not in self.awaited for picture in self.pictures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,9 @@ class VisionScheduler:
         self._tokens.submit(job)
         if request.pictures:
             num_prompt_tokens = len(request.prompt_ids)
-            self._looks[job.job_id] = _Look(job, request.pictures, num_prompt_tokens)
+            look = _Look(job, request.pictures, num_prompt_tokens)
+            job.sink = partial(_send, look, job.sink)
+            self._looks[job.job_id] = look
             self._settle()
 
     def cancel(self, job_id: str) -> None:
@@ -308,6 +319,7 @@ class VisionScheduler:
                 if any(wanted.span.digest == digest for wanted in self._wanted(look)):
                     self._features.acquire(digest)
                     look.held.add(digest)
+                    look.awaited.add(digest)
             self._features.release(digest)
 
     def _abort(self, digest: bytes, error: TriptychError) -> None:
@@ -348,6 +360,15 @@ class VisionScheduler:
     def _release(self, digests: set[bytes]) -> None:
         for digest in digests:
             self._features.release(digest)
+
+
+def _send(look: _Look, sink: Sink, output: Output) -> None:
+    """Pass on what a job yields, and say how many of its pictures were found."""
+    delta = output.payload
+    if isinstance(delta, TokenDelta):
+        delta = msgspec.structs.replace(delta, num_cached_pictures=look.num_cached)
+        output = msgspec.structs.replace(output, payload=delta)
+    sink(output)
 
 
 def _num_patches(picture: Picture) -> int:

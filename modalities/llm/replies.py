@@ -24,10 +24,15 @@ _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI sends this
 
 
 class PromptDetails(BaseModel):
-    """Where prompt tokens came from: `image_tokens` are those that pictures fill, if there are."""
+    """Where prompt tokens came from.
+
+    Where there are pictures, `image_tokens` are those that they fill, and `cached_images` is how
+    many of the pictures did not have to be encoded.
+    """
 
     cached_tokens: int
     image_tokens: int | None = None
+    cached_images: int | None = None
 
 
 class UsageReply(BaseModel):
@@ -175,6 +180,7 @@ class UsageTotals:
         details = PromptDetails(cached_tokens=sum(use.num_cached_tokens for use in firsts))
         if image := sum(use.num_image_tokens for use in firsts):
             details.image_tokens = image
+            details.cached_images = sum(use.num_cached_images for use in firsts)
         return UsageReply(
             prompt_tokens=prompt,
             completion_tokens=output,

@@ -74,13 +74,15 @@ class TokenText:
 class Usage:
     """Tokens of one sample so far; the output counts a stop token, which costs a step too.
 
-    Prompt tokens count those that pictures fill, which are `num_image_tokens`.
+    Prompt tokens count those that pictures fill, which are `num_image_tokens`. Of the pictures
+    `num_cached_images` did not have to be encoded.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
     num_image_tokens: int = 0
+    num_cached_images: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +266,7 @@ class _Row:
         self._num_prompt_tokens = len(request.prompt_ids)
         self._num_image_tokens = sum(entry.span.num_features for entry in request.pictures)
         self._num_cached_tokens = 0
+        self._num_cached_images = 0
         self._num_output_tokens = 0
         self._detokenizer: Detokenizer = model.detokenizer(request.prompt_ids, call.stop)
         self._echo_ids = request.prompt_ids if call.echo else ()
@@ -272,6 +275,7 @@ class _Row:
     def push(self, delta: TokenDelta) -> TextDelta:
         """The text delta of one engine delta; the first also carries an echoed prompt."""
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
+        self._num_cached_images = max(self._num_cached_images, delta.num_cached_pictures)
         self._num_output_tokens += len(delta.token_ids) + (delta.stop_token_id is not None)
         echo_text, echo_logprobs = self._take_echo(delta)
         piece = self._detokenizer.push(delta.token_ids, delta.logprobs)
@@ -294,6 +298,7 @@ class _Row:
                 num_cached_tokens=self._num_cached_tokens,
                 num_output_tokens=self._num_output_tokens,
                 num_image_tokens=self._num_image_tokens,
+                num_cached_images=self._num_cached_images,
             ),
         )
 

@@ -67,6 +67,20 @@ def test_a_picture_in_the_cache_is_not_encoded_again() -> None:
     assert world.scheduler.stats().counters["vision_cache_hits_total"] == 1
 
 
+def test_a_job_is_told_how_many_of_its_pictures_were_found() -> None:
+    world = SeeingWorld(num_pages=80, max_batch_size=4)
+    world.submit("new", see(1, ("x", 5), 2, ("x", 5), 2, max_tokens=2))
+    world.submit("beside it", see(2, ("x", 5), 2, max_tokens=2))
+    world.run()
+    world.submit("half", see(3, ("x", 5), ("y", 5), 2, max_tokens=2))
+    world.run()
+    world.submit("prefix", see(3, ("x", 5), ("y", 5), 2, max_tokens=2))
+    world.submit("text", token_request((1, 2), max_tokens=2))
+    check_answers(world)
+    found = {name: world.deltas(name)[-1].num_cached_pictures for name in world.jobs}
+    assert found == {"new": 0, "beside it": 0, "half": 1, "prefix": 2, "text": 0}
+
+
 def test_without_a_cache_features_last_as_long_as_they_are_needed() -> None:
     world = SeeingWorld(num_pages=40, max_entries=0)
     world.submit("a", see(3, ("x", 5), 2, max_tokens=3))

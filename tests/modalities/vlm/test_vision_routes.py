@@ -77,7 +77,7 @@ async def test_a_picture_goes_to_the_engine(client: httpx.AsyncClient, engine: F
     reply = (await client.post(CHAT, json=shown(url(PNG), url(JPEG, "jpeg")))).json()
     assert reply["choices"][0]["message"]["content"] == ANSWER[:9]
     details = reply["usage"]["prompt_tokens_details"]
-    assert details["image_tokens"] == 32
+    assert (details["image_tokens"], details["cached_images"]) == (32, 0)
     request = list(engine.submitted.values())[-1]
     assert reply["usage"]["prompt_tokens"] == len(request.prompt_ids)
     for found in request.pictures:
@@ -101,7 +101,7 @@ async def test_a_model_of_text_names_those_that_see(client: httpx.AsyncClient) -
 
 async def test_text_alone_has_no_image_tokens(client: httpx.AsyncClient) -> None:
     reply = (await client.post(CHAT, json=shown())).json()
-    assert "image_tokens" not in reply["usage"]["prompt_tokens_details"]
+    assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
 FAULTS = {
