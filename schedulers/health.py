@@ -43,7 +43,7 @@ class Health:
 
     def note_failure(self, error: Exception, what: str) -> TriptychError:
         """A step raised: log it, count it, and say what its jobs are told."""
-        told = _translate(error)
+        told = translate(error)
         expected = isinstance(error, JobFailed)
         _log.error("step failed: %s: %s", what, told.message, exc_info=None if expected else error)
         if isinstance(error, DeviceError) or any(mark in str(error) for mark in _STICKY):
@@ -64,7 +64,8 @@ class Health:
         return ""
 
 
-def _translate(error: Exception) -> TriptychError:
+def translate(error: Exception) -> TriptychError:
+    """What the jobs of a step are told that raised `error`."""
     if isinstance(error, JobFailed):
         return error
     # torch's own out-of-memory errors, told by their text: schedulers do not import torch.

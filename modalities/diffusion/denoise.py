@@ -167,7 +167,7 @@ class Denoiser:
     def step(self, rows: Sequence[Row], watch: Watch | None = None) -> None:
         """One step of each row. None may be done. `watch` is told before the step is taken.
 
-        Where memory runs out, each row has either taken its step or can be asked to take it again.
+        Where it raises, each row has either taken its step or can be asked to take it again.
         """
         for members in _by_shape(rows):
             velocities = self._guided(members)

@@ -83,7 +83,7 @@ class Leap:
 
 
 def leap(leaps: Sequence[Leap]) -> None:
-    """Take the steps of rows of one shape. Where memory runs out, each row has leapt or has not."""
+    """Take the steps of rows of one shape. Where it raises, each row has leapt or has not."""
     groups: defaultdict[int, list[Leap]] = defaultdict(list)
     for each in leaps:
         groups[len(each.row.cells)].append(each)

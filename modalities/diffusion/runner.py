@@ -1,14 +1,16 @@
 """Turns the plans of the denoise scheduler into device work.
 
 Owns the pictures under way, and what a plan that failed leaves behind: nothing that it began, and
-every other picture so that the same plan, whole or in parts, can be tried again. Knows no policy,
-no model and no tensor's meaning.
+every other picture so that the same plan, whole or in parts, can be tried again. A fault that only
+some pictures of a plan have ends those alone. Knows no policy, no model and no tensor's meaning.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -27,9 +29,13 @@ from triptych.core.images import Pixels
 from triptych.core.plan import Plan
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.painter import Painter, Picture
+from triptych.schedulers.health import translate
 
+RowT = TypeVar("RowT", PictureRow, PictureStart)
 Yield = Callable[[], PictureRowResult]
 """Waits for the device, and tells what a step yielded of one picture."""
+
+_log = logging.getLogger(__name__)
 
 
 class DenoiseRunner:
@@ -73,11 +79,11 @@ class DenoiseRunner:
     def _run(self, plan: DenoisePlan) -> list[Yield]:
         match plan.kind:
             case "encode":
-                return self._encode(plan.starts)
+                return _separably(self._encode, plan.starts)
             case "denoise":
-                return self._denoise(plan.rows)
+                return _separably(self._denoise, plan.rows)
             case "decode":
-                return self._decode(plan.rows)
+                return _separably(self._decode, plan.rows)
             case _:
                 return []
 
@@ -89,7 +95,7 @@ class DenoiseRunner:
         return [_begun(self._painter, found) for found in begun]
 
     def _denoise(self, rows: Sequence[PictureRow]) -> list[Yield]:
-        pictures = [self._pictures[row.key] for row in rows]
+        pictures = self._known(rows)
         ends = [
             min(picture.step + row.num_steps, picture.row.num_steps)
             for picture, row in zip(pictures, rows, strict=True)
@@ -104,10 +110,15 @@ class DenoiseRunner:
         return [_stepped(picture, end) for picture, end in zip(pictures, ends, strict=True)]
 
     def _decode(self, rows: Sequence[PictureRow]) -> list[Yield]:
-        decoded = self._painter.decode([self._pictures[row.key] for row in rows])
+        decoded = self._painter.decode(self._known(rows))
         for row in rows:
             self._drop(row.key)
         return [_decoded(*copies) for copies in decoded]
+
+    def _known(self, rows: Sequence[PictureRow]) -> list[Picture]:
+        unknown = [row.key for row in rows if row.key not in self._pictures]
+        assert not unknown, f"planned before they were begun, or after they were over: {unknown}"
+        return [self._pictures[row.key] for row in rows]
 
     def _drop(self, key: PictureKey) -> None:
         """Let go of a picture; one that was never begun, or is over, is ignored."""
@@ -130,6 +141,39 @@ class PendingPictures:
         return DenoiseStepResult(
             step_id=self._step_id, elapsed_s=self._clock.elapsed_s(), rows=rows
         )
+
+
+def _separably(do: Callable[[Sequence[RowT]], list[Yield]], rows: Sequence[RowT]) -> list[Yield]:
+    """Do it to all rows at once; where that fails, to each alone, so that no other pays for it.
+
+    What is nobody's in particular is raised: want of memory, and what fails every row alone, too.
+    """
+    try:
+        return do(rows)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever it is, it may be one row's that has strangers beside it
+        if len(rows) == 1:
+            raise
+        _log.warning("a step failed, and is taken row by row: %s", error)
+    tries = [_attempt(do, row) for row in rows]
+    faults = [found for found in tries if isinstance(found, Exception)]
+    if len(faults) == len(rows):
+        raise faults[0]
+    return [_failed(found) if isinstance(found, Exception) else found for found in tries]
+
+
+def _attempt(do: Callable[[Sequence[RowT]], list[Yield]], row: RowT) -> Yield | Exception:
+    try:
+        return do([row])[0]
+    except Exception as error:  # as above
+        return error
+
+
+def _failed(error: Exception) -> Yield:
+    told = translate(error)
+    _log.error("a picture failed: %s", told.message, exc_info=error)
+    return lambda: PictureRowResult(error=told)
 
 
 def _begun(painter: Painter, found: Picture | TriptychError) -> Yield:

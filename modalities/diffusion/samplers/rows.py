@@ -137,7 +137,7 @@ def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
     """Take one step with the model's outputs, `[R, ...]` in the order of the rows.
 
     Rows share a batch if their latents have one shape; samplers and steps may all differ. Where
-    memory runs out, each row has either taken its step or stands where it stood.
+    it raises, each row has either taken its step or stands where it stood.
     """
     outputs = outputs.float()
     groups: defaultdict[int, list[int]] = defaultdict(list)
@@ -176,7 +176,7 @@ def _advance_programs(rows: Sequence[SampleRow], outputs: Tensor) -> None:
     try:
         noise = _fresh_noise(rows, noisy, outputs) if noisy else outputs  # which no row weighs
         write_states(rows, weights_RSC, [*read_states(rows), outputs, noise])
-    except torch.OutOfMemoryError:  # taken again, the step draws the same noise
+    except Exception:  # taken again, the step draws the same noise
         for row, state in zip(noisy, before, strict=True):
             row.generator.set_state(state)
         raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from fakes_painter import Easel, image_request, open_painter
 from torch import Tensor
 
 from triptych.core.denoise_plan import PictureKey, PictureRow, PictureStart
-from triptych.core.errors import InvalidRequest, NonFinite, OutOfMemory
+from triptych.core.errors import InternalError, InvalidRequest, NonFinite, OutOfMemory
 from triptych.core.images import Pixels, StepCache
 from triptych.modalities.diffusion import denoise
 from triptych.modalities.diffusion.painter import Painter
@@ -62,6 +63,23 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at_call: i
         return original(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, call)
+
+
+def fail_where(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_guilty: Callable[[Any], bool]
+) -> list[int]:
+    """Calls about anything guilty raise. Returns, filled as it happens, how many each is about."""
+    original, sizes = getattr(owner, name), []
+
+    def call(*args: Any) -> Any:
+        about = args[-1]
+        sizes.append(len(about))
+        if any(map(is_guilty, about.samples if name == "velocity" else about)):
+            raise RuntimeError("a fault of ours")
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, call)
+    return sizes
 
 
 def closeness(ours: Pixels, theirs: Pixels) -> int:
@@ -208,6 +226,66 @@ def test_pictures_asked_for_together_differ(easel: Easel) -> None:
     first, second = (latents_of(easel, key) for key in keys)
     assert not torch.allclose(first, second)
     assert torch.equal(first, latents_of(easel, easel.encode(request)[0]))
+
+
+def test_a_fault_in_a_run_ends_its_row_alone(easel: Easel, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [image_request(seed=seed, guidance_scale=1.0) for seed in (7, 8, 9)]
+    expected = easel.finish(easel.encode(*asked, first=5))
+    keys = easel.encode(*asked)
+    easel.denoise(keys, num_steps=2)
+    spoil(easel, keys[1], 1e6)
+    model = type(easel.painter._denoiser.model)
+    with monkeypatch.context() as patch:
+        sizes = fail_where(patch, model, "velocity", lambda sample: bool(sample.max() > 1e5))
+        rows = easel.denoise(keys, has_preview=True)
+    assert sizes == [3, 1, 1, 1]
+    assert [type(row.error) for row in rows] == [NoneType, InternalError, NoneType]
+    assert [row.pixels is not None for row in rows] == [True, False, True]
+    assert [row.num_computed for row in rows] == [1, 0, 1]
+    easel.run("release", dropped=keys[1:2])
+    drawn = easel.finish(keys[::2], done=3)
+    pairs = zip(drawn, expected[::2], strict=True)
+    assert all(closeness(ours, theirs) <= 1 for ours, theirs in pairs)
+
+
+def test_a_fault_in_a_prompt_ends_its_picture_alone(
+    easel: Easel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [image_request(prompt=prompt) for prompt in ("A hen", "A curse", "A fox")]
+    starts = [
+        PictureStart(key=PictureKey(request.prompt, 0), request=request) for request in requests
+    ]
+    recipe = type(easel.painter.recipe)
+    fail_where(monkeypatch, recipe, "encode_all", lambda prompt: prompt.text == "A curse")
+    rows = easel.run("encode", starts=tuple(starts))
+    assert [type(row.error) for row in rows] == [NoneType, InternalError, NoneType]
+    assert easel.runner.num_pictures == 2
+
+
+def test_a_fault_in_pixels_ends_their_picture_alone(
+    easel: Easel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = easel.encode(image_request(), image_request(seed=8))
+    easel.denoise(keys, num_steps=6)
+    spoil(easel, keys[0], 1e6)
+    recipe = type(easel.painter.recipe)
+    fail_where(monkeypatch, recipe, "decode_all", lambda sample: bool(sample[0].max() > 1e5))
+    rows = easel.run("decode", rows=tuple(PictureRow(key=key) for key in keys))
+    assert [type(row.error) for row in rows] == [InternalError, NoneType]
+    assert rows[1].pixels is not None
+    assert easel.runner.num_pictures == 1
+
+
+def test_a_fault_of_every_row_is_none_of_theirs(
+    easel: Easel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = easel.encode(image_request(), image_request(seed=8))
+    model = type(easel.painter._denoiser.model)
+    with monkeypatch.context() as patch:
+        fail_where(patch, model, "velocity", lambda sample: True)
+        with pytest.raises(RuntimeError, match="a fault of ours"):
+            easel.denoise(keys)
+    assert [row.num_computed for row in easel.denoise(keys)] == [1, 1]
 
 
 @pytest.mark.parametrize("place", ["velocity", "advance", "leap"])
