@@ -2,7 +2,8 @@
 
 Owns losses and loop. The codec is diffusers' `AutoencoderDC` with narrow layers, whose decoder
 costs no more than a step of the model does. It learns from crops of single sprites, with noise on
-the latents, so that what the model gets slightly wrong stays slight.
+the latents, so that what the model gets slightly wrong stays slight. The encoder learns from all
+sprites alike; once it is final, most of what the decoder learns from is what the model will draw.
 
 Shapes: B pictures, C channels, H height, W width.
 """
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
+from pictures.compositions import Catalogue, Thing
 from pictures.sprites import STYLES, TINTS, Sprites
 from PIL import Image
 from rich.progress import Progress
@@ -32,6 +34,7 @@ _SIZES = (46, 58, 72, 100)
 _NOISE = 0.1
 _TINT_SHARE = 0.15
 _FLAT_SHARE = 0.25
+_SUBJECT_SHARE = 0.8  # crops of the catalogue's objects, when the encoder is final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,35 +66,48 @@ def new_codec() -> AutoencoderDC:
     return codec
 
 
-def crops(sprites: Sprites, rng: np.random.Generator, num_rows: int) -> NDArray[np.uint8]:
-    """Corners of sprites on plain grounds, `[B, H, W, 3]`."""
-    return np.stack([_crop(sprites, rng) for _ in range(num_rows)])
+class Crops:
+    """Corners of sprites on plain grounds; `subject_share` of them, what the model will draw."""
 
+    def __init__(self, sprites: Sprites, catalogue: Catalogue) -> None:
+        self.subject_share = 0.0
+        self._sprites = sprites
+        things = [Thing(n, c) for n in catalogue.names for c in (None, *catalogue.colours(n))]
+        self._subjects = [catalogue.look(thing) for thing in things]
 
-def _crop(sprites: Sprites, rng: np.random.Generator) -> NDArray[np.uint8]:
-    style = STYLES[int(rng.random() < _FLAT_SHARE)]
-    code = rng.choice(sprites.codes(style))
-    tint = rng.choice(list(TINTS)) if rng.random() < _TINT_SHARE else None
-    sprite = sprites.draw(style, str(code), tint, int(rng.choice(_SIZES)))
-    ground = Image.new("RGB", (_CROP, _CROP), tuple(int(v) for v in _ground(rng)))
-    left, top = (int(rng.integers(-side // 2, _CROP - side // 2 + 1)) for side in sprite.size)
-    ground.paste(sprite, (left, top), sprite)
-    return np.asarray(ground)
+    def batches(self, options: CodecTraining, first: int) -> Iterator[Tensor]:
+        """Crops in -1..1, `[B, 3, H, W]`, drawn a few batches ahead."""
+        with ThreadPoolExecutor(1) as pool:
+            rng = np.random.default_rng((options.seed, first))
+            ahead = [pool.submit(self.draw, rng, options.num_rows) for _ in range(3)]
+            while True:
+                pixels = torch.from_numpy(ahead.pop(0).result())
+                ahead.append(pool.submit(self.draw, rng, options.num_rows))
+                yield (pixels.permute(0, 3, 1, 2).float() / 127.5 - 1)
+
+    def draw(self, rng: np.random.Generator, num_rows: int) -> NDArray[np.uint8]:
+        """Crops, `[B, H, W, 3]`."""
+        return np.stack([self._crop(rng) for _ in range(num_rows)])
+
+    def _crop(self, rng: np.random.Generator) -> NDArray[np.uint8]:
+        style = STYLES[int(rng.random() < _FLAT_SHARE)]
+        code, tint = self._look(rng, style)
+        sprite = self._sprites.draw(style, code, tint, int(rng.choice(_SIZES)))
+        ground = Image.new("RGB", (_CROP, _CROP), tuple(int(v) for v in _ground(rng)))
+        left, top = (int(rng.integers(-side // 2, _CROP - side // 2 + 1)) for side in sprite.size)
+        ground.paste(sprite, (left, top), sprite)
+        return np.asarray(ground)
+
+    def _look(self, rng: np.random.Generator, style: str) -> tuple[str, str | None]:
+        if rng.random() < self.subject_share:
+            emoji, tint = self._subjects[int(rng.integers(len(self._subjects)))]
+            return self._sprites.code(emoji), tint
+        tint = str(rng.choice(list(TINTS))) if rng.random() < _TINT_SHARE else None
+        return str(rng.choice(self._sprites.codes(style))), tint
 
 
 def _ground(rng: np.random.Generator) -> NDArray[np.int64]:
     return np.array([255] * 3) if rng.random() < 0.3 else rng.integers(0, 256, 3)
-
-
-def batches(sprites: Sprites, options: CodecTraining, first: int) -> Iterator[Tensor]:
-    """Crops in -1..1, `[B, 3, H, W]`, drawn a few batches ahead."""
-    with ThreadPoolExecutor(1) as pool:
-        rng = np.random.default_rng((options.seed, first))
-        ahead = [pool.submit(crops, sprites, rng, options.num_rows) for _ in range(3)]
-        while True:
-            pixels = torch.from_numpy(ahead.pop(0).result())
-            ahead.append(pool.submit(crops, sprites, rng, options.num_rows))
-            yield (pixels.permute(0, 3, 1, 2).float() / 127.5 - 1)
 
 
 class CodecTrainer:
@@ -110,12 +126,18 @@ class CodecTrainer:
         if self.path.exists():
             self._restore()
 
-    def train(self, sprites: Sprites) -> None:
+    @property
+    def is_encoder_final(self) -> bool:
+        """Whether only the decoder goes on learning."""
+        return self.spent_s >= self.options.encoder_minutes * 60
+
+    def train(self, crops: Crops) -> None:
         """Until the minutes are spent; a checkpoint every one."""
         total_s, saved_s = self.options.minutes * 60, self.spent_s
         with Progress() as progress:
             task = progress.add_task("Codec", total=total_s)
-            for pixels in batches(sprites, self.options, self.num_iterations):
+            for pixels in crops.batches(self.options, self.num_iterations):
+                crops.subject_share = _SUBJECT_SHARE if self.is_encoder_final else 0.0
                 began_s = time.monotonic()
                 losses = self.step(pixels.to(self.device))
                 self.spent_s += time.monotonic() - began_s
@@ -139,7 +161,7 @@ class CodecTrainer:
             group["lr"] = self.options.learning_rate * warm * (0.02 + 0.98 * (1 - share))
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         with torch.autocast(self.device.type, torch.bfloat16):
-            with torch.set_grad_enabled(self.spent_s < self.options.encoder_minutes * 60):
+            with torch.set_grad_enabled(not self.is_encoder_final):
                 latents = self.codec.encoder(pixels)
             made = self.codec.decoder(latents + _NOISE * torch.randn_like(latents)).float()
         losses = reconstruction_losses(made, pixels)
@@ -186,6 +208,6 @@ def reconstruction_losses(made: Tensor, pixels: Tensor) -> dict[str, Tensor]:
     return {"pixel": pixel_loss, "edges": 0.5 * edges}
 
 
-def train_codec(folder: Path, sprites: Sprites, options: CodecTraining) -> None:
+def train_codec(folder: Path, crops: Crops, options: CodecTraining) -> None:
     """Train, or go on training, the codec in `folder`."""
-    CodecTrainer(folder, options).train(sprites)
+    CodecTrainer(folder, options).train(crops)

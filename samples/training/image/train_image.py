@@ -75,7 +75,8 @@ def _data(options: argparse.Namespace) -> None:
 
 
 def _codec(options: argparse.Namespace) -> None:
-    from codec_training import CodecTraining, train_codec
+    from codec_training import CodecTraining, Crops, train_codec
+    from pictures.compositions import open_catalogue
     from pictures.sprites import fetch_sprites
 
     training = CodecTraining(
@@ -83,7 +84,8 @@ def _codec(options: argparse.Namespace) -> None:
         encoder_minutes=options.encoder_minutes,
         **_rate(options),
     )
-    train_codec(options.folder, fetch_sprites(options.folder / "sprites"), training)
+    crops = Crops(fetch_sprites(options.folder / "sprites"), open_catalogue())
+    train_codec(options.folder, crops, training)
 
 
 def _latents(options: argparse.Namespace) -> None:
