@@ -39,6 +39,8 @@ class Service(Protocol):
 
 
 ServiceT = TypeVar("ServiceT", bound=Service)
+Check = Callable[[ResolvedModel, Config], None]
+"""Raises `RequestError`s for what a model cannot do, as its files tell."""
 
 
 class Pipeline(ABC, Generic[ServiceT]):
@@ -80,15 +82,18 @@ class Pipeline(ABC, Generic[ServiceT]):
         return cls.from_config(config, RichProgress() if progress else SilentProgress())
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Self:
-        """Load the model of a command. Unasked, nothing that is said is logged."""
+    def from_arguments(cls, args: argparse.Namespace, *, check: Check | None = None) -> Self:
+        """Load the model of a command. Unasked, nothing that is said is logged.
+
+        `check` may refuse what is going to be asked of the model before it is loaded.
+        """
         resolved = resolve_with_sources(args)
         if resolved.sources["log_level"] != "default":
             logs.configure(resolved.config.server)
-        return cls.from_config(resolved.config, RichProgress())
+        return cls.from_config(resolved.config, RichProgress(), check=check)
 
     @classmethod
-    def from_config(cls, config: Config, progress: Progress) -> Self:
+    def from_config(cls, config: Config, progress: Progress, *, check: Check | None = None) -> Self:
         """Load the one model of a resolved configuration."""
         models = config.models
         if len(models.model) > 1:
@@ -96,6 +101,8 @@ class Pipeline(ABC, Generic[ServiceT]):
         if models.model == (EMBEDDED_REFERENCE,):
             models = replace(models, model=())
         (resolved,) = resolve_all(models, progress, sources=cls._sources, defaults=(cls._embedded,))
+        if check is not None:
+            check(resolved, config)
         loop = LoopThread("triptych-pipeline")
         try:
             service = loop.run(cls._start(resolved, config))

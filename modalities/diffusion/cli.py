@@ -29,9 +29,11 @@ from triptych.modalities.diffusion.pipeline import (
     ImagePipeline,
     Picture,
     Progress,
+    checking,
     kind_of,
 )
 from triptych.modalities.diffusion.terminal import DISPLAYS, PictureStrip, choose_display
+from triptych.modalities.pipeline import Check
 
 _STDIO = "-"
 _NUM_PREVIEWS = 3
@@ -87,7 +89,7 @@ def run_imagine(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     display = choose_display(args.preview, console, os.environ)
     num_previews = 0 if display == "off" else _NUM_PREVIEWS
-    with _open_pipeline(args) as pipeline:
+    with _open_pipeline(args, checking(prompt, **options)) as pipeline:
         stream = pipeline.stream(prompt, num_previews=num_previews, **options)
         with _shown(console, PictureStrip(max(1, args.num_images), display)) as show:
             for progress in stream:
@@ -97,8 +99,8 @@ def run_imagine(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open_pipeline(args: argparse.Namespace) -> ImagePipeline:
-    return ImagePipeline.from_arguments(args)
+def _open_pipeline(args: argparse.Namespace, check: Check) -> ImagePipeline:
+    return ImagePipeline.from_arguments(args, check=check)
 
 
 def _read_prompt(args: argparse.Namespace) -> str:

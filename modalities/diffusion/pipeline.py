@@ -24,9 +24,15 @@ from triptych.core.media.pictures import PictureReader
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind, encode_picture
 from triptych.modalities.diffusion.image_model import ImageModel
-from triptych.modalities.diffusion.service import Drawing, ImageCall, ImageService, PictureFile
+from triptych.modalities.diffusion.service import (
+    Drawing,
+    ImageCall,
+    ImageService,
+    PictureFile,
+    check_call,
+)
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
-from triptych.modalities.pipeline import Pipeline
+from triptych.modalities.pipeline import Check, Pipeline
 from triptych.schedulers.base import ModelLoader
 
 if TYPE_CHECKING:
@@ -194,6 +200,16 @@ class ImagePipeline(Pipeline[ImageService]):
         async with aclosing(self._service.draw(call)) as drawing:
             async for delta in drawing:
                 yield _told(delta, drawing, time.monotonic() - started_s)
+
+
+def checking(prompt: str = "", **options: Unpack[DrawOptions]) -> Check:
+    """What raises as a call like this would, as far as that can be told without the weights."""
+
+    def check(resolved: ResolvedModel, config: Config) -> None:
+        call = _call(resolved.name, prompt, options, 0, has_steps=False)
+        check_call(call, ImageModel.open(resolved), config.images)
+
+    return check
 
 
 def _call(

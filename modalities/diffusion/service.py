@@ -110,8 +110,7 @@ class ImageService:
     ) -> None:
         self.client = client
         self.models: Mapping[str, ImageModel] = {model.name: model for model in models}
-        self.max_pixels = options.max_image_pixels
-        self.adapters = adapter_places(options)
+        self._options = options
         self._admission = admission
         self._reader = reader
         self._default_seed = default_seed
@@ -161,10 +160,7 @@ class ImageService:
         raise those of `core.errors.Unavailable`.
         """
         model = self.model(call.model)
-        check_call(call, model)
-        check_uses(call.adapters, self.adapters)
-        if call.size is not None:
-            model.check_size(call.size, max_pixels=self.max_pixels)
+        check_call(call, model, self._options)
         return Drawing(model, partial(self._deltas, call, model))
 
     async def _deltas(
@@ -172,7 +168,7 @@ class ImageService:
     ) -> AsyncGenerator[ImageDelta, None]:
         shapes = await self._shapes(call)
         size = call.size or (model.size_like(shapes[0]) if shapes else model.default_size)
-        model.check_size(size, max_pixels=self.max_pixels)
+        model.check_size(size, max_pixels=self._options.max_image_pixels)
         sizes = _source_sizes(call, model, size, shapes)
         num_tokens = _cost(call, model, size)
         ticket = self._admission.admit(
@@ -283,8 +279,15 @@ class Drawing:
         await self._deltas.aclose()
 
 
-def check_call(call: ImageCall, model: ImageModel) -> None:
-    """Raises `RequestError`s for what `model` cannot do, whatever pictures there are."""
+def check_call(call: ImageCall, model: ImageModel, options: ImageOptions) -> None:
+    """Raises `RequestError`s for what cannot be drawn, whatever is in the pictures that come."""
+    _check_fields(call, model)
+    check_uses(call.adapters, adapter_places(options))
+    if call.size is not None:
+        model.check_size(call.size, max_pixels=options.max_image_pixels)
+
+
+def _check_fields(call: ImageCall, model: ImageModel) -> None:
     if not (call.prompt or call.sources):
         raise InvalidRequest("The prompt is empty.", param="prompt")
     for name, value, low, high in (

@@ -22,6 +22,7 @@ from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel
 from triptych.modalities.llm.eyes import PICTURE, PictureSource
 from triptych.modalities.llm.pipeline import ChatPipeline, Message, as_messages
 from triptych.modalities.llm.service import LlmService
+from triptych.modalities.pipeline import Check
 from triptych.modalities.vlm.eyes import ModelEyes
 from triptych.modalities.vlm.facts import read_facts
 from triptych.modalities.vlm.intake import Lens, OwnPrepare
@@ -85,14 +86,14 @@ class VisionPipeline(SeeingChatPipeline):
     """
 
     @classmethod
-    def from_config(cls, config: Config, progress: Progress) -> Self:
+    def from_config(cls, config: Config, progress: Progress, *, check: Check | None = None) -> Self:
         """Load the one model of a resolved configuration. Raises `ConfigError` without one."""
         if config.models.model in ((), (EMBEDDED_REFERENCE,)):
             raise ConfigError(
                 "No model that sees comes with Triptych: name one, as in `triptych see --model"
                 ' HuggingFaceTB/SmolVLM-256M-Instruct picture.png "What is this?"`.'
             )
-        return super().from_config(config, progress)
+        return super().from_config(config, progress, check=check)
 
     @classmethod
     def _open_service(

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes_imagine import COLOURS, PlainEngine, open_plain
+from fakes_imagine import COLOURS, MODEL, PlainEngine, open_plain
 from fakes_pictures import picture, saved
 from PIL import Image
 from rich.console import Console
 
-from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
+from triptych.core.errors import ConfigError, NonFinite, RequestError
 from triptych.core.images import AdapterUse, ImageRequest, StepCache
 from triptych.core.options import declared, parse
 from triptych.modalities.diffusion import cli
 from triptych.modalities.diffusion.arguments import UNUSED
+from triptych.modalities.diffusion.image_model import ImageModel
+from triptych.modalities.diffusion.pipeline import ImagePipeline
 
 Imagine = Callable[..., int]
 
@@ -33,13 +35,14 @@ def imagine(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],  # pictures on stdout are for nobody's eyes
 ) -> Imagine:
-    def run(*argv: str) -> int:
-        parser = argparse.ArgumentParser(prog="triptych imagine", allow_abbrev=False)
-        cli.add_imagine_arguments(parser)
-        return cli.run_imagine(parse(parser, argv))
+    monkeypatch.setattr(cli, "_open_pipeline", lambda args, check: open_plain(engine))
+    return _run
 
-    monkeypatch.setattr(cli, "_open_pipeline", lambda args: open_plain(engine))
-    return run
+
+def _run(*argv: str) -> int:
+    parser = argparse.ArgumentParser(prog="triptych imagine", allow_abbrev=False)
+    cli.add_imagine_arguments(parser)
+    return cli.run_imagine(parse(parser, argv))
 
 
 def asked(engine: PlainEngine) -> ImageRequest:
@@ -181,18 +184,37 @@ def test_options_without_effect_are_unknown(imagine: Imagine, name: str) -> None
 def test_an_empty_prompt_is_told_before_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, imagine: Imagine, argv: list[str]
 ) -> None:
-    monkeypatch.setattr(cli, "_open_pipeline", lambda args: pytest.fail("it is loaded"))
+    monkeypatch.setattr(cli, "_open_pipeline", lambda *args: pytest.fail("it is loaded"))
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     with pytest.raises(ConfigError, match="Nothing to draw"):
         imagine(*argv, "-o", "a.png")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--size 63x64", "64x64"),
+        ("--steps 0", "steps must be between"),
+        ("-n 11", "n must be between"),
+        ("--guidance 1 --negative dark", "guidance is above"),
+        ("--sampler oiler", "euler, heun"),
+        ("--adapter steel --lora-paths ink=ink.safetensors", "are: ink"),
+        ("--strength 0.5", "strength"),
+    ],
+)
+def test_what_the_model_cannot_do_costs_no_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, told: str
+) -> None:
+    monkeypatch.setattr(ImagePipeline, "_start", lambda *args: pytest.fail("it is loaded"))
+    monkeypatch.setattr(ImageModel, "open", lambda resolved: MODEL)
+    with pytest.raises(RequestError, match=told):
+        _run("a hen", "-o", str(tmp_path / "a.png"), *words.split())
 
 
 def test_failures_are_told_and_leave_no_file(
     imagine: Imagine, engine: PlainEngine, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.png"
-    with pytest.raises(InvalidRequest, match="64x64"):
-        imagine("a hen", "-o", str(path), "--size", "63x64")
     engine.error = NonFinite("NaN.")
     with pytest.raises(NonFinite):
         imagine("a hen", "-o", str(path))
