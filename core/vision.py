@@ -95,6 +95,16 @@ def picture_digest(
     return digest.digest()
 
 
+def digest_of_tenant(digest: bytes, tenant: str) -> bytes:
+    """What a picture is called for `tenant`, so that nobody finds what others have shown.
+
+    Those without a tenant share their pictures.
+    """
+    if not tenant:
+        return digest
+    return hashlib.sha256(b"triptych picture of tenant 1" + digest + tenant.encode()).digest()
+
+
 def picture_ids(digest: bytes, num_features: int) -> tuple[int, ...]:
     """The ids of a picture's positions: bit 62, and 62 bits each of SHAKE-256 of its digest."""
     stream = hashlib.shake_256(digest).digest(8 * num_features)

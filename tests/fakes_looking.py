@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,20 @@ PARTS = (
 STRINGS = "{% for m in messages %}" + _OPENING + "{{ m['content'] + '' }}" + _CLOSING + _REST
 """Takes content as a string and nothing else."""
 EXTRA = ("<image>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<img>", "</img>")
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    """A picture as a request holds it."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def shown(*urls: str, text: str = "What is this?", **fields: Any) -> dict[str, Any]:
+    """The body of a chat that shows pictures to `tiny-eyes`."""
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": each}} for each in urls
+    ]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+    return {"model": "tiny-eyes", "messages": [message], "max_tokens": 9, **fields}
 
 
 def write_seeing_folder(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fakes_looking import write_seeing_folder
+from fakes_looking import data_url, shown, write_seeing_folder
 from fakes_pictures import picture, saved
 from fakes_serve import Server
 
@@ -36,10 +35,8 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         yield connection
 
 
-def shown(data: bytes, text: str, kind: str = "png") -> dict[str, Any]:
-    url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
-    return {"role": "user", "content": parts}
+def message(data: bytes, text: str, kind: str = "png") -> dict[str, Any]:
+    return dict(shown(data_url(data, kind), text=text)["messages"][0])
 
 
 def ask(client: openai.OpenAI, *messages: dict[str, Any]) -> Any:
@@ -61,7 +58,7 @@ def num_encoded(server: Server) -> float:
 def test_a_picture_is_encoded_once_however_often_it_returns(
     server: Server, client: openai.OpenAI
 ) -> None:
-    first = shown(saved(picture(90, 60)), "x" * 40)
+    first = message(saved(picture(90, 60)), "x" * 40)
     asked = ask(client, first)
     assert asked.usage.completion_tokens == 4
     details = asked.usage.prompt_tokens_details.model_dump()
@@ -80,11 +77,11 @@ def test_a_picture_is_encoded_once_however_often_it_returns(
 
 
 def test_a_streamed_answer_is_the_same(client: openai.OpenAI) -> None:
-    message = shown(saved(picture(70, 50), "jpeg"), "What is this?", "jpeg")
-    whole = ask(client, message)
+    said = message(saved(picture(70, 50), "jpeg"), "What is this?", "jpeg")
+    whole = ask(client, said)
     chunks = client.chat.completions.create(
         model=MODEL,
-        messages=[message],  # type: ignore[list-item]
+        messages=[said],  # type: ignore[list-item]
         temperature=0,
         max_tokens=4,
         stream=True,
@@ -111,7 +108,7 @@ def test_a_bad_picture_is_the_callers_fault(
     client: openai.OpenAI, data: bytes, kind: str, status: int, code: str
 ) -> None:
     with pytest.raises(openai.APIStatusError) as refused:
-        ask(client, shown(data, "What is this?", kind))
+        ask(client, message(data, "What is this?", kind))
     assert (refused.value.status_code, refused.value.code) == (status, code)
     assert refused.value.param == "messages"
 

@@ -42,9 +42,12 @@ class Eyes(Protocol):
     """What one model sees with."""
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+        self, messages: Sequence[Mapping[str, Any]], *, tenant: str = "", **template_kwargs: Any
     ) -> ChatPrompt:
-        """A conversation with pictures in it. Raises errors of `core.errors.RequestError`."""
+        """A conversation with pictures in it, which no other tenant's are found among.
+
+        Raises errors of `core.errors.RequestError`.
+        """
         ...
 
 

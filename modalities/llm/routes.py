@@ -61,7 +61,9 @@ def _add_generation(router: APIRouter, service: LlmService) -> None:
         context = Context.of(request)
         find = data_urls(request).find
         messages = [message.for_template(find) for message in body.messages]
-        prompt = await service.encode_chat(body.model, messages, **body.template_options())
+        prompt = await service.encode_chat(
+            body.model, messages, tenant=context.principal.tenant, **body.template_options()
+        )
         call = _call(service, body, context, (prompt.ids,), default_tokens=None)
         call = replace(call, pictures=(prompt.pictures,))
         shape = ChatShape(

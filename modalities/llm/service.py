@@ -149,12 +149,21 @@ class LlmService:
         return self.models[name]
 
     async def encode_chat(
-        self, model: str, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+        self,
+        model: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tenant: str = "",
+        **template_kwargs: Any,
     ) -> ChatPrompt:
-        """A conversation as `model` takes it; off the event loop, since prompts can be long."""
+        """A conversation as `model` takes it; off the event loop, since prompts can be long.
+
+        Pictures are of use to `tenant` alone: calls with them are made for the same one.
+        """
         text = self.model(model)
         if model in self.eyes:
-            return await self.eyes[model].encode_chat(messages, **template_kwargs)
+            eyes = self.eyes[model]
+            return await eyes.encode_chat(messages, tenant=tenant, **template_kwargs)
         if any(pictures_of(messages)):
             seeing = ", ".join(self.eyes) or "none; `triptych serve --model` takes one"
             raise InvalidRequest(

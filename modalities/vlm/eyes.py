@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, RequestError
 from triptych.core.media.fetch import MediaFetcher
-from triptych.core.vision import Picture, PictureSpan, picture_ids
+from triptych.core.vision import Picture, PictureSpan, digest_of_tenant, picture_ids
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.eyes import PICTURE, ChatPrompt, PictureSource, pictures_of
 from triptych.modalities.llm.text import TextModel
@@ -67,9 +69,9 @@ class ModelEyes:
         return cls(text, lens, fetcher, config, placeholder=facts.placeholder)
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+        self, messages: Sequence[Mapping[str, Any]], *, tenant: str = "", **template_kwargs: Any
     ) -> ChatPrompt:
-        """A conversation with pictures in it. Raises errors of `core.errors.RequestError`."""
+        """A conversation with pictures in it; see `modalities.llm.eyes.Eyes`."""
         sources = list(pictures_of(messages))
         if len(sources) > self._options.max_pictures:
             raise InvalidRequest(
@@ -77,7 +79,7 @@ class ModelEyes:
                 f" {len(sources)}.",
                 param="messages",
             )
-        looks = [asyncio.create_task(self._look(source)) for source in sources]
+        looks = [asyncio.create_task(self._look(source, tenant)) for source in sources]
         try:
             pictures = await asyncio.gather(*looks)
         except RequestError as error:
@@ -88,11 +90,15 @@ class ModelEyes:
                 look.cancel()
         return await asyncio.to_thread(self._encode, messages, pictures, template_kwargs)
 
-    async def _look(self, source: PictureSource) -> PreparedPicture:
+    async def _look(self, source: PictureSource, tenant: str) -> PreparedPicture:
         file = source.file or await self._fetcher.fetch(source.url)
         most = self._options.max_picture_pixels
         max_pixels = min(most, _COARSE_PIXELS) if source.is_coarse else most
-        return await self._lens.look(file, model=self.text.name, max_pixels=max_pixels)
+        picture = await self._lens.look(
+            file, model=self.text.name, max_pixels=max_pixels, tenant=tenant
+        )
+        digest = digest_of_tenant(picture.digest, tenant)
+        return msgspec.structs.replace(picture, digest=digest)
 
     def _encode(
         self,

@@ -178,9 +178,14 @@ class Lens:
         """What is kept."""
         return self._num_bytes
 
-    async def look(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedPicture:
-        """The picture as `model` takes it. Raises what preparing it raises."""
-        key = await asyncio.to_thread(_key, file, model, max_pixels)
+    async def look(
+        self, file: Fetched, *, model: str, max_pixels: int, tenant: str = ""
+    ) -> PreparedPicture:
+        """The picture as `model` takes it; each tenant's is prepared for itself.
+
+        Raises what preparing it raises.
+        """
+        key = await asyncio.to_thread(_key, file, model, max_pixels, tenant)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
@@ -215,8 +220,8 @@ class _Run:
     num_waiting: int = 0
 
 
-def _key(file: Fetched, model: str, max_pixels: int) -> bytes:
-    digest = hashlib.sha256(msgspec.msgpack.encode((model, max_pixels, file.media_type)))
+def _key(file: Fetched, model: str, max_pixels: int, tenant: str) -> bytes:
+    digest = hashlib.sha256(msgspec.msgpack.encode((model, max_pixels, file.media_type, tenant)))
     digest.update(file.data)
     return digest.digest()
 

@@ -133,6 +133,18 @@ async def test_a_coarse_picture_is_scaled_down(tmp_path: Path) -> None:
     assert sorted(asked) == [512 * 512, CONFIG.vision.max_picture_pixels]
 
 
+async def test_tenants_share_nothing_of_a_picture(eyes: ModelEyes) -> None:
+    prompts = [
+        await eyes.encode_chat([said(RED, "?")], tenant=tenant) for tenant in ("", "a", "b", "a")
+    ]
+    shared, first, other, again = prompts
+    assert first == again
+    assert len({prompt.pictures[0].span.digest for prompt in prompts}) == 3
+    assert first.pictures[0].inputs == other.pictures[0].inputs
+    assert len(first.ids) == len(shared.ids)
+    assert len(set(first.ids) & set(other.ids)) == len(set(shared.ids)) - 16
+
+
 def test_facts_are_read_without_torch_and_are_the_same(tmp_path: Path) -> None:
     model = write_seeing_folder(tmp_path)
     assert ask_facts([model.folder]) == (read_facts(model.folder),)
@@ -180,7 +192,8 @@ async def test_a_picture_is_prepared_once() -> None:
     assert kitchen.begun == [b"a", b"b", b"c", b"b"]
     await look(lens, b"b", model="n")
     await look(lens, b"b", max_pixels=2)
-    assert len(kitchen.begun) == 6
+    await look(lens, b"b", tenant="t")
+    assert len(kitchen.begun) == 7
 
 
 async def test_those_who_wait_share_the_work_and_the_error() -> None:
