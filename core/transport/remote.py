@@ -18,9 +18,15 @@ from typing import Any
 import zmq
 
 from triptych.core.client import EngineStatus
-from triptych.core.errors import Draining, EngineDown, TriptychError, from_info
+from triptych.core.errors import (
+    Draining,
+    EngineDown,
+    PayloadTooLarge,
+    TriptychError,
+    from_info,
+)
 from triptych.core.streams import JobStream, StreamTable
-from triptych.core.transport.codec import Codec
+from triptych.core.transport.codec import MAX_MESSAGE_BYTES, Codec
 from triptych.core.transport.endpoint import bind_router
 from triptych.core.transport.messages import (
     Cancel,
@@ -78,13 +84,21 @@ class RemoteClient:
     def submit(
         self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
     ) -> JobStream:
-        """Run one job (`EngineClient.submit`). Without an engine the stream raises `EngineDown`."""
+        """Run one job (`EngineClient.submit`).
+
+        The stream raises `EngineDown` without an engine, `PayloadTooLarge` where the request does
+        not go to it in one message.
+        """
         stream = self._streams.open(job_id)
         if self._is_draining():
             self._streams.fail(job_id, Draining("The engine is shutting down."))
             return stream
-        message = Submit(job_id=job_id, model=model, request=request, deadline_s=deadline_s)
-        if not (self._is_alive() and self._tell(message)):
+        message = self._codec.encode(
+            Submit(job_id=job_id, model=model, request=request, deadline_s=deadline_s)
+        )
+        if len(message) > MAX_MESSAGE_BYTES:
+            self._streams.fail(job_id, _too_large(len(message)))
+        elif not (self._is_alive() and self._send(message)):
             self._streams.fail(job_id, self._engine_down())
         return stream
 
@@ -134,12 +148,15 @@ class RemoteClient:
     # -- the socket ----------------------------------------------------------------------------
 
     def _tell(self, message: ToEngine) -> bool:
+        return self._send(self._codec.encode(message))
+
+    def _send(self, message: bytes) -> bool:
         """Send to the engine of the current epoch; false where there is none."""
         if self._epoch_ns is None:
             return False
-        frames = [engine_identity(self._epoch_ns), self._codec.encode(message)]
+        frames = [engine_identity(self._epoch_ns), message]
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             _log.warning("the engine cannot be reached: %s", error)
             return False
@@ -252,6 +269,13 @@ class RemoteClient:
             f"{self._absence[:1].upper()}{self._absence[1:]}; try again shortly.",
             retry_after_s=(restart_in_s or 0.0) + 5,
         )
+
+
+def _too_large(num_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"What the model is to read takes {num_bytes / 2**20:.0f} MiB; at most"
+        f" {MAX_MESSAGE_BYTES >> 20} go to the engine at once. Send less, or in smaller pieces."
+    )
 
 
 def _parse_epoch(sender: bytes) -> int | None:

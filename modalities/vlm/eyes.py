@@ -9,6 +9,7 @@ HTTP; torch and transformers are not needed.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import msgspec
 
 from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest, RequestError
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.media.fetch import MediaFetcher
+from triptych.core.transport.codec import MAX_MESSAGE_BYTES
 from triptych.core.vision import Picture, PictureSpan, digest_of_tenant, picture_ids
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.eyes import PICTURE, ChatPrompt, PictureSource, pictures_of
@@ -35,7 +37,8 @@ _PROBE = "probe"
 class ModelEyes:
     """Implements `modalities.llm.eyes.Eyes` for `text`, one model that sees.
 
-    `placeholder` is what its chat template puts for a picture.
+    `placeholder` is what its chat template puts for a picture. Pictures of one conversation take
+    `max_bytes` together, as the model takes them.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class ModelEyes:
         config: Config,
         *,
         placeholder: str,
+        max_bytes: int = sys.maxsize,
     ) -> None:
         self.text = text
         self._lens = lens
         self._fetcher = fetcher
         self._options = config.vision
         self._placeholder = placeholder
+        self._max_bytes = max_bytes
         self._run_id = text.tokenizer.token_to_id(RUN)
         picture = [{"type": PICTURE}, {"type": "text", "text": _PROBE}]
         self._takes_parts = self._probe(picture).count(placeholder) == 1
@@ -59,14 +64,20 @@ class ModelEyes:
 
     @classmethod
     def open(
-        cls, model: ResolvedModel, facts: VisionFacts, lens: Lens, config: Config
+        cls,
+        model: ResolvedModel,
+        facts: VisionFacts,
+        lens: Lens,
+        config: Config,
+        *,
+        max_bytes: int = sys.maxsize,
     ) -> ModelEyes:
         """Raises as `TextModel.open` does."""
         text = TextModel.open(
             model, config.models, text_config=facts.text, specials=(facts.placeholder, RUN)
         )
         fetcher = MediaFetcher.from_options(config.server)
-        return cls(text, lens, fetcher, config, placeholder=facts.placeholder)
+        return cls(text, lens, fetcher, config, placeholder=facts.placeholder, max_bytes=max_bytes)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tenant: str = "", **template_kwargs: Any
@@ -88,7 +99,18 @@ class ModelEyes:
         finally:
             for look in looks:
                 look.cancel()
+        self._check_size(pictures)
         return await asyncio.to_thread(self._encode, messages, pictures, template_kwargs)
+
+    def _check_size(self, pictures: Sequence[PreparedPicture]) -> None:
+        num_bytes = sum(picture.num_bytes for picture in pictures)
+        if num_bytes > self._max_bytes:
+            raise PayloadTooLarge(
+                f"The {len(pictures)} pictures of this chat take {num_bytes / 2**20:.0f} MiB as the"
+                f" model takes them; {self._max_bytes / 2**20:.0f} MiB may be sent with a request."
+                ' Show fewer of them, or smaller ones ("detail": "low").',
+                param="messages",
+            )
 
     async def _look(self, source: PictureSource, tenant: str) -> PreparedPicture:
         file = source.file or await self._fetcher.fetch(source.url)
@@ -169,7 +191,7 @@ def open_eyes(models: Sequence[ResolvedModel], config: Config) -> dict[str, Mode
     facts = ask_facts([model.folder for model in models])
     lens = Lens.from_config(PooledPrepare(models, config), config)
     return {
-        model.name: ModelEyes.open(model, known, lens, config)
+        model.name: ModelEyes.open(model, known, lens, config, max_bytes=MAX_MESSAGE_BYTES)
         for model, known in zip(models, facts, strict=True)
     }
 

@@ -205,10 +205,10 @@ class Lens:
     async def _keep(self, key: bytes, work: Awaitable[PreparedPicture]) -> PreparedPicture:
         made = await work
         self._kept[key] = made
-        self._num_bytes += _num_bytes(made)
+        self._num_bytes += made.num_bytes
         while self._num_bytes > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)
-            self._num_bytes -= _num_bytes(oldest)
+            self._num_bytes -= oldest.num_bytes
         return made
 
 
@@ -224,7 +224,3 @@ def _key(file: Fetched, model: str, max_pixels: int, tenant: str) -> bytes:
     digest = hashlib.sha256(msgspec.msgpack.encode((model, max_pixels, file.media_type, tenant)))
     digest.update(file.data)
     return digest.digest()
-
-
-def _num_bytes(picture: PreparedPicture) -> int:
-    return sum(len(array.data) for array in picture.inputs.values())

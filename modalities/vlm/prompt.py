@@ -32,6 +32,11 @@ class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):
         """Positions of the prompt that it fills."""
         return sum(part for part in self.spelling if isinstance(part, int))
 
+    @property
+    def num_bytes(self) -> int:
+        """What its encoder is called with."""
+        return sum(len(array.data) for array in self.inputs.values())
+
 
 @dataclass(frozen=True, slots=True)
 class SeeingPrompt:

@@ -15,6 +15,7 @@ from triptych.core.errors import (
     EngineDown,
     ErrorInfo,
     OutOfMemory,
+    PayloadTooLarge,
     SlowReader,
     WeightsError,
 )
@@ -22,7 +23,7 @@ from triptych.core.job import Output
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.streams import HIGH_WATER
 from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.transport.codec import Codec
+from triptych.core.transport.codec import MAX_MESSAGE_BYTES, Codec
 from triptych.core.transport.endpoint import connect_dealer, private_folder
 from triptych.core.transport.messages import (
     Cancel,
@@ -216,6 +217,18 @@ async def test_without_an_engine_jobs_fail_at_once_and_the_client_is_not_ready(w
     assert "starting" in status.reason
     with pytest.raises(EngineDown):
         await collect(world.client.submit("m", REQUEST, job_id="a"))
+
+
+async def test_a_request_that_fits_no_message_is_refused_and_harms_nobody(world):
+    engine = await world.engine()
+    huge = TokenRequest(prompt_ids=(1,), sampling=SamplingParams(), tenant="x" * MAX_MESSAGE_BYTES)
+    stream = world.client.submit("m", huge, job_id="a")
+    with pytest.raises(PayloadTooLarge, match="64 go to the engine"):
+        await anext(stream)
+    following = world.client.submit("m", REQUEST, job_id="b")
+    assert (await engine.receive(Submit)).job_id == "b"
+    await engine.finish("b", 7)
+    assert [output.job_id async for output in following] == ["b"]
 
 
 async def test_readiness_follows_the_models(world):

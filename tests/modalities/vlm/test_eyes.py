@@ -11,7 +11,7 @@ from fakes_looking import EXTRA, PARTS, STRINGS, write_seeing_folder
 from fakes_pictures import picture, saved
 
 from triptych.core.config import Config, ServerOptions, VisionOptions
-from triptych.core.errors import InvalidRequest
+from triptych.core.errors import InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.media.fetch import Fetched
 from triptych.core.vision import Array
@@ -115,6 +115,17 @@ async def test_a_template_that_drops_pictures_is_told(tmp_path: Path) -> None:
 async def test_too_many_pictures(eyes: ModelEyes) -> None:
     with pytest.raises(InvalidRequest, match="at most 3 pictures"):
         await eyes.encode_chat([said(*[RED] * 4)])
+
+
+async def test_pictures_that_are_too_much_together(tmp_path: Path) -> None:
+    model = write_seeing_folder(tmp_path)
+    lens = Lens.from_config(OwnPrepare(model), CONFIG)
+    facts, two = read_facts(model.folder), 2 * 3 * 28 * 28
+    eyes = ModelEyes.open(model, facts, lens, CONFIG, max_bytes=two)
+    assert len((await eyes.encode_chat([said(RED, WIDE)])).pictures) == 2
+    with pytest.raises(PayloadTooLarge, match="3 pictures of this chat") as refused:
+        await eyes.encode_chat([said(RED, WIDE, RED)])
+    assert refused.value.param == "messages"
 
 
 async def test_a_coarse_picture_is_scaled_down(tmp_path: Path) -> None:
