@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from triptych.core.weights.resolve import ResolvedModel
@@ -56,11 +57,18 @@ def save(folder: Path, kind: str = "bert", **pooling: bool) -> ResolvedModel:
 
 
 def save_decoder(folder: Path, *, has_modules: bool) -> tuple[ResolvedModel, Any]:
-    """A tiny decoder, as a chat model or as an embedding model, and its trunk in transformers."""
+    """A tiny decoder, as a chat model or as an embedding model, and its trunk in transformers.
+
+    An embedding model is stored as Qwen3-Embedding is: as a chat model's trunk, without its name.
+    """
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(**_SIZES, head_dim=8, num_key_value_heads=2)
+    config = transformers.Qwen3Config(
+        **_SIZES, head_dim=8, num_key_value_heads=2, tie_word_embeddings=has_modules
+    )
     model = transformers.Qwen3ForCausalLM(config).eval()
     model.save_pretrained(folder)
+    if has_modules:
+        save_file(model.model.state_dict(), folder / "model.safetensors", {"format": "pt"})
     save_tokenizer(folder)
     if has_modules:
         write_modules(folder, ["Transformer", "Pooling", "Normalize"])

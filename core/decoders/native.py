@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from triptych.core.decoders.families import read_decoder_config
-from triptych.core.decoders.tensor_names import WHOLE, Part, decoder_targets, is_unused
+from triptych.core.decoders.tensor_names import BARE, WHOLE, Part, decoder_targets, is_unused
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
@@ -58,17 +58,18 @@ class NativeBlueprint:
         return self.config.kv_layout(page_size, dtype)
 
     def build(
-        self, checkpoint: Checkpoint, report: Callable[[float], None], part: Part = WHOLE
+        self, checkpoint: Checkpoint, report: Callable[[float], None], part: Part | None = None
     ) -> Decoder:
         """Allocate, stream the weights into place and pack them.
 
         `part` is the decoder's in a checkpoint that holds more; the rest is left alone.
         """
         decoder = Decoder(self.config, dtype=self._dtype, device=self._device)
+        is_bare = f"{WHOLE.body}.norm.weight" not in checkpoint.tensors
         load_tensors(
             checkpoint,
-            decoder_targets(decoder, part),
-            ignored=lambda name: is_unused(name) or (part is not WHOLE and not part.holds(name)),
+            decoder_targets(decoder, part or (BARE if is_bare else WHOLE)),
+            ignored=lambda name: is_unused(name) or (part is not None and not part.holds(name)),
             report=report,
         )
         decoder.prepare(self._native)

@@ -16,12 +16,15 @@ from triptych.core.layers.linear import Linear
 from triptych.core.layers.norm import RMSNorm
 from triptych.core.weights.loading import Target
 
-_EMBEDDING = ".embed_tokens.weight"
+_EMBEDDING = "embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where in a checkpoint a decoder is: the prefix of its body, the name of its projection."""
+    """Where in a checkpoint a decoder is: the prefix of its body, the name of its projection.
+
+    Models of embeddings are often stored as a body alone, without a prefix.
+    """
 
     body: str = "model"
     head: str = "lm_head.weight"
@@ -29,7 +32,8 @@ class Part:
     @classmethod
     def find(cls, names: Collection[str]) -> Part:
         """The decoder in a checkpoint that holds more. Raises `WeightsError` if it has not one."""
-        bodies = [name.removesuffix(_EMBEDDING) for name in names if name.endswith(_EMBEDDING)]
+        end = f".{_EMBEDDING}"
+        bodies = [name.removesuffix(end) for name in names if name.endswith(end)]
         if len(bodies) != 1:
             raise WeightsError(f"The checkpoint holds {len(bodies)} decoders, not one.")
         heads = [name for name in names if name.endswith("lm_head.weight")]
@@ -41,25 +45,30 @@ class Part:
 
 
 WHOLE = Part()
+BARE = Part("")
 
 
 def decoder_targets(decoder: Decoder, part: Part = WHOLE) -> Iterator[Target]:
     """Every tensor the decoder needs, and the view it goes to."""
-    yield Target(part.body + _EMBEDDING, decoder.embedding_VC)
+    yield Target(_below(part.body) + _EMBEDDING, decoder.embedding_VC)
     if not decoder.config.has_tied_embeddings:
         yield Target(part.head, decoder.head.weight_OI)
     yield from stack_targets(decoder, part.body)
 
 
 def stack_targets(stack: DecoderStack, prefix: str) -> Iterator[Target]:
-    """The tensors of layers and final norm, under `prefix`."""
-    yield Target(f"{prefix}.norm.weight", stack.norm.weight_C)
+    """The tensors of layers and final norm, under `prefix` if it is not empty."""
+    yield Target(f"{_below(prefix)}norm.weight", stack.norm.weight_C)
     for index, layer in enumerate(stack.layers):
-        name = f"{prefix}.layers.{index}"
+        name = f"{_below(prefix)}layers.{index}"
         for norm_name, norm in _norms(layer).items():
             yield Target(f"{name}.{norm_name}.weight", norm.weight_C)
         yield from _attention_targets(f"{name}.self_attn", layer.attention)
         yield from mlp_targets(f"{name}.mlp", layer.mlp)
+
+
+def _below(prefix: str) -> str:
+    return f"{prefix}." if prefix else ""
 
 
 def _norms(layer: DecoderLayer) -> dict[str, RMSNorm]:
