@@ -373,5 +373,5 @@ def _send(look: _Look, sink: Sink, output: Output) -> None:
 
 def _num_patches(picture: Picture) -> int:
     """How much work it is to encode: what an encoder takes in, in patches."""
-    num_values = sum(math.prod(array.shape) for array in picture.inputs.values())
+    num_values = max(math.prod(array.shape) for array in picture.inputs.values())
     return max(1, num_values // _PATCH_VALUES)

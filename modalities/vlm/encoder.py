@@ -24,7 +24,7 @@ from triptych.core.vision import Array, Picture
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.modalities.vlm.features import Features
 
-_PIXELS = "pixel_values"
+_PIXELS, _MASK = "pixel_values", "pixel_attention_mask"
 _LANGUAGE = ("language_model", "text_model", "lm_head")
 
 
@@ -115,9 +115,10 @@ class PictureEncoder:
         }
         if self._scaling is not None:
             batch[_PIXELS] = self._scaling(batch[_PIXELS])
-            mask = batch.get("pixel_attention_mask")
+            mask = batch.get(_MASK)
             if mask is not None:  # a processor fills up after it has normalised
                 batch[_PIXELS] = batch[_PIXELS] * mask.unsqueeze(-3)
+                batch[_MASK] = mask.bool()
         batch[_PIXELS] = batch[_PIXELS].to(self._dtype)
         return batch
 

@@ -25,6 +25,7 @@ from triptych.modalities.vlm.families import ANY, family_of
 from triptych.modalities.vlm.prompt import PreparedPicture
 from triptych.modalities.vlm.spelling import MARK, is_pixtral
 
+_MASK = "pixel_attention_mask"
 _SPELLING = re.compile(f"({MARK}+)")
 
 
@@ -98,6 +99,9 @@ class PictureProcessor:
             pixels = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
         if self.family.has_scaling and pixels.ndim == 2:
             pixels = self._one_frame(pixels)
+        mask = arrays.pop(_MASK, None)
+        if mask is not None and not mask.all():  # without one, all is picture
+            arrays[_MASK] = mask.astype(np.uint8)
         return {name: _array(array) for name, array in (arrays | {"pixel_values": pixels}).items()}
 
     def _one_frame(self, patches: NDArray[np.uint8]) -> NDArray[np.uint8]:

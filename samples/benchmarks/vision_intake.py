@@ -6,10 +6,10 @@
 Starts the real server with a model that sees (random weights, and few of them: what is measured is
 the way of a picture to the engine) and a coroutine on the event loop of its API process that notes
 when it stood still (`ticking_server.py`). In each round every request has another photograph, of
-about 8 MB. Beside the worst stall stands the most that the loop's own thread computed in one: what is
-more is others', who share the cores. Memory is that of the API process alone, and of all processes: before,
-at its peak, and when all is answered; what is kept of pictures on purpose is part of it
-(`--options '--prepared-pictures-mb 0'` keeps none).
+about 8 MB. Beside the worst stall stands the most that the loop's own thread computed in one: what
+is more is others', who share the cores. Memory is that of the API process alone, and of all
+processes: before, at its peak, and when all is answered; what is kept of pictures on purpose is
+part of it (`--options '--prepared-pictures-mb 0'` keeps none).
 """
 
 from __future__ import annotations

@@ -52,8 +52,28 @@ def test_what_is_left_to_the_engine_makes_it_what_transformers_makes(name: str) 
     scaled = Scaling.of(images)(torch.from_numpy(array_of(ours["pixel_values"]).copy()))
     expected = theirs["pixel_values"][0] if made.family.has_tiles else theirs["pixel_values"]
     np.testing.assert_allclose(scaled, expected, atol=1e-6)
+    if "pixel_attention_mask" in theirs:
+        assert "pixel_attention_mask" not in ours
+        assert theirs["pixel_attention_mask"].all()
     for extra in ours.keys() - {"pixel_values"}:
         np.testing.assert_array_equal(array_of(ours[extra]), theirs[extra])
+
+
+def test_what_is_not_picture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, images = MODELS["idefics3"]()
+    made = PictureProcessor(config, images, model="m")
+    whole = made.prepare(PICTURE)
+    mask = np.ones((1, *whole.inputs["pixel_values"].shape[1:2], 28, 28), np.int64)
+    mask[..., 20:] = 0
+
+    def filled_up(**options: Any) -> Any:
+        return {**images(**options), "pixel_attention_mask": mask}
+
+    monkeypatch.setattr(made, "_images", filled_up)
+    found = made.prepare(PICTURE)
+    assert found.inputs["pixel_attention_mask"].dtype == "uint8"
+    np.testing.assert_array_equal(array_of(found.inputs["pixel_attention_mask"]), mask)
+    assert found.digest != whole.digest
 
 
 @pytest.mark.parametrize("name", MODELS)
