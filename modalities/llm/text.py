@@ -22,6 +22,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from triptych.core.byte_level import unspell
 from triptych.core.config import ModelOptions
+from triptych.core.context_length import context_length
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
@@ -71,7 +72,7 @@ class TextModel:
         tokenizer_config = _read_if_there(folder / "tokenizer_config.json")
         generation = _read_if_there(folder / "generation_config.json")
         tokens = _named_tokens(tokenizer_config)
-        own_length = int(config.get("max_position_embeddings", 2048))
+        own_length = context_length(config.get)
         if options.max_length > own_length:
             raise ConfigError(
                 f"--max-length {options.max_length} is over the {own_length} tokens that"

@@ -16,12 +16,13 @@ from typing import Any, cast
 
 import msgspec
 
+from triptych.core.context_length import context_length
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
 
 _HIDDEN = ("torch", "torchvision", "torchaudio")
 _TIMEOUT_S = 120.0
-_FIELDS = ("vocab_size", "max_position_embeddings", "eos_token_id")
+_FIELDS = ("vocab_size", "eos_token_id")
 
 
 class VisionFacts(msgspec.Struct, frozen=True):
@@ -53,6 +54,7 @@ def read_facts(folder: str) -> VisionFacts:
     text = read_config(read_json(Path(folder) / "config.json")).get_text_config()
     fields = {name: getattr(text, name, None) for name in _FIELDS}
     known = {name: value for name, value in fields.items() if value is not None}
+    known["max_position_embeddings"] = context_length(lambda name: getattr(text, name, None))
     return VisionFacts(processor.placeholder, known)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
+from triptych.core.context_length import context_length
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.core.unicode import check_text
 from triptych.core.weights.layout import read_json
@@ -137,7 +138,7 @@ class _CausalSizes:
 
 def _causal_sizes(config: Mapping[str, Any], options: ModelOptions) -> _CausalSizes:
     config = config.get("text_config", config)  # of a model that sees
-    own_length = int(config.get("max_position_embeddings", 2048))
+    own_length = context_length(config.get)
     widths = (config[field] for field in _WIDTH_FIELDS if field in config)
     return _CausalSizes(
         max_length=(options.max_length or own_length) - 1,  # a decoder's last place is an answer's

@@ -29,6 +29,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from triptych.core.context_length import context_length
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
 from triptych.core.layers.attention import KvCache, KvLayout
@@ -64,7 +65,8 @@ class FallbackBlueprint:
         device: torch.device,
     ) -> None:
         self._kind, self._config = _read(config)
-        self.max_length: int = max_length or self._config.max_position_embeddings
+        stated = context_length(lambda name: getattr(self._config, name, None))
+        self.max_length: int = max_length or stated
         self.vocab_size: int = self._config.vocab_size
         self._dtype = dtype
         self._device = device

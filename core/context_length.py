@@ -1,0 +1,26 @@
+"""How many tokens a model takes, as its configuration says.
+
+Owns the names of that field, which differ between families, and what holds where none is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+)
+_DEFAULT = 2048
+
+
+def context_length(get: Callable[[str], Any]) -> int:
+    """The length that a configuration states; `get` gives a field's value, `None` without one."""
+    stated = (get(name) for name in _FIELDS)
+    return next((int(length) for length in stated if length), _DEFAULT)
