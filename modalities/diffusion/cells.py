@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Weights = npt.NDArray[np.float64]
+Weights = Sequence[Sequence[float]]
+"""A few numbers for each row. They are lists, since arrays are slower to begin with."""
 
 
 class CellPool:
@@ -142,11 +141,12 @@ def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
     A column that no row wants is not touched, so it may hold anything. Terms are added one by one
     in the order of the columns: a row's result is the same bits in every batch.
     """
-    wanted = np.flatnonzero(weights_RI.any(axis=0)).tolist()
-    if not wanted:
+    of_columns = {index: w_R for index, w_R in enumerate(zip(*weights_RI, strict=True)) if any(w_R)}
+    if not of_columns:
         return torch.zeros_like(columns[0])
+    wanted = list(of_columns)
     first = columns[wanted[0]]
-    w_IR = sent(torch.from_numpy(weights_RI.T[wanted]).to(first.dtype), first.device)
+    w_IR = sent(torch.tensor(list(of_columns.values()), dtype=first.dtype), first.device)
     w_IR = w_IR.view(*w_IR.shape, *[1] * (first.ndim - 1))
     total = first * w_IR[0]
     for index, w_R in zip(wanted[1:], w_IR[1:], strict=True):

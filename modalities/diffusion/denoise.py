@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -258,7 +257,7 @@ def _restore(sample: SampleRow, kept: Kept) -> None:
 
 
 def _guide(guidances: Sequence[Guidance], prompted: Tensor, negative: Tensor) -> Tensor:
-    scales = np.array([[guidance.scale, 1 - guidance.scale] for guidance in guidances])
+    scales = [(guidance.scale, 1 - guidance.scale) for guidance in guidances]
     guided = weighted_sum(scales, [prompted, negative])
     for guidance, result, first in zip(guidances, guided, prompted, strict=True):
         if guidance.keeps_norm:

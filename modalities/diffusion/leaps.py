@@ -103,4 +103,4 @@ def _leap(leaps: Sequence[Leap]) -> None:
     # A row with fewer columns reads its sample instead, and weighs it with zero.
     padded_R = [[*cells, *cells[:1] * (num_columns - len(cells))] for cells in cells_R]
     columns = rows[0].pool.read_columns(list(zip(*padded_R, strict=True)))
-    write_states(rows, weights_RSI, columns)
+    write_states(rows, weights_RSI.tolist(), columns)

@@ -13,7 +13,6 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 from torch import Tensor
 
 from triptych.modalities.diffusion.caches.decisions import Decisions
@@ -173,10 +172,10 @@ def predict(slots: Sequence[CacheSlot], at: Sequence[Point]) -> Tensor:
     """
     memories = [slot.known() for slot in slots]
     num_columns = max(len(memory.cells) for memory in memories)
-    weights_RK = np.zeros((len(slots), num_columns))
-    for row, (slot, memory) in enumerate(zip(slots, memories, strict=True)):
-        weights = slot.method.extrapolator.weights(memory.points, at[row])
-        weights_RK[row, : len(weights)] = weights
+    weights_RK = []
+    for slot, memory, point in zip(slots, memories, at, strict=True):
+        weights = slot.method.extrapolator.weights(memory.points, point)
+        weights_RK.append([*weights, *[0.0] * (num_columns - len(weights))])
     # A row that keeps fewer reads its newest instead, and weighs it with zero.
     cells_KR = [
         [memory.cells[k if k < len(memory.cells) else 0] for memory in memories]

@@ -8,11 +8,10 @@ Legend: R rows, S states of a program (the sample first).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,7 +129,7 @@ def model_inputs(rows: Sequence[SampleRow]) -> Tensor:
     scales = [_input_scale(row) for row in rows]
     if all(scale == 1 for scale in scales):
         return samples
-    return weighted_sum(np.array(scales)[:, None], [samples])
+    return weighted_sum([[scale] for scale in scales], [samples])
 
 
 def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
@@ -156,7 +155,7 @@ def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:
 
     Before `advance`. A row of a foreign sampler foretells its present sample.
     """
-    weights_R2 = np.array([_clean_weights(row) for row in rows])
+    weights_R2 = [_clean_weights(row) for row in rows]
     samples = rows[0].pool.read([row.cells[0] for row in rows])
     return weighted_sum(weights_R2, [samples, outputs.float()])
 
@@ -165,12 +164,12 @@ def _input_scale(row: SampleRow) -> float:
     return float(row.program.input_scales_N[row.step]) if row.program else 1.0
 
 
-def _clean_weights(row: SampleRow) -> Iterable[float]:
-    return (1.0, 0.0) if row.program is None else row.program.clean_N2[row.step]
+def _clean_weights(row: SampleRow) -> list[float]:
+    return [1.0, 0.0] if row.program is None else row.program.clean_N2[row.step].tolist()
 
 
 def _advance_programs(rows: Sequence[SampleRow], outputs: Tensor) -> None:
-    weights_RSC = np.stack([row.program.weights_NSC[row.step] for row in rows if row.program])
+    weights_RSC = [row.program.weights_NSC[row.step].tolist() for row in rows if row.program]
     noisy = [row for row in rows if row.program and row.program.needs_noise(row.step)]
     before = [row.generator.get_state() for row in noisy]
     try:
@@ -190,10 +189,10 @@ def read_states(rows: Sequence[SampleRow]) -> tuple[Tensor, ...]:
 
 
 def write_states(
-    rows: Sequence[SampleRow], weights_RSC: Weights, columns: Sequence[Tensor]
+    rows: Sequence[SampleRow], weights_RSC: Sequence[Weights], columns: Sequence[Tensor]
 ) -> None:
     """Give each row's states the values that its weights make of the columns; all, or none."""
-    values = [weighted_sum(weights_RC, columns) for weights_RC in weights_RSC.swapaxes(0, 1)]
+    values = [weighted_sum(weights_RC, columns) for weights_RC in zip(*weights_RSC, strict=True)]
     cells = [row.cells[state] for state in range(len(values)) for row in rows]
     rows[0].pool.write(cells, values[0] if len(values) == 1 else torch.cat(values))
 
