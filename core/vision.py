@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -58,16 +58,21 @@ class PictureSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """Positions that are filled."""
         return sum(length for _, length in self.runs)
 
-    def mark(self, start: int, stop: int) -> bytes:
-        """Which of its features fill which of the positions `start .. stop - 1`; empty if none."""
-        parts, num_before = [], 0
+    def filling(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """What it fills of the positions `start .. stop - 1`: from, to, and its feature there."""
+        num_before = 0
         for first, length in self.runs:
             low, high = max(first, start), min(first + length, stop)
             if low < high:
-                place = struct.pack("<3q", low - start, high - start, num_before + low - first)
-                parts.append(self.digest + place)
+                yield low, high, num_before + low - first
             num_before += length
-        return b"".join(parts)
+
+    def mark(self, start: int, stop: int) -> bytes:
+        """Which of its features fill which of the positions `start .. stop - 1`; empty if none."""
+        return b"".join(
+            self.digest + struct.pack("<3q", low - start, high - start, feature)
+            for low, high, feature in self.filling(start, stop)
+        )
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,8 +35,6 @@ from triptych.schedulers.token_pace import ChunkPace
 
 _MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahead
 _MAX_LOOKAHEAD = 128  # waiting jobs, of text too, among which they are looked for
-
-
 _PATCH_VALUES = 14 * 14 * 3  # of most towers; others' are counted as if they were like it
 
 

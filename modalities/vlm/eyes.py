@@ -26,7 +26,7 @@ from triptych.modalities.llm.eyes import PICTURE, ChatPrompt, PictureSource, pic
 from triptych.modalities.llm.text import TextModel
 from triptych.modalities.vlm.facts import VisionFacts, ask_facts
 from triptych.modalities.vlm.intake import Lens, PooledPrepare
-from triptych.modalities.vlm.prompt import PreparedPicture
+from triptych.modalities.vlm.prepared import PreparedPicture
 
 RUN = "\uf8fe"
 """Stands for one run of picture positions in a rendered conversation."""

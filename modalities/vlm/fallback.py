@@ -2,9 +2,9 @@
 
 Owns what differs from `blueprint`: the whole model is transformers' own, one class for tower,
 projector and decoder. Pictures of no known family are encoded one by one, as their processor left
-them. What
-does not fit a plain paged cache is refused rather than served wrongly: positions on several axes,
-positions that see each other, features that enter late (see `modalities.llm.models.fallback`).
+them. What does not fit a plain paged cache is refused rather than served wrongly: positions on
+several axes, positions that see each other, features that enter late (see
+`modalities.llm.models.fallback`).
 """
 
 from __future__ import annotations

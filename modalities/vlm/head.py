@@ -182,18 +182,11 @@ class VisionHead(TextHead):
 
     def _find_filling(self, row: TokenRow) -> list[tuple[Features, int, int]]:
         """Which features, from where to where, fill the chunk of `row`, in order of position."""
-        found, start, end = [], row.start, row.start + row.num_tokens
-        for span in self._spans[row.slot]:
-            if span.start >= end or span.end <= start:
-                continue
-            features = self._look_up(span.digest)
-            num_before = 0
-            for first, length in span.runs:
-                low, high = max(first, start), min(first + length, end)
-                if low < high:
-                    found.append((features, num_before + low - first, num_before + high - first))
-                num_before += length
-        return found
+        return [
+            (self._look_up(span.digest), feature, feature + high - low)
+            for span in self._spans[row.slot]
+            for low, high, feature in span.filling(row.start, row.start + row.num_tokens)
+        ]
 
     def _look_up(self, digest: bytes) -> Features:
         features = self._features.acquire(digest)

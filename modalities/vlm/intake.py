@@ -29,7 +29,7 @@ from triptych.core.media.fetch import Fetched
 from triptych.core.media.pictures import PictureLimits, measure, read_picture
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.facts import hide_torch
-from triptych.modalities.vlm.prompt import PreparedPicture
+from triptych.modalities.vlm.prepared import PreparedPicture
 
 if TYPE_CHECKING:
     from triptych.modalities.vlm.processor import PictureProcessor

@@ -31,7 +31,6 @@ _PICTURE_FEATURES = 1024
 """Of a picture as the cache expects them to be."""
 _CACHE_SHARE = 0.1  # of the ledger, at most
 
-
 Blueprint = VisionBlueprint | FallbackVisionBlueprint
 
 

@@ -22,7 +22,7 @@ from triptych.core.vision import Array, ArrayType, picture_digest
 from triptych.core.weights.layout import read_json
 from triptych.modalities.vlm.config import open_image_processor, open_processor, read_config
 from triptych.modalities.vlm.families import ANY, family_of
-from triptych.modalities.vlm.prompt import PreparedPicture
+from triptych.modalities.vlm.prepared import PreparedPicture
 from triptych.modalities.vlm.spelling import MARK, is_pixtral
 
 _MASK = "pixel_attention_mask"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fakes_prompt import SeeingPrompt, join_prompt
 from fakes_vision import IMAGE_ID, encode
 from parity.rig import CPU, Recorder, Rig, Row
 
@@ -24,7 +25,6 @@ from triptych.modalities.vlm.families import FAMILIES
 from triptych.modalities.vlm.features import open_cache
 from triptych.modalities.vlm.head import VisionHead
 from triptych.modalities.vlm.processor import PictureProcessor
-from triptych.modalities.vlm.prompt import SeeingPrompt, join_prompt
 from triptych.schedulers.vision import Sight
 
 Part = Sequence[int] | Pixels

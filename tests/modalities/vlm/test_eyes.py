@@ -19,7 +19,7 @@ from triptych.modalities.llm.eyes import ChatPrompt, PictureSource
 from triptych.modalities.vlm.eyes import RUN, ModelEyes
 from triptych.modalities.vlm.facts import ask_facts, read_facts
 from triptych.modalities.vlm.intake import Lens, OwnPrepare
-from triptych.modalities.vlm.prompt import PreparedPicture
+from triptych.modalities.vlm.prepared import PreparedPicture
 
 CONFIG = Config(server=ServerOptions(), vision=VisionOptions(max_pictures=3))
 RED = PictureSource(file=Fetched(saved(picture()), "image/png"))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes_prompt import join_prompt
 from fakes_vision import MODELS, encode, pixels
 
 from triptych.core.errors import InvalidRequest, WeightsError
@@ -19,7 +20,6 @@ from triptych.core.vision import Array
 from triptych.modalities.vlm.config import open_image_processor, read_config
 from triptych.modalities.vlm.encoder import Scaling
 from triptych.modalities.vlm.processor import PictureProcessor
-from triptych.modalities.vlm.prompt import join_prompt
 
 PICTURE = pixels(40, 60, 1)
 

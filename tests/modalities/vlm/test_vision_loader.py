@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes_prompt import join_prompt
 from fakes_vision import pixels, save_model
 from safetensors.torch import load_file, save_file
 
@@ -21,7 +22,6 @@ from triptych.core.vision_plan import EncodePlan, EncodeStepResult
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.loader import VisionLoader
 from triptych.modalities.vlm.processor import PictureProcessor
-from triptych.modalities.vlm.prompt import join_prompt
 from triptych.modalities.vlm.runner import VisionRunner
 
 MIB = 2**20

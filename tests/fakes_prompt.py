@@ -1,41 +1,12 @@
-"""A prompt with pictures in it, from its parts.
-
-Owns how ids of text and of picture positions are put together. Knows no template and no tokenizer
-but as a function. Neither torch nor transformers is needed.
-"""
+"""Prompts with pictures in them, put together by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from triptych.core.vision import Array, Picture, PictureSpan, picture_ids
-
-
-class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture as its model takes it.
-
-    `spelling` is what stands for it in a prompt: text with the model's special tokens, and numbers
-    of positions that its features fill. `grid` are the rows and columns of those, where positions
-    follow them. Equal digests mean equal features.
-    """
-
-    digest: bytes
-    inputs: dict[str, Array]
-    spelling: tuple[str | int, ...]
-    grid: tuple[int, int] = (0, 0)
-
-    @property
-    def num_features(self) -> int:
-        """Positions of the prompt that it fills."""
-        return sum(part for part in self.spelling if isinstance(part, int))
-
-    @property
-    def num_bytes(self) -> int:
-        """What its encoder is called with."""
-        return sum(len(array.data) for array in self.inputs.values())
+from triptych.core.vision import Picture, PictureSpan, picture_ids
+from triptych.modalities.vlm.prepared import PreparedPicture
 
 
 @dataclass(frozen=True, slots=True)

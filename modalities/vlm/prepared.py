@@ -1,0 +1,34 @@
+"""A picture as its model takes it, before it has a place in a prompt.
+
+Owns what crosses from the process that prepares pictures. Neither torch nor transformers is needed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from triptych.core.vision import Array
+
+
+class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """What an encoder is called with, and what stands for the picture in a prompt.
+
+    `spelling` is text with the model's special tokens, and numbers of positions that its features
+    fill. `grid` are the rows and columns of those, where positions follow them. Equal digests mean
+    equal features.
+    """
+
+    digest: bytes
+    inputs: dict[str, Array]
+    spelling: tuple[str | int, ...]
+    grid: tuple[int, int] = (0, 0)
+
+    @property
+    def num_features(self) -> int:
+        """Positions of the prompt that it fills."""
+        return sum(part for part in self.spelling if isinstance(part, int))
+
+    @property
+    def num_bytes(self) -> int:
+        """What its encoder is called with."""
+        return sum(len(array.data) for array in self.inputs.values())
