@@ -1,4 +1,4 @@
-"""What the commands about pictures have alike: sizes, files of text, options they have no use for.
+"""What the commands about pictures have alike: sizes, adapters, writing, options without use.
 
 Owns the words of their errors. Knows no command.
 """
@@ -6,6 +6,8 @@ Owns the words of their errors. Knows no command.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from triptych.core.errors import ConfigError
@@ -26,14 +28,20 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def read_lines(flag: str, path: str) -> list[str]:
-    """The lines of a text file that are not empty. Raises `ConfigError`."""
+def parse_adapter(text: str) -> tuple[str, float]:
+    """Name and scale of `NAME[=SCALE]`. Raises `ConfigError`."""
+    name, _, scale = text.partition("=")
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"{flag} {path}: cannot be read ({reason}).") from error
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise ConfigError(f"{flag} {path}: is empty.")
-    return lines
+        return name, float(scale or 1.0)
+    except ValueError as error:
+        raise ConfigError(f"--adapter {text}: the scale is no number, as in ink=0.8.") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes a file of `--output`. Raises `ConfigError` where that does not work."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or "it takes no bytes"
+        raise ConfigError(f"--output {path}: cannot be written ({reason}).") from error

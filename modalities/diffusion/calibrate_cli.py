@@ -20,10 +20,11 @@ from rich.text import Text
 
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError
+from triptych.core.lines import read_lines
 from triptych.core.options import add_options, resolve
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve_all
-from triptych.modalities.diffusion.arguments import UNUSED, parse_size, read_lines
+from triptych.modalities.diffusion.arguments import UNUSED, parse_size
 from triptych.modalities.diffusion.cache_choice import close_plan
 from triptych.modalities.diffusion.calibration_file import (
     CalibrationFile,
@@ -84,7 +85,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_calibrate(args: argparse.Namespace) -> int:
     """Calibrate, write the file after each number of steps, and tell what was found."""
-    prompts = read_lines("--prompts", args.prompts) if args.prompts else PROMPTS
+    prompts = _read_prompts(args.prompts) if args.prompts else PROMPTS
     _check(args)
     args.size = parse_size(args.size) if args.size else None
     if args.reference is not None:
@@ -107,6 +108,13 @@ def run_calibrate(args: argparse.Namespace) -> int:
             Console().print(_table(tuned, config.images.step_cache_min_psnr_db))
     Console().print(Text(f"{path} is written"), soft_wrap=True)
     return 0
+
+
+def _read_prompts(path: str) -> list[str]:
+    prompts = [line for _, line in read_lines("--prompts", path)]
+    if not prompts:
+        raise ConfigError(f"--prompts {path}: is empty.")
+    return prompts
 
 
 def _check(args: argparse.Namespace) -> None:

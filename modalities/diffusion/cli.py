@@ -22,7 +22,7 @@ from rich.live import Live
 from triptych.core.errors import ConfigError
 from triptych.core.images import StepCache
 from triptych.core.options import add_options
-from triptych.modalities.diffusion.arguments import UNUSED, parse_size
+from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size, writing
 from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind
 from triptych.modalities.diffusion.pipeline import (
     DrawOptions,
@@ -69,6 +69,12 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--mask", metavar="FILE", help="white or transparent where to draw anew")
     given.add_argument("--strength", type=float, metavar="X", help="0 keeps it, 1 draws it anew")
     parser.add_argument(
+        "--batch",
+        metavar="FILE",
+        help="draw every line into the folder -o: a prompt, or an object with the fields of"
+        ' /v1/images/generations; "-": stdin',
+    )
+    parser.add_argument(
         "--preview", choices=DISPLAYS, default="auto", help="how to show it while it is drawn"
     )
     parser.add_argument(
@@ -84,6 +90,10 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_imagine(args: argparse.Namespace) -> int:
     """Draw pictures of a prompt into files, or one into stdout."""
+    if args.batch:
+        from triptych.modalities.diffusion.batch import run_batch  # what it reads by takes a while
+
+        return run_batch(args, _open_pipeline)
     prompt, sink = _read_prompt(args), _Sink.of(args)
     options = _options(args)
     console = Console(stderr=True)
@@ -99,7 +109,7 @@ def run_imagine(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open_pipeline(args: argparse.Namespace, check: Check) -> ImagePipeline:
+def _open_pipeline(args: argparse.Namespace, check: Check | None = None) -> ImagePipeline:
     return ImagePipeline.from_arguments(args, check=check)
 
 
@@ -131,19 +141,11 @@ def _options(args: argparse.Namespace) -> DrawOptions:
         guidance_scale=args.guidance,
         sampler=args.sampler,
         cache=StepCache(num_computed=args.num_computed),
-        adapters=dict(map(_adapter, args.adapter)),
+        adapters=dict(map(parse_adapter, args.adapter)),
         image=args.image,
         mask=args.mask,
         strength=args.strength,
     )
-
-
-def _adapter(text: str) -> tuple[str, float]:
-    name, _, scale = text.partition("=")
-    try:
-        return name, float(scale or 1.0)
-    except ValueError as error:
-        raise ConfigError(f"--adapter {text}: the scale is no number, as in ink=0.8.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +196,8 @@ class _Sink:
             number = f"-{picture.index + 1}" if self.is_numbered else ""
             path = self.path.with_stem(self.path.stem + number)
             name = str(path)
-            try:
+            with writing(path):
                 path.write_bytes(data)
-            except OSError as error:
-                reason = error.strerror or "it takes no bytes"
-                raise ConfigError(f"--output {name}: cannot be written ({reason}).") from error
         width, height = picture.image.size
         steps = f"{picture.num_steps} steps ({picture.num_computed} computed)"
         return f"{name}: {width}x{height}, seed {picture.seed}, {steps}, {picture.elapsed_s:.1f} s"

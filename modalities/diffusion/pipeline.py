@@ -18,8 +18,9 @@ from PIL import Image
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import ConfigError, InvalidRequest
+from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.images import AdapterUse, CacheName, ImageDelta, Pixels, StepCache
+from triptych.core.in_order import in_order
 from triptych.core.media.pictures import PictureReader
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind, encode_picture
@@ -29,6 +30,7 @@ from triptych.modalities.diffusion.service import (
     ImageCall,
     ImageService,
     PictureFile,
+    Quality,
     check_call,
 )
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
@@ -54,6 +56,7 @@ class DrawOptions(TypedDict, total=False):
     negative_prompt: str
     size: tuple[int, int] | None
     num_images: int
+    quality: Quality
     num_steps: int | None
     guidance_scale: float | None
     sampler: str
@@ -185,6 +188,30 @@ class ImagePipeline(Pipeline[ImageService]):
     ) -> AsyncGenerator[Progress, None]:
         """Async twin of `stream`."""
         return self._loop.iterate_async(lambda: self._progress(prompt, options, num_previews))
+
+    def map(self, entries: Sequence[Mapping[str, Any]]) -> Iterator[list[Picture] | TriptychError]:
+        """Draw many calls, as many at once as are admitted; their pictures come in order.
+
+        An entry holds `prompt` and options of a call. One that cannot be drawn yields its error and
+        harms no other.
+        """
+        return self._loop.iterate(lambda: self._map(entries))
+
+    async def _map(
+        self, entries: Sequence[Mapping[str, Any]]
+    ) -> AsyncGenerator[list[Picture] | TriptychError, None]:
+        async def draw(entry: Mapping[str, Any]) -> list[Picture] | TriptychError:
+            options: Any = {name: value for name, value in entry.items() if name != "prompt"}
+            try:
+                return await self._whole(entry.get("prompt", ""), options)
+            except TriptychError as error:
+                return error
+
+        largest = max((entry.get("num_images", 1) for entry in entries), default=1)
+        num_at_once = max(1, self._service.max_pictures // largest)
+        async with aclosing(in_order(map(draw, entries), num_at_once)) as answers:
+            async for answer in answers:
+                yield answer
 
     async def _whole(self, prompt: str, options: DrawOptions) -> list[Picture]:
         async with aclosing(self._progress(prompt, options, 0, has_steps=False)) as stream:

@@ -229,6 +229,22 @@ class DrawFields(Strict):
         """The adapters asked for."""
         return tuple(AdapterUse(use.name, use.scale) for use in self.lora)
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The fields of an `ImageCall` that it decides."""
+        return {
+            "negative_prompt": self.negative_prompt,
+            "size": self.dimensions,
+            "num_images": self.n,
+            "quality": self.known_quality,
+            "num_steps": self.steps,
+            "guidance_scale": self.guidance,
+            "sampler": self.sampler,
+            "cache": self.step_cache,
+            "adapters": self.adapters,
+            "seed": self.seed,
+        }
+
 
 class PromptFields(DrawFields):
     """What the routes take that draw what a prompt says."""

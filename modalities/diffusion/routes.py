@@ -161,19 +161,10 @@ def _call(body: DrawFields, context: Context, **given: Any) -> ImageCall:
     return ImageCall(
         model=body.model or "",
         call_id=context.call_id,
-        negative_prompt=body.negative_prompt,
-        size=body.dimensions,
-        num_images=body.n,
-        quality=body.known_quality,
-        num_steps=body.steps,
-        guidance_scale=body.guidance,
-        sampler=body.sampler,
-        cache=body.step_cache,
-        adapters=body.adapters,
-        seed=body.seed,
         tenant=context.principal.tenant,
         key=context.principal.key,
         deadline_s=context.options.request_timeout_s,
+        **body.asked,
         **given,
     )
 

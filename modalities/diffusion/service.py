@@ -139,6 +139,11 @@ class ImageService:
             default_seed=config.device.seed if config.device.seed >= 0 else None,
         )
 
+    @property
+    def max_pictures(self) -> int:
+        """Most pictures that are admitted at once."""
+        return self._admission.max_jobs
+
     def model(self, name: str) -> ImageModel:
         """The model called `name`, the first where it is empty.
 

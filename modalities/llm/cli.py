@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from triptych.core.bars import count_bar
 from triptych.core.errors import ConfigError, RequestError, TriptychError
+from triptych.core.lines import read_lines
 from triptych.core.options import add_options
 from triptych.modalities.llm.pipeline import ChatPipeline, ChatReply, Message
 
@@ -176,7 +176,9 @@ def run_generate(args: argparse.Namespace) -> int:
         raise ConfigError("--batch must be at least 1.")
     entries = _read_entries(args)
     num_tokens = num_failed = 0
-    with _open_output(args.output) as out, _open_pipeline(args) as pipeline, _bar(args) as bar:
+    is_shown = args.output is None and sys.stdout.isatty()  # the answers themselves are progress
+    bar = count_bar(is_hidden=is_shown)
+    with _open_output(args.output) as out, _open_pipeline(args) as pipeline, bar:
         task = bar.add_task("generating", total=len(entries))
         started_s = time.monotonic()
         asked = [{name: entry[name] for name in entry if name not in _LABELS} for entry in entries]
@@ -213,21 +215,11 @@ def _result(answer: ChatReply | TriptychError) -> dict[str, Any]:
 def _read_entries(args: argparse.Namespace) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = [{"prompt": prompt} for prompt in args.prompt]
     if args.input:
-        # Not splitlines: it takes some characters that JSON leaves alone for ends of lines.
-        for number, line in enumerate(_read_input(args.input).split("\n"), start=1):
-            if line.strip():
-                entries.append(_read_entry(line, number))
+        lines = read_lines("--input", args.input)
+        entries += [_read_entry(line, number) for number, line in lines]
     if not entries:
         raise ConfigError("No prompts: give some as arguments, or a JSONL file with --input.")
     return entries
-
-
-def _read_input(path: str) -> str:
-    try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"--input {path}: cannot be read ({reason}).") from error
 
 
 def _read_entry(line: str, number: int) -> dict[str, Any]:
@@ -247,14 +239,3 @@ def _open_output(path: str | None) -> IO[str]:
         return open(path, "w", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written ({error.strerror}).") from error
-
-
-def _bar(args: argparse.Namespace) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=args.output is None and sys.stdout.isatty(),  # the answers themselves are progress
-    )

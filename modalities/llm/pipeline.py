@@ -5,9 +5,7 @@ Owns the `ChatPipeline` object: the same engine and text service as the server, 
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import msgspec
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.in_order import in_order
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.eyes import PICTURE, PictureSource
 from triptych.modalities.llm.service import (
@@ -174,17 +173,9 @@ class ChatPipeline(Pipeline[LlmService]):
             return reply
 
         most = min(num_in_flight, self._num_at_once(options))
-        running: deque[asyncio.Task[ChatReply | TriptychError]] = deque()
-        try:
-            for entry in entries:
-                running.append(asyncio.create_task(answer(entry)))
-                if len(running) == most:
-                    yield await running.popleft()
-            while running:
-                yield await running.popleft()
-        finally:
-            for task in running:
-                task.cancel()
+        async with aclosing(in_order(map(answer, entries), most)) as answers:
+            async for each in answers:
+                yield each
 
     async def _texts(
         self, conversation: Conversation, options: Mapping[str, Any]

@@ -182,6 +182,7 @@ COMMANDS: tuple[Command, ...] = (
             'triptych imagine "a red apple" -o apple.png',
             'triptych imagine "a penguin next to a house" -n 4 --steps 28 -o penguin.webp',
             'triptych imagine "a green car" -i car.png --strength 0.6 -o green.png',
+            "triptych imagine --batch prompts.jsonl -o pictures",
         ),
         operands="[PROMPT]",
         is_named=True,

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from triptych.core.bars import count_bar
 from triptych.core.errors import ConfigError
 from triptych.core.options import add_options
 from triptych.modalities.llm.embedding.pipeline import EmbeddingPipeline
@@ -55,7 +54,7 @@ def run_embed(args: argparse.Namespace) -> int:
         "prompt_name": args.prompt_name,
         "max_tokens": -1 if args.cut else 0,
     }
-    with EmbeddingPipeline.from_arguments(args) as embed, _bar() as bar:
+    with EmbeddingPipeline.from_arguments(args) as embed, count_bar(is_transient=True) as bar:
         task = bar.add_task("Embedding", total=len(texts))
         vectors = embed(texts, **options, on_progress=lambda n: bar.update(task, completed=n))
         if args.similar_to:
@@ -83,17 +82,6 @@ def _read_texts(args: argparse.Namespace) -> list[str]:
     if not texts:
         raise ConfigError("There is no text in the input.")
     return texts
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 def _likeness(vectors: Floats, of: Floats) -> Sequence[float]:

@@ -35,7 +35,7 @@ def imagine(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],  # pictures on stdout are for nobody's eyes
 ) -> Imagine:
-    monkeypatch.setattr(cli, "_open_pipeline", lambda args, check: open_plain(engine))
+    monkeypatch.setattr(cli, "_open_pipeline", lambda args, check=None: open_plain(engine))
     return _run
 
 

@@ -207,7 +207,7 @@ def test_a_log_level_is_honoured_where_it_is_given(
 ) -> None:
     configured: list[str] = []
     monkeypatch.setattr(logs, "configure", lambda options: configured.append(options.log_level))
-    monkeypatch.setattr(ChatPipeline, "from_config", lambda config, progress: pipeline)
+    monkeypatch.setattr(ChatPipeline, "from_config", lambda *args, **options: pipeline)
     parser = argparse.ArgumentParser()
     cli.add_chat_arguments(parser)
     argv = ["hi", *(["--log-level", level] if level else [])]
