@@ -81,6 +81,16 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     span: PictureSpan
     inputs: dict[str, Array]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of what its encoder is called with."""
+        return input_bytes(self.inputs)
+
+
+def input_bytes(inputs: Mapping[str, Array]) -> int:
+    """How large an encoder's inputs are."""
+    return sum(len(array.data) for array in inputs.values())
+
 
 def picture_digest(
     inputs: Mapping[str, Array], *, settings: str, model: str, adapter: str

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -19,8 +19,15 @@ import msgspec
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NotFound
+from triptych.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+)
 from triptych.core.frames import FIRST_FRAME_ID
+from triptych.core.limits import MAX_HELD_PICTURE_BYTES
 from triptych.core.sampling.params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.vision import Picture
@@ -115,6 +122,7 @@ class LlmService:
         self.models: Mapping[str, TextModel] = {model.name: model for model in models}
         self._admission = admission
         self._default_seed = default_seed
+        self._picture_bytes = 0
 
     @classmethod
     def from_config(
@@ -208,7 +216,8 @@ class LlmService:
         seed = next(
             s for s in (call.seed, self._default_seed, secrets.randbits(62)) if s is not None
         )
-        with self._admission.admit(key=call.key, num_jobs=num_rows, num_tokens=num_tokens):
+        admitted = self._admission.admit(key=call.key, num_jobs=num_rows, num_tokens=num_tokens)
+        with admitted, self._holding(call):
             samples = [
                 self._sample(call, model, prompt_index, sample_index, seed)
                 for prompt_index in range(len(call.prompts))
@@ -217,6 +226,23 @@ class LlmService:
             async with aclosing(merge(samples)) as merged:
                 async for delta in merged:
                     yield delta
+
+    @contextmanager
+    def _holding(self, call: GenerateCall) -> Iterator[None]:
+        """Count the call's pictures, which the engine has until it ends."""
+        pictures = (picture for several in call.pictures for picture in several)
+        num_bytes = call.num_samples * sum(picture.num_bytes for picture in pictures)
+        if num_bytes > MAX_HELD_PICTURE_BYTES:
+            raise PayloadTooLarge(
+                "The pictures are too large for so many samples: ask for fewer.", param="n"
+            )
+        if self._picture_bytes + num_bytes > MAX_HELD_PICTURE_BYTES:
+            raise Overloaded("Too many pictures are being looked at; try later.", retry_after_s=5.0)
+        self._picture_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._picture_bytes -= num_bytes
 
     async def _sample(
         self, call: GenerateCall, model: TextModel, prompt_index: int, sample_index: int, seed: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from triptych.core.vision import Array
+from triptych.core.vision import Array, input_bytes
 
 
 class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,5 +30,5 @@ class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_bytes(self) -> int:
-        """What its encoder is called with."""
-        return sum(len(array.data) for array in self.inputs.values())
+        """Of what its encoder is called with."""
+        return input_bytes(self.inputs)

@@ -10,9 +10,17 @@ import pytest
 from fakes_llm import Script, ScriptedClient, write_text_folder
 
 from triptych.core.config import ModelOptions, ScheduleOptions
-from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NotFound, Overloaded
+from triptych.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+)
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.vision import Array, Picture, PictureSpan
+from triptych.modalities.llm import service as service_module
 from triptych.modalities.llm.service import (
     GenerateCall,
     LlmService,
@@ -201,3 +209,21 @@ def test_max_tokens_defaults_to_the_room_left(model: TextModel) -> None:
     for requested in (201, None):
         with pytest.raises(ContextLengthExceeded):
             serving.resolve_max_tokens("tiny", 256 if requested is None else 56, requested)
+
+
+async def test_pictures_in_progress_are_bounded(
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_HELD_PICTURE_BYTES", 25)
+    span = PictureSpan(digest=bytes(32), runs=((0, 1),))
+    picture = Picture(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
+    serving = service(model, ScriptedClient(saying(model, "hi")))
+    seeing = {"pictures": ((picture,),)}
+    with pytest.raises(PayloadTooLarge, match="so many samples"):
+        await collect(serving, call(model, num_samples=3, **seeing))
+    async with aclosing(serving.generate(call(model, num_samples=2, **seeing))) as first:
+        await anext(first)
+        with pytest.raises(Overloaded):
+            await collect(serving, call(model, call_id="d", **seeing))
+        assert await collect(serving, call(model, call_id="e"))
+    assert await collect(serving, call(model, call_id="f", **seeing))

@@ -167,12 +167,10 @@ class Kitchen:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.begun: list[bytes | bytearray] = []
-        self.has_begun = asyncio.Semaphore(0)
         self.num_cancelled = 0
 
     async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedPicture:
         self.begun.append(file.data)
-        self.has_begun.release()
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -188,9 +186,11 @@ async def look(lens: Lens, data: bytes, **given: Any) -> PreparedPicture:
     return await lens.look(Fetched(data, ""), **{"model": "m", "max_pixels": 1, **given})
 
 
-async def started(kitchen: Kitchen, number: int) -> None:
-    for _ in range(number):
-        await kitchen.has_begun.acquire()
+async def waiting(lens: Lens, number: int) -> None:
+    """Return when so many wait for pictures that are being prepared."""
+    while sum(run.num_waiting for run in lens._running.values()) < number:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0)  # and the work has begun
 
 
 async def test_a_picture_is_prepared_once() -> None:
@@ -212,7 +212,7 @@ async def test_those_who_wait_share_the_work_and_the_error() -> None:
     lens = Lens(kitchen, max_bytes=0)
     good = [asyncio.create_task(look(lens, b"a")) for _ in range(3)]
     bad = [asyncio.create_task(look(lens, b"bad")) for _ in range(2)]
-    await started(kitchen, 2)
+    await waiting(lens, 5)
     good[0].cancel()
     kitchen.gate.set()
     done = await asyncio.gather(*good, *bad, return_exceptions=True)
@@ -227,7 +227,7 @@ async def test_work_that_nobody_waits_for_ends() -> None:
     kitchen = Kitchen()
     lens = Lens(kitchen, max_bytes=100)
     tasks = [asyncio.create_task(look(lens, b"a")) for _ in range(2)]
-    await started(kitchen, 1)
+    await waiting(lens, 2)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
