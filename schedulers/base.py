@@ -93,17 +93,8 @@ class Scheduler(Protocol):
 
 
 @runtime_checkable
-class CutsSteps(Protocol):
-    """A scheduler that can make its steps shorter where others wait for them."""
-
-    def set_company(self, has_company: bool) -> None:
-        """Whether other models have jobs."""
-        ...
-
-
-@runtime_checkable
 class FitsGaps(Protocol):
-    """A scheduler of long work that nobody waits for, which fits between the steps of others."""
+    """A scheduler that can make its steps shorter where others wait for them."""
 
     def set_gap(self, gap_s: float) -> None:
         """How long a step may be; infinity where no other model has jobs."""

@@ -39,7 +39,6 @@ from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
 from triptych.core.transport.messages import Heartbeat
 from triptych.schedulers.base import (
-    CutsSteps,
     FitsGaps,
     LoadedModel,
     ModelLoader,
@@ -252,8 +251,6 @@ class Engine:
 
     def _tell_company(self, scheduler: Scheduler, others: Collection[str]) -> None:
         """Let a scheduler know of the other models that have jobs."""
-        if isinstance(scheduler, CutsSteps):
-            scheduler.set_company(bool(others))
         if isinstance(scheduler, FitsGaps):
             longest_s = self.config.schedule.max_step_s or math.inf
             gap_s = min(longest_s, self._timeline.gap_s(others))

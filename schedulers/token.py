@@ -11,6 +11,7 @@ pages and slot free, since until then the device may write to them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -32,7 +33,6 @@ from triptych.core.plan import (
     SlotStart,
     StepResult,
     TokenPlan,
-    TokenRow,
     TokenRowResult,
     TokenStepResult,
 )
@@ -184,9 +184,9 @@ class TokenScheduler:
         """Jobs that have not ended."""
         return len(self._state.rows)
 
-    def set_company(self, has_company: bool) -> None:
+    def set_gap(self, gap_s: float) -> None:
         """Where other models have jobs, prompts are cut so that no step is long."""
-        self._has_company = has_company
+        self._has_company = math.isfinite(gap_s)
 
     def propose(self, now_s: float, hold: Hold = NO_HOLD) -> Proposal | None:
         """The next step, or none while all depends on steps in flight or on slow readers.
@@ -229,7 +229,7 @@ class TokenScheduler:
             model=self._model,
             kind=draft.kind,
             starts=tuple(_slot_start(p.row) for p in draft.pieces if not p.row.is_bound),
-            rows=tuple(_book_piece(piece) for piece in draft.pieces),
+            rows=tuple(piece.book() for piece in draft.pieces),
         )
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
@@ -258,7 +258,7 @@ class TokenScheduler:
         for piece in step.pieces:
             piece.row.num_in_flight -= 1
         for piece in live:
-            _roll_back(piece)
+            piece.roll_back()
         rows = {piece.row for piece in live}
         for piece in (piece for other in later for piece in other.pieces):
             if piece.row in rows and not piece.is_stale:
@@ -466,35 +466,3 @@ def _slot_start(row: Row) -> SlotStart:
         frames=(*row.request.prompt_frames, *row.output_frames),
         pictures=tuple(picture.span for picture in row.request.pictures),
     )
-
-
-def _book_piece(piece: Piece) -> TokenRow:
-    """The runner's view of `piece`; from here on it is in flight."""
-    row = piece.row
-    assert row.lease is not None, "a running row holds a lease"
-    end = piece.start + piece.num_tokens
-    planned = TokenRow(
-        job_id=row.job.job_id,
-        slot=row.slot,
-        start=piece.start,
-        num_tokens=piece.num_tokens,
-        token_ids=() if row.is_decoding else row.token_ids(piece.start, end),
-        new_page_ids=tuple(row.lease.page_ids[row.num_bound_pages :]),
-        is_sampled=piece.is_sampled,
-    )
-    row.num_bound_pages = len(row.lease)
-    row.num_booked = end
-    row.num_unknown += piece.is_sampled
-    row.num_in_flight += 1
-    row.is_bound = True
-    row.is_decoding = piece.is_sampled
-    return planned
-
-
-def _roll_back(piece: Piece) -> None:
-    """Undo the booking of `piece`; the runner will be told of the row anew."""
-    row = piece.row
-    row.num_booked = piece.start
-    row.num_unknown -= piece.is_sampled
-    row.is_bound = row.is_decoding = False
-    row.num_bound_pages = 0

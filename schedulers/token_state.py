@@ -16,7 +16,7 @@ from triptych.core.config import ScheduleOptions
 from triptych.core.job import Job
 from triptych.core.kv.keys import page_key
 from triptych.core.kv.pages import Lease, PagePool
-from triptych.core.plan import StepCodes
+from triptych.core.plan import StepCodes, TokenRow
 from triptych.core.tokens import TokenLogprob, TokenRequest
 
 
@@ -139,6 +139,36 @@ class Piece:
     num_tokens: int
     is_sampled: bool
     is_stale: bool = False
+
+    def book(self) -> TokenRow:
+        """The runner's view of it; from here on it is in flight."""
+        row = self.row
+        assert row.lease is not None, "a running row holds a lease"
+        end = self.start + self.num_tokens
+        planned = TokenRow(
+            job_id=row.job.job_id,
+            slot=row.slot,
+            start=self.start,
+            num_tokens=self.num_tokens,
+            token_ids=() if row.is_decoding else row.token_ids(self.start, end),
+            new_page_ids=tuple(row.lease.page_ids[row.num_bound_pages :]),
+            is_sampled=self.is_sampled,
+        )
+        row.num_bound_pages = len(row.lease)
+        row.num_booked = end
+        row.num_unknown += self.is_sampled
+        row.num_in_flight += 1
+        row.is_bound = True
+        row.is_decoding = self.is_sampled
+        return planned
+
+    def roll_back(self) -> None:
+        """Undo the booking; the runner will be told of the row anew."""
+        row = self.row
+        row.num_booked = self.start
+        row.num_unknown -= self.is_sampled
+        row.is_bound = row.is_decoding = False
+        row.num_bound_pages = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -141,10 +141,10 @@ class VisionScheduler:
         """Leave a job out of steps, or let it go on; an unknown or ended one is ignored."""
         self._tokens.set_paused(job_id, is_paused)
 
-    def set_company(self, has_company: bool) -> None:
+    def set_gap(self, gap_s: float) -> None:
         """Where other models have jobs, steps are short."""
-        self._has_company = has_company
-        self._tokens.set_company(has_company)
+        self._has_company = math.isfinite(gap_s)
+        self._tokens.set_gap(gap_s)
 
     def propose(self, now_s: float) -> Proposal | None:
         """A step of tokens or one that encodes, in turns where there are both."""

@@ -1,5 +1,6 @@
 """Prompts are cut by time."""
 
+import math
 import sys
 from dataclasses import replace
 
@@ -45,7 +46,7 @@ def chunks_of(
 ) -> list[int]:
     """Sizes of a prompt's chunks on a device that takes `token_s` for each token."""
     world = World(num_pages=256, max_length=1000, max_batch_input_tokens=512, **options)
-    world.scheduler.set_company(has_company)
+    world.scheduler.set_gap(0.05 if has_company else math.inf)
     sampling = SamplingParams(max_tokens=1)
     world.submit("a", TokenRequest(prompt_ids=tuple(range(num_tokens)), sampling=sampling))
     sizes = []
