@@ -9,24 +9,20 @@ import io
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fakes_http import READY
+from fakes_clients import ActingEngine
 from fastapi import FastAPI
 from PIL import Image
 
-from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ImageOptions, ScheduleOptions, ServerOptions
-from triptych.core.errors import to_info
 from triptych.core.http.app import create_app
 from triptych.core.http.models import models_router
 from triptych.core.images import ImageDelta, ImageRequest, Pixels
-from triptych.core.job import Output
 from triptych.core.media.pictures import PictureReader
-from triptych.core.streams import JobStream, StreamTable
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.image_model import ImageModel
 from triptych.modalities.diffusion.recipes.abilities import Abilities
@@ -89,57 +85,24 @@ def plain(width: int, height: int, colour: Sequence[int]) -> Pixels:
     return Pixels(width=width, height=height, rgb=bytes(colour) * (width * height))
 
 
-@dataclass
-class PaintingEngine:
+@dataclass(kw_only=True)
+class PaintingEngine(ActingEngine):
     """An engine client: every picture of a job becomes its colour, a step at a time.
 
     `error` ends a job after `num_good` steps; jobs wait for `gate` before each step, and `step_s`
     besides. Remembers what became of every job.
     """
 
-    error: Exception | None = None
     num_good: int = 0
     step_s: float = 0.0
     gate: threading.Event | None = None
     num_before: int = 0
-    submitted: dict[str, ImageRequest] = field(default_factory=dict)
-    finished: list[str] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
     num_steps: int = 0
 
-    def __post_init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.table = StreamTable(
-            on_cancel=self._cancel,
-            on_pause=lambda job_ids, is_paused: None,
-            stream_timeout_s=30.0,
-        )
-
-    @property
-    def running(self) -> set[str]:
-        return set(self.submitted) - {*self.finished, *self.cancelled}
-
-    def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
-    ) -> JobStream:
-        self.submitted[job_id] = request
-        stream = self.table.open(job_id)
-        self._tasks[job_id] = asyncio.create_task(self._run(job_id, request))
-        return stream
-
-    async def _run(self, job_id: str, request: ImageRequest) -> None:
-        try:
-            await self._paint(job_id, request)
-        except Exception as error:
-            self.finished.append(job_id)
-            self.table.deliver(Output(job_id=job_id, error=to_info(error), is_final=True))
-        finally:
-            del self._tasks[job_id]
-
-    async def _paint(self, job_id: str, request: ImageRequest) -> None:
+    async def act(self, job_id: str, request: ImageRequest) -> None:
         num_steps = request.num_steps or 10
         for place in range(self.num_before, 0, -1):
-            self._tell(job_id, ImageDelta(queue_position=place))
+            self.tell(job_id, ImageDelta(queue_position=place))
         partials = self._partial_steps(request, num_steps)
         for step in range(1, num_steps + 1):
             await self._turn(step - 1)
@@ -149,18 +112,17 @@ class PaintingEngine:
                 if step in partials:
                     pixels = plain(PREVIEW_SIDE, PREVIEW_SIDE, colour_of(request, picture))
                     index = partials.index(step)
-                    self._tell(job_id, ImageDelta(**told, pixels=pixels, partial_index=index))
+                    self.tell(job_id, ImageDelta(**told, pixels=pixels, partial_index=index))
                 elif request.has_progress and step < num_steps:
-                    self._tell(job_id, ImageDelta(**told))
+                    self.tell(job_id, ImageDelta(**told))
         for picture in reversed(range(request.num_images)):
             pixels = plain(request.width, request.height, colour_of(request, picture))
             is_last = picture == 0
             told = {"picture": picture, "step": num_steps, "num_steps": num_steps}
             told |= {"num_prompt_tokens": NUM_PROMPT_TOKENS, "pixels": pixels}
             if is_last:
-                self.finished.append(job_id)
                 told["finish_reason"] = "stop"
-            self._tell(job_id, ImageDelta(**told), is_final=is_last)
+            self.tell(job_id, ImageDelta(**told), is_final=is_last)
 
     @staticmethod
     def _partial_steps(request: ImageRequest, num_steps: int) -> list[int]:
@@ -174,21 +136,6 @@ class PaintingEngine:
         if self.error is not None and num_done >= self.num_good:
             raise self.error
         self.num_steps += 1
-
-    def _tell(self, job_id: str, delta: ImageDelta, *, is_final: bool = False) -> None:
-        self.table.deliver(Output(job_id=job_id, payload=delta, is_final=is_final))
-
-    def _cancel(self, job_ids: Sequence[str]) -> None:
-        for job_id in job_ids:
-            self.cancelled.append(job_id)
-            self._tasks[job_id].cancel()
-
-    def status(self) -> EngineStatus:
-        return READY
-
-    async def load(self, model: str) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 def make_image_service(

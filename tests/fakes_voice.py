@@ -10,17 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fakes_http import READY
+from fakes_clients import ActingEngine
 from fastapi import FastAPI
 
-from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
-from triptych.core.errors import InvalidRequest, to_info
+from triptych.core.errors import InvalidRequest
 from triptych.core.http.app import create_app
-from triptych.core.job import Output
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment, VoiceClip
-from triptych.core.streams import JobStream, StreamTable
+from triptych.core.streams import JobStream
 from triptych.modalities.tts.frontend.base import Planned, Voice
 from triptych.modalities.tts.routes import speech_router
 from triptych.modalities.tts.service import SpeechService, VoiceSource
@@ -76,8 +74,8 @@ class SpellingFrontEnd:
         self.is_done.set()
 
 
-@dataclass
-class HummingEngine:
+@dataclass(kw_only=True)
+class HummingEngine(ActingEngine):
     """An engine client: every segment hums one tone on, in steps of `step_samples`.
 
     The tone goes on from job to job of a call, so that any seam would be heard. `error` ends a job
@@ -85,56 +83,30 @@ class HummingEngine:
     and `step_s` besides. Remembers what became of every job.
     """
 
-    error: Exception | None = None
+    high_water: int = 32
+    low_water: int = 8
     num_good: int = 0
     step_samples: int = 1920
     step_s: float = 0.0
     is_endless: bool = False
     finish: SpeechFinish = "stop"
     gate: threading.Event | None = None
-    stream_timeout_s: float = 30.0
-    submitted: dict[str, SpeechRequest] = field(default_factory=dict)
-    finished: list[str] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
     paused: list[tuple[str, bool]] = field(default_factory=list)
     num_steps: int = 0
     events: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        super().__post_init__()
         self._positions: Counter[str] = Counter()
         self._held: set[str] = set()
-        self.table = StreamTable(
-            on_cancel=self._cancel,
-            on_pause=self._pause,
-            stream_timeout_s=self.stream_timeout_s,
-            high_water=32,
-            low_water=8,
-        )
-
-    @property
-    def running(self) -> set[str]:
-        return set(self.submitted) - {*self.finished, *self.cancelled}
 
     def submit(
         self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
     ) -> JobStream:
-        self.submitted[job_id] = request
         self.events.append(f"submit {job_id.rpartition('.')[2]}")
-        stream = self.table.open(job_id)
-        self._tasks[job_id] = asyncio.create_task(self._run(job_id, request))
-        return stream
+        return super().submit(model, request, job_id=job_id, deadline_s=deadline_s)
 
-    async def _run(self, job_id: str, request: SpeechRequest) -> None:
-        try:
-            await self._hum(job_id, request)
-        except Exception as error:
-            self.finished.append(job_id)
-            self.table.deliver(Output(job_id=job_id, error=to_info(error), is_final=True))
-        finally:
-            del self._tasks[job_id]
-
-    async def _hum(self, job_id: str, request: SpeechRequest) -> None:
+    async def act(self, job_id: str, request: SpeechRequest) -> None:
         num_prompt = num_out = 0
         for index, segment in enumerate(request.segments):
             left = len(segment.prompt_ids) * SAMPLES_PER_ID
@@ -155,10 +127,8 @@ class HummingEngine:
                     num_prompt_tokens=num_prompt,
                     num_output_tokens=num_out,
                 )
-                if last:
-                    self.finished.append(job_id)
                 self.events.append(f"step {job_id.rpartition('.')[2]}")
-                self.table.deliver(Output(job_id=job_id, payload=delta, is_final=last))
+                self.tell(job_id, delta, is_final=last)
 
     async def _turn(self, job_id: str, num_out: int) -> None:
         is_shut = lambda: self.gate is not None and not self.gate.is_set()  # noqa: E731
@@ -175,23 +145,10 @@ class HummingEngine:
         self._positions[call] += size
         return (0.5 * np.sin(2 * np.pi * TONE_HZ * t_S)).astype("<f4").tobytes()
 
-    def _cancel(self, job_ids: Sequence[str]) -> None:
-        for job_id in job_ids:
-            self.cancelled.append(job_id)
-            if task := self._tasks.get(job_id):
-                task.cancel()
-
     def _pause(self, job_ids: Sequence[str], is_paused: bool) -> None:
         for job_id in job_ids:
             self.paused.append((job_id, is_paused))
             (self._held.add if is_paused else self._held.discard)(job_id)
-
-    def status(self) -> EngineStatus:
-        return READY
-
-    async def load(self, model: str) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 @dataclass
