@@ -32,6 +32,7 @@ from rich.progress import track
 from torch import Tensor
 
 NUM_CAPTIONS = 4
+_RARE_TIMES = 4
 _BATCH = 32
 NUM_TOKENS = (PICTURE_SIZE // 16) ** 2
 
@@ -42,6 +43,11 @@ class Record:
 
     composition: Composition
     captions: list[str]
+
+
+def _is_rare(composition: Composition) -> bool:
+    is_moved = len(composition.spots) == 1 and composition.layout != "single"
+    return is_moved or composition.style == "flat"
 
 
 def write_compositions(folder: Path, catalogue: Catalogue, num_pictures: int) -> None:
@@ -129,12 +135,15 @@ class Corpus:
 
     def __init__(self, folder: Path) -> None:
         self._latents = np.load(folder / "latents.npy", mmap_mode="r")
-        self._captions = [record.captions for record in read_records(folder)]
+        records = read_records(folder)
+        self._captions = [record.captions for record in records]
+        self._times = [_RARE_TIMES if _is_rare(record.composition) else 1 for record in records]
         scale = json.loads((folder / "latents.json").read_text(encoding="utf-8"))
         self.mean, self.deviation = scale["mean"], scale["deviation"]
 
-    def __len__(self) -> int:
-        return len(self._latents)
+    def order(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The pictures' numbers by chance, those of rare places and the rare style repeatedly."""
+        return rng.permutation(np.repeat(np.arange(len(self._times)), self._times))
 
     def captions(self) -> Iterator[str]:
         """Everything that is said."""

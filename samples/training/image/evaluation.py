@@ -52,8 +52,8 @@ _PICTURE = 128
 class Drawing:
     """How pictures are drawn."""
 
-    num_steps: int = 28
-    guidance: float = 2.5
+    num_steps: int = 20
+    guidance: float = 3.0
 
 
 def held_out(catalogue: Catalogue, num_prompts: int) -> list[Composition]:

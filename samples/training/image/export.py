@@ -24,7 +24,7 @@ from transformers import BertModel
 
 _LONGEST = 512
 _DOWNSCALE = 8
-_OWN = {"default_size": PICTURE_SIZE, "default_steps": 20, "default_guidance": 2.5}
+_OWN = {"default_size": PICTURE_SIZE, "default_steps": 20, "default_guidance": 3.0}
 
 
 def export(folder: Path, out: Path, catalogue: Catalogue, sprites: Sprites) -> None:

@@ -146,7 +146,7 @@ class ModelTrainer:
     def _batches(self) -> Iterator[Batch]:
         rng = np.random.default_rng((self.options.seed, self.num_iterations))
         while True:
-            order = rng.permutation(len(self.corpus))
+            order = self.corpus.order(rng)
             while len(order) >= self.options.num_rows:
                 numbers, order = np.split(order, [self.options.num_rows])
                 clean, captions = self.corpus.batch(numbers, rng)

@@ -58,8 +58,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="export: where to")
     parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
     parser.add_argument("--sheet", type=Path, help="evaluate: draw 64 prompts into this file")
-    parser.add_argument("--guidance", type=float, default=2.5, help="evaluate: strength")
-    parser.add_argument("--steps", type=int, default=28, help="evaluate: steps a picture")
+    parser.add_argument("--guidance", type=float, default=3.0, help="evaluate: strength")
+    parser.add_argument("--steps", type=int, default=20, help="evaluate: steps a picture")
     return parser.parse_args()
 
 
