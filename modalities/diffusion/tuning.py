@@ -25,7 +25,6 @@ from triptych.modalities.diffusion.caches.planning import (
     Measured,
     all_plans,
     expected_error,
-    refined,
 )
 from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
 from triptych.modalities.diffusion.calibrate import calibrate, measured
@@ -39,6 +38,8 @@ SHARES = (0.12, 0.16, 0.2, 0.28, 0.34, 0.4, 0.5, 0.65)
 """Which parts of all steps the plans that are tried compute."""
 ORDERS = (0, 1, 2)
 """Degrees of extrapolation that a plan may have."""
+DAMPINGS = (0.0, 1.5, 3.0, 4.5, 6.0)
+"""How much of an early error may be mended by the steps after it; see `Measured.damped`."""
 PEAK_DB = 99.0
 """What is written down for pictures that are equal."""
 _LEAST = 2
@@ -92,6 +93,7 @@ class Tuner:
         parts = self._parts(requests)
         calibration, model, wholes = self._measure(parts, report)
         _, plain_s = self._draw(parts[0], None)
+        model = model.damped(self._damping(parts[0], model, wholes, shares))
         candidates = _candidates(model, shares)
         plans, speedups = [], []
         for index, promises in enumerate(candidates):
@@ -102,6 +104,22 @@ class Tuner:
         report(1.0)
         run = _summary(requests, self._recipe, calibration, plans)
         return Tuned(run=run, speedups=tuple(speedups))
+
+    def _damping(
+        self,
+        part: Sequence[_Subject],
+        model: Measured,
+        wholes: Sequence[Tensor],
+        shares: Sequence[float],
+    ) -> float:
+        """The damping with which a plan of rather few steps draws best."""
+        found: dict[float, float] = {}
+        for rate in DAMPINGS:
+            plans = _candidates(model.damped(rate), shares, orders=(0,))
+            (promise,) = plans[len(plans) // 3]
+            pictures, _ = self._draw(part, _method(promise))
+            found[rate] = _worst_db(wholes[: len(part)], pictures)
+        return max(found, key=found.__getitem__)
 
     def _try(
         self,
@@ -176,17 +194,19 @@ class Tuner:
         ]
 
 
-def _candidates(model: Measured, shares: Sequence[float]) -> list[list[_Promise]]:
+def _candidates(
+    model: Measured, shares: Sequence[float], *, orders: Sequence[int] = ORDERS
+) -> list[list[_Promise]]:
     """For each share of the steps that there are plans for, the best of each degree."""
     num_steps = len(model.points)
     wanted = sorted({max(_LEAST, round(share * num_steps)) for share in shares})
     found: dict[int, list[_Promise]] = {count: [] for count in wanted if count < num_steps}
-    for order in ORDERS if found else ():
+    for order in orders if found else ():
         extrapolator = DividedDifferences(order)
         plans = all_plans(model, extrapolator, max(found))
         for count in found.keys() & plans.keys():
-            mask = refined(model, extrapolator, plans[count])
-            found[count].append(_Promise(expected_error(model, extrapolator, mask), order, mask))
+            error = expected_error(model, extrapolator, plans[count])
+            found[count].append(_Promise(error, order, plans[count]))
     candidates = [promises for promises in found.values() if promises]
     if not candidates:
         raise InvalidRequest(f"Of {num_steps} steps none can be skipped: calibrate for more.")

@@ -10,6 +10,10 @@ same places). A run of skips between two computed steps thus has an error vector
 these lengths over the runs of skips, and that bound is what is minimised (`power` 1; `power` 2
 minimises the sum of squares, the expected squared error if the runs err in unrelated directions).
 
+What the steps after an error make of it is left out there: they draw the sample back to what is
+likely, so the earlier an error, the less is left of it. `damped` says how much less: by a factor of
+exp(-rate) from pure noise to none. The rate is a model's own, found by trying.
+
 The algorithm. A run's length depends on the computed steps its prediction uses: the last
 `num_kept`. States are those tuples, edges lead from one computed step to the next, and costs add
 up, so the least sum over all plans with a given number of computed steps is found by dynamic
@@ -21,10 +25,9 @@ uncached run per sample, whatever the number of edges, and holds for any extrapo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 
 import numpy as np
 
@@ -48,6 +51,11 @@ class Measured:
         """Joined with the sampler the calibration ran with."""
         points = (Point(k, float(level)) for k, level in enumerate(program.noise_levels_N))
         return cls(gram_NN=gram_NN, influence_N=program.influence, points=tuple(points))
+
+    def damped(self, rate: float) -> Measured:
+        """The same, if an error at noise level l has shrunk by exp(-rate * l) in the end."""
+        levels = np.array([point.level for point in self.points])
+        return replace(self, influence_N=self.influence_N * np.exp(-rate * levels))
 
     def skip_error(self, extrapolator: Extrapolator, known: _State, until: int) -> Vector:
         """Coefficients, over the outputs, of the error that skipping up to `until` makes."""
@@ -115,37 +123,6 @@ def all_plans(
             computed = min(ends)[1]
             plans[num_computed] = tuple(step in computed for step in range(num_steps))
     return plans
-
-
-def refined(
-    measured: Measured, extrapolator: Extrapolator, plan: Sequence[bool], *, max_skips: int = 8
-) -> tuple[bool, ...]:
-    """A plan as dear as this one from which no computed step can be moved for the better.
-
-    The search bounds the error by a sum over runs of skips; this follows `expected_error` itself,
-    in which runs may cancel, downhill from there.
-    """
-    best, least = tuple(plan), expected_error(measured, extrapolator, plan)
-    while True:
-        for moved in _moved(best, max_skips):
-            error = expected_error(measured, extrapolator, moved)
-            if error < least * (1 - 1e-9):
-                best, least = moved, error
-                break
-        else:
-            return best
-
-
-def _moved(plan: tuple[bool, ...], max_skips: int) -> Iterator[tuple[bool, ...]]:
-    """The plan with one computed step, neither first nor last, one or two steps elsewhere."""
-    inner = range(1, len(plan) - 1)
-    for step, by in product((step for step in inner if plan[step]), (-1, 1, -2, 2)):
-        if step + by in inner and not plan[step + by]:
-            moved = list(plan)
-            moved[step], moved[step + by] = False, True
-            computed = [step for step, computes in enumerate(moved) if computes]
-            if max(np.diff(computed)) <= max_skips + 1:
-                yield tuple(moved)
 
 
 def expected_error(measured: Measured, extrapolator: Extrapolator, plan: Sequence[bool]) -> float:
