@@ -2,8 +2,8 @@
 
 Owns the order: steps are launched in plan order on the device thread, and their results are
 collected in the same order on another, so a launch never waits for the result of the step
-before. On a GPU launches run ahead; on a CPU a launch is the work itself. A third thread loads
-models. Knows nothing of models, schedulers or why a step runs.
+before. On a GPU launches run ahead; on a CPU a launch is the work itself. Models are loaded on
+threads that end with it. Knows nothing of models, schedulers or why a step runs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Lanes(Protocol):
         ...
 
     def load(self, call: Callable[[], None]) -> None:
-        """Make a long call on the loader's thread; it must not raise."""
+        """Make a long call on another thread, after those put before; it must not raise."""
         ...
 
     def close(self, timeout_s: float) -> None:
@@ -85,14 +85,14 @@ class Lanes(Protocol):
 
 
 class ThreadLanes:
-    """The loop's inbox, the device thread, the thread that collects results, the loader's."""
+    """The loop's inbox, the device thread, the thread that collects results, those that load."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._device = Lane("triptych-device")
         self._collector = Lane("triptych-results")
-        self._loader = Lane("triptych-loader")
+        self._loads = Lane("triptych-loads")
         self._last_finished_s = -math.inf
 
     def post(self, call: Callable[[], None]) -> None:
@@ -119,12 +119,12 @@ class ThreadLanes:
         self._device.put(call)
 
     def load(self, call: Callable[[], None]) -> None:
-        """Make a long call on the loader's thread; it must not raise."""
-        self._loader.put(call)
+        """Make a long call on a thread of its own, after those put before; it must not raise."""
+        self._loads.put(partial(_alone, call))
 
     def close(self, timeout_s: float) -> None:
         """Finish what was begun, for so long at most per thread."""
-        self._loader.close(timeout_s)
+        self._loads.close(timeout_s)
         self._device.close(timeout_s)
         self._collector.close(timeout_s)
 
@@ -148,6 +148,18 @@ class ThreadLanes:
         busy_s = finished_s - max(started_s, self._last_finished_s)
         self._last_finished_s = finished_s
         self.post(partial(done, StepOutcome(result=result, error=error, busy_s=max(busy_s, 0.0))))
+
+
+def _alone(call: Callable[[], None]) -> None:
+    """Make a call on a thread that ends with it.
+
+    OpenMP keeps the workers that a thread ever called for until that thread ends, and while there
+    are more of them than cores, no worker waits for the next loop awake: then the device thread's
+    short loops take nearly twice as long.
+    """
+    thread = threading.Thread(target=call, name="triptych-loader", daemon=True)
+    thread.start()
+    thread.join()
 
 
 def wait_for(pending: PendingStep | Exception) -> tuple[StepResult | None, Exception | None]:

@@ -131,6 +131,26 @@ def test_calls_between_steps_run_on_the_device_thread_and_posts_on_the_loops(
     assert names == ["triptych-device", here, "triptych-loader", here]
 
 
+def test_a_loading_thread_ends_with_its_load_and_loads_keep_their_order(
+    lanes: tuple[ThreadLanes, VirtualClock],
+) -> None:
+    """Its OpenMP workers would stay for as long as it does, and slow down those of the device."""
+    threads, _ = lanes
+    loaders: list[threading.Thread] = []
+    gate = threading.Event()
+
+    def load() -> None:
+        assert gate.wait(timeout=30)
+        assert not any(loader.is_alive() for loader in loaders)
+        loaders.append(threading.current_thread())
+
+    threads.load(load)
+    threads.load(load)
+    gate.set()
+    eventually(lambda: len(loaders) == 2)
+    eventually(lambda: not loaders[1].is_alive())
+
+
 def test_taking_does_not_wait_longer_than_told(lanes: tuple[ThreadLanes, VirtualClock]) -> None:
     threads, _ = lanes
     threads.take(0.0)
