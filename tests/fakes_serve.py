@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import psutil
 from fakes_llm import write_text_folder
 from safetensors.numpy import save_file
@@ -85,6 +86,11 @@ class Server:
     @property
     def output(self) -> str:
         return self.log.read_text()
+
+    def openai(self) -> openai.OpenAI:
+        """A client of it that tries once. To be closed."""
+        url = f"http://127.0.0.1:{self.port}/v1"
+        return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
     def health(self) -> dict[str, Any]:
         """What `/readyz` says; an empty dict while nobody answers."""

@@ -22,8 +22,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     log = tmp_path_factory.mktemp("live") / "log"
     with Server("--max-length", "2048", engine="real", log=log) as running:
         running.wait_ready()
-        url = f"http://127.0.0.1:{running.port}/v1"
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as connection:
+        with running.openai() as connection:
             yield connection
 
 

@@ -30,8 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    url = f"http://127.0.0.1:{server.port}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as connection:
+    with server.openai() as connection:
         yield connection
 
 

@@ -35,7 +35,8 @@ class TriedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `computed` are the evaluations that run the model, of which the others are extrapolated by a
     polynomial of degree `order`. `expected_error` is the search's own estimate, root mean square
-    over the latents; the PSNR is of pictures: the median, and what nine of ten reach.
+    over the latents with early errors damped; the PSNR is of pictures: the median, and what nine
+    of ten reach.
     """
 
     computed: tuple[int, ...]

@@ -47,8 +47,8 @@ class ImageModel:
         folder = Path(resolved.folder)
         index = read_pipeline(folder)
         vae = read_json(folder / "vae" / "config.json")
-        trunk = "transformer" if "transformer" in index.parts else "unet"
-        model = read_json(folder / trunk / "config.json")
+        denoiser = "transformer" if "transformer" in index.parts else "unet"
+        model = read_json(folder / denoiser / "config.json")
         abilities = abilities_of(index.pipeline, model, index.facts)
         return cls(
             name=resolved.name,

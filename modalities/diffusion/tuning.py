@@ -112,7 +112,10 @@ class Tuner:
         wholes: Sequence[Tensor],
         shares: Sequence[float],
     ) -> float:
-        """The damping with which a plan of rather few steps draws best."""
+        """The damping with which a plan draws best that computes rather few steps.
+
+        With fewer yet no plan is good, with many all are.
+        """
         found: dict[float, float] = {}
         for rate in DAMPINGS:
             plans = _candidates(model.damped(rate), shares, orders=(0,))

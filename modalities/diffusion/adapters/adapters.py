@@ -21,7 +21,7 @@ from triptych.modalities.diffusion.adapter_names import adapter_places, check_us
 from triptych.modalities.diffusion.adapters.branches import Branch, Layer, joined, share_of
 from triptych.modalities.diffusion.adapters.files import LowRank, open_adapter_file, read_adapter
 from triptych.modalities.diffusion.families.table import family_of
-from triptych.modalities.diffusion.loading.components import Components, DtypeOf
+from triptych.modalities.diffusion.loading.components import Components, DtypeOf, denoiser_of
 
 Uses = tuple[AdapterUse, ...]
 Branches = Mapping[Layer, Branch]
@@ -48,7 +48,7 @@ class Adapters:
             with naming(f"adapter {name}"):
                 self._branches[name] = dict(_bound(pair, parts) for pair in found)
         self._max_in_run = max_in_run
-        denoiser = parts.get("transformer") or parts["unet"]
+        denoiser = denoiser_of(parts)
         self._device = next(denoiser.parameters()).device
         self._can_mix = _keeps_rows_apart(denoiser, self._branches.values())
 

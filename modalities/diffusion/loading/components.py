@@ -107,6 +107,11 @@ def open_components(
     return Components(pipeline=index.pipeline, parts=parts)
 
 
+def denoiser_of(parts: Mapping[str, Any]) -> Any:
+    """The part that denoises: a transformer, or a UNet in older pipelines."""
+    return parts.get("transformer") or parts["unet"]
+
+
 def component_bytes(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf) -> dict[str, int]:
     """Bytes that each part with weights takes on the device, by its name. Reads headers alone."""
     sizes = {}

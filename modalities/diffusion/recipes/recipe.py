@@ -29,6 +29,7 @@ from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Branch, Guidance, Kept, Row
 from triptych.modalities.diffusion.families.family import Conditioning
+from triptych.modalities.diffusion.loading.components import denoiser_of
 from triptych.modalities.diffusion.recipes.abilities import Abilities, downscale
 from triptych.modalities.diffusion.recipes.latents import decode_latents, encode_picture, fitted
 from triptych.modalities.diffusion.samplers.names import with_sampler
@@ -97,7 +98,7 @@ class Recipe(ABC):
     @property
     def model(self) -> Any:
         """The denoising module."""
-        return self.components.get("transformer") or self.components["unet"]
+        return denoiser_of(self.components)
 
     @property
     def device(self) -> torch.device:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from triptych.modalities.diffusion.loading.components import denoiser_of
 from triptych.modalities.diffusion.recipes import flux2, packed, qwen, spatial
 from triptych.modalities.diffusion.recipes.abilities import abilities_of
 from triptych.modalities.diffusion.recipes.recipe import Recipe
@@ -39,6 +40,5 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
 
 def open_recipe(pipeline: str, components: Mapping[str, Any]) -> Recipe:
     """The recipe of a pipeline's class name. Raises `WeightsError` if it is not known."""
-    trunk = components.get("transformer") or components["unet"]
-    abilities = abilities_of(pipeline, trunk.config, components)
+    abilities = abilities_of(pipeline, denoiser_of(components).config, components)
     return _RECIPES[pipeline](components, abilities)
