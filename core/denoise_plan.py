@@ -6,6 +6,8 @@ these is a step on the timeline, of as many pictures as share it.
 
 Steps that a cache is known to skip cost next to nothing, so a row takes them on its way to the
 next one that computes: how far a row gets is the plan's to say, and both sides know it beforehand.
+Where others wait, a step of two guidance branches may be shared between two plans: the first asks
+one branch ahead, the second asks the other and takes the step.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ class PictureRow:
     """One picture's part of a step.
 
     Denoising takes `num_steps` steps, of which all but the last are known to be skipped. With
-    `has_preview` the finished picture is foretold from the last of them.
+    `has_preview` the finished picture is foretold from the last of them. With `asks_ahead` all are
+    known to be skipped, and of the step after them one guidance branch is asked.
     """
 
     key: PictureKey
     num_steps: int = 0
     has_preview: bool = False
+    asks_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +87,13 @@ class Course:
 class PictureRowResult:
     """What a step yielded of one picture, in plan order (of `starts`, for `encode`).
 
-    `num_computed` of the steps taken ran the model. `pixels` are a preview or the picture. An
-    `error` ends the picture's job, and no other.
+    `num_computed` of the steps taken ran the model, for `num_rows` guidance branches now.
+    `pixels` are a preview or the picture. An `error` ends the picture's job, and no other.
     """
 
     course: Course | None = None
     num_computed: int = 0
+    num_rows: int = 0
     pixels: Pixels | None = None
     error: TriptychError | None = None
 

@@ -31,6 +31,7 @@ from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.job import Job, JobState, Output
 from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.base import Proposal, SchedulerStats
+from triptych.schedulers.denoise_course import Stride
 from triptych.schedulers.denoise_draft import Draft, Drafter
 from triptych.schedulers.denoise_state import DenoiseState, Entry, Picture, Piece, Stage, Step
 from triptych.schedulers.denoise_times import RunTimes
@@ -160,7 +161,7 @@ class DenoiseScheduler:
         size = draft.size
         for picture in draft.passed:
             picture.num_times_passed += 1
-        pieces = tuple(self._book_piece(draft.kind, picture, now_s) for picture in draft.pictures)
+        pieces = tuple(self._book_piece(draft, picture, now_s) for picture in draft.pictures)
         state.steps[step_id] = Step(draft.kind, pieces, size)
         if is_start:
             self._tell_line()
@@ -246,19 +247,18 @@ class DenoiseScheduler:
 
     # Booking and recording.
 
-    def _book_piece(self, kind: str, picture: Picture, now_s: float) -> Piece:
+    def _book_piece(self, draft: Draft, picture: Picture, now_s: float) -> Piece:
         """Move a picture on, and note that a step of it is launched."""
         picture.num_in_flight += 1
-        if kind == "encode":
-            self._state.let_in(picture)
-            picture.entry.job.state = JobState.RUNNING
-            picture.entry.job.timings.setdefault("scheduled_s", now_s)
-        elif kind == "decode":
-            picture.stage = Stage.DECODING
-        else:
-            stride = picture.stride
-            picture.num_strides += 1
-            return Piece(picture, stride, picture.preview_after(picture.num_strides))
+        match draft.kind:
+            case "encode":
+                self._state.let_in(picture)
+                picture.entry.job.state = JobState.RUNNING
+                picture.entry.job.timings.setdefault("scheduled_s", now_s)
+            case "decode":
+                picture.stage = Stage.DECODING
+            case "denoise":
+                return _stepping(picture, asks_ahead=draft.asks_ahead)
         return Piece(picture)
 
     def _observe(self, step: Step, result: DenoiseStepResult) -> None:
@@ -270,8 +270,8 @@ class DenoiseScheduler:
             assert piece.stride is not None, "what is denoised takes a stride"
             self._counters.num_computed += row.num_computed
             self._counters.num_skipped += piece.stride.num_steps - row.num_computed
-            if row.num_computed:
-                rows[piece.picture.num_tokens] += piece.stride.num_rows
+            if row.num_rows:
+                rows[piece.picture.num_tokens] += row.num_rows
         foreseen_s = {size: self._times.of(size, num_rows) for size, num_rows in rows.items()}
         for size, num_rows in rows.items():
             self._counters.num_runs += 1
@@ -293,7 +293,7 @@ class DenoiseScheduler:
         if row.pixels is not None:
             picture.num_shown = piece.preview + 1
             self._send(picture, now_s, row.pixels, piece.preview)
-        elif picture.entry.request.has_progress:
+        elif picture.entry.request.has_progress and not piece.asks_ahead:
             self._send(picture, now_s)
 
     def _accept_picture(self, picture: Picture, row: PictureRowResult, now_s: float) -> None:
@@ -352,11 +352,23 @@ class DenoiseScheduler:
         self._tell_line()
 
 
+def _stepping(picture: Picture, *, asks_ahead: bool) -> Piece:
+    """Move a picture through its next stride, or up to the step that computes."""
+    stride = picture.stride
+    picture.has_asked = asks_ahead
+    if asks_ahead:
+        skipped = Stride(stride.num_steps - 1, stride.stop - 1, 0)
+        return Piece(picture, skipped, asks_ahead=True)
+    picture.num_strides += 1
+    return Piece(picture, stride, picture.preview_after(picture.num_strides))
+
+
 def _row(piece: Piece) -> PictureRow:
     return PictureRow(
         key=piece.picture.key,
         num_steps=piece.stride.num_steps if piece.stride else 0,
         has_preview=piece.preview >= 0,
+        asks_ahead=piece.asks_ahead,
     )
 
 

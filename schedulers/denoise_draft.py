@@ -7,7 +7,7 @@ Owns the choice; changes nothing.
 - Rows of unlike size are separate runs. Each size fills its own by `staggering`, most urgent first,
   until the step has `max_rows` rows. Strides that compute nothing are taken at once.
 - In company (other models have work) a step is one picture's text or pixels, or as many rows of
-  one size as are over within the time that the others leave; one picture at least.
+  one size as are over within the time that the others leave; one guidance branch at least.
 - Pictures are let in as they came. One for which there is no room may be passed by smaller ones,
   but only so often. Paused jobs stand aside.
 - A step that ran out of memory makes later ones of its kind half as large at most, until enough
@@ -32,20 +32,26 @@ _MAX_PIXELS = 1 << 20  # decoded together: beyond, a decoder is busy with one pi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What booking will do: `kind` to `pictures`. `passed` waited for room longer than they."""
+    """What booking will do: `kind` to `pictures`. `passed` waited for room longer than they.
+
+    With `asks_ahead` the only picture's step is asked of one guidance branch, and not taken.
+    """
 
     kind: str
     pictures: tuple[Picture, ...] = ()
     passed: tuple[Picture, ...] = ()
+    asks_ahead: bool = False
 
     @property
     def num_rows(self) -> int:
         """Guidance branches that compute."""
-        return sum(picture.num_rows for picture in self.pictures)
+        return 1 if self.asks_ahead else sum(picture.num_rows for picture in self.pictures)
 
     @property
     def size(self) -> float:
         """How much the step holds at once: pictures, tokens or pixels, as its kind is."""
+        if self.asks_ahead:
+            return self.pictures[0].num_tokens
         return sum(size_of(self.kind, picture) for picture in self.pictures)
 
     @property
@@ -133,10 +139,18 @@ class Drafter:
 
     def _denoise(self) -> Draft | None:
         ready = sorted((p for p in self._state.running if p.can_step), key=urgency)
-        chosen = [picture for picture in ready if not picture.num_rows]
-        if not chosen:
-            chosen = self._batches(ready)
-        return Draft(kind="denoise", pictures=tuple(chosen)) if chosen else None
+        if not ready:
+            return None
+        if skipping := [picture for picture in ready if not picture.num_rows]:
+            return Draft(kind="denoise", pictures=tuple(skipping))
+        pictures = tuple(self._batches(ready))
+        is_long = self._has_company and pictures[0].num_rows > self._most_rows(pictures[0])
+        asks_ahead = is_long and pictures[0].num_rows > 1
+        return Draft(kind="denoise", pictures=pictures, asks_ahead=asks_ahead)
+
+    def _most_rows(self, picture: Picture) -> int:
+        """How many rows like a picture's make a run that may be made now."""
+        return len(self._run_s(picture.num_tokens, self._max_rows))
 
     def _batches(self, ready: list[Picture]) -> list[Picture]:
         """Runs of one size each, the first of which may have a picture that exceeds all bounds."""

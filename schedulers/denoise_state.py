@@ -56,7 +56,8 @@ class Entry:
 class Picture:
     """One picture. `num_strides` of its `way` are done or in flight, `step` steps surely done.
 
-    A picture that has to begin anew is another one with the same key.
+    With `has_asked` one branch of the next stride was asked ahead. A picture that has to begin anew
+    is another one with the same key.
     """
 
     entry: Entry
@@ -67,6 +68,7 @@ class Picture:
     way: tuple[Stride, ...] = ()
     shown_after: tuple[int, ...] = ()
     num_strides: int = 0
+    has_asked: bool = False
     step: int = 0
     num_computed: int = 0
     num_in_flight: int = 0
@@ -95,8 +97,9 @@ class Picture:
 
     @property
     def stride(self) -> Stride:
-        """The next one."""
-        return self.way[self.num_strides]
+        """The next one, or what is left of it."""
+        stride = self.way[self.num_strides]
+        return Stride(1, stride.stop, stride.num_rows - 1) if self.has_asked else stride
 
     @property
     def num_rows(self) -> int:
@@ -138,11 +141,15 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One picture's part of a step; `stride` where it is denoised, `preview` if it shows one."""
+    """One picture's part of a step; `stride` where it is denoised, `preview` if it shows one.
+
+    With `asks_ahead` its stride ends before the step that computes, of which one branch is asked.
+    """
 
     picture: Picture
     stride: Stride | None = None
     preview: int = -1
+    asks_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +238,8 @@ class DenoiseState:
             self._wait(picture)
         else:
             picture.stage = Stage.DRAWING
-            picture.num_strides -= piece.stride is not None
+            picture.has_asked = False  # the runner knows better, and asks nobody twice
+            picture.num_strides -= piece.stride is not None and not piece.asks_ahead
 
     def _wait(self, picture: Picture) -> None:
         """Put a picture back at its place in line."""

@@ -87,6 +87,7 @@ class _Drawn:
     request: ImageRequest
     course: Course
     done: int
+    has_asked: bool = False
 
 
 @dataclass
@@ -165,15 +166,24 @@ class FakePainter:
             del self.held[row.key]
             return PictureRowResult(pixels=picture_of(row.key, drawn.request))
         steps = drawn.course.num_rows[drawn.done : drawn.done + row.num_steps]
-        assert len(steps) == row.num_steps > 0
-        assert not any(steps[:-1]), "only steps that are skipped are taken together"
+        assert len(steps) == row.num_steps
         drawn.done += row.num_steps
         if 0 <= self.broken.get(row.key, -1) <= drawn.done:
             return PictureRowResult(error=TriptychError("this one is broken"))
-        if steps[-1]:
-            computed[measure(drawn.request).num_tokens] += steps[-1]
+        if row.asks_ahead:
+            assert not any(steps), "only steps that are skipped are taken before one is asked of"
+            assert drawn.course.num_rows[drawn.done] == 2, "there are two to ask"
+            num_rows = int(not drawn.has_asked)
+        else:
+            assert steps, "a step is taken"
+            assert not any(steps[:-1]), "only steps that are skipped are taken together"
+            num_rows = steps[-1] - drawn.has_asked
+        drawn.has_asked = row.asks_ahead
+        if num_rows:
+            computed[measure(drawn.request).num_tokens] += num_rows
         return PictureRowResult(
-            num_computed=int(steps[-1] > 0),
+            num_computed=int(not row.asks_ahead and steps[-1] > 0),
+            num_rows=num_rows,
             pixels=Pixels(width=1, height=1, rgb=bytes(3)) if row.has_preview else None,
         )
 

@@ -39,12 +39,20 @@ from triptych.modalities.diffusion.samplers.rows import (
 class Branch:
     """One side of guidance: what it is told, and its cache.
 
-    `batch_key`: with whom it may share a run, which the loop works out once.
+    `batch_key`: with whom it may share a run, which the loop works out once. `answer`: its
+    velocity of the row's step, if it was asked ahead. `num_asked` counts what it was asked.
     """
 
     conditioning: Conditioning
     slot: CacheSlot | None = None
     batch_key: Hashable = None
+    answer: Tensor | None = None
+    num_asked: int = 0
+
+    @property
+    def num_runs(self) -> int:
+        """Steps at which the model was run for it."""
+        return self.slot.decisions.num_computed if self.slot else self.num_asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +146,11 @@ class Row:
         leap = Leap(self.sample, [self._shares(branches) for branches in active])
         return leap if leap.is_possible else None
 
+    def forget_answers(self) -> None:
+        """The step was taken that branches were asked of."""
+        for branch in self.branches:
+            branch.answer = None
+
     def release(self) -> None:
         """Give back everything the row holds."""
         release_row(self.sample)
@@ -174,6 +187,7 @@ class Denoiser:
                 watch(members, velocities)
             advance([row.sample for row in members], velocities)
             for row in members:
+                row.forget_answers()
                 if row.kept is not None:
                     _restore(row.sample, row.kept)
 
@@ -185,16 +199,32 @@ class Denoiser:
         So rows whose plans differ meet at their computed steps, and a run is as full as can be.
         `watch` is told of the last ones alone.
         """
+        self._skip(rows, [count - 1 for count in num_steps])
+        self.step(rows, watch)
+
+    def ask_ahead(self, rows: Sequence[Row], num_steps: Sequence[int]) -> None:
+        """Each row takes its number of steps, which should be skipped, and asks one branch more.
+
+        So half of a guided step is done, and may be followed by work for others. Its next step asks
+        only the other branch.
+        """
+        self._skip(rows, num_steps)
+        for members in _by_shape(rows):
+            branches = [row.active_at(row.sample.step)[0] for row in members]
+            answers = self._ask(members, list(range(len(members))), branches)
+            for branch, answer in zip(branches, answers, strict=True):
+                branch.answer = answer
+
+    def _skip(self, rows: Sequence[Row], num_steps: Sequence[int]) -> None:
         ends = {
             id(row): row.sample.step + count for row, count in zip(rows, num_steps, strict=True)
         }
-        skipping = [row for row in rows if row.sample.step < ends[id(row)] - 1]
+        skipping = [row for row in rows if row.sample.step < ends[id(row)]]
         for members in _by_shape(skipping):
-            leaps = [row.leap(ends[id(row)] - 1 - row.sample.step) for row in members]
+            leaps = [row.leap(ends[id(row)] - row.sample.step) for row in members]
             leap([found for found in leaps if found is not None])
-        while left := [row for row in skipping if row.sample.step < ends[id(row)] - 1]:
+        while left := [row for row in skipping if row.sample.step < ends[id(row)]]:
             self.step(left)
-        self.step(rows, watch)
 
     def _guided(self, rows: list[Row]) -> Tensor:
         """Velocities of rows of one shape, `[R, ...]`."""
@@ -214,6 +244,19 @@ class Denoiser:
         return joined([(alone, picked(prompted, alone)), (guided, both)])
 
     def _ask(self, rows: list[Row], of_row: list[int], branches: list[Branch]) -> Tensor:
+        """Velocities of branches, `[B, ...]`; the model is asked of those that have no answer."""
+        parts: list[tuple[list[int], Tensor]] = []
+        if left := [index for index, branch in enumerate(branches) if branch.answer is None]:
+            asked = [branches[index] for index in left]
+            parts.append((left, self._run(rows, [of_row[index] for index in left], asked)))
+            for branch in asked:
+                branch.num_asked += 1
+        if answered := [index for index in range(len(branches)) if index not in left]:
+            answers = [branches[index].answer for index in answered]
+            parts.append((answered, torch.stack([each for each in answers if each is not None])))
+        return joined(parts)
+
+    def _run(self, rows: list[Row], of_row: list[int], branches: list[Branch]) -> Tensor:
         """Velocities of branches, `[B, ...]`, in one run for each group that can share one."""
         inputs_R = model_inputs([row.sample for row in rows])
         times = [rows[index].sample.timesteps[rows[index].sample.step] for index in of_row]

@@ -42,26 +42,30 @@ class CacheChoice(Protocol):
 class Picture:
     """A picture under way. `release` once, however it ends.
 
-    Up to `step`, of which `num_computed` ran the model, its steps were told of. Of the last one
-    taken: its velocity's sum, finite if all of it was, at `place` in `sums`; the preview wanted.
+    Up to `step`, of which `num_computed` ran the model, its steps were told of, and `num_rows` that
+    the model was run for. Of the last step taken: its velocity's sum, finite if all of it was, at
+    `place` in `sums`; the preview wanted.
     """
 
     request: PictureRequest
     row: Row
     texts: HeldTexts
-    first_step: int
     step: int
     num_computed: int = 0
+    num_rows: int = 0
     sums: HostCopy | None = None
     place: int = 0
     preview: HostCopy | None = None
 
     @property
     def num_runs(self) -> int:
-        """Steps taken that ran the model for some branch."""
-        slots = [branch.slot for branch in self.row.branches if branch.slot is not None]
-        counts = [slot.decisions.num_computed for slot in slots]
-        return max(counts, default=self.row.sample.step - self.first_step)
+        """Steps that the model was run at, for some branch."""
+        return max(branch.num_runs for branch in self.row.branches)
+
+    @property
+    def num_rows_run(self) -> int:
+        """How often the model was run for one of its branches."""
+        return sum(branch.num_runs for branch in self.row.branches)
 
     def release(self) -> None:
         """Give back its row, its caches and its prompts."""
@@ -165,6 +169,10 @@ class Painter:
 
         self._denoiser.advance([picture.row for picture in pictures], num_steps, watch)
 
+    def ask_ahead(self, pictures: Sequence[Picture], num_steps: Sequence[int]) -> None:
+        """Take steps of each picture, and ask a branch more, as `Denoiser.ask_ahead` does."""
+        self._denoiser.ask_ahead([picture.row for picture in pictures], num_steps)
+
     def decode(self, pictures: Sequence[Picture]) -> list[tuple[HostCopy, HostCopy]]:
         """The finished pictures, `[height, width, 3]` bytes, and whether each is finite."""
         return self._viewer.decode([(each.row.sample.sample, each.request) for each in pictures])
@@ -194,10 +202,7 @@ class Painter:
             if branch.slot is not None:
                 told = branch.conditioning
                 branch.slot.belong_to((row.sample.pool.shape, told.key, told.adapters))
-        first_step = row.sample.step
-        return Picture(
-            request=order.request, row=row, texts=texts, first_step=first_step, step=first_step
-        )
+        return Picture(request=order.request, row=row, texts=texts, step=row.sample.step)
 
     def _foretell(self, pictures: list[Picture], velocities: Tensor) -> None:
         """Previews of pictures of one shape, before they take the step of these velocities."""

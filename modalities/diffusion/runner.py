@@ -101,13 +101,17 @@ class DenoiseRunner:
             for picture, row in zip(pictures, rows, strict=True)
         ]
         left = [end - picture.row.sample.step for picture, end in zip(pictures, ends, strict=True)]
-        going = [index for index, count in enumerate(left) if count > 0]
+        asking = [index for index, row in enumerate(rows) if row.asks_ahead]
+        going = [index for index, count in enumerate(left) if count > 0 and index not in asking]
+        if asking:
+            asked = [pictures[index] for index in asking]
+            self._painter.ask_ahead(asked, [left[index] for index in asking])
         self._painter.advance(
             [pictures[index] for index in going],
             [left[index] for index in going],
             [rows[index].has_preview for index in going],
         )
-        return [_stepped(picture, end) for picture, end in zip(pictures, ends, strict=True)]
+        return [_stepped(*each) for each in zip(pictures, rows, ends, strict=True)]
 
     def _decode(self, rows: Sequence[PictureRow]) -> list[Yield]:
         decoded = self._painter.decode(self._known(rows))
@@ -189,10 +193,15 @@ def _begun(painter: Painter, found: Picture | TriptychError) -> Yield:
     return lambda: result
 
 
-def _stepped(picture: Picture, end: int) -> Yield:
+def _stepped(picture: Picture, row: PictureRow, end: int) -> Yield:
     """Note that the scheduler counts on these steps from now on."""
-    num_computed = picture.num_runs - picture.num_computed
-    picture.step, picture.num_computed = end, picture.num_runs
+    # A step that is not taken yet is told of with the branch that takes it.
+    num_told = picture.num_computed if row.asks_ahead else picture.num_runs
+    num_computed, num_rows = (
+        num_told - picture.num_computed,
+        picture.num_rows_run - picture.num_rows,
+    )
+    picture.step, picture.num_computed, picture.num_rows = end, num_told, picture.num_rows_run
     sums, place, preview = picture.sums, picture.place, picture.preview
     picture.preview = None
 
@@ -200,7 +209,7 @@ def _stepped(picture: Picture, end: int) -> Yield:
         if sums is not None and not math.isfinite(sums.get()[place]):
             return PictureRowResult(error=_non_finite())
         pixels = None if preview is None else _pixels(preview)
-        return PictureRowResult(num_computed=num_computed, pixels=pixels)
+        return PictureRowResult(num_computed=num_computed, num_rows=num_rows, pixels=pixels)
 
     return wait
 

@@ -47,10 +47,15 @@ class Studio:
     def talk(self, num_tokens: int) -> None:
         self.world.submit("talk", "chat", ask(prompt_of(1), num_tokens))
 
-    def draw(self, num_pictures: int, num_steps: int = 30) -> list[str]:
+    def draw(self, num_pictures: int, num_steps: int = 30, guidance: float = 1.0) -> list[str]:
         names = [f"picture{index}" for index in range(num_pictures)]
         for index, name in enumerate(names):
-            request = request_of(num_steps=num_steps, interval=1 + index % 2, has_progress=True)
+            request = request_of(
+                num_steps=num_steps,
+                interval=1 + index % 2,
+                has_progress=True,
+                guidance_scale=guidance,
+            )
             self.world.submit(name, "images", request)
         return names
 
@@ -61,6 +66,11 @@ class Studio:
             for start_s, plan in self.world.lanes.started
             if isinstance(plan, TokenPlan)
         ]
+
+    def deltas(self, name: str) -> list[ImageDelta]:
+        """What a picture's job was told."""
+        outputs = self.world.outputs.outputs[name]
+        return [each.payload for each in outputs if isinstance(each.payload, ImageDelta)]
 
     def pictures_between(self, start_s: float, end_s: float) -> list[DenoisePlan]:
         """Steps of the image model that began in a span of time."""
@@ -101,6 +111,39 @@ def test_tokens_come_at_half_their_pace_at_worst(token_s: float, costs: StepCost
     assert p95(together) <= 2 * token_s
     studio.world.finish("talk")
     assert studio.world.tokens("talk") == answer(prompt_of(1), 450)
+
+
+@pytest.mark.parametrize("token_s", [0.012, 0.018])
+@pytest.mark.parametrize("costs", [FULL, ROOMY], ids=["full", "roomy"])
+def test_a_guided_step_is_shared_between_two_gaps(token_s: float, costs: StepCosts) -> None:
+    """Two branches take longer than a token: one is asked ahead, and the step is taken later."""
+    studio = Studio(token_s, FakePainter(cost_s=costs))
+    studio.talk(600)
+    studio.world.turn_until(lambda: len(studio.token_times()) > 20)
+    names = studio.draw(4, num_steps=20, guidance=3.0)
+    start_s = studio.world.clock()
+    studio.world.finish(*names)
+    gaps_s = gaps([at for at in studio.token_times() if at > start_s])
+    assert p95(gaps_s) <= 2 * token_s
+    asked = [plan for plan in studio.painter.log if any(row.asks_ahead for row in plan.rows)]
+    assert len(asked) > 20
+    for name in names:
+        told = [delta for delta in studio.deltas(name) if delta.queue_position < 0]
+        progress = [delta.step for delta in told if delta.pixels is None]
+        assert progress == sorted(set(progress)), "a step begun is not told of"
+        (picture,) = (delta.pixels for delta in told if delta.pixels is not None)
+        assert picture == picture_of(PictureKey(name, 0), request_of())
+    assert studio.scheduler.stats().counters["denoise_rows_total"] == sum(studio.painter.rows_run)
+    studio.scheduler.check()
+
+
+def test_nothing_is_asked_ahead_where_both_branches_fit() -> None:
+    studio = Studio(0.06, FakePainter(cost_s=FULL))
+    studio.talk(60)
+    studio.world.turn_until(lambda: len(studio.token_times()) > 5)
+    studio.world.finish(*studio.draw(2, guidance=3.0))
+    asked = [plan for plan in studio.painter.log if any(row.asks_ahead for row in plan.rows)]
+    assert len(asked) <= 4, "only until it is known how long a branch takes"
 
 
 def test_a_step_that_cannot_be_cut_is_felt_once() -> None:

@@ -95,6 +95,25 @@ def test_guidance_weighs_two_branches_in_one_run() -> None:
     assert toy.batches == [2]
 
 
+@pytest.mark.parametrize("config", ["flow euler", "flow heun", "euler"])
+def test_a_branch_asked_ahead_changes_no_step_and_is_asked_once(config: str) -> None:
+    loop, toy = denoiser()
+    pools = CellPools()
+    guided = {"num_steps": 4, "prompts": (0.3, -0.2), "scale": 4.0, "config": config}
+    expected = finish(loop, open_row(pools, **guided))
+    shared, single = open_row(pools, **guided), open_row(pools, **guided)
+    for _ in range(shared.num_steps):
+        toy.batches.clear()
+        loop.ask_ahead([shared], [0])
+        loop.ask_ahead([shared], [0])  # as after a plan that failed
+        assert toy.batches == [1]
+        loop.step([shared, single])
+        assert toy.batches == [1, 3]
+    assert [branch.num_runs for branch in shared.branches] == [shared.num_steps] * 2
+    for row in (shared, single):
+        assert torch.allclose(row.sample.sample, expected, atol=1e-6)
+
+
 def test_guidance_can_keep_the_norm_and_end_early() -> None:
     loop, toy = denoiser()
     row = open_row(

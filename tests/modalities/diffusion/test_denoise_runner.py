@@ -136,6 +136,51 @@ def test_the_course_tells_what_runs(easel: Easel, name: str) -> None:
     assert (told == 9) == (name == "off")
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_shared_between_two_plans_is_the_same_step(easel: Easel, name: str) -> None:
+    cache = StepCache(name=name)  # type: ignore[arg-type]
+    request = image_request(num_steps=9, cache=cache)
+    whole, shared = easel.encode(request, request)
+    for _ in range(9):
+        (at_once,) = easel.denoise([whole])
+        (ahead,) = easel.denoise([shared], num_steps=0, asks_ahead=True)
+        (taken,) = easel.denoise([shared])
+        assert ahead.num_computed == 0
+        assert taken.num_computed == at_once.num_computed
+        assert ahead.num_rows + taken.num_rows == at_once.num_rows
+        assert ahead.num_rows <= 1
+    assert decisions_of(easel, shared) == decisions_of(easel, whole)
+    expected = latents_of(easel, whole)
+    scale = float(expected.abs().max())
+    assert float((latents_of(easel, shared) - expected).abs().max()) <= 1e-5 * scale
+
+
+def test_a_branch_is_asked_ahead_after_the_skips_before_it(easel: Easel) -> None:
+    request = image_request(num_steps=9, cache=StepCache(name="planned"))
+    whole, shared = easel.encode(request, request)
+    easel.denoise([shared])
+    for num_skips in (2, 2, 1):
+        (ahead,) = easel.denoise([shared], num_steps=num_skips, asks_ahead=True)
+        (taken,) = easel.denoise([shared])
+        assert (ahead.num_rows, taken.num_rows, taken.num_computed) == (1, 1, 1)
+    first, second = easel.finish([whole])[0], easel.decode([shared])[0]
+    assert closeness(first, second) <= 1
+
+
+def test_a_branch_that_ran_out_of_memory_is_asked_again(
+    easel: Easel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, shared = easel.encode(*[image_request(num_steps=3)] * 2)
+    easel.denoise([shared], num_steps=0, asks_ahead=True)
+    fail_once(monkeypatch, denoise, "evaluate")
+    with pytest.raises(OutOfMemory):
+        easel.denoise([shared])
+    (taken,) = easel.denoise([shared])
+    assert (taken.num_computed, taken.num_rows) == (1, 1)
+    easel.denoise([whole])
+    assert torch.allclose(latents_of(easel, whole), latents_of(easel, shared), atol=1e-5)
+
+
 def test_skips_are_taken_on_the_way_to_the_next_run(easel: Easel) -> None:
     request = image_request(num_steps=9, cache=StepCache(name="planned"))
     keys = easel.encode(request, image_request(num_steps=9, cache=StepCache(name="planned")))
