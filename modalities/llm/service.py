@@ -173,7 +173,7 @@ class LlmService:
             eyes = self.eyes[model]
             return await eyes.encode_chat(messages, tenant=tenant, **template_kwargs)
         if any(pictures_of(messages)):
-            seeing = ", ".join(self.eyes) or "none; `triptych serve --model` takes one"
+            seeing = ", ".join(self.eyes) or "none; `--model triptych-vision` is one"
             raise InvalidRequest(
                 f"{model} reads text alone. Models here that see pictures: {seeing}.",
                 param="messages",

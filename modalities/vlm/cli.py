@@ -50,8 +50,9 @@ def run_see(args: argparse.Namespace) -> int:
 
 
 def run_chat(args: argparse.Namespace) -> int:
-    """Talk, with pictures where the model sees."""
-    return chat.run_chat(args, SeeingChatPipeline.from_arguments)
+    """Talk, with pictures where the model sees; it must where there are some to begin with."""
+    pipeline = VisionPipeline if args.image else SeeingChatPipeline
+    return chat.run_chat(args, pipeline.from_arguments)
 
 
 def _open_pipeline(args: argparse.Namespace) -> VisionPipeline:

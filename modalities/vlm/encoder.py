@@ -22,6 +22,7 @@ import torch
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.core.vision import Array, Picture
 from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.quiet import without_progress_bar
 from triptych.modalities.vlm.features import Features
 
 _PIXELS, _MASK = "pixel_values", "pixel_attention_mask"
@@ -152,14 +153,15 @@ def load_encoder(
     checkpoint: Checkpoint, config: Any, kind: Any, *, dtype: torch.dtype, names: Sequence[str]
 ) -> Any:
     """The encoder of class `kind` from the tensors `names`. Raises `WeightsError`."""
-    model, info = _without_language(kind).from_pretrained(
-        None,
-        config=_cut(config),
-        state_dict={name: checkpoint.read(name) for name in names},
-        dtype=dtype,
-        ignore_mismatched_sizes=True,  # they are reported, and refused below
-        output_loading_info=True,
-    )
+    with without_progress_bar():
+        model, info = _without_language(kind).from_pretrained(
+            None,
+            config=_cut(config),
+            state_dict={name: checkpoint.read(name) for name in names},
+            dtype=dtype,
+            ignore_mismatched_sizes=True,  # they are reported, and refused below
+            output_loading_info=True,
+        )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         keys = [str(key) for key in info[problem]]
         if wrong := sorted(k for k in keys if not any(part in k for part in _LANGUAGE)):

@@ -22,6 +22,7 @@ from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache
 from triptych.core.layers.decoder import LateInputs
 from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.quiet import without_progress_bar
 from triptych.modalities.llm.models.fallback import (
     ATTENTION,
     FallbackBlueprint,
@@ -92,17 +93,18 @@ class FallbackVisionBlueprint:
     def build(self, report: Callable[[float], None]) -> tuple[SeeingFallback, PictureEncoder]:
         """Load through transformers, prove completeness, and try two tokens."""
         try:
-            model, info = self._kind.from_pretrained(
-                self._checkpoint.folder,
-                config=self._config,
-                dtype=self.dtype,
-                attn_implementation={"text_config": ATTENTION, "": "sdpa"},
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # they are reported, and refused below
-                output_loading_info=True,
-            )
+            with without_progress_bar():
+                model, info = self._kind.from_pretrained(
+                    self._checkpoint.folder,
+                    config=self._config,
+                    dtype=self.dtype,
+                    attn_implementation={"text_config": ATTENTION, "": "sdpa"},
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    ignore_mismatched_sizes=True,  # they are reported, and refused below
+                    output_loading_info=True,
+                )
         except (RuntimeError, ValueError) as error:
             raise WeightsError(_refusal("transformers cannot load it")) from error
         check_complete(info, self._checkpoint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from PIL import Image
 
@@ -17,16 +17,15 @@ from triptych.core.config import Config
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.media.fetch import Fetched
 from triptych.core.weights.layout import read_json
-from triptych.core.weights.progress import Progress
-from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel
+from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.llm.eyes import PICTURE, PictureSource
 from triptych.modalities.llm.pipeline import ChatPipeline, Message, as_messages
 from triptych.modalities.llm.service import LlmService
-from triptych.modalities.pipeline import Check
 from triptych.modalities.vlm.eyes import ModelEyes
 from triptych.modalities.vlm.facts import read_facts
 from triptych.modalities.vlm.intake import Lens, OwnPrepare
 from triptych.modalities.vlm.role import sees
+from triptych.modalities.vlm.slots.source import EMBEDDED_VISION
 from triptych.schedulers.base import ModelLoader
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ class SeeingChatPipeline(ChatPipeline):
 
     A message's content may hold parts `{"type": "image", "image": PICTURE}` beside those of text.
     """
+
+    _sources: ClassVar[Sequence[Source]] = (EMBEDDED_VISION,)
 
     @classmethod
     def _open_service(
@@ -76,7 +77,7 @@ class SeeingChatPipeline(ChatPipeline):
 class VisionPipeline(SeeingChatPipeline):
     """A model that sees, in this process.
 
-    >>> with VisionPipeline.from_pretrained("HuggingFaceTB/SmolVLM-256M-Instruct") as see:
+    >>> with VisionPipeline.from_pretrained() as see:
     ...     print(see("cat.png", "What is this?"))              # doctest: +SKIP
     ...     for piece in see.stream(["a.png", "b.png"], "What differs?"):
     ...         print(piece, end="", flush=True)
@@ -85,15 +86,7 @@ class VisionPipeline(SeeingChatPipeline):
     with pictures in it. Keyword arguments are those of `ChatPipeline`.
     """
 
-    @classmethod
-    def from_config(cls, config: Config, progress: Progress, *, check: Check | None = None) -> Self:
-        """Load the one model of a resolved configuration. Raises `ConfigError` without one."""
-        if config.models.model in ((), (EMBEDDED_REFERENCE,)):
-            raise ConfigError(
-                "No model that sees comes with Triptych: name one, as in `triptych see --model"
-                ' HuggingFaceTB/SmolVLM-256M-Instruct picture.png "What is this?"`.'
-            )
-        return super().from_config(config, progress, check=check)
+    _embedded: ClassVar[str] = EMBEDDED_VISION.name
 
     @classmethod
     def _open_service(

@@ -102,6 +102,7 @@ COMMANDS: tuple[Command, ...] = (
         (
             "triptych chat",
             'triptych chat "Why is the sky blue?" --max-tokens 100',
+            'triptych chat --image apple.png "What colour is it?"',
             "git diff | triptych chat --system 'Write a commit message for this diff.'",
         ),
         operands="[PROMPT]",
@@ -112,8 +113,10 @@ COMMANDS: tuple[Command, ...] = (
         "Ask about pictures.",
         f"{_VLM}.cli",
         (
-            'triptych see cat.png "What is this?" --model HuggingFaceTB/SmolVLM-256M-Instruct',
-            "triptych see before.jpg after.jpg 'What has changed?' --model ./my-vision-model",
+            'triptych see apple.png "What is this?"',
+            'triptych imagine "two green frogs" -o - | triptych see - "How many frogs are there?"',
+            "triptych see before.jpg after.jpg 'What has changed?'"
+            " --model HuggingFaceTB/SmolVLM-256M-Instruct",
         ),
         operands="PICTURE ... [QUESTION]",
         is_named=True,

@@ -24,17 +24,25 @@ from triptych.modalities.tts.frontend import speech_role
 from triptych.modalities.tts.recognition.source import WHISPER_TINY
 from triptych.modalities.tts.sources import DEFAULT_SPEECH, SPEECH_SOURCES
 from triptych.modalities.vlm.role import sees
+from triptych.modalities.vlm.slots.source import EMBEDDED_VISION
 
 Role = Literal["chat", "vision", "embedding", "speech", "recognition", "image"]
 """A model for vision is one for chat that takes pictures, too."""
 
-SOURCES: tuple[Source, ...] = (*SPEECH_SOURCES, WHISPER_TINY, EMBEDDED_IMAGES, MINILM)
+SOURCES: tuple[Source, ...] = (
+    *SPEECH_SOURCES,
+    WHISPER_TINY,
+    EMBEDDED_IMAGES,
+    EMBEDDED_VISION,
+    MINILM,
+)
 """Models known by a name of their own."""
 DEFAULTS = (
     EMBEDDED_REFERENCE,
     DEFAULT_SPEECH,
     WHISPER_TINY.name,
     EMBEDDED_IMAGES.name,
+    EMBEDDED_VISION.name,
     MINILM.name,
 )
 """What is served when no model is named: one of each kind."""

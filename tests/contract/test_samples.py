@@ -54,7 +54,9 @@ def test_benchmark_workloads_are_flags_of_bench() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_examples_in_help_are_flags_of_their_command(command: Command) -> None:
     for line in command.examples:
-        (ours,) = (part for part in line.split("|") if part.strip().startswith("triptych"))
-        words = shlex.split(ours.partition("<")[0])
-        assert words[:2] == ["triptych", command.name]
-        command.parser().parse_args(words[2:])
+        parts = [shlex.split(part.partition("<")[0]) for part in line.split("|")]
+        ours = [words for words in parts if words[0] == "triptych"]
+        assert command.name in {words[1] for words in ours}
+        for _, name, *arguments in ours:
+            (used,) = (each for each in COMMANDS if each.name == name)
+            used.parser().parse_args(arguments)

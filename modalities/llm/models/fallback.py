@@ -34,6 +34,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.quiet import without_progress_bar
 
 ATTENTION = "triptych_paged"
 """The name of our attention among those of transformers."""
@@ -100,16 +101,17 @@ class FallbackBlueprint:
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
         """Load through transformers, prove completeness, and try two tokens."""
         try:
-            model, info = self._kind.from_pretrained(
-                checkpoint.folder,
-                config=self._config,
-                dtype=self._dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # they are reported, and refused below
-                output_loading_info=True,
-            )
+            with without_progress_bar():
+                model, info = self._kind.from_pretrained(
+                    checkpoint.folder,
+                    config=self._config,
+                    dtype=self._dtype,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    ignore_mismatched_sizes=True,  # they are reported, and refused below
+                    output_loading_info=True,
+                )
         except RuntimeError as error:
             raise WeightsError("transformers cannot convert the weights of this model.") from error
         check_complete(info, checkpoint)

@@ -75,9 +75,7 @@ def test_what_is_no_picture(see: VisionPipeline, tmp_path: Path) -> None:
         see("http://example.com/a.png", "What?")
 
 
-def test_without_a_model_that_sees(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No model that sees comes with Triptych"):
-        VisionPipeline.from_pretrained(progress=False)
+def test_a_model_that_reads_text_alone_is_refused(tmp_path: Path) -> None:
     write_text_folder(tmp_path, model_type="llama")
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="reads text alone"):

@@ -1,0 +1,79 @@
+"""The embedded model that sees, as it ships: small, and right about what is in plain view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from triptych import ImagePipeline, VisionPipeline
+from triptych.modalities.vlm.slots.source import FOLDER
+
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
+MAX_BYTES = 20_000_000
+DRAWN = {
+    "a red apple": "apple",
+    "a blue car on a yellow background": "car",
+    "a penguin next to a house": "penguin",
+    "a green frog": "frog",
+    "a pizza": "pizza",
+}
+
+
+@pytest.fixture(scope="module")
+def see() -> Iterator[VisionPipeline]:
+    with VisionPipeline.from_pretrained(progress=False) as pipeline:
+        yield pipeline
+
+
+@cache
+def drawn() -> dict[str, Image.Image]:
+    """A picture of each prompt by the embedded image model."""
+    with ImagePipeline.from_pretrained(progress=False) as draw:
+        return {prompt: draw(prompt, seed=1)[0].image for prompt in DRAWN}
+
+
+def printed(word: str) -> Image.Image:
+    picture = Image.new("RGB", (224, 224), "white")
+    font = ImageFont.load_default(48)
+    ImageDraw.Draw(picture).text((112, 112), word, fill="black", font=font, anchor="mm")
+    return picture
+
+
+def answer(see: VisionPipeline, picture: Image.Image | Path, question: str) -> str:
+    return str(see(picture, question, temperature=0, max_tokens=32).text).lower()
+
+
+def test_it_is_small() -> None:
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= MAX_BYTES
+
+
+@pytest.mark.parametrize("prompt", DRAWN)
+def test_it_names_what_the_image_model_draws(see: VisionPipeline, prompt: str) -> None:
+    assert DRAWN[prompt] in answer(see, drawn()[prompt], "What is in the picture?")
+
+
+def test_it_tells_background_place_and_absence(see: VisionPipeline) -> None:
+    car, pair = drawn()["a blue car on a yellow background"], drawn()["a penguin next to a house"]
+    assert "yellow" in answer(see, car, "What colour is the background?")
+    assert "blue" in answer(see, car, "What colour is the car?")
+    assert answer(see, car, "Is there a dog?").startswith("no")
+    assert answer(see, car, "Is there a car?").startswith("yes")
+    both = answer(see, pair, "Describe the picture.")
+    assert "penguin" in both
+    assert "house" in both
+
+
+@pytest.mark.parametrize("word", ["house", "music", "water"])
+def test_it_reads_a_printed_word(see: VisionPipeline, word: str) -> None:
+    assert word in answer(see, printed(word), "What does it say?")
+
+
+def test_a_picture_that_comes_again_is_not_looked_at_again(see: VisionPipeline) -> None:
+    picture = drawn()["a pizza"]
+    first = see(picture, "What is this?", temperature=0, max_tokens=8)
+    again = see(picture, "What is this?", temperature=0, max_tokens=8)
+    assert (again.usage.num_cached_images, again.text) == (1, first.text)
