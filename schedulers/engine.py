@@ -21,7 +21,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from typing import cast
 
 from triptych.core.config import Config
 from triptych.core.errors import (
@@ -244,17 +245,22 @@ class Engine:
         if not proposals:
             return None
         candidates = [
-            Candidate(model, p.due_s, self._costs.predict(model, p.kind, p.work))
+            Candidate(
+                model,
+                p.due_s,
+                self._costs.predict(model, p.kind, p.work),
+                is_known=self._costs.is_known(model, p.kind, p.work),
+            )
             for model, p in proposals.items()
         ]
         return proposals[self._timeline.pick(candidates, now_s).model]
 
     def _tell_company(self, scheduler: Scheduler, others: Collection[str]) -> None:
         """Let a scheduler know of the other models that have jobs."""
-        if isinstance(scheduler, FitsGaps):
+        if _fits_gaps(type(scheduler)):
             longest_s = self.config.schedule.max_step_s or math.inf
             gap_s = min(longest_s, self._timeline.gap_s(others))
-            scheduler.set_gap(gap_s if others else math.inf)
+            cast("FitsGaps", scheduler).set_gap(gap_s if others else math.inf)
 
     def _launch(self, proposal: Proposal, now_s: float) -> bool:
         """Book a proposal and hand its plan to the device; false if nothing was left of it."""
@@ -427,6 +433,12 @@ class Engine:
         self.on_turn()
         self._residency.close()
         self._lanes.close(patience_s)
+
+
+@cache
+def _fits_gaps(kind: type[Scheduler]) -> bool:
+    """Whether it can be told of company; asked of the class once, since that takes a while."""
+    return issubclass(kind, FitsGaps)
 
 
 def _discard(output: Output) -> None:

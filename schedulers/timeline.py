@@ -17,9 +17,12 @@ The policy:
    three rounds of everything proposed, if steps are long) are not feasible together; from then
    on the fair choice gets `FAIR_FLOOR` of the device's time all the same.
 4. Gaps. Fair shares of a slow device would still be felt: between two steps of a model with
-   deadlines (two tokens of a chat), those without get `GAP_SHARE` of what one such step takes, or
-   one step. What they cannot use of their share for that they give up. With one row of a picture
-   or a sentence between two tokens, tokens so come at half their pace at worst, and evenly.
+   deadlines (two tokens of a chat), those without get `GAP_SHARE` of what one such step takes.
+   After `NUM_NARROW` such gaps the next is wide: it takes one step, however long, or as many as
+   are over within `WIDE_S`, which nobody notices. What they cannot use of their share for that
+   they give up, but for what a wide gap holds. So tokens come at half their pace at worst, but for
+   one gap in many; and what does not fit between two of them disturbs seldom, and does more then:
+   larger batches cost less for each row.
 
 So nobody waits without bound: for n models whose longest step takes L seconds, fair order serves
 each within 2 n L seconds of service, and endless deadlines stretch that by 1 / `FAIR_FLOOR`.
@@ -32,18 +35,24 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_WAIT_S = 0.5
+WIDE_S = 0.1
 FAIR_FLOOR = 0.2
 GAP_SHARE = 0.75
+NUM_NARROW = 24
 _MAX_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One model's proposed step: its deadline (infinity: none) and predicted cost in seconds."""
+    """One model's proposed step: its deadline (infinity: none) and predicted cost in seconds.
+
+    One of a kind of which nothing `is_known` finds room in any gap that is empty, to be known.
+    """
 
     model: str
     due_s: float
     cost_s: float
+    is_known: bool = True
 
     @property
     def has_deadline(self) -> bool:
@@ -53,13 +62,34 @@ class Candidate:
 
 @dataclass(slots=True)
 class _Gap:
-    """Time that others took since a model's last step with a deadline, and what they may take."""
+    """Time that others took since a model's last step with a deadline, and what they may take.
+
+    `num_narrow` gaps since the last wide one were narrow.
+    """
 
     taken_s: float = 0.0
     room_s: float = 0.0
+    num_narrow: int = NUM_NARROW
 
-    def has_room(self, cost_s: float) -> bool:
-        return not self.taken_s or self.taken_s + cost_s <= self.room_s
+    @property
+    def is_wide(self) -> bool:
+        return self.num_narrow >= NUM_NARROW
+
+    @property
+    def left_s(self) -> float:
+        return (WIDE_S if self.is_wide else self.room_s) - self.taken_s
+
+    def has_room(self, candidate: Candidate) -> bool:
+        if candidate.cost_s <= self.left_s:
+            return True
+        if self.is_wide:  # whoever was served before within a narrow gap's time is in nobody's way
+            return self.taken_s <= self.room_s
+        return not (candidate.is_known or self.taken_s)
+
+    def next(self, room_s: float) -> _Gap:
+        """The gap after this one, which was wide if it was used so."""
+        was_wide = self.taken_s > self.room_s
+        return _Gap(room_s=room_s, num_narrow=0 if was_wide else self.num_narrow + 1)
 
 
 class Timeline:
@@ -87,7 +117,7 @@ class Timeline:
 
     def gap_s(self, models: Collection[str]) -> float:
         """How long a step without a deadline may be beside these models; infinity if unknown."""
-        gaps = (self._gaps[model].room_s for model in models if model in self._gaps)
+        gaps = (self._gaps[model].left_s for model in models if model in self._gaps)
         return min(gaps, default=math.inf)
 
     def _choose(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
@@ -106,19 +136,24 @@ class Timeline:
     def _between(self, candidates: Sequence[Candidate], fair: Candidate) -> Candidate:
         """The fair choice, if it is waited for or there is a gap; else the fair one of the others.
 
-        Whoever finds no gap gives up its turn.
+        Whoever finds no gap gives up its turn, and all but so much of its share.
         """
         waited = [candidate for candidate in candidates if candidate.has_deadline]
         gaps = [self._gaps[other.model] for other in waited if other.model in self._gaps]
-        if fair.has_deadline or all(gap.has_room(fair.cost_s) for gap in gaps):
+        if fair.has_deadline or all(gap.has_room(fair) for gap in gaps):
             return fair
         chosen = min(waited, key=self._order)
-        self._service[fair.model] = self._service[chosen.model]
+        behind_s = self._service[chosen.model] - self._service[fair.model]
+        forgone_s = max(0.0, behind_s - WIDE_S / self._weight(fair.model))
+        for other in candidates:
+            if not other.has_deadline:  # among themselves their shares stay as they are
+                self._service[other.model] += forgone_s
         return chosen
 
     def _note_gaps(self, chosen: Candidate) -> None:
         if chosen.has_deadline:
-            self._gaps[chosen.model] = _Gap(room_s=GAP_SHARE * chosen.cost_s)
+            gap = self._gaps.get(chosen.model, _Gap())
+            self._gaps[chosen.model] = gap.next(GAP_SHARE * chosen.cost_s)
             return
         for model, gap in self._gaps.items():
             if model != chosen.model:

@@ -15,6 +15,7 @@ from triptych.core.denoise_plan import DenoisePlan, PictureKey
 from triptych.core.images import ImageDelta
 from triptych.core.plan import Plan, TokenPlan
 from triptych.schedulers.denoise import DenoiseScheduler
+from triptych.schedulers.timeline import NUM_NARROW, WIDE_S
 
 StepCosts = Callable[[DenoisePlan, Counter[int]], float]
 
@@ -113,10 +114,10 @@ def test_tokens_come_at_half_their_pace_at_worst(token_s: float, costs: StepCost
     assert studio.world.tokens("talk") == answer(prompt_of(1), 450)
 
 
-@pytest.mark.parametrize("token_s", [0.012, 0.018])
+@pytest.mark.parametrize("token_s", [0.0136, 0.015])
 @pytest.mark.parametrize("costs", [FULL, ROOMY], ids=["full", "roomy"])
 def test_a_guided_step_is_shared_between_two_gaps(token_s: float, costs: StepCosts) -> None:
-    """Two branches take longer than a token: one is asked ahead, and the step is taken later."""
+    """Where two branches are too long for a gap one is asked ahead, and the step is taken later."""
     studio = Studio(token_s, FakePainter(cost_s=costs))
     studio.talk(600)
     studio.world.turn_until(lambda: len(studio.token_times()) > 20)
@@ -124,7 +125,7 @@ def test_a_guided_step_is_shared_between_two_gaps(token_s: float, costs: StepCos
     start_s = studio.world.clock()
     studio.world.finish(*names)
     gaps_s = gaps([at for at in studio.token_times() if at > start_s])
-    assert p95(gaps_s) <= 2 * token_s
+    assert sum(gap_s > 2 * token_s for gap_s in gaps_s) <= 2 + len(gaps_s) / NUM_NARROW
     asked = [plan for plan in studio.painter.log if any(row.asks_ahead for row in plan.rows)]
     assert len(asked) > 20
     for name in names:
@@ -147,12 +148,27 @@ def test_nothing_is_asked_ahead_where_both_branches_fit() -> None:
 
 
 def test_a_step_that_cannot_be_cut_is_felt_once() -> None:
-    """Pixels that take three tokens' time: never two such pictures, or more, between two tokens."""
-    costs = linear_costs(row_s=0.01, encode_s=0.02, decode_s=0.05)
+    """Pixels that take eight tokens' time: never two such pictures, or more, between two tokens."""
+    costs = linear_costs(row_s=0.01, encode_s=0.02, decode_s=0.12)
     studio = Studio(0.016, FakePainter(cost_s=costs))
     studio.talk(450)
     studio.world.finish(*studio.draw(8, num_steps=20))
-    assert max(gaps(studio.token_times())[2:]) <= 0.05 + 0.016 + 1e-6
+    assert max(gaps(studio.token_times())[2:]) <= 0.12 + 0.016 + 0.01 + 1e-6, "and a row before it"
+
+
+def test_what_fits_no_gap_is_drawn_together_and_felt_seldom() -> None:
+    """Runs of 20 ms and more beside tokens of 10: few gaps are long, and then runs are full."""
+    painter = FakePainter(cost_s=linear_costs(run_s=0.016, row_s=0.004, encode_s=0.005))
+    studio = Studio(0.01, painter)
+    studio.talk(2000)
+    studio.world.turn_until(lambda: len(studio.token_times()) > 20)
+    start_s = studio.world.clock()
+    studio.world.finish(*studio.draw(8, num_steps=20))
+    gaps_s = gaps([at for at in studio.token_times() if at > start_s])
+    assert p95(gaps_s) <= 0.0175 + 1e-6
+    assert sorted(gaps_s)[-3] <= WIDE_S + 0.01 + 1e-6, "but for steps not known yet"
+    assert sum(painter.rows_run) / len(painter.rows_run) > 5
+    assert sum(painter.elapsed_s.values()) > 0.15 * (studio.world.clock() - start_s)
 
 
 @pytest.mark.parametrize("costs", [FULL, ROOMY], ids=["full", "roomy"])
@@ -178,10 +194,12 @@ def test_runs_are_full_again_when_the_others_have_done() -> None:
     names = studio.draw(8)
     studio.world.finish("talk")
     talked_s = studio.world.clock()
-    assert all(
-        len(plan.rows) + len(plan.starts) <= 2
-        for plan in studio.pictures_between(0.0, talked_s - 0.1)
-    )
+    sizes = [
+        len(plan.rows) + len(plan.starts) for plan in studio.pictures_between(0.0, talked_s - 0.1)
+    ]
+    num_wide = 1 + 60 // NUM_NARROW
+    assert sum(size > 2 for size in sizes) <= 3 * num_wide, "but for wide gaps"
+    assert sum(size <= 2 for size in sizes) > 30
     studio.world.finish(*names)
     rows = [
         len(plan.rows)
