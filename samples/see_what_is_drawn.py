@@ -1,0 +1,73 @@
+"""Draw pictures, ask what is in them, and put both on one sheet.
+
+    python samples/see_what_is_drawn.py seen.png
+
+With the models that come with Triptych: what `imagine` draws, `see` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from triptych import ImagePipeline, VisionPipeline
+
+CASES = (
+    ("a red apple", "What is this?"),
+    ("a penguin next to a house", "Describe the picture."),
+    ("a blue car on a yellow background", "What colour is the background?"),
+    ("three green frogs", "How many frogs are there?"),
+    ("a pizza on a purple background", "Is there a dog?"),
+    ("a yellow duck above a boat", "What is at the bottom?"),
+    ("a small purple butterfly", "What colour is the butterfly?"),
+    ("a tiger", "Which object is in the picture?"),
+)
+_COLUMNS, _SIDE, _GAP, _LINES = 4, 192, 16, 5
+_FONT_SIZE, _LETTERS = 15, 25
+
+
+def ask(pictures: Sequence[Image.Image], questions: Sequence[str]) -> list[str]:
+    """The model's answers, one picture each."""
+    with VisionPipeline.from_pretrained() as see:
+        pairs = zip(pictures, questions, strict=True)
+        return [see(picture, question, temperature=0).text for picture, question in pairs]
+
+
+def sheet(pictures: Sequence[Image.Image], captions: Sequence[str]) -> Image.Image:
+    """Pictures in rows, each above its caption."""
+    height = _SIDE + _LINES * (_FONT_SIZE + 4) + _GAP
+    num_rows = -(-len(pictures) // _COLUMNS)
+    size = (_COLUMNS * (_SIDE + _GAP) + _GAP, num_rows * height + _GAP)
+    page = Image.new("RGB", size, "white")
+    pen, font = ImageDraw.Draw(page), ImageFont.load_default(_FONT_SIZE)
+    for index, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        row, column = divmod(index, _COLUMNS)
+        corner = (_GAP + column * (_SIDE + _GAP), _GAP + row * height)
+        page.paste(picture.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), corner)
+        place = (corner[0], corner[1] + _SIDE + 6)
+        pen.multiline_text(place, caption, fill="black", font=font, spacing=4)
+    return page
+
+
+def main() -> None:
+    """Draw, ask, and write the sheet."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("output", type=Path)
+    args = parser.parse_args()
+    prompts, questions = zip(*CASES, strict=True)
+    with ImagePipeline.from_pretrained() as draw:
+        pictures = [draw(prompt, seed=1)[0].image for prompt in prompts]
+    answers = ask(pictures, questions)
+    captions = []
+    for prompt, question, answer in zip(prompts, questions, answers, strict=True):
+        lines = (f"imagine: {prompt}", f"see: {question}", f"> {answer}")
+        captions.append("\n".join(textwrap.fill(line, _LETTERS) for line in lines))
+    sheet(pictures, captions).save(args.output)
+
+
+if __name__ == "__main__":
+    main()
