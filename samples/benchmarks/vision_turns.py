@@ -8,8 +8,8 @@ all on the same weights. A conversation about a picture grows turn by turn, and 
 of every server before the next one; the time is that of an answer of one token. With every repeat
 the picture is a new one.
 
-No model that sees is to be had everywhere, so this one has random weights, and the shape of
-SmolVLM-256M: speed depends on shapes alone. What it says means nothing.
+The embedded model looks at a picture in no time, so this one has the shape of SmolVLM-256M, and
+random weights: speed depends on shapes alone. What it says means nothing.
 """
 
 from __future__ import annotations
