@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 from fakes_llm import byte_tokenizer, write_text_folder
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
@@ -173,7 +174,7 @@ def live(app: FastAPI, *, wire: WireLimits | None = None) -> Iterator[HttpServer
 
 
 @asynccontextmanager
-async def in_process(app: FastAPI, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+async def in_process(app: ASGIApp, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client that calls `app` directly, without a socket."""
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(

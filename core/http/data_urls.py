@@ -12,10 +12,12 @@ import asyncio
 import binascii
 import re
 import secrets
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from triptych.core.errors import InvalidRequest
@@ -32,7 +34,11 @@ _BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/=]++|\\/)*+")
 
 
 class DataUrls:
-    """The files of one body. They count as uploads of `budget` for as long as this exists."""
+    """The files of one body. They count as uploads of `budget` until this is closed.
+
+    Whoever has read them closes it, or else the route: servers keep a request's state until its
+    connection is collected, which may be long after both have ended.
+    """
 
     def __init__(self, budget: UploadBudget, *, max_json_bytes: int) -> None:
         self._share = UploadShare(budget, self)
@@ -63,6 +69,11 @@ class DataUrls:
         if len(whole) > self._max_json_bytes:
             raise body_too_large(self._max_json_bytes)
         return whole
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._files.clear()
+        self._share.close()
 
     def find(self, url: str) -> Fetched | None:
         """The file that stood in a URL of the parsed body, if it was taken out."""
@@ -113,10 +124,23 @@ class DataUrlRoute(StrictRoute):
         """The body without its files."""
         options = request.app.state.options
         urls = DataUrls(request.app.state.upload_budget, max_json_bytes=options.max_request_bytes)
+        request.state.data_urls = urls
         taking_turns = Request(request.scope, partial(_receive, self._turn, request.receive))
         await receive_body(taking_turns, urls.take, options.max_picture_request_bytes)
-        request.state.data_urls = urls
         return urls.finish()
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap the handler: the files are let go of with its end, if not before."""
+        handler = super().get_route_handler()
+
+        async def closing(request: Request) -> Response:
+            try:
+                return await handler(request)
+            finally:
+                if hasattr(request.state, "data_urls"):
+                    data_urls(request).close()
+
+        return closing
 
 
 async def _receive(turn: asyncio.Lock, receive: Receive) -> Message:

@@ -59,12 +59,12 @@ class UploadBudget:
 
 
 class UploadShare:
-    """What one `holder` of uploads has of the budget, for as long as it exists."""
+    """What one `holder` of uploads has of the budget, until it closes this or is no more."""
 
     def __init__(self, budget: UploadBudget, holder: object) -> None:
         self._budget = budget
         self._num_bytes = 0
-        weakref.finalize(holder, self._give_back)
+        self.close = weakref.finalize(holder, self._give_back)
 
     def take(self, num_bytes: int) -> None:
         """Have more. Raises `Overloaded` where there is no more."""

@@ -23,6 +23,7 @@ from triptych.core.http.data_urls import DataUrlRoute, data_urls
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream
 from triptych.core.logs import fields
+from triptych.modalities.llm.eyes import ChatPrompt
 from triptych.modalities.llm.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -59,11 +60,7 @@ def _add_generation(router: APIRouter, service: LlmService) -> None:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
-        find = data_urls(request).find
-        messages = [message.for_template(find) for message in body.messages]
-        prompt = await service.encode_chat(
-            body.model, messages, tenant=context.principal.tenant, **body.template_options()
-        )
+        prompt = await _encode_chat(service, body, request, context.principal.tenant)
         call = _call(service, body, context, (prompt.ids,), default_tokens=None)
         call = replace(call, pictures=(prompt.pictures,))
         shape = ChatShape(
@@ -122,6 +119,20 @@ def _add_tokens(router: APIRouter, service: LlmService) -> None:
 def _streaming(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     stream = {"text/event-stream": {"schema": {"type": "string"}}}
     return {200: {"model": reply, "content": stream, "description": "The answer."}}
+
+
+async def _encode_chat(
+    service: LlmService, body: ChatRequest, request: Request, tenant: str
+) -> ChatPrompt:
+    """The conversation as its model takes it; its pictures' files are let go of."""
+    urls = data_urls(request)
+    try:
+        messages = [message.for_template(urls.find) for message in body.messages]
+        return await service.encode_chat(
+            body.model, messages, tenant=tenant, **body.template_options()
+        )
+    finally:
+        urls.close()
 
 
 async def _encode(service: LlmService, model: str, prompt: str | list[int]) -> tuple[int, ...]:
