@@ -19,7 +19,7 @@ from triptych.core.weights.progress import Progress
 from triptych.core.weights.resolve import Source
 
 NAME = "all-minilm-l6-v2"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 
 def _file(name: str, sha256: str) -> Package:
@@ -39,14 +39,15 @@ FILES = (
 )
 """sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0)."""
 _MODULES = [
-    {"type": "Transformer", "path": ""},
-    {"type": "Pooling", "path": "1_Pooling"},
-    {"type": "Normalize", "path": "2_Normalize"},
+    {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+    for index, (kind, path) in enumerate(
+        {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}.items()
+    )
 ]
 _BESIDE = {
     "modules.json": _MODULES,
     "sentence_bert_config.json": {"max_seq_length": 256},
-    "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
+    "1_Pooling/config.json": {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": True},
 }
 """What the model's own folder says, in as many words as are read here."""
 
