@@ -125,7 +125,7 @@ class DenoiseScheduler:
             self._tell_line()
 
     def set_gap(self, gap_s: float) -> None:
-        """Where other models have jobs, a step is one picture's, or about so long."""
+        """Where other models have jobs, a step is one guidance branch's, or about so long."""
         self._drafter.gap_s = gap_s
 
     # What the loop asks.

@@ -7,7 +7,8 @@ Owns the choice; changes nothing.
 - Rows of unlike size are separate runs. Each size fills its own by `staggering`, most urgent first,
   until the step has `max_rows` rows. Strides that compute nothing are taken at once.
 - In company (other models have work) a step is one picture's text or pixels, or as many rows of
-  one size as are over within the time that the others leave; one guidance branch at least.
+  one size as are over within the time that the others leave; one guidance branch at least. Where
+  text or pixels are too long for that time, rows wait behind them: it is not known here.
 - Pictures are let in as they came. One for which there is no room may be passed by smaller ones,
   but only so often. Paused jobs stand aside.
 - A step that ran out of memory makes later ones of its kind half as large at most, until enough
@@ -27,6 +28,7 @@ from triptych.schedulers.staggering import fill_batch, urgency
 
 _MAX_PASSED = 8  # times a waiting picture is passed by smaller ones
 _MAX_LOOKAHEAD = 64  # waiting pictures looked at for one step
+_CAUTION = 0.85  # of a gap is drafted for: the timeline predicts less boldly than `RunTimes`
 _MAX_PIXELS = 1 << 20  # decoded together: beyond, a decoder is busy with one picture
 
 
@@ -174,7 +176,7 @@ class Drafter:
     def _run_s(self, num_tokens: int, max_rows: int) -> list[float]:
         """How long runs take that may be made now."""
         run_s = self._times.table(num_tokens)[: max(0, max_rows)]
-        return list(takewhile(lambda seconds: seconds <= self.gap_s, run_s))
+        return list(takewhile(lambda seconds: seconds <= _CAUTION * self.gap_s, run_s))
 
     def _release(self) -> Draft | None:
         return Draft(kind="release") if self._state.dropped else None

@@ -238,8 +238,10 @@ class DenoiseState:
             self._wait(picture)
         else:
             picture.stage = Stage.DRAWING
-            picture.has_asked = False  # the runner knows better, and asks nobody twice
-            picture.num_strides -= piece.stride is not None and not piece.asks_ahead
+            picture.has_asked = False
+            if piece.stride is not None and not piece.asks_ahead:
+                picture.num_strides -= 1
+                picture.has_asked = piece.stride != picture.stride  # it was what was left of it
 
     def _wait(self, picture: Picture) -> None:
         """Put a picture back at its place in line."""

@@ -3,7 +3,7 @@
 Owns the order: steps are launched in plan order on the device thread, and their results are
 collected in the same order on another, so a launch never waits for the result of the step
 before. On a GPU launches run ahead; on a CPU a launch is the work itself. Models are loaded on
-threads that end with it. Knows nothing of models, schedulers or why a step runs.
+threads that end with the load. Knows nothing of models, schedulers or why a step runs.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ The policy:
    larger batches cost less for each row.
 
 So nobody waits without bound: for n models whose longest step takes L seconds, fair order serves
-each within 2 n L seconds of service, and endless deadlines stretch that by 1 / `FAIR_FLOOR`.
+each within 2 n L seconds of service, and endless deadlines stretch that by 1 / `FAIR_FLOOR`. What
+fits no narrow gap waits for `NUM_NARROW` steps of those with deadlines besides.
 """
 
 from __future__ import annotations
@@ -79,6 +80,13 @@ class _Gap:
     def left_s(self) -> float:
         return (WIDE_S if self.is_wide else self.room_s) - self.taken_s
 
+    @property
+    def offer_s(self) -> float:
+        """How long a step may be that would go here, or in the next gap if this one is full."""
+        if self.taken_s >= WIDE_S:
+            return math.inf  # the model rests, or its wide gap was used up a moment ago
+        return self.left_s if self.left_s > 0 else self.room_s
+
     def has_room(self, candidate: Candidate) -> bool:
         if candidate.cost_s <= self.left_s:
             return True
@@ -117,7 +125,7 @@ class Timeline:
 
     def gap_s(self, models: Collection[str]) -> float:
         """How long a step without a deadline may be beside these models; infinity if unknown."""
-        gaps = (self._gaps[model].left_s for model in models if model in self._gaps)
+        gaps = (self._gaps[model].offer_s for model in models if model in self._gaps)
         return min(gaps, default=math.inf)
 
     def _choose(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
@@ -136,19 +144,27 @@ class Timeline:
     def _between(self, candidates: Sequence[Candidate], fair: Candidate) -> Candidate:
         """The fair choice, if it is waited for or there is a gap; else the fair one of the others.
 
-        Whoever finds no gap gives up its turn, and all but so much of its share.
+        Those are all that are waited for, and what is short enough for every gap as it is. Whoever
+        finds no gap gives up its turn, and all but so much of its share.
         """
         waited = [candidate for candidate in candidates if candidate.has_deadline]
         gaps = [self._gaps[other.model] for other in waited if other.model in self._gaps]
         if fair.has_deadline or all(gap.has_room(fair) for gap in gaps):
             return fair
-        chosen = min(waited, key=self._order)
-        behind_s = self._service[chosen.model] - self._service[fair.model]
-        forgone_s = max(0.0, behind_s - WIDE_S / self._weight(fair.model))
-        for other in candidates:
-            if not other.has_deadline:  # among themselves their shares stay as they are
-                self._service[other.model] += forgone_s
+        unwaited = [candidate for candidate in candidates if not candidate.has_deadline]
+        left_s = min(gap.room_s - gap.taken_s for gap in gaps)  # a wide gap is for the long ones
+        short = [candidate for candidate in unwaited if candidate.cost_s <= left_s]
+        chosen = min([*waited, *short], key=self._order)
+        self._forgo(unwaited, least_s=min(self._service[other.model] for other in waited))
         return chosen
+
+    def _forgo(self, unwaited: Sequence[Candidate], least_s: float) -> None:
+        """Let none be further behind than a wide gap holds; among themselves shares stay."""
+        fair = min(unwaited, key=self._order)
+        behind_s = least_s - self._service[fair.model]
+        forgone_s = max(0.0, behind_s - WIDE_S / self._weight(fair.model))
+        for other in unwaited:
+            self._service[other.model] += forgone_s
 
     def _note_gaps(self, chosen: Candidate) -> None:
         if chosen.has_deadline:

@@ -101,8 +101,8 @@ class DenoiseRunner:
             for picture, row in zip(pictures, rows, strict=True)
         ]
         left = [end - picture.row.sample.step for picture, end in zip(pictures, ends, strict=True)]
-        asking = [index for index, row in enumerate(rows) if row.asks_ahead]
-        going = [index for index, count in enumerate(left) if count > 0 and index not in asking]
+        asking = [i for i, row in enumerate(rows) if row.asks_ahead and left[i] >= 0]
+        going = [i for i, row in enumerate(rows) if not row.asks_ahead and left[i] > 0]
         if asking:
             asked = [pictures[index] for index in asking]
             self._painter.ask_ahead(asked, [left[index] for index in asking])

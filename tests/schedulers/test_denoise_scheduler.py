@@ -375,6 +375,47 @@ def test_steps_that_do_not_fit_are_made_smaller(depth: int, max_fit: int) -> Non
     assert rig.painter.held == {}
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_begun_in_a_gap_goes_on_from_there_where_memory_ran_out(depth: int) -> None:
+    """The first half skipped two steps and asked a branch; the second fails beside another's."""
+    rig = Rig(depth=depth)
+    for name in ("a", "b"):
+        rig.submit(name, request_of(num_steps=8, interval=3, guidance_scale=4.0, has_progress=True))
+    while not any(
+        row.asks_ahead and row.num_steps for plan in rig.painter.log for row in plan.rows
+    ):
+        rig.scheduler.set_gap(0.001)
+        rig.step()
+    rig.scheduler.set_gap(math.inf)
+    rig.painter.errors[len(rig.painter.log) + 1] = OutOfMemory("for once")
+    rig.run()
+    assert rig.scheduler.stats().counters["picture_retries_total"] == 2
+    for name in ("a", "b"):
+        assert rig.pictures(name)
+        assert rig.deltas(name)[-1].num_computed == 4
+    assert rig.scheduler.stats().counters["denoise_rows_total"] >= 16
+    assert rig.painter.held == {}
+
+
+@pytest.mark.parametrize("act", ["cancel", "pause"])
+def test_a_picture_may_end_or_rest_between_the_halves_of_a_step(act: str) -> None:
+    rig = Rig()
+    rig.submit("a", request_of(guidance_scale=4.0))
+    rig.scheduler.set_gap(0.001)
+    while not any(row.asks_ahead for plan in rig.painter.log for row in plan.rows):
+        rig.step()
+    if act == "cancel":
+        rig.scheduler.cancel("a")
+    else:
+        rig.scheduler.set_paused("a", True)
+        rig.run()
+        assert not rig.has_ended("a")
+        rig.scheduler.set_paused("a", False)
+    rig.run()
+    assert bool(rig.pictures("a")) == (act == "pause")
+    assert rig.painter.held == {}
+
+
 def test_steps_become_large_again_when_enough_pictures_were_done() -> None:
     rig = Rig(painter=FakePainter(cost_s=FLAT, errors={2: OutOfMemory("for once")}))
     for index in range(60):

@@ -222,6 +222,23 @@ def test_what_fits_no_gap_is_gathered_in_wide_ones() -> None:
     assert all(len(run) == NUM_NARROW + 1 for run in order.strip("ci").split("i") if run)
 
 
+def test_what_fits_narrow_gaps_does_not_wait_behind_what_does_not() -> None:
+    order = picks(Timeline(), {"chat": 0.01, "images": 0.02, "texts": 0.002}, 400)
+    assert order.count("texts") > 0.6 * order.count("chat")
+    assert order.count("images") >= 5 * (order.count("chat") // (NUM_NARROW + 12))
+    gaps = "".join(name[0] for name in order).split("c")
+    assert max(gap.count("t") for gap in gaps[2:]) <= 0.1 / 0.002
+
+
+def test_a_model_that_rests_makes_no_step_short() -> None:
+    timeline = Timeline()
+    picks(timeline, {"chat": 0.016}, 3)
+    assert timeline.gap_s({"chat"}) == WIDE_S
+    for _ in range(20):
+        timeline.pick([Candidate("images", math.inf, 0.06)], 0.0)
+    assert timeline.gap_s({"chat"}) == math.inf
+
+
 def test_what_is_not_known_is_let_in() -> None:
     timeline = Timeline()
     picks(timeline, {"chat": 0.016, "images": 0.1}, 10)

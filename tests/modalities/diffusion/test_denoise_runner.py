@@ -181,6 +181,22 @@ def test_a_branch_that_ran_out_of_memory_is_asked_again(
     assert torch.allclose(latents_of(easel, whole), latents_of(easel, shared), atol=1e-5)
 
 
+def test_who_was_stepped_by_a_plan_that_failed_is_not_asked_ahead_of_itself(easel: Easel) -> None:
+    """Its plan is made again in halves: the first asks nobody, the second takes nothing."""
+    cache = StepCache(name="planned")
+    (whole,) = easel.encode(image_request(num_steps=9, cache=cache))
+    (key,) = easel.encode(image_request(num_steps=9, cache=cache), first=1)
+    easel.denoise([key])
+    easel.runner._pictures[key].step = 0  # as if the scheduler had never heard of it
+    (ahead,) = easel.denoise([key], num_steps=0, asks_ahead=True)
+    (taken,) = easel.denoise([key])
+    assert (ahead.num_computed, taken.num_computed) == (0, 0) or taken.num_computed == 1
+    for num_steps in (3, 3, 2):
+        (row,) = easel.denoise([key], num_steps=num_steps)
+        assert row.num_computed == 1
+    assert closeness(easel.finish([whole])[0], easel.decode([key])[0]) <= 1
+
+
 def test_skips_are_taken_on_the_way_to_the_next_run(easel: Easel) -> None:
     request = image_request(num_steps=9, cache=StepCache(name="planned"))
     keys = easel.encode(request, image_request(num_steps=9, cache=StepCache(name="planned")))
