@@ -26,7 +26,7 @@ CASES = (
     ("a small purple butterfly", "What colour is the butterfly?"),
     ("a tiger", "Which object is in the picture?"),
 )
-_COLUMNS, _SIDE, _GAP, _LINES = 4, 192, 16, 5
+_COLUMNS, _SIDE, _GAP, _LINES = 4, 192, 16, 8
 _FONT_SIZE, _LETTERS = 15, 25
 
 
