@@ -3,9 +3,9 @@
     python samples/benchmarks/all_together.py --output docs/benchmarks
 
 Starts `triptych serve` with the models it brings along. For a while each: a chat alone, which is
-its idle value; the chat while eight pictures are always being drawn; chat, listeners and pictures
-at once; and pictures alone. Prints the gaps between the chat's tokens, when speech began, how long
-listeners heard nothing, and pictures per second.
+its idle value; the chat while eight pictures are always being drawn; chat and listeners, without
+pictures and with them; and pictures alone. Prints the gaps between the chat's tokens, when speech
+began, how long listeners heard nothing, and pictures per second.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ async def measure(port: int, args: argparse.Namespace) -> dict[str, Phase]:
     phases = {
         "chat alone": await run(users, painters, alone, 0),
         f"chat, {args.painters} pictures": await run(users, painters, alone, args.painters),
+        "chat, speech": await run(users, painters, everybody, 0),
         "chat, speech, pictures": await run(users, painters, everybody, args.painters),
         "pictures alone": await run(users, painters, nobody, args.painters),
     }
