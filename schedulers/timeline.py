@@ -155,14 +155,12 @@ class Timeline:
         left_s = min(gap.room_s - gap.taken_s for gap in gaps)  # a wide gap is for the long ones
         short = [candidate for candidate in unwaited if candidate.cost_s <= left_s]
         chosen = min([*waited, *short], key=self._order)
-        self._forgo(unwaited, least_s=min(self._service[other.model] for other in waited))
+        behind_s = min(self._service[other.model] for other in waited) - self._service[fair.model]
+        self._forgo(unwaited, max(0.0, behind_s - WIDE_S / self._weight(fair.model)))
         return chosen
 
-    def _forgo(self, unwaited: Sequence[Candidate], least_s: float) -> None:
-        """Let none be further behind than a wide gap holds; among themselves shares stay."""
-        fair = min(unwaited, key=self._order)
-        behind_s = least_s - self._service[fair.model]
-        forgone_s = max(0.0, behind_s - WIDE_S / self._weight(fair.model))
+    def _forgo(self, unwaited: Sequence[Candidate], forgone_s: float) -> None:
+        """Take as much of each one's share, so that their shares among themselves stay."""
         for other in unwaited:
             self._service[other.model] += forgone_s
 

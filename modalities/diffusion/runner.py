@@ -197,11 +197,9 @@ def _stepped(picture: Picture, row: PictureRow, end: int) -> Yield:
     """Note that the scheduler counts on these steps from now on."""
     # A step that is not taken yet is told of with the branch that takes it.
     num_told = picture.num_computed if row.asks_ahead else picture.num_runs
-    num_computed, num_rows = (
-        num_told - picture.num_computed,
-        picture.num_rows_run - picture.num_rows,
-    )
-    picture.step, picture.num_computed, picture.num_rows = end, num_told, picture.num_rows_run
+    num_computed, picture.num_computed = num_told - picture.num_computed, num_told
+    num_rows, picture.num_rows = picture.num_rows_run - picture.num_rows, picture.num_rows_run
+    picture.step = end
     sums, place, preview = picture.sums, picture.place, picture.preview
     picture.preview = None
 
