@@ -55,7 +55,8 @@ class ModelMemory:
         if not self._device.is_cpu:
             return None
         folder = WeightsCache.open(self._config.models.cache_dir).models.with_name("kernels")
-        return NativeKernels.open(self._config.device.cpu_kernels, folder)
+        options = self._config.device
+        return NativeKernels.open(options.cpu_kernels, folder, options.cpu_isa)
 
     def reserve(self, purpose: str, num_bytes: int) -> None:
         """Take bytes that are about to be allocated. Raises `MemoryBudgetExceeded`."""

@@ -95,7 +95,7 @@ def paged_attention(
     assert v_pages_NPKD.is_contiguous()
     assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
     run, native = _reference, batch.native
-    if native is not None and batch.blocks_2T is None and native.can_attend(q_THD, k_pages_NPKD):
+    if native is not None and native.can_attend(q_THD, k_pages_NPKD):
         run = native.paged_attention
     return run(q_THD, k_pages_NPKD, v_pages_NPKD, batch, scale=scale, window=window)
 

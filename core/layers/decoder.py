@@ -180,10 +180,10 @@ class DecoderStack:
         `positions` are [T], or [3, T] (see `core.layers.rotary`).
         """
         cos_sin = self.rotations(positions)
-        if late is None and self._fused is not None and self._fused.can_read(kv):
-            return self._fused(x_TC, cos_sin, kv, batch)
         local = self._local_rotary
         local_cos_sin = cos_sin if local is None else local.rows(positions, self.dtype)
+        if self._fused is not None and self._fused.can_read(kv):
+            return self._fused(x_TC, (cos_sin, local_cos_sin), kv, batch, late)
         for index, layer in enumerate(self.layers):
             is_local = layer.attention.config.uses_local_rope
             x_TC = layer(x_TC, local_cos_sin if is_local else cos_sin, kv, batch)
@@ -233,5 +233,5 @@ class Decoder(DecoderStack):
         return self.run(self.embed(token_ids_T), positions_T, kv, batch)
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
-        """Scores of the whole vocabulary for each row: `logits_RV`."""
-        return self.head(hidden_RC)
+        """Scores of the whole vocabulary for each row: `logits_RV`, float32."""
+        return self.head(hidden_RC, out_dtype=torch.float32)

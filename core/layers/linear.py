@@ -1,4 +1,4 @@
-"""Linear projection, prepacked for oneDNN where that is faster.
+"""Linear projection, on a CPU packed for the native kernels.
 
 Owns one weight and its bias. Several projections of one input are one `Linear` whose rows lie one
 after the other; loaders fill them through views (`rows`). Knows nothing of what it projects.
@@ -20,9 +20,9 @@ _META = torch.device("meta")
 class Linear:
     """`y_TO = x_TI @ weight_OI.T + bias_O (+ residual_TO)`.
 
-    In bfloat16 on a CPU, `prepare` reorders the weight: into the layout of our kernels where they
-    take it, else into oneDNN's own, 1.5 times as fast as `torch.nn.functional.linear` up to 32
-    rows. Both add the residual in float32.
+    On a CPU, `prepare` reorders the weight: into the layout of our kernels, or, where there are
+    none, of oneDNN's in bfloat16. Both add the residual in float32. With our kernels a row's result
+    does not depend on the others.
     """
 
     __slots__ = ("_native", "_num_outputs", "bias_O", "packed", "weight_OI")
@@ -71,8 +71,25 @@ class Linear:
         """Whether the weight is packed for our kernels."""
         return self._native is not None
 
-    def __call__(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None = None) -> torch.Tensor:
-        """Project, adding `residual_TO` where given. `x_TI` is contiguous."""
+    def __call__(
+        self,
+        x_TI: torch.Tensor,
+        residual_TO: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Project, adding `residual_TO` where given. `x_TI` is contiguous.
+
+        With `out_dtype`, sums become that type without having been rounded to the weight's, where
+        the kernels are ours.
+        """
+        if self._native is not None and self.packed is not None:
+            return self._native.linear(
+                x_TI, self.packed, self._num_outputs, self.bias_O, residual_TO, out_dtype
+            )
+        y_TO = self._call_torch(x_TI, residual_TO)
+        return y_TO if out_dtype is None else y_TO.to(out_dtype)
+
+    def _call_torch(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None) -> torch.Tensor:
         if self.packed is not None:
             return self._call_packed(x_TI, self.packed, residual_TO)
         if residual_TO is None:
@@ -83,8 +100,6 @@ class Linear:
     def _call_packed(
         self, x_TI: torch.Tensor, packed: torch.Tensor, residual_TO: torch.Tensor | None
     ) -> torch.Tensor:
-        if self._native is not None:
-            return self._native.linear(x_TI, packed, self._num_outputs, self.bias_O, residual_TO)
         pointwise = torch.ops.mkldnn._linear_pointwise
         if residual_TO is None:
             y_TO = pointwise.default(x_TI, packed, self.bias_O, "none", [], "")
@@ -95,5 +110,5 @@ class Linear:
 
 
 def is_packable(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights of this type are packed on this device."""
+    """Whether oneDNN packs weights of this type on this device."""
     return device.type == "cpu" and dtype is torch.bfloat16 and has_fast_cpu_bfloat16()

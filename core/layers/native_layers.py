@@ -9,11 +9,14 @@ Shapes: T tokens, C hidden, R rotated dims.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
 from triptych.core.kernels.native.library import (
+    DTYPES,
     LayerPointers,
     NativeKernels,
     StepArguments,
@@ -25,12 +28,17 @@ from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache
 
 if TYPE_CHECKING:
-    from triptych.core.layers.decoder import DecoderLayer, DecoderStack
+    from triptych.core.layers.decoder import DecoderLayer, DecoderStack, LateInputs
+
+_ACTIVATIONS = MappingProxyType({"silu": 0, "gelu_tanh": 1})
 
 
 def can_fuse(decoder: DecoderStack) -> bool:
     """Whether the layers of a prepared decoder are alike, and all their weights packed."""
-    configs = decoder.config.attention
+    heads = {
+        (c.num_heads, c.num_kv_heads, c.head_dim, c.qk_norm_eps, c.scale, c.has_centred_qk_norm)
+        for c in decoder.config.attention
+    }
     linears = (
         linear
         for layer in decoder.layers
@@ -41,12 +49,7 @@ def can_fuse(decoder: DecoderStack) -> bool:
             layer.mlp.down,
         )
     )
-    config = decoder.config
-    is_plain = config.activation == "silu" and not (
-        config.has_centred_norms or config.has_post_norms or config.local_rope
-    )
-    heads = {(c.num_heads, c.num_kv_heads, c.head_dim, c.qk_norm_eps) for c in configs}
-    return is_plain and len(heads) == 1 and all(linear.is_native for linear in linears)
+    return len(heads) == 1 and all(linear.is_native for linear in linears)
 
 
 class NativeLayers:
@@ -56,9 +59,12 @@ class NativeLayers:
         config, first = decoder.config, decoder.config.attention[0]
         self._native = native
         self._config, self._norm_C = config, decoder.norm.weight_C
+        self._norms_2D = [_head_norms(layer, self._norm_C.dtype) for layer in decoder.layers]
         self._owners = tuple(decoder.layers)  # the pointers live no longer than these
-        self._layers = (LayerPointers * len(self._owners))(*map(_pointers, self._owners))
+        pointers = map(_pointers, self._owners, self._norms_2D)
+        self._layers = (LayerPointers * len(self._owners))(*pointers)
         self._num_heads, self._head_dim = first.num_heads, first.head_dim
+        self._scale = first.head_dim**-0.5 if first.scale is None else first.scale
         num_heads = 2 * first.num_heads + 2 * first.num_kv_heads
         mlp_size = 3 * config.intermediate_size
         self._scratch_size = config.hidden_size + num_heads * first.head_dim + mlp_size
@@ -70,54 +76,99 @@ class NativeLayers:
     def __call__(
         self,
         x_TC: torch.Tensor,
-        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        cos_sins: Sequence[tuple[torch.Tensor, torch.Tensor]],
         kv: KvCache,
         batch: AttentionBatch,
+        late: LateInputs | None = None,
     ) -> torch.Tensor:
-        """The normalised hidden state; `x_TC` is overwritten by it."""
-        config, (cos_T1R, sin_T1R) = self._config, cos_sin
-        num_tokens = len(x_TC)
+        """The normalised hidden state; `x_TC` is overwritten by it.
+
+        `cos_sins` are the rotations of most layers, and those of layers that use local ones.
+        """
         for layer, k_pages, v_pages in zip(self._layers, kv.k_pages, kv.v_pages, strict=True):
             layer.k_pages, layer.v_pages = k_pages.data_ptr(), v_pages.data_ptr()
-        shape = (num_tokens, self._num_heads, self._head_dim)
-        attention = attention_arguments(batch, kv.k_pages[0], shape, x_TC.dtype)
-        attention.scale = self._head_dim**-0.5
-        scratch = x_TC.new_empty(num_tokens * self._scratch_size)
-        self._native.decoder_step(
-            StepArguments(
-                layers=ctypes.cast(self._layers, ctypes.POINTER(LayerPointers)),
-                x=x_TC.data_ptr(),
-                scratch=scratch.data_ptr(),
-                final_norm=self._norm_C.data_ptr(),
-                cos=cos_T1R.data_ptr(),
-                sin=sin_T1R.data_ptr(),
-                write_slots=batch.write_slots_T.data_ptr(),
-                num_layers=len(self._layers),
-                hidden=config.hidden_size,
-                intermediate=config.intermediate_size,
-                num_rotated=cos_T1R.shape[2],
-                eps=config.norm_eps,
-                qk_eps=config.attention[0].qk_norm_eps or 0.0,
-                attention=attention,
-            )
-        )
+        step, kept_alive = self._arguments(x_TC, cos_sins, kv, batch)
+        num_late = 0 if late is None else len(late.values_LFC)
+        for index in range(num_late):
+            self._run(step, index, index + 1)
+            assert late is not None
+            x_TC.index_add_(0, late.index_F, late.values_LFC[index])
+        self._run(step, num_late, len(self._layers), self._norm_C)
+        del kept_alive
         return x_TC
 
+    def _run(
+        self, step: StepArguments, first: int, end: int, norm_C: torch.Tensor | None = None
+    ) -> None:
+        """Layers [first, end), and the final norm where one is given."""
+        size = ctypes.sizeof(LayerPointers)
+        address = ctypes.addressof(self._layers) + first * size
+        step.layers = ctypes.cast(address, ctypes.POINTER(LayerPointers))
+        step.num_layers = end - first
+        step.final_norm = pointer(norm_C)
+        self._native.decoder_step(step)
 
-def _pointers(layer: DecoderLayer) -> LayerPointers:
-    attention, mlp = layer.attention, layer.mlp
+    def _arguments(
+        self,
+        x_TC: torch.Tensor,
+        cos_sins: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        kv: KvCache,
+        batch: AttentionBatch,
+    ) -> tuple[StepArguments, torch.Tensor]:
+        """What the layers have in common, and the memory it points into."""
+        config, num_tokens = self._config, len(x_TC)
+        assert x_TC.is_contiguous()
+        shape = (num_tokens, self._num_heads, self._head_dim)
+        attention = attention_arguments(batch, kv.k_pages[0], shape, x_TC.dtype)
+        attention.scale = self._scale
+        scratch = x_TC.new_empty(num_tokens * self._scratch_size)
+        cos_pair, sin_pair = zip(*cos_sins, strict=True)
+        for table in (*cos_pair, *sin_pair):
+            assert table.dtype == x_TC.dtype
+            assert table.is_contiguous()
+        return StepArguments(
+            x=x_TC.data_ptr(),
+            scratch=scratch.data_ptr(),
+            cos=tuple(cos.data_ptr() for cos in cos_pair),
+            sin=tuple(sin.data_ptr() for sin in sin_pair),
+            write_slots=batch.write_slots_T.data_ptr(),
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            num_rotated=tuple(cos.shape[2] for cos in cos_pair),
+            activation=_ACTIVATIONS[config.activation],
+            norm_dtype=DTYPES[self._norm_C.dtype],
+            eps=config.norm_eps,
+            qk_eps=config.attention[0].qk_norm_eps or 0.0,
+            attention=attention,
+        ), scratch
+
+
+def _pointers(layer: DecoderLayer, norms_2D: torch.Tensor | None) -> LayerPointers:
+    attention, mlp, config = layer.attention, layer.mlp, layer.attention.config
+    post_norms = layer.post_norms
+    after_attention, after_mlp = (
+        (None, None) if post_norms is None else (norm.weight_C for norm in post_norms)
+    )
     return LayerPointers(
         input_norm=pointer(layer.input_norm.weight_C),
         qkv=pointer(attention.qkv.packed),
         qkv_bias=pointer(attention.qkv.bias_O),
-        qk_norm=pointer(attention.qk_norm_2D),
+        qk_norm=pointer(norms_2D),
         out=pointer(attention.out.packed),
         out_bias=pointer(attention.out.bias_O),
+        attention_post_norm=pointer(after_attention),
         mlp_norm=pointer(layer.mlp_norm.weight_C),
         gate_up=pointer(mlp.gate_up.packed),
         gate_up_bias=pointer(mlp.gate_up.bias_O),
         down=pointer(mlp.down.packed),
         down_bias=pointer(mlp.down.bias_O),
-        window=attention.config.window or 0,
-        uses_rope=attention.config.uses_rope,
+        mlp_post_norm=pointer(after_mlp),
+        window=config.window or 0,
+        rotation=-1 if not config.uses_rope else int(config.uses_local_rope),
     )
+
+
+def _head_norms(layer: DecoderLayer, dtype: torch.dtype) -> torch.Tensor | None:
+    """The weights of a layer's head norms, complete, in the type of the other norms."""
+    norms_2D, is_centred = layer.attention.qk_norm_2D, layer.attention.config.has_centred_qk_norm
+    return None if norms_2D is None else (norms_2D + 1 if is_centred else norms_2D).to(dtype)

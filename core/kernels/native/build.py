@@ -1,10 +1,11 @@
 """Compiles the C sources beside this file on first use, and keeps the result.
 
-Owns the compiler call and the folder of built libraries. Knows nothing of what they compute.
+Owns the compiler call, the instruction levels it can compile for, and the folder of built
+libraries. Knows nothing of what they compute.
 
 A library is named by two digests: of everything that decides its content (the sources, the flags
-and all that the compiler says of itself and of this processor), and of its own bytes. A damaged
-file is therefore found out and built again, and a new processor, compiler or version gets its own.
+and all that the compiler says of itself and of its target), and of its own bytes. A damaged
+file is therefore found out and built again, and another level, compiler or version gets its own.
 """
 
 from __future__ import annotations
@@ -15,37 +16,100 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-Wno-psabi")
+_FLAGS = ("-O3", "-mtune=native", "-pthread", "-fPIC", "-shared", "-std=gnu11", "-Wno-psabi")
 _COMPILERS = ("cc", "gcc", "clang")
+_PREDEFINED = ("-dM", "-E", "-x", "c", os.devnull)
 _TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """The flags that compile for an instruction level, and what a processor that has it defines."""
+
+    flags: tuple[str, ...] = ()
+    macros: frozenset[str] = frozenset()
+
+
+_AVX2 = _Level(("-march=x86-64-v3",), frozenset({"__AVX2__", "__FMA__", "__F16C__", "__BMI2__"}))
+_AVX512 = _Level(
+    ("-march=x86-64-v4",),
+    _AVX2.macros | {f"__AVX512{part}__" for part in ("F", "BW", "CD", "DQ", "VL")},
+)
+_AVX512_BF16 = _Level((*_AVX512.flags, "-mavx512bf16"), _AVX512.macros | {"__AVX512BF16__"})
+_AMX = _Level(
+    (*_AVX512_BF16.flags, "-mamx-tile", "-mamx-bf16"),
+    _AVX512_BF16.macros | {"__AMX_TILE__", "__AMX_BF16__"},
+)
+LEVELS = MappingProxyType(
+    {
+        "amx": _AMX,
+        "avx512_bf16": _AVX512_BF16,
+        "avx512": _AVX512,
+        "avx2": _AVX2,
+        "portable": _Level(),
+    }
+)
+"""Instruction levels of the kernels, highest first. Any processor runs `portable`."""
 
 
 class BuildError(Exception):
     """There is no compiler, it failed, or the folder cannot be trusted or written."""
 
 
-def build(folder: Path) -> Path:
-    """Path of the library, built into `folder` unless it is there already; takes 1 to 3 s.
+def supported_levels() -> tuple[str, ...]:
+    """The levels that this processor and the compiler have, highest first; none without one.
 
-    The folder is made, and kept, for this user alone. Safe to call from several processes at
-    once. Raises `BuildError`.
+    The system may still refuse its tile unit: `NativeKernels.open` asks.
     """
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None or os.name != "posix":
-        raise BuildError("no C compiler was found")
+    try:
+        compiler = _compiler()
+    except BuildError:
+        return ()
+    try:
+        macros = _macros(compiler, "-march=native")
+    except BuildError:
+        macros = frozenset()  # an Arm compiler may not know the flag, and has one level
+    return tuple(name for name, level in LEVELS.items() if level.macros <= macros)
+
+
+def build(folder: Path, level: str = "portable", *definitions: str) -> Path:
+    """Path of the library, built into `folder` unless it is there already; takes 2 to 5 s.
+
+    `definitions` are macros of the sources, for tests. The folder is made, and kept, for this user
+    alone. Safe to call from several processes at once. Raises `BuildError`.
+    """
+    compiler = _compiler()
+    flags = (*_FLAGS, *LEVELS[level].flags, *(f"-D{name}" for name in definitions))
     try:
         _make_private(folder)
-        key = _digest(_target(compiler), *(path.read_bytes() for path in _files("*.[ch]")))
+        target = _run(compiler, *flags, *_PREDEFINED)
+        sources = (path.read_bytes() for path in _files("*.[ch]"))
+        key = _digest(target, " ".join(flags).encode(), *sources)
         for path in folder.glob(f"{key}-*.so"):
             if path.name == _name(key, path.read_bytes()):
                 return path
             path.unlink(missing_ok=True)
-        return _compile(compiler, folder, key)
+        return _compile((compiler, *flags), folder, key)
     except OSError as error:
         raise BuildError(f"the kernel folder is unusable: {error.strerror}") from error
+
+
+def _compiler() -> str:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None or os.name != "posix":
+        raise BuildError("no C compiler was found")
+    return compiler
+
+
+def _macros(compiler: str, *flags: str) -> frozenset[str]:
+    """The names of all macros that the compiler defines by itself: one for each feature."""
+    lines = _run(compiler, *flags, *_PREDEFINED).decode().splitlines()
+    return frozenset(line.split()[1] for line in lines)
 
 
 def _make_private(folder: Path) -> None:
@@ -56,15 +120,10 @@ def _make_private(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def _target(compiler: str) -> bytes:
-    """Every predefined macro: the compiler's version and each feature of this processor."""
-    return _run(compiler, *_FLAGS, "-dM", "-E", "-x", "c", os.devnull)
-
-
-def _compile(compiler: str, folder: Path, key: str) -> Path:
+def _compile(command: tuple[str, ...], folder: Path, key: str) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch, "built.so")
-        _run(compiler, *_FLAGS, "-o", str(built), *map(str, _files("*.c")), "-lm")
+        _run(*command, "-o", str(built), *map(str, _files("*.c")), "-lm")
         path = folder / _name(key, built.read_bytes())
         return built.replace(path)
 

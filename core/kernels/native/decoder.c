@@ -1,104 +1,215 @@
-/* All layers of a decoder in one call, in bfloat16: the glue between its products. */
+/* Layers of a decoder in one call: the glue between its products, in float32 or bfloat16. */
 #include "kernels.h"
+#include "pool.h"
 
-#define SMALL 4 /* rows from which a loop is worth a second thread */
+#define TOKENS 8 /* that one task of the glue takes */
+
+typedef struct {
+    void *normed, *qkv, *mixed, *gate_up, *gated;
+} Scratch;
+
+/* What a task of the glue is about. */
+typedef struct {
+    const Step *step;
+    const Layer *layer;
+    const Scratch *scratch;
+    const void *weight;
+} Glue;
+
+typedef void (*PerToken)(const Glue *g, int64_t token);
+
+INLINE int dtype_of(const Step *s) { return s->attention.q_dtype; }
+
+INLINE void *token_of(const Step *s, const void *values, int64_t token, int64_t width) {
+    return (char *)values + token * width * size_of(dtype_of(s));
+}
 
 /* ---- norms, rotation, gate: one token each ---------------------------------------------------- */
 
-/* y = x / rms(x) * weight over `size` values; see core/kernels/rms_norm.py. */
-static void rms_norm(const bf16 *x, const bf16 *weight, bf16 *y, int64_t size, float eps) {
+/* y = x / rms(x) * weight (+ y) over `size` values; see core/kernels/rms_norm.py. */
+INLINE void norm(const void *x, const void *weight, void *y, int64_t size, float eps,
+                 const int dtype, const int weight_dtype, const int adds) {
     vec squares = splat(0.0f);
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) squares += load_bf16(x + i) * load_bf16(x + i);
+    for (; i + LANES <= size; i += LANES) squares += load_as(x, i, dtype) * load_as(x, i, dtype);
     float sum = sum_lanes(squares);
-    for (int64_t j = i; j < size; j++) sum += read_as(x, j, BFLOAT16) * read_as(x, j, BFLOAT16);
+    for (int64_t j = i; j < size; j++) sum += read_as(x, j, dtype) * read_as(x, j, dtype);
     float scale = 1.0f / sqrtf(sum / (float)size + eps);
-    for (i = 0; i + LANES <= size; i += LANES)
-        store_bf16(y + i, load_bf16(x + i) * scale * load_bf16(weight + i));
-    for (; i < size; i++)
-        write_as(y, i, read_as(x, i, BFLOAT16) * scale * read_as(weight, i, BFLOAT16), BFLOAT16);
+    for (i = 0; i + LANES <= size; i += LANES) {
+        vec normed = load_as(x, i, dtype) * scale * load_as(weight, i, weight_dtype);
+        store_as(y, i, adds ? load_as(y, i, dtype) + normed : normed, dtype);
+    }
+    for (; i < size; i++) {
+        float normed = read_as(x, i, dtype) * scale * read_as(weight, i, weight_dtype);
+        write_as(y, i, adds ? read_as(y, i, dtype) + normed : normed, dtype);
+    }
+}
+
+static void rms_norm(const Step *s, const void *x, const void *weight, void *y, int64_t size,
+                     float eps) {
+    if (dtype_of(s) == FLOAT32)
+        norm(x, weight, y, size, eps, FLOAT32, FLOAT32, 0);
+    else if (s->norm_dtype == FLOAT32)
+        norm(x, weight, y, size, eps, BFLOAT16, FLOAT32, 0);
+    else
+        norm(x, weight, y, size, eps, BFLOAT16, BFLOAT16, 0);
+}
+
+static void norm_token(const Glue *g, int64_t token) {
+    const Step *s = g->step;
+    void *x = token_of(s, s->x, token, s->hidden);
+    rms_norm(s, x, g->weight, token_of(s, g->scratch->normed, token, s->hidden), s->hidden, s->eps);
+}
+
+static void finish_token(const Glue *g, int64_t token) {
+    const Step *s = g->step;
+    void *x = token_of(s, s->x, token, s->hidden);
+    rms_norm(s, x, g->weight, x, s->hidden, s->eps);
+}
+
+static void add_normed_token(const Glue *g, int64_t token) {
+    const Step *s = g->step;
+    void *x = token_of(s, s->x, token, s->hidden);
+    norm(token_of(s, g->scratch->normed, token, s->hidden), g->weight, x, s->hidden, s->eps,
+         dtype_of(s), s->norm_dtype, 1);
 }
 
 /* Rotate one head in place; see core/kernels/rotary.py. */
-static void rotate(bf16 *x, const bf16 *cos, const bf16 *sin, int64_t num_rotated) {
-    int64_t half = num_rotated / 2;
-    for (int64_t i = 0; i < half; i++) {
-        float low = read_as(x, i, BFLOAT16), high = read_as(x, half + i, BFLOAT16);
-        float first = low * read_as(cos, i, BFLOAT16) + high * read_as(sin, i, BFLOAT16);
-        float second =
-            high * read_as(cos, half + i, BFLOAT16) + low * read_as(sin, half + i, BFLOAT16);
-        write_as(x, i, first, BFLOAT16);
-        write_as(x, half + i, second, BFLOAT16);
+INLINE void rotate(void *x, const void *cos, const void *sin, int64_t num_rotated, const int dtype) {
+    int64_t half = num_rotated / 2, i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vec low = load_as(x, i, dtype), high = load_as(x, half + i, dtype);
+        store_as(x, i, low * load_as(cos, i, dtype) + high * load_as(sin, i, dtype), dtype);
+        store_as(x, half + i,
+                 high * load_as(cos, half + i, dtype) + low * load_as(sin, half + i, dtype), dtype);
+    }
+    for (; i < half; i++) {
+        float low = read_as(x, i, dtype), high = read_as(x, half + i, dtype);
+        float first = low * read_as(cos, i, dtype) + high * read_as(sin, i, dtype);
+        float second = high * read_as(cos, half + i, dtype) + low * read_as(sin, half + i, dtype);
+        write_as(x, i, first, dtype);
+        write_as(x, half + i, second, dtype);
     }
 }
 
-static void store_head(void *pages, int64_t at, const bf16 *x, int64_t size, int dtype) {
-    if (dtype == BFLOAT16)
-        memcpy((bf16 *)pages + at, x, sizeof(bf16) * (size_t)size);
-    else
-        for (int64_t i = 0; i < size; i++) ((float *)pages)[at + i] = read_as(x, i, BFLOAT16);
+static void store_head(void *pages, int64_t at, int to_dtype, const void *x, int64_t size,
+                       int dtype) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store_as(pages, at + i, load_as(x, i, dtype), to_dtype);
+    for (; i < size; i++) write_as(pages, at + i, read_as(x, i, dtype), to_dtype);
 }
 
-static void prepare_heads(const Step *s, const Layer *layer, bf16 *qkv, int64_t token) {
+static void prepare_heads(const Glue *g, int64_t token) {
+    const Step *s = g->step;
+    const Layer *layer = g->layer;
     const Attention *a = &s->attention;
     int64_t size = a->head_dim, num_heads = a->num_heads, num_kv = a->num_kv_heads;
+    int64_t bytes = size * size_of(a->q_dtype), table = layer->rotation;
+    char *qkv = token_of(s, g->scratch->qkv, token, (num_heads + 2 * num_kv) * size);
     for (int64_t head = 0; head < num_heads + num_kv; head++) {
-        bf16 *x = qkv + head * size;
-        if (layer->qk_norm)
-            rms_norm(x, layer->qk_norm + (head < num_heads ? 0 : size), x, size, s->qk_eps);
-        if (layer->uses_rope)
-            rotate(x, s->cos + token * s->num_rotated, s->sin + token * s->num_rotated,
-                   s->num_rotated);
+        char *x = qkv + head * bytes;
+        if (layer->qk_norm) {
+            int64_t from = head < num_heads ? 0 : size * size_of(s->norm_dtype);
+            rms_norm(s, x, (const char *)layer->qk_norm + from, x, size, s->qk_eps);
+        }
+        if (table < 0) continue;
+        const void *cos = token_of(s, s->cos[table], token, s->num_rotated[table]);
+        const void *sin = token_of(s, s->sin[table], token, s->num_rotated[table]);
+        if (a->q_dtype == FLOAT32)
+            rotate(x, cos, sin, s->num_rotated[table], FLOAT32);
+        else
+            rotate(x, cos, sin, s->num_rotated[table], BFLOAT16);
     }
     for (int64_t head = 0; head < num_kv; head++) {
         int64_t at = (s->write_slots[token] * num_kv + head) * size;
-        store_head(layer->k_pages, at, qkv + (num_heads + head) * size, size, a->kv_dtype);
-        store_head(layer->v_pages, at, qkv + (num_heads + num_kv + head) * size, size, a->kv_dtype);
+        const char *k = qkv + (num_heads + head) * bytes, *v = k + num_kv * bytes;
+        store_head(layer->k_pages, at, a->kv_dtype, k, size, a->q_dtype);
+        store_head(layer->v_pages, at, a->kv_dtype, v, size, a->q_dtype);
     }
 }
 
-/* silu(gate) * up; see core/kernels/silu_and_mul.py. */
-static void gate(const bf16 *gate_up, bf16 *y, int64_t size) {
+/* silu(x), or gelu(x) by tanh: both are x times a logistic function. */
+INLINE vec activate(vec x, int activation) {
+    const float slope = 1.5957691216057308f; /* 2 sqrt(2 / pi) */
+    vec z = activation == SILU ? x : (x + 0.044715f * (x * x * x)) * slope;
+    return x / (1.0f + exp_vec(-z));
+}
+
+/* act(gate) * up; see core/kernels/silu_and_mul.py and gelu_and_mul.py. */
+INLINE void gate(const void *gate_up, void *y, int64_t size, int activation, const int dtype) {
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {
-        vec x = load_bf16(gate_up + i);
-        store_bf16(y + i, x / (1.0f + exp_vec(-x)) * load_bf16(gate_up + size + i));
+        vec up = load_as(gate_up, size + i, dtype);
+        store_as(y, i, activate(load_as(gate_up, i, dtype), activation) * up, dtype);
     }
     for (; i < size; i++) {
-        float x = read_as(gate_up, i, BFLOAT16);
-        float up = read_as(gate_up, size + i, BFLOAT16);
-        write_as(y, i, x / (1.0f + exp_vec(splat(-x))[0]) * up, BFLOAT16);
+        vec x = splat(read_as(gate_up, i, dtype));
+        write_as(y, i, activate(x, activation)[0] * read_as(gate_up, size + i, dtype), dtype);
     }
+}
+
+static void gate_token(const Glue *g, int64_t token) {
+    const Step *s = g->step;
+    const void *gate_up = token_of(s, g->scratch->gate_up, token, 2 * s->intermediate);
+    void *y = token_of(s, g->scratch->gated, token, s->intermediate);
+    if (dtype_of(s) == FLOAT32)
+        gate(gate_up, y, s->intermediate, s->activation, FLOAT32);
+    else
+        gate(gate_up, y, s->intermediate, s->activation, BFLOAT16);
 }
 
 /* ---- the step --------------------------------------------------------------------------------- */
 
 typedef struct {
-    bf16 *normed, *qkv, *mixed, *gate_up, *gated;
-} Scratch;
+    const Glue *glue;
+    PerToken run;
+} TokenTask;
 
-static void norm_tokens(const Step *s, const bf16 *weight, bf16 *y) {
-    int64_t num_tokens = s->attention.num_tokens;
-#pragma omp parallel for num_threads(s->attention.num_threads) if (num_tokens >= SMALL)
-    for (int64_t token = 0; token < num_tokens; token++)
-        rms_norm(s->x + token * s->hidden, weight, y + token * s->hidden, s->hidden, s->eps);
+static void run_tokens(void *context, int64_t index, int worker) {
+    const TokenTask *t = context;
+    int64_t num_tokens = t->glue->step->attention.num_tokens, end = (index + 1) * TOKENS;
+    (void)worker;
+    for (int64_t token = index * TOKENS; token < end && token < num_tokens; token++)
+        t->run(t->glue, token);
 }
 
-static void project(const Step *s, const bf16 *x, int64_t num_inputs, const bf16 *weight,
-                    const bf16 *bias, const bf16 *residual, bf16 *y, int64_t num_outputs) {
-    Linear l = {x, weight, bias, residual, y, s->attention.num_tokens, num_inputs, num_outputs,
-                s->attention.num_threads};
+static void for_tokens(const Glue *g, const void *weight, PerToken run) {
+    Glue glue = *g;
+    TokenTask t = {&glue, run};
+    const Attention *a = &g->step->attention;
+    glue.weight = weight;
+    run_tasks((a->num_tokens + TOKENS - 1) / TOKENS, a->num_threads, run_tokens, &t);
+}
+
+static void project(const Step *s, const void *x, int64_t num_inputs, const void *weight,
+                    const void *bias, const void *residual, void *y, int64_t num_outputs) {
+    const Attention *a = &s->attention;
+    Linear l = {x,          weight,      bias,       residual,   y,             a->num_tokens,
+                num_inputs, num_outputs, a->q_dtype, a->q_dtype, a->num_threads};
     linear(&l);
 }
 
-static int attend_layer(const Step *s, const Layer *layer, const Scratch *t) {
+/* Adds a layer's half to the residual stream: at once, or behind a norm of its own. */
+static void project_back(const Glue *g, const void *x, int64_t num_inputs, const void *weight,
+                         const void *bias, const void *post_norm) {
+    const Step *s = g->step;
+    if (!post_norm) {
+        project(s, x, num_inputs, weight, bias, s->x, s->x, s->hidden);
+        return;
+    }
+    project(s, x, num_inputs, weight, bias, NULL, g->scratch->normed, s->hidden);
+    for_tokens(g, post_norm, add_normed_token);
+}
+
+static int attend_layer(const Glue *g) {
+    const Step *s = g->step;
+    const Layer *layer = g->layer;
+    const Scratch *t = g->scratch;
     Attention a = s->attention;
     int64_t width = ((int64_t)a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
-    norm_tokens(s, layer->input_norm, t->normed);
+    for_tokens(g, layer->input_norm, norm_token);
     project(s, t->normed, s->hidden, layer->qkv, layer->qkv_bias, NULL, t->qkv, width);
-#pragma omp parallel for num_threads(a.num_threads) if (a.num_tokens >= SMALL)
-    for (int64_t token = 0; token < a.num_tokens; token++)
-        prepare_heads(s, layer, t->qkv + token * width, token);
+    for_tokens(g, NULL, prepare_heads);
     a.q = t->qkv;
     a.k_pages = layer->k_pages;
     a.v_pages = layer->v_pages;
@@ -106,34 +217,37 @@ static int attend_layer(const Step *s, const Layer *layer, const Scratch *t) {
     a.q_stride = width;
     a.window = layer->window;
     if (paged_attention(&a)) return 1;
-    int64_t num_mixed = (int64_t)a.num_heads * a.head_dim;
-    project(s, t->mixed, num_mixed, layer->out, layer->out_bias, s->x, s->x, s->hidden);
+    project_back(g, t->mixed, (int64_t)a.num_heads * a.head_dim, layer->out, layer->out_bias,
+                 layer->attention_post_norm);
     return 0;
 }
 
-static void transform_layer(const Step *s, const Layer *layer, const Scratch *t) {
-    int64_t num_tokens = s->attention.num_tokens, size = s->intermediate;
-    norm_tokens(s, layer->mlp_norm, t->normed);
+static void transform_layer(const Glue *g) {
+    const Step *s = g->step;
+    const Layer *layer = g->layer;
+    const Scratch *t = g->scratch;
+    for_tokens(g, layer->mlp_norm, norm_token);
     project(s, t->normed, s->hidden, layer->gate_up, layer->gate_up_bias, NULL, t->gate_up,
-            2 * size);
-#pragma omp parallel for num_threads(s->attention.num_threads) if (num_tokens >= SMALL)
-    for (int64_t token = 0; token < num_tokens; token++)
-        gate(t->gate_up + token * 2 * size, t->gated + token * size, size);
-    project(s, t->gated, size, layer->down, layer->down_bias, s->x, s->x, s->hidden);
+            2 * s->intermediate);
+    for_tokens(g, NULL, gate_token);
+    project_back(g, t->gated, s->intermediate, layer->down, layer->down_bias,
+                 layer->mlp_post_norm);
 }
 
 int decoder_step(const Step *s) {
     const Attention *a = &s->attention;
     int64_t num_tokens = a->num_tokens;
     Scratch t = {.normed = s->scratch};
-    t.qkv = t.normed + num_tokens * s->hidden;
-    t.mixed = t.qkv + num_tokens * (a->num_heads + 2 * a->num_kv_heads) * a->head_dim;
-    t.gate_up = t.mixed + num_tokens * a->num_heads * a->head_dim;
-    t.gated = t.gate_up + num_tokens * 2 * s->intermediate;
+    t.qkv = token_of(s, t.normed, num_tokens, s->hidden);
+    t.mixed = token_of(s, t.qkv, num_tokens, (a->num_heads + 2 * a->num_kv_heads) * a->head_dim);
+    t.gate_up = token_of(s, t.mixed, num_tokens, (int64_t)a->num_heads * a->head_dim);
+    t.gated = token_of(s, t.gate_up, num_tokens, 2 * s->intermediate);
+    Glue g = {s, NULL, &t, NULL};
     for (int64_t index = 0; index < s->num_layers; index++) {
-        if (attend_layer(s, &s->layers[index], &t)) return 1;
-        transform_layer(s, &s->layers[index], &t);
+        g.layer = &s->layers[index];
+        if (attend_layer(&g)) return 1;
+        transform_layer(&g);
     }
-    norm_tokens(s, s->final_norm, s->x);
+    if (s->final_norm) for_tokens(&g, s->final_norm, finish_token);
     return 0;
 }

@@ -5,10 +5,12 @@
 
 #include "vector.h"
 
+/* `blocks`, where given, are [2][num_tokens]: the first and the last position of the block that a
+ * token sees as a whole. A window of 0 has no end. */
 typedef struct {
     const void *q, *k_pages, *v_pages;
     void *out;
-    const int64_t *page_table, *context_lengths, *query_starts;
+    const int64_t *page_table, *context_lengths, *query_starts, *blocks;
     int64_t num_rows, num_tokens, q_stride, table_stride;
     int32_t num_heads, num_kv_heads, head_dim, page_shift; /* a page holds 2^page_shift tokens */
     int32_t q_dtype, kv_dtype, window, num_threads;
@@ -18,11 +20,12 @@ typedef struct {
 /* Returns 0, or 1 when out of memory. */
 int paged_attention(const Attention *a);
 
+/* `bias` has the type of x and weight, `residual` that of y. */
 typedef struct {
-    const bf16 *x, *weight, *bias, *residual;
-    bf16 *y;
+    const void *x, *weight, *bias, *residual;
+    void *y;
     int64_t num_rows, num_inputs, num_outputs;
-    int32_t num_threads;
+    int32_t dtype, y_dtype, num_threads;
 } Linear;
 
 void linear(const Linear *l);
@@ -40,23 +43,29 @@ typedef struct {
 
 void snake(const Snake *s);
 
-/* One layer of a decoder; weights packed, absent parts NULL. `qk_norm` is [2][head_dim]. */
+/* One layer of a decoder; weights packed, absent parts NULL. `qk_norm` is [2][head_dim]. Rotations
+ * are rows of the step's first or second table, or none: `rotation` is 0, 1 or -1. */
 typedef struct {
-    const bf16 *input_norm, *qkv, *qkv_bias, *qk_norm, *out, *out_bias;
-    const bf16 *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    const void *input_norm, *qkv, *qkv_bias, *qk_norm, *out, *out_bias, *attention_post_norm;
+    const void *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias, *mlp_post_norm;
     void *k_pages, *v_pages;
-    int32_t window, uses_rope;
+    int32_t window, rotation;
 } Layer;
 
-/* A step through all layers. `attention` holds what every layer's attention has in common. `x` is
- * the residual stream, [num_tokens][hidden], and ends as the normalised hidden state. `scratch`
- * holds a token's normed, qkv, attended, gate-up and gated values, for every token. */
+enum { SILU = 0, GELU_TANH = 1 };
+
+/* A step through some layers. `attention` holds what every layer's attention has in common; its
+ * `q_dtype` is the type of everything but norms, which have `norm_dtype`. `x` is the residual
+ * stream, [num_tokens][hidden]; with a `final_norm` it ends as the normalised hidden state.
+ * `cos` and `sin` are tables of [num_tokens][num_rotated]. `scratch` holds a token's normed, qkv,
+ * attended, gate-up and gated values, for every token. */
 typedef struct {
     const Layer *layers;
-    bf16 *x, *scratch;
-    const bf16 *final_norm, *cos, *sin;
+    void *x, *scratch;
+    const void *final_norm, *cos[2], *sin[2];
     const int64_t *write_slots;
-    int64_t num_layers, hidden, intermediate, num_rotated;
+    int64_t num_layers, hidden, intermediate, num_rotated[2];
+    int32_t activation, norm_dtype;
     float eps, qk_eps;
     Attention attention;
 } Step;

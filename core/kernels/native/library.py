@@ -1,8 +1,9 @@
 """The native CPU kernels as Python calls: tensors in, tensors out.
 
-Owns the loaded library and the layout of its arguments. Which step uses it is decided by who made
-the step's `AttentionBatch`. Every call releases the GIL, uses torch's own OpenMP runtime (already
-loaded, under the same name) and as many threads as torch.
+Owns the loaded library, the choice of its instruction level, and the layout of its arguments. Which
+step uses it is decided by who made the step's `AttentionBatch`. Every call releases the GIL and
+runs on threads of its own, as many as torch has. What a row gets depends neither on the other rows
+nor on the number of threads.
 
 Shapes: see `core.kernels.paged_attention`.
 """
@@ -17,17 +18,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from triptych.core.errors import DeviceError
-from triptych.core.kernels.native.build import BuildError, build
+from triptych.core.kernels.native.build import BuildError, build, supported_levels
 
 if TYPE_CHECKING:
     from triptych.core.kernels.paged_attention import AttentionBatch
 
 _log = logging.getLogger(__name__)
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 64
 _PANEL = 32
+_UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight come in so many
 
 
 class AttentionArguments(ctypes.Structure):
@@ -36,6 +38,7 @@ class AttentionArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k_pages", "v_pages", "out")),
         *((name, ctypes.c_void_p) for name in ("page_table", "context_lengths", "query_starts")),
+        ("blocks", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_rows", "num_tokens", "q_stride")),
         ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
@@ -51,7 +54,7 @@ class _Linear(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "residual", "y")),
         *((name, ctypes.c_int64) for name in ("num_rows", "num_inputs", "num_outputs")),
-        ("num_threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("dtype", "y_dtype", "num_threads")),
     )
 
 
@@ -71,10 +74,11 @@ class LayerPointers(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input_norm", "qkv", "qkv_bias", "qk_norm")),
-        *((name, ctypes.c_void_p) for name in ("out", "out_bias", "mlp_norm", "gate_up")),
-        *((name, ctypes.c_void_p) for name in ("gate_up_bias", "down", "down_bias")),
+        *((name, ctypes.c_void_p) for name in ("out", "out_bias", "attention_post_norm")),
+        *((name, ctypes.c_void_p) for name in ("mlp_norm", "gate_up", "gate_up_bias")),
+        *((name, ctypes.c_void_p) for name in ("down", "down_bias", "mlp_post_norm")),
         *((name, ctypes.c_void_p) for name in ("k_pages", "v_pages")),
-        *((name, ctypes.c_int32) for name in ("window", "uses_rope")),
+        *((name, ctypes.c_int32) for name in ("window", "rotation")),
     )
 
 
@@ -83,15 +87,24 @@ class StepArguments(ctypes.Structure):
 
     _fields_ = (
         ("layers", ctypes.POINTER(LayerPointers)),
-        *((name, ctypes.c_void_p) for name in ("x", "scratch", "final_norm", "cos", "sin")),
+        *((name, ctypes.c_void_p) for name in ("x", "scratch", "final_norm")),
+        *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
         ("write_slots", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "intermediate")),
-        ("num_rotated", ctypes.c_int64),
+        ("num_rotated", ctypes.c_int64 * 2),
+        *((name, ctypes.c_int32) for name in ("activation", "norm_dtype")),
         *((name, ctypes.c_float) for name in ("eps", "qk_eps")),
         ("attention", AttentionArguments),
     )
 
 
+_PACK = (
+    ctypes.c_void_p,  # weight
+    *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
+    ctypes.c_int32,  # dtype
+    ctypes.c_void_p,  # packed
+    ctypes.c_int32,  # num_threads
+)
 _NUCLEUS = (
     ctypes.c_void_p,  # probs
     *(ctypes.c_int64,) * 2,  # num_rows, size
@@ -103,21 +116,23 @@ _NUCLEUS = (
 class NativeKernels:
     """The loaded library. Threads may share it.
 
-    `has_linear` tells whether this processor runs `linear` and `decoder_step`: it multiplies
-    bfloat16 in vectors, and has no matrix unit that oneDNN would use better.
+    `level` is the instruction level it was compiled for; see `core.kernels.native.build`.
     """
 
-    __slots__ = ("_attention", "_linear", "_nucleus", "_pack", "_snake", "_step", "has_linear")
+    __slots__ = ("_attention", "_linear", "_nucleus", "_pack", "_snake", "_step", "level")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, level: str) -> None:
         library = ctypes.CDLL(str(path))
+        if not library.allow_level():
+            raise BuildError(f"the system does not let programs use {level}")
+        self.level = level
         self._attention = library.paged_attention
         self._attention.argtypes = (ctypes.POINTER(AttentionArguments),)
         self._linear = library.linear
         self._linear.argtypes = (ctypes.POINTER(_Linear),)
         self._linear.restype = None
         self._pack = library.pack_weight
-        self._pack.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+        self._pack.argtypes = _PACK
         self._pack.restype = None
         self._step = library.decoder_step
         self._step.argtypes = (ctypes.POINTER(StepArguments),)
@@ -126,31 +141,35 @@ class NativeKernels:
         self._snake.restype = None
         self._nucleus = library.nucleus_thresholds
         self._nucleus.argtypes = _NUCLEUS
-        self.has_linear = bool(library.has_packed_linear())
 
     @classmethod
-    def open(cls, mode: str, folder: Path) -> NativeKernels | None:
+    def open(cls, mode: str, folder: Path, isa: str = "auto") -> NativeKernels | None:
         """Build or find the library. `mode` is the option `cpu_kernels`: auto, native or torch.
 
         `torch` gives `None`; so does `auto` where nothing can be built, and logs why. `native`
-        raises `DeviceError` then.
+        raises `DeviceError` then. `isa` is an instruction level, or auto for the highest; a level
+        that this machine lacks is a `DeviceError`.
         """
         if mode == "torch":
             return None
-        try:
-            return cls(build(folder))
-        except (BuildError, OSError) as error:
-            if mode == "native":
-                raise DeviceError(
-                    f"No native kernels: {error}. Use --cpu-kernels torch."
-                ) from error
-            _log.warning("no native kernels (%s); torch's run instead, slower", error)
-            return None
+        levels = supported_levels()
+        if isa != "auto" and levels and isa not in levels:
+            raise DeviceError(f"This machine has no {isa}: use --cpu-isa {' or '.join(levels)}.")
+        reasons = []
+        for level in (isa,) if isa != "auto" else levels or ("portable",):
+            try:
+                return cls(build(folder, level), level)
+            except (BuildError, OSError) as error:
+                reasons.append(str(error))
+        if mode == "native":
+            raise DeviceError(f"No native kernels: {reasons[-1]}. Use --cpu-kernels torch.")
+        _log.warning("no native kernels (%s); torch's run instead, slower", reasons[-1])
+        return None
 
     def can_attend(self, q_THD: torch.Tensor, k_pages_NPKD: torch.Tensor) -> bool:
         """Whether `paged_attention` takes these types and shapes."""
         return (
-            q_THD.dtype in _DTYPES
+            q_THD.dtype in DTYPES
             and q_THD.stride(1) == q_THD.shape[2]
             and can_read_pages(k_pages_NPKD, q_THD.shape[1])
         )
@@ -180,20 +199,22 @@ class NativeKernels:
 
     def can_pack(self, weight_OI: torch.Tensor) -> bool:
         """Whether `linear` takes this weight."""
-        return (
-            self.has_linear
-            and weight_OI.dtype is torch.bfloat16
-            and weight_OI.device.type == "cpu"
-            and weight_OI.shape[1] % 2 == 0
-        )
+        return weight_OI.dtype in DTYPES and weight_OI.device.type == "cpu"
 
     def pack(self, weight_OI: torch.Tensor) -> torch.Tensor:
-        """The weight in the layout of `linear`, its outputs filled up to a whole panel."""
+        """The weight in the layout of `linear`, filled up with zeros to whole panels and units."""
         num_outputs, num_inputs = weight_OI.shape
-        num_padded = -(-num_outputs // _PANEL) * _PANEL
-        packed = torch.empty(num_padded, num_inputs, dtype=weight_OI.dtype)
+        shape = packed_shape(num_outputs, num_inputs, weight_OI.dtype)
+        packed = torch.empty(shape, dtype=weight_OI.dtype)
         weight_OI = weight_OI.contiguous()
-        self._pack(weight_OI.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
+        self._pack(
+            weight_OI.data_ptr(),
+            num_outputs,
+            num_inputs,
+            DTYPES[weight_OI.dtype],
+            packed.data_ptr(),
+            torch.get_num_threads(),
+        )
         return packed
 
     def linear(
@@ -201,13 +222,20 @@ class NativeKernels:
         x_TI: torch.Tensor,
         packed: torch.Tensor,
         num_outputs: int,
-        bias_O: torch.Tensor | None,
-        residual_TO: torch.Tensor | None,
+        bias_O: torch.Tensor | None = None,
+        residual_TO: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """`x_TI @ weight_OI.T (+ bias_O) (+ residual_TO)`, summed in float32, as bfloat16."""
+        """`x_TI @ weight_OI.T (+ bias_O) (+ residual_TO)`, summed in float32.
+
+        The result has the type of `x_TI` unless `out_dtype` says otherwise; a residual has it, too.
+        """
         assert x_TI.is_contiguous()
+        assert x_TI.dtype == packed.dtype
+        assert bias_O is None or bias_O.dtype == packed.dtype
+        y_TO = torch.empty(len(x_TI), num_outputs, dtype=out_dtype or x_TI.dtype)
         assert residual_TO is None or residual_TO.is_contiguous()
-        y_TO = torch.empty(len(x_TI), num_outputs, dtype=x_TI.dtype)
+        assert residual_TO is None or residual_TO.dtype == y_TO.dtype
         self._linear(
             _Linear(
                 x_TI.data_ptr(),
@@ -218,6 +246,8 @@ class NativeKernels:
                 len(x_TI),
                 x_TI.shape[1],
                 num_outputs,
+                DTYPES[x_TI.dtype],
+                DTYPES[y_TO.dtype],
                 torch.get_num_threads(),
             )
         )
@@ -274,7 +304,7 @@ class NativeKernels:
                 gamma_BC.numel(),
                 len(alpha_C),
                 x_BCT.shape[2],
-                _DTYPES[dtype],
+                DTYPES[dtype],
                 torch.get_num_threads(),
                 eps,
             )
@@ -286,11 +316,17 @@ class NativeKernels:
         _check(self._step(arguments))
 
 
+def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[int, int]:
+    """The shape of a packed weight."""
+    unit = _UNIT[dtype]
+    return -(-num_outputs // _PANEL) * _PANEL, -(-num_inputs // unit) * unit
+
+
 def can_read_pages(k_pages_NPKD: torch.Tensor, num_heads: int) -> bool:
     """Whether attention over such pages, for so many query heads, is within the kernel's limits."""
     _, page_size, num_kv_heads, head_dim = k_pages_NPKD.shape
     return (
-        k_pages_NPKD.dtype in _DTYPES
+        k_pages_NPKD.dtype in DTYPES
         and head_dim <= _MAX_HEAD_DIM
         and num_heads // num_kv_heads <= _MAX_GROUP
         and page_size.bit_count() == 1
@@ -311,6 +347,7 @@ def attention_arguments(
         page_table=table_BM.data_ptr(),
         context_lengths=batch.context_lengths_B.data_ptr(),
         query_starts=batch.query_starts_B.data_ptr(),
+        blocks=pointer(batch.blocks_2T),
         num_rows=len(table_BM),
         num_tokens=num_tokens,
         table_stride=table_BM.stride(0),
@@ -318,8 +355,8 @@ def attention_arguments(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         page_shift=page_size.bit_length() - 1,
-        q_dtype=_DTYPES[dtype],
-        kv_dtype=_DTYPES[k_pages_NPKD.dtype],
+        q_dtype=DTYPES[dtype],
+        kv_dtype=DTYPES[k_pages_NPKD.dtype],
         num_threads=torch.get_num_threads(),
     )
 

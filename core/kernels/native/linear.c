@@ -1,95 +1,299 @@
-/* y = x W^T (+ bias) (+ residual) in bfloat16, summed in float32; the weight packed by `pack_weight`.
+/* y = x W^T (+ bias) (+ residual), summed in float32; the weight packed by `pack_weight`.
  *
- * A weight is cut into panels of PANEL outputs, each [num_inputs / 2][PANEL][2]: the order in which
- * the processor's bfloat16 dot product reads it, so one row streams a weight from memory once and
- * more rows reuse a panel from cache. Every sum runs over the inputs in order, whatever the number
- * of rows, so a row's result does not depend on its batch mates.
+ * A weight is cut into panels of PANEL outputs: in float32 [num_inputs][PANEL], in bfloat16
+ * [num_inputs / 2][PANEL][2], the order in which dot products and tiles read pairs of inputs. One
+ * row streams a weight from memory once, and more rows reuse a panel from cache (Goto and van de
+ * Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). A block of rows keeps its sums
+ * in registers. Every sum runs over the inputs in order, whatever the number of rows, so a row's
+ * result does not depend on its batch mates.
  */
 #include "kernels.h"
+#include "pool.h"
+#include "tiles.h"
 
 #define PANEL 32
-#define ROWS 12
+#define DEPTH 512    /* inputs widened to float32 at a time, where products are of float32 */
+#define TASK_ROWS 192 /* a multiple of every ROWS */
 
-/* Not where there are AMX tiles: oneDNN drives those, and is faster from a few rows on. */
-#if HAS_BF16_DOT && !defined(__AMX_BF16__)
-int has_packed_linear(void) { return 1; }
+/* Rows and registers of outputs whose sums fit into registers, besides what they are made of; GCC
+ * finds room for 12 rows where products are dot products, and spills them elsewhere. */
+#define DOT_ROWS 12
+#if defined(__AVX512F__)
+#define ROWS 8
+#define REGS 2
+#elif defined(__AVX2__)
+#define ROWS 6
+#define REGS 2
+#elif defined(__aarch64__)
+#define ROWS 6
+#define REGS 4
 #else
-int has_packed_linear(void) { return 0; }
+#define ROWS 3
+#define REGS 4
 #endif
+#define MOST_ROWS (2 * TILE_ROWS)
+#define UNIT TILE_INPUTS /* bfloat16 weights are filled up to a multiple of so many inputs */
 
-/* Outputs are filled up to a whole panel with zeros; `num_inputs` is even. */
-void pack_weight(const bf16 *weight, int64_t num_outputs, int64_t num_inputs, bf16 *packed) {
-    for (int64_t panel = 0; panel * PANEL < num_outputs; panel++)
-        for (int64_t i = 0; i < num_inputs; i += 2)
-            for (int64_t j = 0; j < PANEL; j++, packed += 2) {
-                int64_t from = (panel * PANEL + j) * num_inputs + i;
-                int is_stored = panel * PANEL + j < num_outputs;
-                packed[0] = is_stored ? weight[from] : 0;
-                packed[1] = is_stored ? weight[from + 1] : 0;
-            }
+/* ---- packing ---------------------------------------------------------------------------------- */
+
+typedef struct {
+    const void *weight;
+    void *packed;
+    int64_t num_outputs, num_inputs;
+    int32_t dtype;
+} Packing;
+
+INLINE int64_t padded_inputs(int64_t num_inputs, int dtype) {
+    return dtype == BFLOAT16 ? (num_inputs + UNIT - 1) / UNIT * UNIT : num_inputs;
 }
 
-#if HAS_BF16_DOT
-static void finish_row(const Linear *l, int64_t row, int64_t first, vec low, vec high) {
-    int64_t at = row * l->num_outputs + first;
-    int count = (int)(l->num_outputs - first < PANEL ? l->num_outputs - first : PANEL);
-    float sums[PANEL];
-    store(sums, low);
-    store(sums + LANES, high);
-    if (count == PANEL) {
-        for (int j = 0; j < PANEL; j += LANES) {
-            vec y = load(sums + j);
-            if (l->bias) y += load_bf16(l->bias + first + j);
-            if (l->residual) y += load_bf16(l->residual + at + j);
-            store_bf16(l->y + at + j, y);
+static void pack_panel(void *context, int64_t index, int worker) {
+    const Packing *p = context;
+    int64_t row_bytes = p->num_inputs * size_of(p->dtype);
+    int64_t num_words = padded_inputs(p->num_inputs, p->dtype) * size_of(p->dtype) / 4;
+    uint32_t *to = (uint32_t *)p->packed + index * num_words * PANEL;
+    (void)worker;
+    for (int half = 0; half < PANEL; half += LANES) {
+        const void *rows[LANES];
+        for (int j = 0; j < LANES; j++) {
+            int64_t output = index * PANEL + half + j;
+            rows[j] = output < p->num_outputs ? (const char *)p->weight + output * row_bytes : NULL;
         }
-        return;
-    }
-    for (int j = 0; j < count; j++) {
-        float y = sums[j];
-        if (l->bias) y += read_as(l->bias, first + j, BFLOAT16);
-        if (l->residual) y += read_as(l->residual, at + j, BFLOAT16);
-        write_as(l->y, at + j, y, BFLOAT16);
+        transpose_words(rows, row_bytes, to + half, PANEL, num_words);
     }
 }
 
-INLINE void project_rows(const Linear *l, const bf16 *panel, int64_t row, const int num,
-                         int64_t first) {
-    vec acc[ROWS][2];
-    const bf16 *x = l->x + row * l->num_inputs;
-    for (int m = 0; m < num; m++) acc[m][0] = acc[m][1] = splat(0.0f);
-    for (int64_t i = 0; i < l->num_inputs; i += 2) {
+/* Outputs are filled up to a whole panel with zeros, inputs as `padded_inputs` says. */
+void pack_weight(const void *weight, int64_t num_outputs, int64_t num_inputs, int32_t dtype,
+                 void *packed, int32_t num_threads) {
+    Packing p = {weight, packed, num_outputs, num_inputs, dtype};
+    run_tasks((num_outputs + PANEL - 1) / PANEL, num_threads, pack_panel, &p);
+}
+
+/* ---- products: sums[num][PANEL] += x[num][depth] panel[depth][PANEL] -------------------------- */
+
+#if HAS_BF16_DOT && !HAS_TILES
+INLINE void multiply_pairs(const bf16 *x, int64_t stride, int64_t depth, const bf16 *panel,
+                           float *sums, const int num) {
+    vec acc[DOT_ROWS][2];
+    for (int m = 0; m < num; m++)
+        for (int v = 0; v < 2; v++) acc[m][v] = load(sums + m * PANEL + v * LANES);
+    for (int64_t i = 0; i < depth; i += 2) {
         __m512bh w0 = (__m512bh)load_bits(panel + i * PANEL);
         __m512bh w1 = (__m512bh)load_bits(panel + i * PANEL + 2 * LANES);
         for (int m = 0; m < num; m++) {
             int32_t pair;
-            memcpy(&pair, x + m * l->num_inputs + i, sizeof pair);
+            memcpy(&pair, x + m * stride + i, sizeof pair);
             __m512bh xs = (__m512bh)_mm512_set1_epi32(pair);
             acc[m][0] = (vec)_mm512_dpbf16_ps((__m512)acc[m][0], xs, w0);
             acc[m][1] = (vec)_mm512_dpbf16_ps((__m512)acc[m][1], xs, w1);
         }
     }
-    for (int m = 0; m < num; m++) finish_row(l, row + m, first, acc[m][0], acc[m][1]);
+    for (int m = 0; m < num; m++)
+        for (int v = 0; v < 2; v++) store(sums + m * PANEL + v * LANES, acc[m][v]);
+}
+#endif
+
+/* acc[m][v] += x[m * stride] * columns[v] */
+INLINE void add_products(reg acc[ROWS][REGS], const float *x, int64_t stride,
+                         const reg columns[REGS], const int num) {
+    for (int m = 0; m < num; m++)
+        for (int v = 0; v < REGS; v++) acc[m][v] += x[m * stride] * columns[v];
 }
 
-static void project_panel(const Linear *l, int64_t index) {
-    const bf16 *panel = l->weight + index * PANEL * l->num_inputs;
-    int64_t first = index * PANEL, row = 0;
-    for (; row + ROWS <= l->num_rows; row += ROWS) project_rows(l, panel, row, ROWS, first);
-    switch (l->num_rows - row) {
-#define CASE(N)                                  \
-    case N:                                      \
-        project_rows(l, panel, row, N, first);   \
-        break;
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11)
+INLINE void multiply_floats(const float *x, int64_t stride, int64_t depth, const void *panel,
+                            float *sums, const int num, const int dtype) {
+    for (int first = 0; first < PANEL; first += REGS * REG) {
+        reg acc[ROWS][REGS], words[REGS], columns[REGS];
+        const float *w = (const float *)panel + first;
+        for (int m = 0; m < num; m++)
+            for (int v = 0; v < REGS; v++)
+                acc[m][v] = load_reg(sums + m * PANEL + first + v * REG);
+        for (int64_t i = 0; i < depth; w += PANEL) {
+            for (int v = 0; v < REGS; v++) words[v] = load_reg(w + v * REG);
+            if (dtype == FLOAT32) {
+                add_products(acc, x + i++, stride, words, num);
+                continue;
+            }
+            for (int v = 0; v < REGS; v++) columns[v] = low_halves(words[v]);
+            add_products(acc, x + i++, stride, columns, num);
+            for (int v = 0; v < REGS; v++) columns[v] = high_halves(words[v]);
+            add_products(acc, x + i++, stride, columns, num);
+        }
+        for (int m = 0; m < num; m++)
+            for (int v = 0; v < REGS; v++)
+                store_reg(sums + m * PANEL + first + v * REG, acc[m][v]);
     }
+}
+
+#if !HAS_TILES && !HAS_BF16_DOT
+INLINE void multiply_widened(const float *x, int64_t stride, int64_t depth, const bf16 *panel,
+                             float *sums, const int num) {
+    multiply_floats(x, stride, depth, panel, sums, num, BFLOAT16);
+}
+#endif
+
+/* The same for a number of rows that is known only now. Each number has a function to itself: GCC
+ * allocates registers to many loops in one function badly. */
+#define UP_TO_3(X) X(1) X(2) X(3)
+#define UP_TO_6(X) UP_TO_3(X) X(4) X(5) X(6)
+#define UP_TO_8(X) UP_TO_6(X) X(7) X(8)
+#define UP_TO_12(X) UP_TO_8(X) X(9) X(10) X(11) X(12)
+#define UP_TO_(N, X) UP_TO_##N(X)
+#define UP_TO(N, X) UP_TO_(N, X)
+#define OWN static __attribute__((noinline)) void
+#define CASE(N) case N: CALL(N); break;
+
+#define DEFINE(N)                                                                                OWN multiply_##N##_floats(const float *x, int64_t stride, int64_t depth,                                               const void *panel, float *sums) {                                      multiply_floats(x, stride, depth, panel, sums, N, FLOAT32);                              }
+UP_TO(ROWS, DEFINE)
+#undef DEFINE
+
+static void multiply_whole(const float *x, int64_t stride, int64_t depth, const void *panel,
+                           float *sums, int num) {
+    switch (num) {
+#define CALL(N) multiply_##N##_floats(x, stride, depth, panel, sums)
+        UP_TO(ROWS, CASE)
+#undef CALL
+    }
+}
+
+#if HAS_TILES
+INLINE void multiply_part(const void *x, int64_t stride, int64_t depth, const bf16 *panel,
+                          float *sums, int num) {
+    multiply_tiles(x, 2 * stride, panel, 4 * PANEL, sums, 4 * PANEL, depth, num);
+}
+#else
+#if HAS_BF16_DOT
+#define PART_ROWS DOT_ROWS
+#define MULTIPLY_PART multiply_pairs
+#else
+#define PART_ROWS ROWS
+#define MULTIPLY_PART multiply_widened
+#endif
+#define DEFINE(N)                                                                                OWN multiply_##N##_pairs(const void *x, int64_t stride, int64_t depth,                                                const bf16 *panel, float *sums) {                                       MULTIPLY_PART(x, stride, depth, panel, sums, N);                                         }
+UP_TO(PART_ROWS, DEFINE)
+#undef DEFINE
+
+/* x is bfloat16 where there are dot products, and widened to float32 elsewhere. */
+static void multiply_part(const void *x, int64_t stride, int64_t depth, const bf16 *panel,
+                          float *sums, int num) {
+    switch (num) {
+#define CALL(N) multiply_##N##_pairs(x, stride, depth, panel, sums)
+        UP_TO(PART_ROWS, CASE)
+#undef CALL
+    }
+}
+#endif
+
+/* ---- blocks of rows --------------------------------------------------------------------------- */
+
+static void sum_floats(const Linear *l, const float *panel, int64_t row, int num, float *sums) {
+    const float *x = (const float *)l->x + row * l->num_inputs;
+    multiply_whole(x, l->num_inputs, l->num_inputs, panel, sums, num);
+}
+
+#if HAS_TILES || HAS_BF16_DOT
+/* The inputs of some rows from `first` on, filled up with zeros to `padded`. */
+static void copy_inputs(const Linear *l, int64_t row, int num, int64_t first, int64_t padded,
+                        bf16 *to) {
+    size_t size = sizeof(bf16) * (size_t)(l->num_inputs - first);
+    memset(to, 0, sizeof(bf16) * (size_t)(num * padded));
+    for (int m = 0; m < num; m++)
+        memcpy(to + m * padded, (const bf16 *)l->x + (row + m) * l->num_inputs + first, size);
+}
+
+/* Inputs are read where they lie, up to a last part that does not fill a unit. */
+static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, float *sums) {
+    enum { PART = HAS_TILES ? UNIT : 2 };
+    int64_t whole = l->num_inputs / PART * PART;
+    const bf16 *x = (const bf16 *)l->x + row * l->num_inputs;
+    multiply_part(x, l->num_inputs, whole, panel, sums, num);
+    if (whole == l->num_inputs) return;
+    bf16 rest[MOST_ROWS * PART];
+    copy_inputs(l, row, num, whole, PART, rest);
+    multiply_part(rest, PART, PART, panel + whole * PANEL, sums, num);
+}
+#else
+/* Some inputs of some rows as float32; an odd last one gets a zero beside it. */
+static void widen_inputs(const Linear *l, int64_t row, int num, int64_t first, int64_t depth,
+                         float *to) {
+    for (int m = 0; m < num; m++) {
+        const bf16 *x = (const bf16 *)l->x + (row + m) * l->num_inputs + first;
+        int64_t i = 0, stored = l->num_inputs - first < depth ? l->num_inputs - first : depth;
+        for (; i + LANES <= stored; i += LANES) store(to + m * DEPTH + i, load_bf16(x + i));
+        for (; i < depth; i++) to[m * DEPTH + i] = i < stored ? read_as(x, i, BFLOAT16) : 0.0f;
+    }
+}
+
+static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, float *sums) {
+    float x[ROWS * DEPTH];
+    for (int64_t first = 0; first < l->num_inputs; first += DEPTH) {
+        int64_t left = (l->num_inputs - first + 1) / 2 * 2, depth = left < DEPTH ? left : DEPTH;
+        widen_inputs(l, row, num, first, depth, x);
+        multiply_part(x, DEPTH, depth, panel + first * PANEL, sums, num);
+    }
+}
+#endif
+
+static void finish_row(const Linear *l, int64_t row, int64_t first, const float *sums) {
+    int64_t at = row * l->num_outputs + first;
+    int count = (int)(l->num_outputs - first < PANEL ? l->num_outputs - first : PANEL), j = 0;
+    for (; j + LANES <= count; j += LANES) {
+        vec y = load(sums + j);
+        if (l->bias) y += load_as(l->bias, first + j, l->dtype);
+        if (l->residual) y += load_as(l->residual, at + j, l->y_dtype);
+        store_as(l->y, at + j, y, l->y_dtype);
+    }
+    for (; j < count; j++) {
+        float y = sums[j];
+        if (l->bias) y += read_as(l->bias, first + j, l->dtype);
+        if (l->residual) y += read_as(l->residual, at + j, l->y_dtype);
+        write_as(l->y, at + j, y, l->y_dtype);
+    }
+}
+
+INLINE int rows_at_once(int dtype) {
+    return dtype == FLOAT32 ? ROWS : HAS_TILES ? MOST_ROWS : HAS_BF16_DOT ? DOT_ROWS : ROWS;
+}
+
+static void project_rows(const Linear *l, int64_t index, int64_t row, int64_t end) {
+    int64_t depth = padded_inputs(l->num_inputs, l->dtype), first = index * PANEL;
+    const char *panel = (const char *)l->weight + first * depth * size_of(l->dtype);
+    int most = rows_at_once(l->dtype);
+#if HAS_TILES
+    int shaped = 0;
+#endif
+    for (; row < end; row += most) {
+        _Alignas(64) float sums[MOST_ROWS * PANEL];
+        int num = (int)(end - row < most ? end - row : most);
+        memset(sums, 0, sizeof(float) * (size_t)(num * PANEL));
+#if HAS_TILES
+        if (l->dtype == BFLOAT16 && num != shaped) shape_tiles(shaped = num);
+#endif
+        if (l->dtype == FLOAT32)
+            sum_floats(l, (const float *)panel, row, num, sums);
+        else
+            sum_pairs(l, (const bf16 *)panel, row, num, sums);
+        for (int m = 0; m < num; m++) finish_row(l, row + m, first, sums + m * PANEL);
+    }
+#if HAS_TILES
+    if (shaped) TILE_RELEASE(); /* else the system saves the tiles whenever threads take turns */
+#endif
+}
+
+INLINE int64_t blocks_per_panel(const Linear *l) {
+    return (l->num_rows + TASK_ROWS - 1) / TASK_ROWS;
+}
+
+/* Neighbouring tasks share a panel, so a thread finds it in its cache. */
+static void project(void *context, int64_t index, int worker) {
+    const Linear *l = context;
+    int64_t row = index % blocks_per_panel(l) * TASK_ROWS, end = row + TASK_ROWS;
+    (void)worker;
+    project_rows(l, index / blocks_per_panel(l), row, end < l->num_rows ? end : l->num_rows);
 }
 
 void linear(const Linear *l) {
     int64_t num_panels = (l->num_outputs + PANEL - 1) / PANEL;
-#pragma omp parallel for num_threads(l->num_threads) schedule(static)
-    for (int64_t index = 0; index < num_panels; index++) project_panel(l, index);
+    run_tasks(num_panels * blocks_per_panel(l), l->num_threads, project, (void *)l);
 }
-#else
-void linear(const Linear *l) { (void)l; } /* never called: has_packed_linear() is 0 */
-#endif

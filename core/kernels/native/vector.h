@@ -1,7 +1,8 @@
 /* Sixteen floats at a time, in the compiler's portable vector extension (GCC 12, Clang).
  *
  * Owns loads, stores, conversions and the exponential that every operation here needs. On AVX-512
- * a vector is one register; elsewhere the compiler splits it. Never compiled with -ffast-math: the
+ * a vector is one register; elsewhere the compiler splits it, which costs a few times as much, so
+ * the loops that count are written in `reg`, as many floats as a register holds. Never compiled with -ffast-math: the
  * order of every sum is the order written, so a row's result depends on nothing but the row.
  */
 #pragma once
@@ -24,9 +25,23 @@ typedef float vec __attribute__((vector_size(64)));
 typedef int32_t ivec __attribute__((vector_size(64)));
 typedef uint32_t uvec __attribute__((vector_size(64)));
 typedef uint16_t hvec __attribute__((vector_size(32)));
+typedef uint16_t wvec __attribute__((vector_size(64)));
 typedef uint16_t bf16;
 
+#if defined(__AVX512F__)
+#define REG 16
+#elif defined(__AVX2__)
+#define REG 8
+#else
+#define REG 4
+#endif
+
+typedef float reg __attribute__((vector_size(4 * REG)));
+typedef uint32_t ureg __attribute__((vector_size(4 * REG)));
+
 enum { FLOAT32 = 0, BFLOAT16 = 1 };
+
+INLINE int64_t size_of(int dtype) { return dtype == BFLOAT16 ? 2 : 4; }
 
 INLINE vec splat(float x) { return (vec){0} + x; }
 
@@ -38,10 +53,35 @@ INLINE vec load(const float *p) {
 
 INLINE void store(float *p, vec x) { memcpy(p, &x, sizeof x); }
 
+INLINE reg load_reg(const void *p) {
+    reg x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE void store_reg(float *p, reg x) { memcpy(p, &x, sizeof x); }
+
 INLINE uvec load_bits(const void *p) {
     uvec x;
     memcpy(&x, p, sizeof x);
     return x;
+}
+
+/* A bfloat16 is the upper half of a float32: those of the pairs' first and of their second. */
+INLINE reg low_halves(reg pairs) { return (reg)((ureg)pairs << 16); }
+
+INLINE reg high_halves(reg pairs) { return (reg)((ureg)pairs & 0xffff0000u); }
+
+/* a[0], b[0], a[1], b[1], ...: the first and the second half of it. */
+INLINE wvec interleave_low(wvec a, wvec b) {
+    return __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8,
+                                   40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+}
+
+INLINE wvec interleave_high(wvec a, wvec b) {
+    return __builtin_shufflevector(a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54,
+                                   23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62,
+                                   31, 63);
 }
 
 INLINE vec load_bf16(const bf16 *p) {
@@ -157,4 +197,26 @@ INLINE void transpose(uvec rows[LANES]) {
     PAIRS(4, EXPAND(L4), EXPAND(H4))
     PAIRS(2, EXPAND(L2), EXPAND(H2))
     PAIRS(1, EXPAND(L1), EXPAND(H1))
+}
+
+/* LANES words of a row of `num_bytes` from word `first` on; zeros where it has ended or is NULL. */
+INLINE uvec load_words(const void *row, int64_t first, int64_t num_bytes) {
+    int64_t left = row ? num_bytes - 4 * first : 0;
+    const char *from = (const char *)row + 4 * first;
+    if (left >= (int64_t)sizeof(uvec)) return load_bits(from);
+    uint32_t words[LANES] = {0};
+    if (left > 0) memcpy(words, from, (size_t)left);
+    return load_bits(words);
+}
+
+/* Words of LANES rows: word w of row j goes to to[w * stride + j], filled up to `num_words`. */
+INLINE void transpose_words(const void *const rows[LANES], int64_t num_bytes, uint32_t *to,
+                            int64_t stride, int64_t num_words) {
+    for (int64_t first = 0; first < num_words; first += LANES) {
+        uvec words[LANES];
+        for (int j = 0; j < LANES; j++) words[j] = load_words(rows[j], first, num_bytes);
+        transpose(words);
+        for (int i = 0; i < LANES && first + i < num_words; i++)
+            memcpy(to + (first + i) * stride, &words[i], sizeof words[i]);
+    }
 }

@@ -28,12 +28,6 @@ VARIANTS = {
 ROWS = [(1, 5), (1, 70), (9, 9), (40, 50)]
 
 
-@pytest.fixture(autouse=True)
-def _needs_bf16_dot(native: NativeKernels) -> None:
-    if not native.has_linear:
-        pytest.skip("this processor leaves projections to oneDNN")
-
-
 def parameters(decoder: Decoder) -> list[torch.Tensor]:
     tensors = [decoder.head.weight_OI, decoder.embedding_VC, decoder.norm.weight_C]
     for layer in decoder.layers:

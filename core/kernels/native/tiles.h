@@ -1,0 +1,120 @@
+/* Products of small bfloat16 matrices: the tile unit of processors with AMX, or a model of it.
+ *
+ * Owns the shape of the tiles: C (0 to 3) holds sums of up to 16 rows by 16 columns, A (4, 5) up to
+ * 16 rows of 32 inputs, B (6, 7) 32 inputs of 16 columns, neighbouring inputs in pairs. A row of C
+ * depends on its own row of A alone, however many rows there are.
+ *
+ * With -DMODEL_TILES the instructions are functions over ordinary memory, after Intel's description
+ * (Architecture Instruction Set Extensions, TDPBF16PS), so that the code around them can be tested
+ * on any processor.
+ */
+#pragma once
+
+#include "vector.h"
+
+#define TILE_ROWS 16
+#define TILE_INPUTS 32
+
+/* As LDTILECFG reads it. */
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t num_rows[16];
+} TileShapes;
+
+#if defined(__AMX_BF16__)
+#define HAS_TILES 1
+#include <immintrin.h>
+#define TILE_SHAPE(shapes) _tile_loadconfig(shapes)
+#define TILE_RELEASE() _tile_release()
+#define TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
+#define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
+#define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+
+#elif defined(MODEL_TILES)
+#define HAS_TILES 1
+static _Thread_local TileShapes model_shapes;
+static _Thread_local uint8_t model_tiles[8][TILE_ROWS][64];
+
+INLINE void TILE_SHAPE(const TileShapes *shapes) {
+    model_shapes = *shapes;
+    memset(model_tiles, 0, sizeof model_tiles);
+}
+
+INLINE void TILE_RELEASE(void) { memset(&model_shapes, 0, sizeof model_shapes); }
+
+INLINE void TILE_LOAD(int tile, const void *from, int64_t stride) {
+    memset(model_tiles[tile], 0, sizeof model_tiles[tile]);
+    for (int row = 0; row < model_shapes.num_rows[tile]; row++)
+        memcpy(model_tiles[tile][row], (const char *)from + row * stride,
+               model_shapes.row_bytes[tile]);
+}
+
+INLINE void TILE_STORE(int tile, void *to, int64_t stride) {
+    for (int row = 0; row < model_shapes.num_rows[tile]; row++)
+        memcpy((char *)to + row * stride, model_tiles[tile][row], model_shapes.row_bytes[tile]);
+}
+
+static inline void TILE_DOT(int c, int a, int b) {
+    for (int row = 0; row < model_shapes.num_rows[c]; row++) {
+        float sums[2][LANES] = {{0}}, *out = (float *)model_tiles[c][row];
+        for (int pair = 0; pair < model_shapes.row_bytes[a] / 4; pair++)
+            for (int column = 0; column < model_shapes.row_bytes[c] / 4; column++)
+                for (int i = 0; i < 2; i++)
+                    sums[i][column] += read_as(model_tiles[a][row], 2 * pair + i, BFLOAT16) *
+                                       read_as(model_tiles[b][pair], 2 * column + i, BFLOAT16);
+        for (int column = 0; column < model_shapes.row_bytes[c] / 4; column++)
+            out[column] += sums[0][column] + sums[1][column];
+    }
+}
+
+#else
+#define HAS_TILES 0
+#endif
+
+#if HAS_TILES
+/* Tiles for up to 32 rows: 0, 1 and 4 hold the first 16, 2, 3 and 5 the others. Zeroes them all. */
+INLINE void shape_tiles(int num_rows) {
+    int low = num_rows < TILE_ROWS ? num_rows : TILE_ROWS, high = num_rows - low;
+    TileShapes shapes = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) {
+        int is_high = tile == 2 || tile == 3 || tile == 5;
+        shapes.num_rows[tile] = (uint8_t)(tile >= 6 ? TILE_INPUTS / 2 : is_high ? high : low);
+        shapes.row_bytes[tile] = shapes.num_rows[tile] ? 64 : 0;
+    }
+    TILE_SHAPE(&shapes);
+}
+
+/* c[num_rows][32] += a[num_rows][depth] b[depth / 2][32][2], for tiles of `num_rows` (at most 32)
+ * and a depth of whole tiles. Strides are in bytes. */
+INLINE void multiply_tiles(const void *a, int64_t a_stride, const void *b, int64_t b_stride,
+                           float *c, int64_t c_stride, int64_t depth, int num_rows) {
+    int is_tall = num_rows > TILE_ROWS;
+    char *tall_c = (char *)c + TILE_ROWS * c_stride;
+    TILE_LOAD(0, c, c_stride);
+    TILE_LOAD(1, c + LANES, c_stride);
+    if (is_tall) {
+        TILE_LOAD(2, tall_c, c_stride);
+        TILE_LOAD(3, tall_c + 64, c_stride);
+    }
+    for (int64_t i = 0; i < depth; i += TILE_INPUTS) {
+        const char *at_a = (const char *)a + 2 * i, *at_b = (const char *)b + i / 2 * b_stride;
+        TILE_LOAD(4, at_a, a_stride);
+        TILE_LOAD(6, at_b, b_stride);
+        TILE_LOAD(7, at_b + 64, b_stride);
+        TILE_DOT(0, 4, 6);
+        TILE_DOT(1, 4, 7);
+        if (is_tall) {
+            TILE_LOAD(5, at_a + TILE_ROWS * a_stride, a_stride);
+            TILE_DOT(2, 5, 6);
+            TILE_DOT(3, 5, 7);
+        }
+    }
+    TILE_STORE(0, c, c_stride);
+    TILE_STORE(1, c + LANES, c_stride);
+    if (is_tall) {
+        TILE_STORE(2, tall_c, c_stride);
+        TILE_STORE(3, tall_c + 64, c_stride);
+    }
+}
+#endif
