@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,16 @@ def _no_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Options come from the test alone, whatever the shell has set."""
     for name in [name for name in os.environ if name.startswith("TRIPTYCH_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads until the test is over."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", params=getattr(build, "supported_levels", lambda: (None,))())

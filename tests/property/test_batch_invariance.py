@@ -7,7 +7,7 @@ every level of instructions that this machine has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -170,10 +170,8 @@ CROWD = Schedule(
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def _threads(set_threads: Callable[[int], None]) -> None:
+    """Schedules change the number of threads."""
 
 
 @lru_cache
