@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-
-from triptych.core.kernels.native import build
+from levels import LEVELS, open_kernels
 
 if TYPE_CHECKING:
     from triptych.core.kernels.native.library import NativeKernels
@@ -31,19 +31,20 @@ def set_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session", params=getattr(build, "supported_levels", lambda: (None,))())
+@pytest.fixture(scope="session")
+def kernels_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], NativeKernels]:
+    """The native kernels of a level, built once a session."""
+    folder = tmp_path_factory.mktemp("kernels")
+    return cache(lambda isa: open_kernels(isa, folder))
+
+
+@pytest.fixture(scope="session", params=LEVELS)
 def isa(request: pytest.FixtureRequest) -> str | None:
     """Each level of instructions that this machine has: what asks for it runs once on each."""
     return request.param
 
 
 @pytest.fixture(scope="session")
-def kernels(isa: str | None, tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
+def kernels(isa: str | None, kernels_of: Callable[[str | None], NativeKernels]) -> NativeKernels:
     """The native kernels of a level."""
-    from triptych.core.kernels.native.library import NativeKernels
-
-    folder = tmp_path_factory.mktemp("kernels")
-    levels = () if isa is None else (isa,)
-    opened = NativeKernels.open("native", folder, *levels)
-    assert opened is not None
-    return opened
+    return kernels_of(isa)

@@ -28,13 +28,17 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def load_decoder(
-    folder: Path, *, max_length: int = 0, dtype: torch.dtype = torch.float32
+    folder: Path,
+    *,
+    max_length: int = 0,
+    dtype: torch.dtype = torch.float32,
+    native: NativeKernels | None = None,
 ) -> Decoder:
     with Checkpoint.open(folder) as checkpoint:
         config = read_decoder_config(checkpoint.config, max_length=max_length)
         decoder = Decoder(config, dtype=dtype, device=CPU)
         load_tensors(checkpoint, decoder_targets(decoder), ignored=is_unused)
-    decoder.prepare()
+    decoder.prepare(native)
     return decoder
 
 
