@@ -100,6 +100,31 @@ async def test_answers_repeat_alone_and_in_company(server: Server, repeatable: M
     assert repeatable.report(runs)
 
 
+async def test_answers_are_the_same_beside_pictures_speech_and_embeddings(
+    server: Server, repeatable: ModuleType
+) -> None:
+    """Other models' steps come between a chat's, and cut its prompt into other chunks."""
+    prompts = (repeatable.README, "Tell me of rivers, lakes and seas. " * 40)
+    questions = repeatable.questions_of(prompts)
+    url = f"http://127.0.0.1:{server.port}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        repeater = repeatable.Repeater(client, MODEL, 24)
+        alone = await repeater.alone(questions, 1)
+        others = asyncio.gather(
+            client.images.generate(model="triptych-images", prompt="a red apple", n=2),
+            client.audio.speech.create(
+                model="triptych-voice", voice="alloy", input="The train leaves at noon. " * 4
+            ),
+            client.embeddings.create(model="all-minilm-l6-v2", input=["one", "two", "three"]),
+        )
+        beside = [await repeater.alone(questions, 1)]
+        while not others.done():
+            beside.append(await repeater.alone(questions, 1))
+        await others
+    for question, (reply,) in alone.items():
+        assert [replies[question] for replies in beside] == [[reply]] * len(beside)
+
+
 def test_stop_strings_end_the_answer_and_stay_out_of_it(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=QUESTION, temperature=0, max_tokens=32, stop=["Paris", "capital"]
