@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from triptych.core.config import ScheduleOptions
-from triptych.core.job import Job
+from triptych.core.job import Job, Output
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
@@ -133,12 +133,15 @@ class Company:
         self.deltas: dict[str, list[TokenDelta]] = {}
 
     def submit(self, job_id: str, request: TokenRequest) -> None:
-        deltas = self.deltas[job_id] = []
-        self.logits[job_id] = {}
-        sink = lambda output: deltas.append(output.payload)  # noqa: E731
-        self.scheduler.submit(
-            Job(job_id=job_id, model=MODEL, request=request, sink=sink, arrival_s=self._now_s)
+        self.logits[job_id], self.deltas[job_id] = {}, []
+        job = Job(
+            job_id=job_id, model=MODEL, request=request, sink=self._keep, arrival_s=self._now_s
         )
+        self.scheduler.submit(job)
+
+    def _keep(self, output: Output) -> None:
+        assert isinstance(output.payload, TokenDelta), output.error
+        self.deltas[output.job_id].append(output.payload)
 
     def turn(self) -> bool:
         """One turn of the engine's loop: launch ahead, then end the oldest step."""

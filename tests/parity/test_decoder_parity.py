@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -14,7 +13,13 @@ import pytest
 import torch
 import transformers
 from levels import LEVELS
-from parity.rig import Rig, Row, decoder_rig, load_decoder
+from parity.rig import (
+    Rig,
+    Row,
+    assert_errs_no_more_than_in_bfloat16,
+    decoder_rig,
+    load_decoder,
+)
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.sampling.params import SamplingParams
@@ -198,7 +203,7 @@ def test_preempt_and_resume(open_rig: OpenRig, model: tuple[Path, Any]) -> None:
 def test_bfloat16_errs_no_more_than_transformers(
     kernels: NativeKernels, model: tuple[Path, Any]
 ) -> None:
-    """Against float32 arithmetic on the same, rounded, weights; through every path at once."""
+    """Through every path at once."""
     folder, reference = model
     decoder = load_decoder(folder, dtype=torch.bfloat16, native=kernels)
     rig = decoder_rig(decoder, native=kernels)
@@ -212,24 +217,7 @@ def test_bfloat16_errs_no_more_than_transformers(
     rig.prefill(rows[1], guest)
     rig.decode(*rows, guest, num_steps=6)
 
-    exact, rounded = copy.deepcopy(reference), copy.deepcopy(reference)
-    for kept, cast in zip(exact.parameters(), rounded.parameters(), strict=True):
-        cast.data = cast.data.bfloat16()  # of what a model keeps, parameters alone have its type
-        kept.data = cast.data.float()
-    wanted_NV, theirs_NV = (logits_of(model, [*rows, guest]) for model in (exact, rounded))
-    ours_NV = torch.stack([logits_V for row in (*rows, guest) for logits_V in row.logits.values()])
-    theirs, ours = ((x_NV - wanted_NV).norm() / wanted_NV.norm() for x_NV in (theirs_NV, ours_NV))
-    assert ours < 1.5 * theirs, f"{ours=}, {theirs=}"
-
-
-def logits_of(model: Any, rows: list[Row]) -> torch.Tensor:
-    """Of every position that the rows were given logits for, row after row: `[N, V]`."""
-    found = []
-    for row in rows:
-        with torch.inference_mode():
-            logits_TV = model(torch.tensor([row.tokens[:-1]])).logits[0].float()
-        found.append(logits_TV[[position - 1 for position in row.logits]])
-    return torch.cat(found)
+    assert_errs_no_more_than_in_bfloat16([*rows, guest], reference)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 13, 16])
