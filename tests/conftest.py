@@ -1,8 +1,17 @@
 """What every test may rely on."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
+from levels import LEVELS, open_kernels
+
+if TYPE_CHECKING:
+    from triptych.core.kernels.native.library import NativeKernels
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +19,32 @@ def _no_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Options come from the test alone, whatever the shell has set."""
     for name in [name for name in os.environ if name.startswith("TRIPTYCH_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads until the test is over."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def kernels_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], NativeKernels]:
+    """The native kernels of a level, built once a session."""
+    folder = tmp_path_factory.mktemp("kernels")
+    return cache(lambda isa: open_kernels(isa, folder))
+
+
+@pytest.fixture(scope="session", params=LEVELS)
+def isa(request: pytest.FixtureRequest) -> str | None:
+    """Each level of instructions that this machine has: what asks for it runs once on each."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def kernels(isa: str | None, kernels_of: Callable[[str | None], NativeKernels]) -> NativeKernels:
+    """The native kernels of a level."""
+    return kernels_of(isa)

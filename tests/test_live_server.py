@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import openai
 import pytest
@@ -22,6 +26,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(*options, engine="real", log=log) as running:
         running.wait_ready()
         yield running
+
+
+@pytest.fixture(scope="module")
+def repeatable() -> ModuleType:
+    """samples/benchmarks/repeatable.py."""
+    path = Path(__file__).parents[1] / "samples" / "benchmarks" / "repeatable.py"
+    spec = importlib.util.spec_from_file_location("repeatable", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["repeatable"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +85,44 @@ def test_three_samples_repeat_with_their_seed(client: openai.OpenAI) -> None:
     assert len(set(first)) > 1
     assert samples(5) == first
     assert samples(6) != first
+
+
+async def test_answers_repeat_alone_and_in_company(server: Server, repeatable: ModuleType) -> None:
+    """Texts and log-probabilities, greedy and seeded; what was cached or runs beside is all one."""
+    questions = repeatable.questions_of(repeatable.PROMPTS[:4])
+    url = f"http://127.0.0.1:{server.port}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        repeater = repeatable.Repeater(client, MODEL, 12)
+        runs = {
+            "alone": await repeater.alone(questions, 2),
+            "in company": await repeater.in_company(questions, 1),
+        }
+    assert repeatable.report(runs)
+
+
+async def test_answers_are_the_same_beside_pictures_speech_and_embeddings(
+    server: Server, repeatable: ModuleType
+) -> None:
+    """Other models' steps come between a chat's, and cut its prompt into other chunks."""
+    prompts = (repeatable.README, "Tell me of rivers, lakes and seas. " * 40)
+    questions = repeatable.questions_of(prompts)
+    url = f"http://127.0.0.1:{server.port}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        repeater = repeatable.Repeater(client, MODEL, 24)
+        alone = await repeater.alone(questions, 1)
+        others = asyncio.gather(
+            client.images.generate(model="triptych-images", prompt="a red apple", n=2),
+            client.audio.speech.create(
+                model="triptych-voice", voice="alloy", input="The train leaves at noon. " * 4
+            ),
+            client.embeddings.create(model="all-minilm-l6-v2", input=["one", "two", "three"]),
+        )
+        beside = [await repeater.alone(questions, 1)]
+        while not others.done():
+            beside.append(await repeater.alone(questions, 1))
+        await others
+    for question, (reply,) in alone.items():
+        assert [replies[question] for replies in beside] == [[reply]] * len(beside)
 
 
 def test_stop_strings_end_the_answer_and_stay_out_of_it(client: openai.OpenAI) -> None:

@@ -69,14 +69,18 @@ def _candidate_thresholds(
     least_B1 = torch.where(has_top_k_B1, kth_B1, 0.0)
     kept_BK = torch.where(sorted_BK >= least_B1, sorted_BK, 0.0).double()
     ends_BK = kept_BK.cumsum(-1)
-    full_B1 = probs_BV.sum(-1, keepdim=True, dtype=torch.float64)
-    mass_B1 = torch.where(has_top_k_B1, ends_BK[:, -1:], full_B1)
+    mass_B1 = torch.where(has_top_k_B1, ends_BK[:, -1:], total_mass(probs_BV)[:, None])
     # A token belongs to the nucleus while the mass of those before it is short of top_p.
     is_kept_BK = (ends_BK - kept_BK < top_p_B.double()[:, None] * mass_B1) & (kept_BK > 0)
     num_kept_B1 = is_kept_BK.sum(-1, keepdim=True).clamp(min=1)
     nucleus_B1 = sorted_BK.gather(-1, num_kept_B1 - 1)
     found_B = torch.where(top_p_B < 1, nucleus_B1[:, 0], least_B1[:, 0])
     return torch.where(top_k_B > num_candidates, 0.0, found_B), sorted_BK[:, -1]
+
+
+def total_mass(probs_BV: torch.Tensor) -> torch.Tensor:
+    """Each row's sum in float64, by blocks: threads would share a long row that is alone."""
+    return _blocks(probs_BV).sum(-1, dtype=torch.float64).sum(-1)
 
 
 def draw(probs_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:

@@ -28,13 +28,12 @@ class Logprobs:
     @classmethod
     def of(cls, logits_TV: torch.Tensor, token_ids_T: torch.Tensor, num_top: int) -> Logprobs:
         """Look up the tokens, and the `num_top` likeliest ones (no more than the vocabulary)."""
-        logits_TV = logits_TV.float()
-        ids_TK1, values_TK1 = token_ids_T[:, None], logits_TV.gather(-1, token_ids_T[:, None])
+        logits_TV, ids_TK1 = logits_TV.float(), token_ids_T[:, None]
         if num_top:
             top = logits_TV.topk(min(num_top, logits_TV.shape[-1]), dim=-1)
             ids_TK1 = torch.cat((ids_TK1, top.indices), -1)
-            values_TK1 = torch.cat((values_TK1, top.values), -1)
-        values_TK1 = values_TK1 - logits_TV.logsumexp(-1, keepdim=True)
+        # Not `logsumexp`: a position that is alone is summed by several threads there, in parts.
+        values_TK1 = logits_TV.log_softmax(-1).gather(-1, ids_TK1)
         return cls(HostCopy(ids_TK1), HostCopy(values_TK1))
 
     def to_entries(self, num_top: Sequence[int]) -> tuple[TokenLogprob, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,13 +29,17 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def load_decoder(
-    folder: Path, *, max_length: int = 0, dtype: torch.dtype = torch.float32
+    folder: Path,
+    *,
+    max_length: int = 0,
+    dtype: torch.dtype = torch.float32,
+    native: NativeKernels | None = None,
 ) -> Decoder:
     with Checkpoint.open(folder) as checkpoint:
         config = read_decoder_config(checkpoint.config, max_length=max_length)
         decoder = Decoder(config, dtype=dtype, device=CPU)
         load_tensors(checkpoint, decoder_targets(decoder), ignored=is_unused)
-    decoder.prepare()
+    decoder.prepare(native)
     return decoder
 
 
@@ -187,3 +192,28 @@ class Rig:
             new_page_ids=new_pages,
             is_sampled=end == len(sequence.tokens),
         )
+
+
+def assert_errs_no_more_than_in_bfloat16(rows: Sequence[Row], reference: Any) -> None:
+    """The error of the rows' logits is at most 1.5 times that of `reference` run in bfloat16.
+
+    Both against float32 arithmetic on the same, rounded, weights, relative to all logits.
+    """
+    exact, rounded = copy.deepcopy(reference), copy.deepcopy(reference)
+    for kept, cast in zip(exact.parameters(), rounded.parameters(), strict=True):
+        cast.data = cast.data.bfloat16()  # of what a model keeps, parameters alone have its type
+        kept.data = cast.data.float()
+    wanted_NV, theirs_NV = (_logits_of(model, rows) for model in (exact, rounded))
+    ours_NV = torch.stack([logits_V for row in rows for logits_V in row.logits.values()])
+    ours, theirs = (float((x_NV - wanted_NV).norm()) for x_NV in (ours_NV, theirs_NV))
+    assert ours <= 1.5 * theirs, f"relative: {ours / float(wanted_NV.norm()):.2g}"
+
+
+def _logits_of(model: Any, rows: Sequence[Row]) -> torch.Tensor:
+    """Of every position that the rows were given logits for, row after row: `[N, V]`."""
+    found = []
+    for row in rows:
+        with torch.inference_mode():
+            logits_TV = model(torch.tensor([row.tokens[:-1]])).logits[0].float()
+        found.append(logits_TV[[position - 1 for position in row.logits]])
+    return torch.cat(found)

@@ -1,18 +1,25 @@
-"""The decoder against transformers: same random weights, float32, through every path."""
+"""The decoder against transformers: same random weights, through every path, in both types."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from parity.rig import Rig, Row, decoder_rig, load_decoder
+from levels import LEVELS
+from parity.rig import (
+    Rig,
+    Row,
+    assert_errs_no_more_than_in_bfloat16,
+    decoder_rig,
+    load_decoder,
+)
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.sampling.params import SamplingParams
@@ -88,7 +95,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     },
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
 }
-MakeRig = Callable[..., Rig]
+OpenRig = Callable[..., Rig]
 Build = Callable[[str, dict[str, Any]], tuple[Path, Any]]
 
 
@@ -118,15 +125,17 @@ def model(request: pytest.FixtureRequest, build: Build) -> tuple[Path, Any]:
     return build(*FAMILIES[request.param])
 
 
-@pytest.fixture(scope="session", params=["torch", "native"])
-def make_rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeRig:
-    """Everything runs twice: attention by torch, and by the C kernels."""
-    if request.param == "torch":
-        return decoder_rig
-    kernels = NativeKernels.open("auto", tmp_path_factory.mktemp("kernels"))
-    if kernels is None:
-        pytest.skip("no C compiler")
-    return partial(decoder_rig, native=kernels)
+@pytest.fixture(scope="session", params=["torch", *LEVELS])
+def open_rig(
+    request: pytest.FixtureRequest, kernels_of: Callable[[str | None], NativeKernels]
+) -> OpenRig:
+    """Everything runs by torch, and by the C kernels of each level."""
+    native = None if request.param == "torch" else kernels_of(request.param)
+
+    def open_rig(folder: Path, **options: Any) -> Rig:
+        return decoder_rig(load_decoder(folder, native=native, **options), native=native)
+
+    return open_rig
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -144,9 +153,9 @@ def assert_same_logits(rows: list[Row], reference: Any) -> None:
             torch.testing.assert_close(logits_V, expected_TV[position - 1], atol=1e-4, rtol=1e-4)
 
 
-def test_full_prefill_and_decode(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
+def test_full_prefill_and_decode(open_rig: OpenRig, model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = make_rig(load_decoder(folder))
+    rig = open_rig(folder)
     row = rig.open(prompt(21))
     rig.prefill(row)
     rig.decode(row, num_steps=12)
@@ -154,9 +163,9 @@ def test_full_prefill_and_decode(make_rig: MakeRig, model: tuple[Path, Any]) -> 
     assert_same_logits([row], reference)
 
 
-def test_chunks_of_odd_sizes(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
+def test_chunks_of_odd_sizes(open_rig: OpenRig, model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = make_rig(load_decoder(folder))
+    rig = open_rig(folder)
     row = rig.open(prompt(37))
     for size in (1, 5, 11, 3, 17):
         rig.step((row, size))
@@ -164,9 +173,9 @@ def test_chunks_of_odd_sizes(make_rig: MakeRig, model: tuple[Path, Any]) -> None
     assert_same_logits([row], reference)
 
 
-def test_prefix_hit(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
+def test_prefix_hit(open_rig: OpenRig, model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = make_rig(load_decoder(folder))
+    rig = open_rig(folder)
     donor = rig.open(prompt(22))
     rig.prefill(donor)
     guests = [rig.open(donor.tokens[:20] + prompt(n, seed=5)) for n in (1, 6)]
@@ -177,9 +186,9 @@ def test_prefix_hit(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
     assert_same_logits([donor, *guests], reference)
 
 
-def test_preempt_and_resume(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
+def test_preempt_and_resume(open_rig: OpenRig, model: tuple[Path, Any]) -> None:
     folder, reference = model
-    rig = make_rig(load_decoder(folder))
+    rig = open_rig(folder)
     rows = [rig.open(prompt(n)) for n in (9, 14)]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=5)
@@ -191,12 +200,32 @@ def test_preempt_and_resume(make_rig: MakeRig, model: tuple[Path, Any]) -> None:
     assert_same_logits(rows, reference)
 
 
+def test_bfloat16_errs_no_more_than_transformers(
+    kernels: NativeKernels, model: tuple[Path, Any]
+) -> None:
+    """Through every path at once."""
+    folder, reference = model
+    decoder = load_decoder(folder, dtype=torch.bfloat16, native=kernels)
+    rig = decoder_rig(decoder, native=kernels)
+    rows = [rig.open(prompt(n)) for n in (33, 21)]
+    rig.step((rows[0], 14))
+    rig.step((rows[0], 19), (rows[1], 21))
+    rig.decode(*rows, num_steps=6)
+    rig.preempt(rows[1])
+    guest = rig.open(rows[0].tokens[:32] + prompt(5, seed=5))
+    rig.share(guest, rows[0], 8)
+    rig.prefill(rows[1], guest)
+    rig.decode(*rows, guest, num_steps=6)
+
+    assert_errs_no_more_than_in_bfloat16([*rows, guest], reference)
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 13, 16])
-def test_mixed_batches(make_rig: MakeRig, build: Build, num_rows: int) -> None:
+def test_mixed_batches(open_rig: OpenRig, build: Build, num_rows: int) -> None:
     """Rows join one another at random: decodes beside chunks of any size."""
     for name in ("llama", "mistral", "qwen3"):
         folder, reference = build(*FAMILIES[name])
-        rig, source = make_rig(load_decoder(folder)), random.Random(num_rows)
+        rig, source = open_rig(folder), random.Random(num_rows)
         rows = [rig.open(prompt(source.randint(1, 40), seed=i)) for i in range(num_rows)]
         while any(len(row.logits) < 4 for row in rows):
             chosen = source.sample(rows, source.randint(1, num_rows))
@@ -211,14 +240,13 @@ def next_count(row: Row, source: random.Random) -> int:
 
 
 def test_rows_are_the_same_alone_and_in_any_batch(
-    make_rig: MakeRig, model: tuple[Path, Any]
+    open_rig: OpenRig, model: tuple[Path, Any]
 ) -> None:
-    decoder = load_decoder(model[0])
     prompts = [prompt(n) for n in (3, 30, 17, 8, 25)]
     sampling = [SamplingParams(temperature=float(i % 2), seed=i, top_p=0.9) for i in range(5)]
 
     def run(indices: list[int]) -> dict[int, list[int]]:
-        rig = make_rig(decoder)
+        rig = open_rig(model[0])
         rows = {i: rig.open(prompts[i], sampling[i]) for i in indices}
         rig.prefill(*rows.values())
         rig.decode(*rows.values(), num_steps=10)
@@ -230,11 +258,10 @@ def test_rows_are_the_same_alone_and_in_any_batch(
 
 
 def test_seeded_tokens_depend_on_neither_chunks_nor_preemption(
-    make_rig: MakeRig, build: Build
+    open_rig: OpenRig, build: Build
 ) -> None:
-    decoder = load_decoder(build(*FAMILIES["llama"])[0])
     sampling = SamplingParams(temperature=1.0, seed=9, top_k=50)
-    rig = make_rig(decoder)
+    rig = open_rig(build(*FAMILIES["llama"])[0])
     whole, pieces = (rig.open(prompt(20), sampling) for _ in range(2))
     rig.prefill(whole)
     rig.decode(whole, num_steps=8)
@@ -249,9 +276,9 @@ def test_seeded_tokens_depend_on_neither_chunks_nor_preemption(
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_rope_scaling(make_rig: MakeRig, build: Build, scaling: str) -> None:
+def test_rope_scaling(open_rig: OpenRig, build: Build, scaling: str) -> None:
     folder, reference = build("Llama", {"rope_parameters": SCALINGS[scaling]})
-    rig = make_rig(load_decoder(folder))
+    rig = open_rig(folder)
     rows = [rig.open(prompt(n)) for n in (50, 7)]
     rig.step((rows[0], 29), (rows[1], 7))
     rig.step((rows[0], 21), (rows[1], 0))
@@ -260,12 +287,12 @@ def test_rope_scaling(make_rig: MakeRig, build: Build, scaling: str) -> None:
 
 
 def test_dynamic_rope_at_a_served_length_beyond_the_models_own(
-    make_rig: MakeRig, build: Build
+    open_rig: OpenRig, build: Build
 ) -> None:
     """Transformers agrees with us where its sequence is exactly as long as what we serve."""
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     folder, reference = build("Llama", {"rope_parameters": scaling, "max_position_embeddings": 32})
-    rig = make_rig(load_decoder(folder, max_length=48))
+    rig = open_rig(folder, max_length=48)
     row = rig.open(prompt(48))
     rig.step((row, 19))
     rig.prefill(row)
@@ -274,10 +301,10 @@ def test_dynamic_rope_at_a_served_length_beyond_the_models_own(
 
 @pytest.mark.parametrize(("max_length", "lengths"), [(32, (30, 5)), (96, (40, 60))])
 def test_longrope_on_either_side_of_the_trained_length(
-    make_rig: MakeRig, build: Build, max_length: int, lengths: tuple[int, int]
+    open_rig: OpenRig, build: Build, max_length: int, lengths: tuple[int, int]
 ) -> None:
     folder, reference = build("Llama", {"rope_parameters": LONGROPE})
-    rig = make_rig(load_decoder(folder, max_length=max_length))
+    rig = open_rig(folder, max_length=max_length)
     rows = [rig.open(prompt(n)) for n in lengths]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=2)

@@ -1,16 +1,20 @@
-"""The embedded model, for real: greedy tokens in float32 equal to transformers' on 50 prompts."""
+"""The embedded model, for real, against transformers: tokens in float32, logits in bfloat16."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from parity.rig import decoder_rig, load_decoder
+from levels import LEVELS
+from parity.rig import assert_errs_no_more_than_in_bfloat16, decoder_rig, load_decoder
 from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
 
@@ -44,24 +48,37 @@ def folder() -> Path:
     return Path(resolved.folder)
 
 
-@pytest.mark.embedded
-@pytest.mark.timeout(900)  # a minute where the cores are free; they may not be
-def test_greedy_tokens_equal_transformers(folder: Path) -> None:
-    """Each of our tokens is what transformers would pick after the ones before it: by induction
-    the whole answer is the same. So one forward per answer is enough of the reference."""
+def encode_prompts(folder: Path) -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    prompts = [
+    return [
         tokenizer.encode(opening.format(subject)).ids
         for subject in SUBJECTS
         for opening in OPENINGS
     ]
+
+
+def load_reference(folder: Path) -> Any:
+    model: Any = transformers.LlamaForCausalLM
+    return model.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(900)  # a minute where the cores are free; they may not be
+def test_greedy_tokens_equal_transformers(
+    folder: Path, kernels_of: Callable[[str | None], NativeKernels]
+) -> None:
+    """Each of our tokens is what transformers would pick after the ones before it: by induction
+    the whole answer is the same. So one forward per answer is enough of the reference."""
+    prompts = encode_prompts(folder)
     assert len(prompts) == 50
-    rig = decoder_rig(load_decoder(folder), max_batch_size=50, max_length=64)
+    native = kernels_of(LEVELS[0])
+    decoder = load_decoder(folder, native=native)
+    rig = decoder_rig(decoder, native=native, max_batch_size=50, max_length=64)
     rows = [rig.open(prompt) for prompt in prompts]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=NUM_NEW_TOKENS - 1)
 
-    reference = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    reference = load_reference(folder)
     for first in range(0, len(rows), 10):
         some = rows[first : first + 10]
         width = max(len(row.tokens) for row in some)
@@ -73,3 +90,13 @@ def test_greedy_tokens_equal_transformers(folder: Path) -> None:
             answer = row.tokens[start:]
             assert len(answer) == NUM_NEW_TOKENS
             assert answer == best_T[start - 1 : len(row.tokens) - 1]
+
+
+@pytest.mark.embedded
+def test_bfloat16_errs_no_more_than_transformers(folder: Path, kernels: NativeKernels) -> None:
+    decoder = load_decoder(folder, dtype=torch.bfloat16, native=kernels)
+    rig = decoder_rig(decoder, native=kernels, max_length=64)
+    rows = [rig.open(prompt) for prompt in encode_prompts(folder)[::5]]
+    rig.prefill(*rows)
+    rig.decode(*rows, num_steps=4)
+    assert_errs_no_more_than_in_bfloat16(rows, load_reference(folder))

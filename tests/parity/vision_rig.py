@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from parity.rig import CPU, Recorder, Rig, Row
 
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.images import Pixels
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.plan import SlotStart
 from triptych.core.vision import Picture
 from triptych.core.weights.checkpoint import Checkpoint
@@ -48,11 +50,20 @@ class SeeingRow(Row):
 class VisionRig(Rig):
     """A rig around the model in `folder`."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        native: NativeKernels | None = None,
+        **options: Any,
+    ) -> None:
         with Checkpoint.open(folder) as checkpoint:
             is_known = checkpoint.config["model_type"] in FAMILIES
-            kind: Any = VisionBlueprint if is_known else FallbackVisionBlueprint
-            blueprint = kind(checkpoint, max_length=0, dtype=torch.float32, device=CPU)
+            kind: Any = FallbackVisionBlueprint
+            if is_known:
+                kind = partial(VisionBlueprint, native=native)
+            blueprint = kind(checkpoint, max_length=0, dtype=dtype, device=CPU)
             decoder, self.encoder = blueprint.build(lambda _: None)
         family = blueprint.family
         self.sight = Sight(
@@ -69,9 +80,10 @@ class VisionRig(Rig):
             blueprint.traits,
             **given,
         )
-        layout = blueprint.text.kv_layout(4, torch.float32)
+        layout = blueprint.text.kv_layout(4, dtype)
         self.encode = encode
-        super().__init__(decoder, layout, recorder=SeeingRecorder, max_length=256, **options)
+        options |= {"recorder": SeeingRecorder, "max_length": 256, "native": native}
+        super().__init__(decoder, layout, **options)
 
     def prompt(self, *parts: Part) -> SeeingPrompt:
         prepared = [

@@ -1,10 +1,10 @@
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import (
     MinNewTokensLengthLogitsProcessor,
@@ -140,21 +140,29 @@ def test_every_draw_follows_the_per_row_reference(
             outputs[row].extend(result.token_ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it is set anew in each example
+)
 @given(
     params=st.lists(PARAMS, min_size=2, max_size=NUM_SLOTS),
-    vocab_size=st.sampled_from((100, 8193)),
+    vocab_size=st.sampled_from((100, 8193, 49153)),
     seed=st.integers(0, 2**32),
     dtype=st.sampled_from((torch.float32, torch.bfloat16)),
     is_native=st.booleans(),
+    num_threads=st.sampled_from((1, 3)),
 )
 def test_a_row_is_the_same_alone_and_in_any_batch(
     native: NativeKernels,
+    set_threads: Callable[[int], None],
+    *,
     params: list[SamplingParams],
     vocab_size: int,
     seed: int,
     dtype: torch.dtype,
     is_native: bool,
+    num_threads: int,
 ) -> None:
     kernels = native if is_native else None
     together = new_sampler(vocab_size, kernels)
@@ -165,7 +173,9 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
     for step in range(3):
         logits = logits_of(seed + step, len(params), vocab_size).to(dtype)
         order = np.random.default_rng(seed + step).permutation(len(params)).tolist()
+        set_threads(1)
         results = together.sample(logits[order], order, [3 + step] * len(params)).to_results()
+        set_threads(num_threads)
         for row, result in zip(order, results, strict=True):
             assert result == sample_one(alone[row], logits[row : row + 1], 0, 3 + step)
 
@@ -373,6 +383,21 @@ def test_prompt_logprobs() -> None:
         assert entry.logprob == pytest.approx(expected[row, next_ids[row]].item(), abs=1e-5)
         assert entry.top[0][0] == logits[row].argmax()
         assert len(entry.top) == 2
+
+
+def test_log_probabilities_are_bitwise_the_same_in_any_company(
+    set_threads: Callable[[int], None],
+) -> None:
+    """A long row alone is work enough for several threads; it must not be summed in their parts."""
+    logits, sampler = logits_of(8, 48, 49153), new_sampler(49153)
+    next_ids = torch.arange(48)
+    set_threads(1)
+    together = sampler.prompt_logprobs(logits, next_ids, 2).to_entries([2] * 48)
+    set_threads(3)
+    for row in range(48):
+        only = slice(row, row + 1)
+        alone = sampler.prompt_logprobs(logits[only], next_ids[only], 2).to_entries([2])
+        assert alone == (together[row],)
 
 
 def test_equal_alternatives_are_ordered_by_id() -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.sampling.filters import draw, nucleus_thresholds
+from triptych.core.sampling.filters import draw, nucleus_thresholds, total_mass
 
 VOCAB_SIZES = (100, 8193, 49152, 151936)
 
@@ -142,3 +144,15 @@ def test_draw_reaches_both_ends(vocab_size: int) -> None:
     for uniform in (0.0, 0.5, 1 - 2.0**-52):
         uniforms = torch.full((2,), uniform, dtype=torch.float64)
         assert draw(probs, uniforms).tolist() == [0, vocab_size - 1]
+
+
+@pytest.mark.parametrize("vocab_size", [2, 255, *VOCAB_SIZES])
+def test_the_mass_of_a_row_is_bitwise_the_same_alone(
+    vocab_size: int, set_threads: Callable[[int], None]
+) -> None:
+    probs = random_logits(0, 96, vocab_size, 3.0).softmax(-1)
+    set_threads(1)
+    together = total_mass(probs)
+    set_threads(3)
+    alone = torch.cat([total_mass(row) for row in probs.split(1)])
+    assert torch.equal(together, alone)

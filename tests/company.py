@@ -1,0 +1,199 @@
+"""A model in company: the real scheduler, runner and sampler, turned by hand in virtual time.
+
+`Company` keeps every row of logits that a token was drawn from, by job and position. `alone` is
+what it is compared with: one request, its prompt in one piece, nothing cached.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from triptych.core.config import ScheduleOptions
+from triptych.core.job import Job, Output
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kv.pages import PagePool
+from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.decoder import Decoder, DecoderConfig, DecoderLayer
+from triptych.core.layers.linear import Linear
+from triptych.core.plan import StepResult, TokenPlan
+from triptych.core.sampling.sampler import SampledTokens, Sampler
+from triptych.core.text_head import CausalModel, TextHead
+from triptych.core.token_runner import TokenRunner
+from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.schedulers.token import TokenScheduler
+
+CPU = torch.device("cpu")
+MODEL = "model"
+MAX_LENGTH = 160
+
+
+def random_decoder(
+    config: DecoderConfig, dtype: torch.dtype, native: NativeKernels | None
+) -> Decoder:
+    """A decoder of random weights whose activations neither fade nor grow."""
+    decoder, source = Decoder(config, dtype=dtype, device=CPU), torch.Generator().manual_seed(3)
+
+    def fill(tensor: torch.Tensor | None, mean: float, std: float) -> None:
+        if tensor is not None:
+            tensor.copy_(torch.randn(tensor.shape, generator=source) * std + mean)
+
+    for linear in _linears(decoder):
+        fill(linear.weight_OI, 0.0, linear.weight_OI.shape[1] ** -0.5)
+        fill(linear.bias_O, 0.0, 0.3)
+    for weight in _norms(decoder):
+        fill(weight, 1.0 - config.has_centred_norms, 0.2)
+    if not config.has_tied_embeddings:
+        fill(decoder.embedding_VC, 0.0, 1.0)
+    decoder.prepare(native)
+    return decoder
+
+
+def _linears(decoder: Decoder) -> Iterator[Linear]:
+    yield decoder.head
+    for layer in decoder.layers:
+        yield from (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
+
+
+def _norms(decoder: Decoder) -> Iterator[torch.Tensor | None]:
+    yield decoder.norm.weight_C
+    for layer in decoder.layers:
+        yield layer.attention.qk_norm_2D
+        yield from (norm.weight_C for norm in _layer_norms(layer))
+
+
+def _layer_norms(layer: DecoderLayer) -> tuple[Any, ...]:
+    return (layer.input_norm, layer.mlp_norm, *(layer.post_norms or ()))
+
+
+class LogitsKeeper(Sampler):
+    """A sampler that remembers what it was given since it was last asked: slot, position, row."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._given: list[tuple[int, int, torch.Tensor]] = []
+
+    def sample(
+        self, logits_BV: torch.Tensor, slots: Sequence[int], positions: Sequence[int]
+    ) -> SampledTokens:
+        self._given += zip(slots, positions, logits_BV.clone(), strict=True)
+        return super().sample(logits_BV, slots, positions)
+
+    def take(self) -> list[tuple[int, int, torch.Tensor]]:
+        given, self._given = self._given, []
+        return given
+
+
+class Company:
+    """Jobs of one model, up to `depth` steps in flight. Fresh pages hold NaN."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        layout: KvLayout,
+        native: NativeKernels | None,
+        *,
+        num_pages: int,
+        enable_prefix_caching: bool = True,
+        depth: int = 1,
+        **options: Any,
+    ) -> None:
+        schedule = ScheduleOptions(**options)
+        num_slots = schedule.max_batch_size
+        self.pool = PagePool(
+            num_pages=num_pages,
+            page_size=layout.page_size,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self.scheduler = TokenScheduler(
+            model=MODEL, pool=self.pool, options=schedule, max_length=MAX_LENGTH, namespace=b"w"
+        )
+        kv = KvCache(layout, num_pages, CPU, native)
+        for pages in (*kv.k_pages, *kv.v_pages):
+            pages[:-1].fill_(math.nan)
+        self._sampler = LogitsKeeper(
+            vocab_size=model.vocab_size, max_batch_size=num_slots, device=CPU, native=native
+        )
+        self._runner = TokenRunner(
+            TextHead(model, self._sampler, max_batch_size=num_slots, device=CPU),
+            kv,
+            max_batch_size=num_slots,
+            max_length=MAX_LENGTH,
+            device=CPU,
+        )
+        self._depth = depth
+        self._in_flight: deque[tuple[TokenPlan, StepResult]] = deque()
+        self.num_steps = 0
+        self.num_mixed_steps = 0  # parts of prompts beside answers
+        self.logits: dict[str, dict[int, torch.Tensor]] = {}
+        self.deltas: dict[str, list[TokenDelta]] = {}
+
+    def submit(self, job_id: str, request: TokenRequest) -> None:
+        self.logits[job_id], self.deltas[job_id] = {}, []
+        job = Job(
+            job_id=job_id, model=MODEL, request=request, sink=self._keep, arrival_s=self._now_s
+        )
+        self.scheduler.submit(job)
+
+    def _keep(self, output: Output) -> None:
+        assert isinstance(output.payload, TokenDelta), output.error
+        self.deltas[output.job_id].append(output.payload)
+
+    def turn(self) -> bool:
+        """One turn of the engine's loop: launch ahead, then end the oldest step."""
+        is_booked = len(self._in_flight) < self._depth and self._launch()
+        if self._in_flight and (not is_booked or len(self._in_flight) == self._depth):
+            plan, result = self._in_flight.popleft()
+            self.scheduler.commit(plan, result, self._now_s)
+            return True
+        return is_booked
+
+    @property
+    def _now_s(self) -> float:
+        return self.num_steps * 0.01
+
+    def _launch(self) -> bool:
+        proposal = self.scheduler.propose(self._now_s)
+        if proposal is None:
+            return False
+        plan = self.scheduler.book(proposal, self.num_steps, self._now_s)
+        if plan is None:
+            return False
+        assert isinstance(plan, TokenPlan)
+        self.num_steps += 1
+        self._in_flight.append((plan, self._runner.launch(plan).result()))
+        self.num_mixed_steps += {bool(row.token_ids) for row in plan.rows} == {True, False}
+        job_ids = {row.slot: row.job_id for row in plan.rows}
+        for slot, position, logits_V in self._sampler.take():
+            self.logits[job_ids[slot]][position] = logits_V
+        return True
+
+    def run(self) -> None:
+        while self.turn():
+            pass
+        assert self.pool.num_leased == 0
+
+
+def alone(
+    model: CausalModel, layout: KvLayout, native: NativeKernels | None, request: TokenRequest
+) -> tuple[dict[int, torch.Tensor], list[TokenDelta]]:
+    """Logits by position and deltas of a request that has the engine to itself."""
+    company = Company(
+        model,
+        layout,
+        native,
+        num_pages=-(-MAX_LENGTH // layout.page_size),
+        enable_prefix_caching=False,
+    )
+    company.submit("alone", request)
+    company.run()
+    return company.logits["alone"], company.deltas["alone"]
+
+
+def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit by bit: unlike `==`, NaN equals itself and the zeros differ."""
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))

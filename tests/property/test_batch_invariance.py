@@ -1,0 +1,264 @@
+"""Random company: a row's logits are bitwise those of its request alone.
+
+Whatever else runs, however its prompt is cut, whatever of it was cached, preempted or shared, and
+however many threads there are. For tiny decoders of many shapes, in the types that users get, on
+every level of instructions that this machine has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from company import MAX_LENGTH, Company, alone, is_same, random_decoder
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.attention import AttentionConfig, KvLayout
+from triptych.core.layers.decoder import Decoder, DecoderConfig
+from triptych.core.layers.rotary import RopeConfig
+from triptych.core.sampling.params import SamplingParams
+from triptych.core.tokens import TokenDelta, TokenRequest
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+STORY = tuple(torch.randint(90, (64,), generator=torch.Generator().manual_seed(1)).tolist())
+SAMPLING = (
+    SamplingParams(temperature=0.0, top_logprobs=2),
+    SamplingParams(seed=1, temperature=0.7),
+    SamplingParams(seed=2, top_p=0.9, top_k=30, top_logprobs=0),
+    SamplingParams(seed=3, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.4),
+    SamplingParams(seed=4, logit_bias=((7, 3.0),), frequency_penalty=0.5),
+    SamplingParams(temperature=0.0, prompt_logprobs=True, top_logprobs=3),
+)
+
+
+def decoder_config(
+    hidden: int,
+    heads: tuple[int, int, int],
+    intermediate: int,
+    *,
+    vocab_size: int = 193,
+    layers: tuple[dict[str, Any], ...] = ({}, {}),
+    num_rotated: int | None = None,
+    **more: Any,
+) -> DecoderConfig:
+    """`heads` are query heads, key-value heads and their size; `layers` what is special to each."""
+    num_heads, num_kv_heads, head_dim = heads
+    rope = RopeConfig(num_rotated_dims=num_rotated or head_dim, max_length=256, trained_length=256)
+    common = AttentionConfig(
+        hidden_size=hidden, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+    )
+    return DecoderConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        norm_eps=1e-5,
+        attention=tuple(replace(common, **special) for special in layers),
+        rope=rope,
+        local_rope=replace(rope, theta=1e6) if more.get("has_post_norms") else None,
+        **more,
+    )
+
+
+BIASED = {"has_qkv_bias": True, "has_out_bias": True}
+GEMMA = {"qk_norm_eps": 1e-6, "has_centred_qk_norm": True, "scale": 0.1}
+SHAPES = {
+    "gqa-32": decoder_config(64, (4, 2, 32), 112),
+    "mha-64-biased-tied": decoder_config(
+        96, (2, 2, 64), 128, layers=(BIASED, BIASED), has_mlp_bias=True, has_tied_embeddings=True
+    ),
+    "mqa-80-ragged": decoder_config(50, (3, 1, 80), 74, vocab_size=101),
+    "gqa-128-qk-norm-tied": decoder_config(
+        48, (4, 1, 128), 64, layers=({"qk_norm_eps": 1e-6},) * 2, has_tied_embeddings=True
+    ),
+    "windows-without-rope": decoder_config(
+        64, (4, 2, 32), 96, layers=({"window": 9}, {"uses_rope": False}, {"window": 40})
+    ),
+    "half-rotated": decoder_config(64, (3, 3, 64), 96, num_rotated=32),
+    "gemma-256": decoder_config(
+        64,
+        (2, 1, 256),
+        1000,
+        layers=({**GEMMA, "window": 12, "uses_local_rope": True}, GEMMA),
+        activation="gelu_tanh",
+        embedding_scale=8.0,
+        has_centred_norms=True,
+        has_post_norms=True,
+        has_tied_embeddings=True,
+    ),
+    "smollm2-135m-wide": decoder_config(576, (9, 3, 64), 1536, vocab_size=4999, layers=({},)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """A request: so many tokens of the story, then its own; it comes at a turn, and may leave."""
+
+    num_shared: int
+    num_own: int
+    num_answered: int
+    sampling: int
+    comes: int
+    leaves: int | None
+
+    def request(self, index: int) -> TokenRequest:
+        own = tuple((index * 31 + n * 7) % 90 for n in range(self.num_own))
+        sampling = msgspec.structs.replace(SAMPLING[self.sampling], max_tokens=self.num_answered)
+        return TokenRequest(prompt_ids=STORY[: self.num_shared] + own, sampling=sampling)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    visits: tuple[Visit, ...]
+    page_size: int
+    spare_pages: int
+    max_batch_size: int
+    budget: int
+    depth: int
+    num_threads: tuple[int, ...]
+    has_other_pages: bool
+
+
+VISITS = st.builds(
+    Visit,
+    num_shared=st.sampled_from((0, 0, 17, 32, 33, 64)),
+    num_own=st.integers(1, 40),
+    num_answered=st.integers(1, 8),
+    sampling=st.integers(0, len(SAMPLING) - 1),
+    comes=st.integers(0, 12),
+    leaves=st.none() | st.integers(1, 20),
+)
+SCHEDULES = st.builds(
+    Schedule,
+    visits=st.lists(VISITS, min_size=2, max_size=14).map(tuple),
+    page_size=st.sampled_from((4, 8, 16)),
+    spare_pages=st.sampled_from((0, 3, 200)),
+    max_batch_size=st.sampled_from((3, 8, 20)),
+    budget=st.sampled_from((7, 24, 61, 512)),
+    depth=st.integers(1, 3),
+    num_threads=st.sampled_from(((1,), (1, 3))),
+    has_other_pages=st.booleans(),
+)
+
+
+CROWD = Schedule(
+    visits=tuple(
+        Visit(
+            num_shared=(0, 33, 64, 17)[index % 4],
+            num_own=1 + index * 3 % 29,
+            num_answered=20,
+            sampling=index % len(SAMPLING),
+            comes=index // 2,
+            leaves=9 if index == 5 else None,
+        )
+        for index in range(14)
+    ),
+    page_size=4,
+    spare_pages=0,
+    max_batch_size=20,
+    budget=40,
+    depth=2,
+    num_threads=(1, 3),
+    has_other_pages=False,
+)
+
+
+@pytest.fixture(autouse=True)
+def _threads(set_threads: Callable[[int], None]) -> None:
+    """Schedules change the number of threads."""
+
+
+@lru_cache
+def decoder_of(shape: str, dtype: str, kernels: NativeKernels) -> Decoder:
+    return random_decoder(SHAPES[shape], DTYPES[dtype], kernels)
+
+
+@lru_cache(maxsize=2000)
+def reference(
+    shape: str, dtype: str, kernels: NativeKernels, request: TokenRequest, layout: KvLayout
+) -> tuple[dict[int, torch.Tensor], list[TokenDelta]]:
+    return alone(decoder_of(shape, dtype, kernels), layout, kernels, request)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=3, deadline=None, phases=set(Phase) - {Phase.explain})
+@example(schedule=CROWD)
+@given(schedule=SCHEDULES)
+def test_logits_are_bitwise_those_of_the_request_alone(
+    kernels: NativeKernels, shape: str, dtype: str, schedule: Schedule
+) -> None:
+    decoder = decoder_of(shape, dtype, kernels)
+    layout = decoder.config.kv_layout(schedule.page_size, page_dtype(dtype, schedule))
+    company = live(decoder, layout, kernels, schedule)
+    whole = replace(layout, page_size=16)
+    torch.set_num_threads(1)
+    for index, visit in enumerate(schedule.visits):
+        logits, deltas = reference(shape, dtype, kernels, visit.request(index), whole)
+        assert_same(company, str(index), logits, deltas)
+
+
+def test_the_crowd_meets_all_there_is_to_meet(kernels: NativeKernels) -> None:
+    """Prefix hits, evictions, preemptions, chunks of prompts beside answers, one who leaves."""
+    decoder = decoder_of("gqa-32", "bfloat16", kernels)
+    layout = decoder.config.kv_layout(CROWD.page_size, torch.bfloat16)
+    company = live(decoder, layout, kernels, CROWD)
+    counters = company.pool.counters
+    assert min(counters.num_hits, counters.num_evictions) > 0
+    last = [deltas[-1] for deltas in company.deltas.values()]
+    assert sum(delta.num_preemptions for delta in last) > 0
+    assert [delta.finish_reason for delta in last].count("cancelled") == 1
+    assert company.num_mixed_steps > 0
+
+
+def page_dtype(dtype: str, schedule: Schedule) -> torch.dtype:
+    """The cache may keep what a model computes in the other type."""
+    other = {"bfloat16": "float32", "float32": "bfloat16"}
+    return DTYPES[other[dtype] if schedule.has_other_pages else dtype]
+
+
+def live(decoder: Decoder, layout: KvLayout, kernels: NativeKernels, schedule: Schedule) -> Company:
+    """Go through a schedule to its end."""
+    company = Company(
+        decoder,
+        layout,
+        kernels,
+        num_pages=-(-MAX_LENGTH // schedule.page_size) + schedule.spare_pages,
+        depth=schedule.depth,
+        max_batch_size=schedule.max_batch_size,
+        max_batch_input_tokens=schedule.budget,
+    )
+    for turn in range(21):
+        torch.set_num_threads(schedule.num_threads[turn % len(schedule.num_threads)])
+        for index, visit in enumerate(schedule.visits):
+            if visit.comes == turn:
+                company.submit(str(index), visit.request(index))
+            if visit.leaves == turn:
+                company.scheduler.cancel(str(index))
+        company.turn()
+    company.run()
+    return company
+
+
+def assert_same(
+    company: Company, job_id: str, logits: dict[int, torch.Tensor], deltas: list[TokenDelta]
+) -> None:
+    for position, logits_V in company.logits[job_id].items():
+        difference = (logits_V - logits[position]).abs().max().item()
+        has_same_bits = is_same(logits_V, logits[position])
+        assert has_same_bits, f"logits of job {job_id} for position {position}: {difference=}"
+        assert difference == 0.0, "finite, then"
+    got, wanted = company.deltas[job_id], deltas
+    said = [token for delta in got for token in delta.token_ids]
+    assert said == [token for delta in wanted for token in delta.token_ids][: len(said)]
+    scored = [entry for delta in got for entry in (*delta.prompt_logprobs, *delta.logprobs)]
+    expected = [entry for delta in wanted for entry in (*delta.prompt_logprobs, *delta.logprobs)]
+    assert scored == expected[: len(scored)]
+    if got[-1].finish_reason != "cancelled":
+        assert len(said) == sum(len(delta.token_ids) for delta in wanted)
