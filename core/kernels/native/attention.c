@@ -67,8 +67,8 @@ static void pack_floats(Block *b, const void *const values[TILE], int64_t num_by
 
 /* Pairs of neighbouring keys. */
 static void pack_pairs(Block *b, const void *const values[TILE], int64_t num_bytes) {
-    for (int j = 0; j < TILE; j += 2)
-        for (int d = 0; d < b->dim; d += 2 * LANES) {
+    for (int d = 0; d < b->dim; d += 2 * LANES)
+        for (int j = 0; j < TILE; j += 2) {
             wvec even = (wvec)load_words(values[j], d / 2, num_bytes);
             wvec odd = (wvec)load_words(values[j + 1], d / 2, num_bytes);
             wvec low = interleave_low(even, odd), high = interleave_high(even, odd);
@@ -267,14 +267,16 @@ static void find_tile(const Attention *a, int64_t row, int64_t first_key, int64_
     }
 }
 
-/* Where the keys and values of a tile lie for one head; NULL past the end. */
+static const uint32_t ZEROS[MAX_DIM];
+
+/* Where the keys and values of a tile lie for one head; zeros past the end. */
 static void locate_tile(const Attention *a, const int64_t slots[TILE], int kv_head,
                         const void *keys[TILE], const void *values[TILE]) {
     int64_t item = size_of(a->kv_dtype);
     for (int j = 0; j < TILE; j++) {
         int64_t at = (slots[j] * a->num_kv_heads + kv_head) * a->head_dim * item;
-        keys[j] = slots[j] < 0 ? NULL : (const char *)a->k_pages + at;
-        values[j] = slots[j] < 0 ? NULL : (const char *)a->v_pages + at;
+        keys[j] = slots[j] < 0 ? (const char *)ZEROS : (const char *)a->k_pages + at;
+        values[j] = slots[j] < 0 ? (const char *)ZEROS : (const char *)a->v_pages + at;
     }
 }
 
@@ -285,7 +287,7 @@ INLINE void prefetch_tile(const Attention *a, const int64_t slots[TILE], int kv_
     const void *keys[TILE], *values[TILE];
     int64_t num_bytes = a->head_dim * size_of(a->kv_dtype);
     locate_tile(a, slots, kv_head, keys, values);
-    for (int j = 0; j < TILE && keys[j]; j++)
+    for (int j = 0; j < TILE; j++)
         for (int64_t at = 0; at < num_bytes; at += 64) {
             __builtin_prefetch((const char *)keys[j] + at, 0, 2);
             __builtin_prefetch((const char *)values[j] + at, 0, 2);

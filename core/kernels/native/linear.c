@@ -57,9 +57,12 @@ static void pack_panel(void *context, int64_t index, int worker) {
         const void *rows[LANES];
         for (int j = 0; j < LANES; j++) {
             int64_t output = index * PANEL + half + j;
-            rows[j] = output < p->num_outputs ? (const char *)p->weight + output * row_bytes : NULL;
+            int is_stored = output < p->num_outputs;
+            rows[j] = (const char *)p->weight + (is_stored ? output : 0) * row_bytes;
         }
         transpose_words(rows, row_bytes, to + half, PANEL, num_words);
+        for (int64_t j = p->num_outputs - index * PANEL - half; j < LANES; j++)
+            for (int64_t i = 0; j >= 0 && i < num_words; i++) to[i * PANEL + half + j] = 0;
     }
 }
 

@@ -199,9 +199,9 @@ INLINE void transpose(uvec rows[LANES]) {
     PAIRS(1, EXPAND(L1), EXPAND(H1))
 }
 
-/* LANES words of a row of `num_bytes` from word `first` on; zeros where it has ended or is NULL. */
+/* LANES words of a row of `num_bytes` from word `first` on; zeros where it has ended. */
 INLINE uvec load_words(const void *row, int64_t first, int64_t num_bytes) {
-    int64_t left = row ? num_bytes - 4 * first : 0;
+    int64_t left = num_bytes - 4 * first;
     const char *from = (const char *)row + 4 * first;
     if (left >= (int64_t)sizeof(uvec)) return load_bits(from);
     uint32_t words[LANES] = {0};
@@ -214,9 +214,17 @@ INLINE void transpose_words(const void *const rows[LANES], int64_t num_bytes, ui
                             int64_t stride, int64_t num_words) {
     for (int64_t first = 0; first < num_words; first += LANES) {
         uvec words[LANES];
-        for (int j = 0; j < LANES; j++) words[j] = load_words(rows[j], first, num_bytes);
+        int is_whole = 4 * (first + LANES) <= num_bytes;
+        if (is_whole)
+            for (int j = 0; j < LANES; j++) words[j] = load_bits((const uint32_t *)rows[j] + first);
+        else
+            for (int j = 0; j < LANES; j++) words[j] = load_words(rows[j], first, num_bytes);
         transpose(words);
-        for (int i = 0; i < LANES && first + i < num_words; i++)
-            memcpy(to + (first + i) * stride, &words[i], sizeof words[i]);
+        if (is_whole || first + LANES <= num_words)
+            for (int i = 0; i < LANES; i++)
+                memcpy(to + (first + i) * stride, &words[i], sizeof words[i]);
+        else
+            for (int64_t i = 0; first + i < num_words; i++)
+                memcpy(to + (first + i) * stride, &words[i], sizeof words[i]);
     }
 }
