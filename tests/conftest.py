@@ -32,19 +32,19 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.fixture(scope="session")
-def kernels_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], NativeKernels]:
+def kernels_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeKernels]:
     """The native kernels of a level, built once a session."""
     folder = tmp_path_factory.mktemp("kernels")
     return cache(lambda isa: open_kernels(isa, folder))
 
 
 @pytest.fixture(scope="session", params=LEVELS)
-def isa(request: pytest.FixtureRequest) -> str | None:
+def isa(request: pytest.FixtureRequest) -> str:
     """Each level of instructions that this machine has: what asks for it runs once on each."""
     return request.param
 
 
 @pytest.fixture(scope="session")
-def kernels(isa: str | None, kernels_of: Callable[[str | None], NativeKernels]) -> NativeKernels:
+def kernels(isa: str, kernels_of: Callable[[str], NativeKernels]) -> NativeKernels:
     """The native kernels of a level."""
     return kernels_of(isa)

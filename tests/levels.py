@@ -5,18 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triptych.core.kernels.native import build
+from triptych.core.kernels.native.build import build, supported_levels
 
 if TYPE_CHECKING:
     from triptych.core.kernels.native.library import NativeKernels
 
-LEVELS: tuple[str | None, ...] = getattr(build, "supported_levels", lambda: (None,))()
+# The tile code over a model of the tile instructions, beside the highest vectors below them.
+MODELLED_TILES = "modelled_tiles"
+LEVELS: tuple[str, ...] = (*supported_levels(), MODELLED_TILES)
 
 
-def open_kernels(isa: str | None, folder: Path) -> NativeKernels:
-    """The native kernels of a level; `None`: those that the machine gets by itself."""
+def open_kernels(isa: str, folder: Path) -> NativeKernels:
+    """The native kernels of a level, built into `folder`."""
     from triptych.core.kernels.native.library import NativeKernels
 
-    kernels = NativeKernels.open("native", folder, *([] if isa is None else [isa]))
+    if isa == MODELLED_TILES:
+        beside = next(level for level in supported_levels() if level != "amx")
+        return NativeKernels(build(folder, beside, "MODEL_TILES"), beside)
+    kernels = NativeKernels.open("native", folder, isa)
     assert kernels is not None
     return kernels

@@ -46,9 +46,7 @@ def check(
     torch.testing.assert_close(y_TO.double(), expected, atol=1e-3, rtol=HALF_UNIT[out_dtype])
     for row in {*range(min(num_rows, 40)), num_rows - 1}:
         residual = None if residual_TO is None else residual_TO[row : row + 1]
-        alone = native.linear(
-            x_TI[row : row + 1], packed, num_outputs, bias_O, residual, out_dtype
-        )
+        alone = native.linear(x_TI[row : row + 1], packed, num_outputs, bias_O, residual, out_dtype)
         assert torch.equal(alone[0], y_TO[row])
 
 
