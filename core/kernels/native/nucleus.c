@@ -4,8 +4,10 @@
  * octave) finds the bucket in which the last kept token lies; only that bucket is sorted.
  */
 #include <float.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
+#include "pool.h"
 #include "vector.h"
 
 #define SHIFT 17
@@ -78,29 +80,44 @@ static float find_nucleus(Row *r, double target, float least) {
     return last;
 }
 
+typedef struct {
+    const float *probs;
+    int64_t size;
+    const int64_t *top_k;
+    const float *top_p;
+    float *thresholds;
+    atomic_int status;
+} Batch;
+
+static float find_threshold(Row *r, int64_t top_k, float top_p) {
+    double mass = 0.0;
+    float least = 0.0f;
+    count(r);
+    if (top_k)
+        least = find_kth(r, top_k, &mass);
+    else
+        for (int bucket = 0; bucket < NUM_BUCKETS; bucket++) mass += r->masses[bucket];
+    double target = (double)top_p * mass;
+    if (!(target > 0.0)) target = DBL_MIN; /* the likeliest token is always kept */
+    return top_p < 1.0f ? find_nucleus(r, target, least) : least;
+}
+
+static void run_row(void *context, int64_t row, int worker) {
+    (void)worker;
+    Batch *b = context;
+    Row r = {.probs = b->probs + row * b->size, .size = b->size};
+    r.members = malloc(sizeof(float) * (size_t)b->size);
+    if (r.members)
+        b->thresholds[row] = find_threshold(&r, b->top_k[row], b->top_p[row]);
+    else
+        b->status = 1;
+    free(r.members);
+}
+
 /* One threshold per row; 0 < top_k < size, or 0: off; top_p >= 1: off. Returns 1 out of memory. */
 int nucleus_thresholds(const float *probs, int64_t num_rows, int64_t size, const int64_t *top_k,
                        const float *top_p, float *thresholds, int num_threads) {
-    int status = 0;
-#pragma omp parallel for num_threads(num_threads) reduction(| : status)
-    for (int64_t row = 0; row < num_rows; row++) {
-        Row r = {.probs = probs + row * size, .size = size};
-        r.members = malloc(sizeof(float) * (size_t)size);
-        if (!r.members) {
-            status = 1;
-            continue;
-        }
-        count(&r);
-        double mass = 0.0;
-        float least = 0.0f;
-        if (top_k[row])
-            least = find_kth(&r, top_k[row], &mass);
-        else
-            for (int bucket = 0; bucket < NUM_BUCKETS; bucket++) mass += r.masses[bucket];
-        double target = (double)top_p[row] * mass;
-        if (!(target > 0.0)) target = DBL_MIN; /* the likeliest token is always kept */
-        thresholds[row] = top_p[row] < 1.0f ? find_nucleus(&r, target, least) : least;
-        free(r.members);
-    }
-    return status;
+    Batch batch = {probs, size, top_k, top_p, thresholds, 0};
+    run_tasks(num_rows, num_threads, run_row, &batch);
+    return batch.status;
 }

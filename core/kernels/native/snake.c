@@ -5,6 +5,7 @@
  * depends on nothing but the row.
  */
 #include "kernels.h"
+#include "pool.h"
 
 #define CHAINS 4 /* sums in flight: an addition takes four cycles */
 
@@ -61,7 +62,9 @@ static void snake_row(const Snake *s, int64_t row) {
         write_as(s->y, first + at, activate(splat(x[at]), scale, shift, alpha, inverse)[0], s->dtype);
 }
 
-void snake(const Snake *s) {
-#pragma omp parallel for num_threads(s->num_threads) schedule(static)
-    for (int64_t row = 0; row < s->num_rows; row++) snake_row(s, row);
+static void run_row(void *context, int64_t row, int worker) {
+    (void)worker;
+    snake_row(context, row);
 }
+
+void snake(const Snake *s) { run_tasks(s->num_rows, s->num_threads, run_row, (void *)s); }
