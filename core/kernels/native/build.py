@@ -18,7 +18,16 @@ import tempfile
 from pathlib import Path
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-pthread", "-fPIC", "-shared", "-std=gnu11", "-Wno-psabi")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-pthread",
+    "-fPIC",
+    "-shared",
+    "-std=gnu11",
+    "-Wno-psabi",
+)
 _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT_S = 120.0
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "pool.h"
@@ -96,12 +97,30 @@ static int check_concurrency(void) {
     return 0;
 }
 
-/* Workers that sleep must be woken: the pauses outlast every spin. */
+static void meet(void *context, int64_t index, int worker) {
+    (void)index;
+    (void)worker;
+    atomic_int *num_here = context;
+    atomic_fetch_add(num_here, 1);
+    for (int i = 0; i < 20000 && *num_here < 3; i++) usleep(1000);
+}
+
+/* Three tasks that each wait for the others, long, but not for ever. */
+static int call_together(void) {
+    atomic_int num_here = 0;
+    int64_t start = time(NULL);
+    run_tasks(3, 3, meet, &num_here);
+    return time(NULL) - start > 15;
+}
+
+/* Workers that sleep are woken: the pauses outlast every spin. */
 static int check_pauses(void) {
     for (int turn = 0; turn < 300; turn++) {
         usleep(turn % 3 ? 200 : 2000);
         EXPECT(!run_many(3, 40, 4, 0));
     }
+    usleep(10000);
+    EXPECT(!call_together());
     return 0;
 }
 
@@ -109,7 +128,7 @@ static int run_child(void) {
     pid_t child = fork();
     if (!child) {
         alarm(60); /* a child that hangs dies of it */
-        _exit(run_many(200, 40, 4, 0));
+        _exit(run_many(200, 40, 4, 0) || call_together());
     }
     int status = -1;
     waitpid(child, &status, 0);
@@ -156,21 +175,23 @@ static int check_float_mode(void) {
     return 0;
 }
 
-static pthread_t main_thread;
-
-static void note_signal(int signal) {
+static void reject_signal(int signal) {
     (void)signal;
-    if (!pthread_equal(pthread_self(), main_thread)) _exit(3);
+    _exit(3);
 }
 
-/* Only threads of the process's own handle its signals. */
+/* A signal that the process's own threads block stays pending: no worker handles it. */
 static int check_signals(void) {
-    main_thread = pthread_self();
-    signal(SIGUSR1, note_signal);
-    for (int turn = 0; turn < 50; turn++) {
-        kill(getpid(), SIGUSR1);
-        EXPECT(!run_many(3, 40, 4, 0));
-    }
+    sigset_t blocked;
+    signal(SIGUSR1, reject_signal);
+    EXPECT(!run_many(100, 40, 4, 0));
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &blocked, NULL);
+    kill(getpid(), SIGUSR1);
+    EXPECT(!run_many(100, 40, 4, 0));
+    sigpending(&blocked);
+    EXPECT(sigismember(&blocked, SIGUSR1) == 1);
     return 0;
 }
 
