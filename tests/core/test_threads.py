@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 
 import pytest
+import torch
 
 from triptych.core import threads
+from triptych.core.bring_up import bring_up
+from triptych.core.config import DeviceOptions
 from triptych.core.threads import UsableCores, num_usable_cores, usable_cores
 
 
@@ -90,3 +94,14 @@ def test_affinity_counts_cores_and_not_their_hardware_threads(monkeypatch, tmp_p
 
 def test_there_is_at_least_one():
     assert num_usable_cores() >= 1
+
+
+@pytest.mark.parametrize(("asked", "told"), [(0, "("), (3, "3 (--threads; ")])
+def test_the_log_says_how_many_threads_and_why(asked, told, caplog):
+    before = torch.get_num_threads()
+    with caplog.at_level(logging.INFO):
+        bring_up(DeviceOptions(device="cpu", threads=asked))
+    torch.set_num_threads(before)
+    (line,) = (line for line in caplog.messages if line.startswith("threads to compute with: "))
+    assert told in line
+    assert str(usable_cores()) in line
