@@ -5,12 +5,16 @@ Owns the first steps of every process that computes: threads, the device, its me
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from triptych.core.config import DeviceOptions
 from triptych.core.device import Device
 from triptych.core.ledger import Ledger
-from triptych.core.threads import num_usable_cores
+from triptych.core.threads import usable_cores
+
+_log = logging.getLogger(__name__)
 
 
 def bring_up(options: DeviceOptions) -> tuple[Device, Ledger]:
@@ -18,6 +22,15 @@ def bring_up(options: DeviceOptions) -> tuple[Device, Ledger]:
 
     Raises `DeviceError` where there is no such device.
     """
-    torch.set_num_threads(options.threads or num_usable_cores())
+    _set_num_threads(options.threads)
     device = Device.open(options.device)
     return device, Ledger(int(device.free_bytes() * options.device_memory_utilization))
+
+
+def _set_num_threads(asked: int) -> None:
+    """Of torch, and of the native kernels, which take as many."""
+    cores = usable_cores()
+    num_threads = asked or cores.count
+    torch.set_num_threads(num_threads)
+    reason = f"--threads; {cores}" if asked else str(cores)
+    _log.info("threads to compute with: %d (%s)", num_threads, reason)

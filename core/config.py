@@ -84,7 +84,9 @@ class DeviceOptions:
         " (the KV cache gets free x share - weights).",
         within=SHARE,
     )
-    threads: int = option(0, "CPU threads of the engine; 0: one per core.", within=BOUND)
+    threads: int = option(
+        0, "CPU threads of the engine; 0: one per core, within a CPU quota.", within=BOUND
+    )
     cpu_kernels: str = option(
         "auto",
         "What computes a step on a CPU: our C kernels, compiled on first use and kept in the cache"

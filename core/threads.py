@@ -1,31 +1,109 @@
 """How many processor cores this process may really use.
 
-Owns the count: affinity, cores rather than hardware threads, and a container's CPU quota. Knows
-nothing of what the threads do.
+Owns the count: affinity and cpusets, cores rather than hardware threads, and the CPU quotas of the
+control groups around this process, of either version. Knows nothing of what the threads do. The
+count is fixed at start: with the native kernels' pool, fewer threads were never faster beside
+other work (docs/benchmarks/contention.md).
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_PROCESS = Path("/proc/self")
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+_LEAST_SHARE = 0.2
+"""Of a core, for which a quota gets one more thread. Two threads on a quota of 1.5 cores made 1.3
+times as many tokens as one, although they are stopped at times; on a quota of one, 0.9 times."""
 
 
-def num_usable_cores(quota: Path = _CGROUP_QUOTA) -> int:
-    """Cores to compute on; more threads than these only take turns."""
-    num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    num_cores = psutil.cpu_count(logical=False) or 1
-    return max(1, min(num_threads or num_cores, num_cores, _quota_cores(quota)))
+@dataclass(frozen=True, slots=True)
+class UsableCores:
+    """Cores to compute on. More threads than `count` only take turns."""
+
+    num_cores: int
+    """That this process may be scheduled on."""
+    quota: float
+    """How many of them it may keep busy; infinite without a quota."""
+
+    @property
+    def count(self) -> int:
+        """One thread for each."""
+        if math.isinf(self.quota):
+            return self.num_cores
+        return max(1, min(self.num_cores, math.ceil(self.quota - _LEAST_SHARE)))
+
+    def __str__(self) -> str:
+        """The reason for `count`, for the log."""
+        quota = "" if math.isinf(self.quota) else f", a CPU quota of {self.quota:g}"
+        return f"cores to run on: {self.num_cores}{quota}"
 
 
-def _quota_cores(quota: Path) -> int:
-    """What the enclosing cgroup (version 2) allows; without a quota, a huge number."""
+def usable_cores(process: Path = _PROCESS) -> UsableCores:
+    """Look at affinity, processor and control groups; `process` is a folder like /proc/self."""
+    quotas = (_quota(folder) for folder in _cpu_groups(process))
+    return UsableCores(_num_cores(), min(quotas, default=math.inf))
+
+
+def num_usable_cores() -> int:
+    """Cores to compute on."""
+    return usable_cores().count
+
+
+def _num_cores() -> int:
+    if not hasattr(os, "sched_getaffinity"):
+        return psutil.cpu_count(logical=False) or 1
+    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
+
+
+def _siblings(cpu: int) -> str:
+    """The hardware threads of a core, by name; an unknown one counts as a core."""
     try:
-        allowed_us, period_us = quota.read_text().split()
-        return math.ceil(int(allowed_us) / int(period_us))
-    except (OSError, ValueError):  # no such file, or "max"
-        return 2**31
+        return Path(_SIBLINGS.format(cpu)).read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _cpu_groups(process: Path) -> Iterator[Path]:
+    """The folders of the control groups that this process is in, each with those around it."""
+    try:
+        groups = (process / "cgroup").read_text().splitlines()
+        mounts = (process / "mountinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    paths = {kind: path for _, kinds, path in _split(groups) for kind in kinds.split(",")}
+    for mount in mounts:
+        place, _, kind = mount.partition(" - ")
+        root, point = place.split()[3:5]
+        version, _, options = kind.split(maxsplit=2)
+        name = {"cgroup2": "", "cgroup": "cpu"}.get(version)
+        if name not in paths or (name and name not in options.split(",")):
+            continue
+        # Within a container, the path may be that of the host and the mount begin further down.
+        path = Path(paths[name])
+        inner = path.relative_to(root) if path.is_relative_to(root) else Path()
+        yield from (Path(point, *inner.parts[:depth]) for depth in range(len(inner.parts) + 1))
+
+
+def _split(groups: list[str]) -> Iterator[list[str]]:
+    return (line.split(":", 2) for line in groups)
+
+
+def _quota(group: Path) -> float:
+    """How many cores a control group may keep busy."""
+    try:
+        if (group / "cpu.max").exists():
+            allowed_us, period_us = (group / "cpu.max").read_text().split()
+        else:
+            allowed_us = (group / "cpu.cfs_quota_us").read_text()
+            period_us = (group / "cpu.cfs_period_us").read_text()
+        quota = int(allowed_us) / int(period_us)
+    except (OSError, ValueError):  # the outermost group has no such file; "max" is no number
+        return math.inf
+    return quota if quota > 0 else math.inf  # -1: no quota

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 PROGRAM = "import {modules}, sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
 
 
@@ -54,3 +56,26 @@ def test_nothing_is_said_while_what_draws_is_loaded():
         [sys.executable, "-c", program], capture_output=True, check=True, text=True
     )
     assert (run.stdout, run.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, "GOMP_SPINCOUNT = '2000'"),
+        ({"GOMP_SPINCOUNT": "70"}, "GOMP_SPINCOUNT = '70'"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY = 'ACTIVE'"),
+    ],
+)
+def test_torch_waits_awake_for_a_moment_only_unless_told_otherwise(environment, told):
+    """OpenMP's runtime says at its start what it goes by; runtimes other than GCC's say less."""
+    ours = {name: value for name, value in os.environ.items() if name not in _WAITING}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import triptych.core.bring_up"],
+        env=ours | environment | {"OMP_DISPLAY_ENV": "VERBOSE"},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    if "GOMP_SPINCOUNT" not in run.stderr:
+        pytest.skip("torch was built with another OpenMP")
+    assert told in run.stderr

@@ -46,10 +46,10 @@ def server(command: str, log: Path) -> Iterator[None]:
     program, *arguments = shlex.split(command)
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [str(Path(sys.executable).with_name(program)), *arguments],
+            [str(Path(sys.executable).parent / program), *arguments],
             stdout=sink,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
         )
         try:
             yield

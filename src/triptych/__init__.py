@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ _MODULES = {
     "TranscriptionPipeline": "triptych.modalities.tts.recognition.pipeline",
     "VisionPipeline": "triptych.modalities.vlm.pipeline",
 }
+if "OMP_WAIT_POLICY" not in os.environ:
+    # How long torch's OpenMP threads wait awake, in turns of a loop: 50 to 100 us. GCC's runtime
+    # reads it when torch is loaded; its own 300,000 stop everything on a busy machine.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def __getattr__(name: str) -> Any:
