@@ -16,6 +16,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "tiles.h"
+#include "unrolled.h"
 
 #define TILE 32
 #define MAX_QUERIES 64
@@ -151,15 +152,24 @@ INLINE void mix_block(Block *b, int m, const int num, const int is_bf16) {
                  num, is_bf16);
 }
 
-/* Queries [m, end): one head's. */
-#define FOR_BLOCKS(NAME, PRODUCT, IS_BF16)                                     \
-    static void NAME(Block *b, int m, int end) {                               \
-        for (; m + BLOCK <= end; m += BLOCK) PRODUCT(b, m, BLOCK, IS_BF16);    \
-        for (; m + 2 <= end; m += 2) PRODUCT(b, m, 2, IS_BF16);                \
-        if (m < end) PRODUCT(b, m, 1, IS_BF16);                                \
+/* Defines NAME(b, m, end) for the queries [m, end), one head's. */
+#define FOR_BLOCKS(NAME)                                                           \
+    UP_TO(BLOCK, DEFINE_##NAME)                                                    \
+    static void NAME(Block *b, int m, int end) {                                   \
+        for (; m < end; m += BLOCK) switch (end - m < BLOCK ? end - m : BLOCK) {   \
+                UP_TO(BLOCK, CASE_##NAME)                                          \
+            }                                                                      \
     }
-FOR_BLOCKS(score_floats, score_block, 0)
-FOR_BLOCKS(mix_floats, mix_block, 0)
+#define DEFINE_score_floats(N) OWN score_floats_##N(Block *b, int m) { score_block(b, m, N, 0); }
+#define DEFINE_mix_floats(N) OWN mix_floats_##N(Block *b, int m) { mix_block(b, m, N, 0); }
+#define DEFINE_score_pairs(N) OWN score_pairs_##N(Block *b, int m) { score_block(b, m, N, 1); }
+#define DEFINE_mix_pairs(N) OWN mix_pairs_##N(Block *b, int m) { mix_block(b, m, N, 1); }
+#define CASE_score_floats(N) case N: score_floats_##N(b, m); break;
+#define CASE_mix_floats(N) case N: mix_floats_##N(b, m); break;
+#define CASE_score_pairs(N) case N: score_pairs_##N(b, m); break;
+#define CASE_mix_pairs(N) case N: mix_pairs_##N(b, m); break;
+FOR_BLOCKS(score_floats)
+FOR_BLOCKS(mix_floats)
 
 #if HAS_TILES
 static void score_pairs(Block *b, int m, int end) {
@@ -183,8 +193,8 @@ static void mix_pairs(Block *b, int m, int end) {
     }
 }
 #else
-FOR_BLOCKS(score_pairs, score_block, 1)
-FOR_BLOCKS(mix_pairs, mix_block, 1)
+FOR_BLOCKS(score_pairs)
+FOR_BLOCKS(mix_pairs)
 #endif
 
 /* ---- running softmax ------------------------------------------------------------------------ */

@@ -10,6 +10,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "tiles.h"
+#include "unrolled.h"
 
 #define PANEL 32
 #define DEPTH 512    /* inputs widened to float32 at a time, where products are of float32 */
@@ -136,17 +137,7 @@ INLINE void multiply_widened(const float *x, int64_t stride, int64_t depth, cons
 }
 #endif
 
-/* The same for a number of rows that is known only now. Each number has a function to itself: GCC
- * allocates registers to many loops in one function badly. */
-#define UP_TO_3(X) X(1) X(2) X(3)
-#define UP_TO_6(X) UP_TO_3(X) X(4) X(5) X(6)
-#define UP_TO_8(X) UP_TO_6(X) X(7) X(8)
-#define UP_TO_12(X) UP_TO_8(X) X(9) X(10) X(11) X(12)
-#define UP_TO_(N, X) UP_TO_##N(X)
-#define UP_TO(N, X) UP_TO_(N, X)
-#define OWN static __attribute__((noinline)) void
-#define CASE(N) case N: CALL(N); break;
-
+/* The same for a number of rows that is known only now. */
 #define DEFINE(N)                                                                                OWN multiply_##N##_floats(const float *x, int64_t stride, int64_t depth,                                               const void *panel, float *sums) {                                      multiply_floats(x, stride, depth, panel, sums, N, FLOAT32);                              }
 UP_TO(ROWS, DEFINE)
 #undef DEFINE
