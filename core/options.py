@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import functools
 import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,7 +26,9 @@ import yaml
 from triptych.core import refused
 from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError
+from triptych.core.once import once
 from triptych.core.option import Range
+from triptych.core.typed import convert
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
 SECRETS = frozenset({"api_key"})
@@ -83,7 +84,7 @@ class Option:
         return self.type in (tuple[int, ...], tuple[float, ...])
 
 
-@functools.cache
+@once
 def declared() -> Mapping[str, Option]:
     """Every option by its field name, in order of declaration."""
     sections = typing.get_type_hints(Config)
@@ -109,7 +110,7 @@ def _read_field(section: str, field: dataclasses.Field[Any], hint: Any) -> Optio
     )
 
 
-@functools.cache
+@once
 def _by_spelling() -> Mapping[str, Option]:
     return {_field_name(flag): option for option in declared().values() for flag in option.flags}
 
@@ -387,7 +388,7 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
             value.lower(), value
         )
     try:
-        converted = msgspec.convert(value, option.type, strict=not is_text)
+        converted = convert(value, option.type, strict=not is_text)
     except msgspec.ValidationError as error:
         kind = _kind(option)
         raise ConfigError(f"{where}: expected {kind}, got {_show(option, given)}.") from error

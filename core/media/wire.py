@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from triptych.core.errors import ErrorInfo
+from triptych.core.typed import decode_msgpack
 
 _LENGTH: Final = struct.Struct(">I")
 _MAX_MESSAGE_BYTES: Final = 64 * 1024
@@ -88,7 +89,7 @@ class Line:
 
     def receive(self, kind: type[_Message]) -> _Message:
         """The next message. Raises `msgspec.MsgspecError` for what is not `kind`."""
-        return msgspec.msgpack.decode(self._packed(), type=kind)
+        return decode_msgpack(self._packed(), kind)
 
     def receive_reply(self) -> Reply:
         """The next reply. Raises `msgspec.MsgspecError` for what is none."""

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.typed import convert, decode_json
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 32_000_000
@@ -118,7 +119,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     try:
         # Typed decoding keeps a hostile header from growing into many times its size. Of a name
         # given twice the last wins, as in the library, and coverage finds the hole it leaves.
-        entries = msgspec.json.decode(raw, type=dict[str, _Entry])
+        entries = decode_json(raw, dict[str, _Entry])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsError(f"{file.name} has a damaged header: {_brief(error)}.") from error
     entries.pop("__metadata__", None)
@@ -211,7 +212,7 @@ def _find_index(folder: Path) -> Path | None:
 
 def _read_index(index: Path) -> dict[str, str]:
     try:
-        weight_map = msgspec.convert(read_json(index), _Index).weight_map
+        weight_map = convert(read_json(index), _Index).weight_map
     except msgspec.ValidationError as error:
         raise WeightsError(f"{index.name} is damaged: {_brief(error)}.") from error
     if not weight_map:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.typed import decode_json
 from triptych.core.weights.progress import Progress, SilentProgress
 
 MANIFEST_NAME = "manifest.json"
@@ -79,7 +80,7 @@ def seal(folder: Path, key: str, source: str) -> Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The folder's manifest. Raises `WeightsError` when it is absent or not one of ours."""
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=Manifest)
+        manifest = decode_json((folder / MANIFEST_NAME).read_bytes(), Manifest)
     except (OSError, msgspec.DecodeError) as error:
         raise WeightsError(f"{MANIFEST_NAME} is missing or damaged.") from error
     if manifest.magic != MAGIC or manifest.version != VERSION:

@@ -30,6 +30,7 @@ from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
 from triptych.core.sampling.params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.typed import convert
 from triptych.core.vision import Picture
 from triptych.modalities.llm.detokenizer import Detokenizer, Piece
 from triptych.modalities.llm.eyes import ChatPrompt, Eyes, pictures_of
@@ -285,7 +286,7 @@ def sampling_params(
     end_ids = () if ignore_eos else model.eos_token_ids
     values["stop_token_ids"] = (*end_ids, *values.get("stop_token_ids", ()))
     try:
-        return msgspec.convert(values, SamplingParams)
+        return convert(values, SamplingParams)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"Sampling options: {error}.") from error
 

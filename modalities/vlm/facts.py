@@ -18,6 +18,7 @@ import msgspec
 
 from triptych.core.context_length import context_length
 from triptych.core.errors import WeightsError
+from triptych.core.typed import decode_json
 from triptych.core.weights.layout import read_json
 
 _HIDDEN = ("torch", "torchvision", "torchaudio")
@@ -69,7 +70,7 @@ def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
     )
     if done.returncode:
         raise WeightsError(f"A model that sees cannot be read: {done.stderr.decode()[-300:]}")
-    answer = msgspec.json.decode(done.stdout, type=_Answer)
+    answer = decode_json(done.stdout, _Answer)
     if answer.error:
         raise WeightsError(answer.error)
     return answer.facts
@@ -78,7 +79,7 @@ def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
 def main() -> None:
     """Answer the question on stdin."""
     hide_torch()
-    folders = msgspec.json.decode(sys.stdin.buffer.read(), type=list[str])
+    folders = decode_json(sys.stdin.buffer.read(), list[str])
     try:
         answer = _Answer(tuple(map(read_facts, folders)))
     except WeightsError as error:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.typed import decode_json
 from triptych.core.weights.layout import read_json
 
 Pooling = Literal["mean", "mean_sqrt", "max", "cls", "last"]
@@ -73,7 +74,7 @@ class PoolingSpec:
 
 def _read_modules(file: Path) -> list[dict[str, str]]:
     try:
-        modules = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
+        modules = decode_json(file.read_bytes(), list[dict[str, Any]])
     except (OSError, msgspec.MsgspecError) as error:
         raise WeightsError(f"{MODULES} is damaged.") from error
     for module in modules:
