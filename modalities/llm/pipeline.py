@@ -94,6 +94,7 @@ class ChatPipeline(Pipeline[LlmService]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], LlmService]:
         text = TextModel.open(resolved, config.models)
+        text.start()
         return lambda client: LlmService.from_config(config, [text], client)
 
     @classmethod

@@ -147,6 +147,8 @@ def _text(setup: _Setup) -> _Part:
         TextModel.open(model, setup.config.models) for model in with_role(setup.models, "chat")
     ]
     texts += [entry.text for entry in eyes.values()]
+    for text in texts:
+        text.start()
     service = LlmService.from_config(
         setup.config, texts, setup.client, eyes=eyes, admission=setup.admission
     )

@@ -1,0 +1,33 @@
+"""Threads for work on texts: tokenizing, and what is around it.
+
+Owns how much of it runs at once. A long text never has more than one thread, so that others are
+neither kept waiting behind it nor left without a processor; what must wait takes no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+_LONG = 2**16
+"""Characters or tokens; a shorter text takes milliseconds."""
+_NUM_SHORT = 2
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+_short = ThreadPoolExecutor(_NUM_SHORT, thread_name_prefix="triptych-text")
+_long = ThreadPoolExecutor(1, thread_name_prefix="triptych-long-text")
+
+
+async def on_text_thread(
+    length: int, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
+) -> Result:
+    """What `work` returns or raises. `length` is that of its text."""
+    call = partial(contextvars.copy_context().run, work, *args, **kwargs)
+    lane = _long if length > _LONG else _short
+    return await asyncio.get_running_loop().run_in_executor(lane, call)
