@@ -31,6 +31,7 @@ from triptych.core.option import Range
 from triptych.core.typed import convert
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
+_MAX_FILE_BYTES = 2**20
 SECRETS = frozenset({"api_key"})
 MASK = "***"
 """What is shown in place of a secret."""
@@ -326,11 +327,15 @@ def _from_file(path: str | None) -> _Found:
 
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            text = file.read(_MAX_FILE_BYTES + 1).decode()
+        if len(text) > _MAX_FILE_BYTES:
+            raise ConfigError(f"--config-file {path}: is over {_MAX_FILE_BYTES} bytes.")
+        content = _UniqueKeys(text).get_single_data()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"--config-file {path}: cannot be read ({reason}).") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"--config-file {path}: is not valid YAML ({reason}).") from error
     if content is None:
@@ -338,6 +343,20 @@ def _read_yaml(path: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"--config-file {path}: expected `option: value` lines.")
     return {str(key): value for key, value in content.items()}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Plain values alone, and none that takes another's place unsaid."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As every safe loader does, but for a key that is there twice."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                msg = f"{key.value} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, msg, key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
 
 
 def _flatten(content: Mapping[str, Any], source: str) -> Iterable[tuple[str, Any]]:

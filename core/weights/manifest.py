@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.regular_file import open_regular
 from triptych.core.typed import decode_json
 from triptych.core.weights.progress import Progress, SilentProgress
 
@@ -55,7 +56,7 @@ def sha256_file(file: Path, progress: Progress | None = None) -> str:
     """Hex SHA-256 of a file's content."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    with file.open("rb", buffering=0) as stream:
+    with open_regular(file) as stream:
         while num_bytes := stream.readinto(buffer):
             digest.update(buffer[:num_bytes])
             if progress is not None:

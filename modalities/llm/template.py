@@ -43,8 +43,8 @@ _NUM_CHILDREN = 2
 class ChatTemplate:
     """The chat template of one model. Raises `ConfigError` for one that is no template."""
 
-    def __init__(self, source: str, *, model: str) -> None:
-        _check(source)
+    def __init__(self, source: str, *, model: str, file: str = "The chat template") -> None:
+        _check(source, file)
         self._model = model
         self._pool = DecodePool(
             [template_child.__name__],
@@ -63,11 +63,12 @@ class ChatTemplate:
         Raises `ConfigError` or `WeightsError` for one that cannot be used.
         """
         if options.chat_template:
-            path = Path(options.chat_template)
-            return cls(_read(path, ConfigError, "--chat-template"), model=model)
-        file = folder / "chat_template.jinja"
-        source = _read(file, WeightsError, file.name) if file.exists() else _source_of(config)
-        return None if source is None else cls(source, model=model)
+            option, path = "--chat-template", Path(options.chat_template).expanduser()
+            return cls(_read(path, ConfigError, option), model=model, file=option)
+        if (file := folder / "chat_template.jinja").exists():
+            return cls(_read(file, WeightsError, file.name), model=model, file=file.name)
+        source = _source_of(config)
+        return None if source is None else cls(source, model=model, file="tokenizer_config.json")
 
     def start(self) -> None:
         """Begin to start the process, so that the first conversation need not wait for it."""
@@ -106,13 +107,13 @@ class ChatTemplate:
         await self._pool.close()
 
 
-def _check(source: str) -> None:
-    if len(source.encode()) > MAX_TEMPLATE_BYTES:
-        raise ConfigError(f"The chat template is over {MAX_TEMPLATE_BYTES} bytes.")
+def _check(source: str, file: str) -> None:
+    if len(source.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
+        raise ConfigError(f"{file}: a chat template is at most {MAX_TEMPLATE_BYTES} bytes.")
     try:
         template_child.environment().parse(source)
     except (TemplateSyntaxError, RecursionError) as error:
-        raise ConfigError(f"The chat template is malformed: {error}.") from error
+        raise ConfigError(f"{file}: the chat template is malformed: {error}.") from error
 
 
 def _read(path: Path, kind: type[ConfigError | WeightsError], what: str) -> str:

@@ -21,10 +21,10 @@ from tokenizers import Tokenizer
 from triptych.core.byte_level import unspell
 from triptych.core.config import ModelOptions
 from triptych.core.context_length import context_length
-from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, WeightsError
 from triptych.core.text_threads import on_text_thread
 from triptych.core.tokenizer import LeastTokens, decode, encode, read_tokenizer
-from triptych.core.weights.layout import read_json
+from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.detokenizer import Detokenizer
 from triptych.modalities.llm.specials import SpecialTokens, ensure_special
@@ -70,8 +70,8 @@ class TextModel:
         """
         folder = Path(resolved.folder)
         config = {**read_json(folder / "config.json"), **text_config}
-        tokenizer_config = _read_if_there(folder / "tokenizer_config.json")
-        generation = _read_if_there(folder / "generation_config.json")
+        tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
+        generation = read_json_if_there(folder / "generation_config.json")
         tokens = _named_tokens(tokenizer_config)
         own_length = context_length(config.get)
         if options.max_length > own_length:
@@ -87,9 +87,9 @@ class TextModel:
             name=resolved.name,
             digest=resolved.digest,
             context_length=options.max_length or own_length,
-            vocab_size=int(config["vocab_size"]),
+            vocab_size=count_field(config, "vocab_size"),
             eos_token_ids=_eos_ids(tokenizer, tokens, (generation, config)),
-            default_sampling={k: generation[k] for k in _SAMPLING_DEFAULTS if generation.get(k)},
+            default_sampling=_default_sampling(generation),
             template=ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name),
             template_tokens=tokens,
             tokenizer=tokenizer,
@@ -215,10 +215,6 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content if content is not None else ""}
 
 
-def _read_if_there(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.is_file() else {}
-
-
 def _num_chars(value: Any) -> int:
     """Characters of all texts in `value`."""
     if isinstance(value, str):
@@ -252,8 +248,21 @@ def _eos_ids(
     found: set[int] = set()
     for config in configs:
         value = config.get("eos_token_id")
-        found.update(value if isinstance(value, list) else [value] if value is not None else [])
+        given = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token_id, int) for token_id in given):
+            raise WeightsError(
+                "eos_token_id, in config.json or generation_config.json, is no token id."
+            )
+        found.update(given)
     if "eos_token" in tokens:
         token_id = tokenizer.token_to_id(tokens["eos_token"])
         found.update([token_id] if token_id is not None else [])
     return tuple(sorted(found))
+
+
+def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    given = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name)}
+    for name, value in given.items():
+        if not isinstance(value, int | float):
+            raise WeightsError(f"generation_config.json: {name} must be a number.")
+    return given

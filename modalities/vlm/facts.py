@@ -61,15 +61,19 @@ def read_facts(folder: str) -> VisionFacts:
 
 def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
     """The facts of each folder, in order. Raises as `read_facts` does."""
-    done = subprocess.run(
-        (sys.executable, "-P", "-m", "triptych.modalities.vlm.facts"),
-        input=msgspec.json.encode(folders),
-        capture_output=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            (sys.executable, "-P", "-m", "triptych.modalities.vlm.facts"),
+            input=msgspec.json.encode(folders),
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WeightsError("A model that sees takes too long to be read.") from error
     if done.returncode:
-        raise WeightsError(f"A model that sees cannot be read: {done.stderr.decode()[-300:]}")
+        lines = done.stderr.decode("utf-8", "replace").splitlines() or ["no reason given"]
+        raise WeightsError(f"A model that sees cannot be read: {lines[-1][-300:]}")
     answer = decode_json(done.stdout, _Answer)
     if answer.error:
         raise WeightsError(answer.error)

@@ -18,7 +18,7 @@ from triptych.core.errors import ContextLengthExceeded, InvalidRequest, WeightsE
 from triptych.core.once import once
 from triptych.core.tokenizer import LeastTokens, encode, read_tokenizer
 from triptych.core.unicode import check_text
-from triptych.core.weights.layout import read_json
+from triptych.core.weights.layout import count_field, read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.embedding.architecture import EncoderSizes, is_encoder
 from triptych.modalities.llm.embedding.pooling import PoolingSpec
@@ -165,7 +165,7 @@ def _causal_sizes(config: Mapping[str, Any], options: ModelOptions) -> _CausalSi
     return _CausalSizes(
         max_length=(options.max_length or own_length) - 1,  # a decoder's last place is an answer's
         hidden_size=int(next(widths, 0)),
-        vocab_size=int(config["vocab_size"]),
+        vocab_size=count_field(config, "vocab_size"),
     )
 
 
