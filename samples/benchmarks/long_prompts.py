@@ -95,9 +95,8 @@ async def watched(url: str, num_streams: int) -> AsyncIterator[Watch]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def long_bodies(piece: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where a long text can be sent."""
-    text = (piece * CHARS)[:CHARS]
+def bodies(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where a text can be sent."""
     yield "/v1/chat/completions", body(messages=[{"role": "user", "content": text}], max_tokens=1)
     yield "/v1/completions", {"model": MODEL, "prompt": text, "max_tokens": 1}
     yield "/tokenize", {"model": MODEL, "prompt": text}
@@ -114,8 +113,8 @@ async def ask(client: httpx.AsyncClient, path: str, content: bytes) -> tuple[int
 
 async def measure(url: str, args: argparse.Namespace) -> None:
     """Every kind of text on every route, and what others noticed meanwhile."""
-    for name, piece in TEXTS.items():
-        for path, sent in long_bodies(piece):
+    for name in args.texts:
+        for path, sent in bodies((TEXTS[name] * CHARS)[:CHARS]):
             content = json.dumps(sent).encode()
             async with watched(url, args.streams) as watch:
                 async with httpx.AsyncClient(base_url=url, timeout=600) as client:
@@ -136,7 +135,8 @@ def api_bytes(pid: int) -> int:
 
 def report(url: str, pid: int, args: argparse.Namespace) -> None:
     """Measure, and look at memory before and after."""
-    httpx.post(f"{url}/v1/chat/completions", json=body(max_tokens=8), timeout=600)
+    for path, sent in bodies("Good morning."):  # what is loaded on first use is not counted
+        httpx.post(url + path, json=sent, timeout=600)
     before = api_bytes(pid) if pid else 0
     asyncio.run(measure(url, args))
     if pid:
@@ -157,7 +157,7 @@ def served() -> Iterator[tuple[str, int]]:
         port = probe_socket.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     argv = [sys.executable, "-m", "triptych", "serve", "--port", str(port), "--model", "embedded"]
-    process = subprocess.Popen(argv)
+    process = subprocess.Popen([*argv, "--log-level", "error"])
     try:
         while True:
             if process.poll() is not None:
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--pid", type=int, default=0)
     parser.add_argument("--requests", type=int, default=8, help="long prompts at once")
     parser.add_argument("--streams", type=int, default=4, help="chats beside them")
+    parser.add_argument("--texts", nargs="+", choices=TEXTS, default=list(TEXTS))
     args = parser.parse_args()
     if args.url:
         report(args.url, args.pid, args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -151,5 +150,5 @@ async def test_requests_get_a_400_with_a_code_and_processors_rest(tmp_path: Path
             await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
         ).is_success
     used_s = [child.cpu_times().user for child in children()]
-    time.sleep(0.3)
+    await asyncio.sleep(0.3)
     assert [child.cpu_times().user for child in children()] == used_s
