@@ -321,6 +321,8 @@ def _from_file(path: str | None) -> _Found:
         where = f"{source}: {key}"
         option = _find(key, where, value, spell=lambda option: option.name)
         if option is not None:
+            if option.name in found:
+                raise ConfigError(f"{where} is given twice.")
             found[option.name] = (_convert(option, value, where, is_text=False), source)
     return found
 
