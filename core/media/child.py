@@ -242,7 +242,7 @@ class _Child:
         self._is_killed = False
         self.num_requests = 0
         self.is_fit = True
-        self._process, self._line = _spawn()
+        self._process, self._line = _spawn(setup.modules)
         self._line.deadline_s = time.monotonic() + _START_TIMEOUT_S
         try:
             self._line.send(setup)
@@ -323,13 +323,16 @@ class _Child:
             self._process.wait()
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], Line]:
-    """A fresh interpreter, in a group of its own so that Ctrl-C leaves it alone."""
+def _spawn(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], Line]:
+    """A fresh interpreter, in a group of its own so that Ctrl-C leaves it alone.
+
+    That the `modules` are among its arguments is for those who list processes.
+    """
     ours, theirs = socket.socketpair()
     inherited = {name: os.environ[name] for name in _INHERITED & os.environ.keys()}
     with theirs:
-        process = subprocess.Popen(
-            (sys.executable, "-P", "-m", "triptych.core.media.worker"),
+        process = subprocess.Popen(  # noqa: S603 - the modules are ours
+            (sys.executable, "-P", "-m", "triptych.core.media.worker", *modules),
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             env=_ONE_THREAD | inherited,

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from fakes_children import renderers
 from fakes_http import FakeEngine, chat, in_process, make_service
 from fakes_llm import write_text_folder
 from fastapi import FastAPI
@@ -23,6 +24,7 @@ from triptych.modalities.llm.template import ChatTemplate
 from triptych.modalities.llm.text import TextModel
 
 SLOW = "slow"
+_others: set[int] = set()
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 HOSTILE = {
     "loops": LOOPS,
@@ -37,12 +39,13 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def children() -> list[psutil.Process]:
-    found = psutil.Process().children()
-    return [child for child in found if "triptych.core.media.worker" in child.cmdline()]
+    """Those of this test."""
+    return [child for child in renderers() if child.pid not in _others]
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    _others.update(child.pid for child in renderers())
     limits = replace(template.LIMITS, cpu_s=1, memory_bytes=128 * 2**20)
     monkeypatch.setattr(template, "LIMITS", limits)
 
