@@ -21,17 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from triptych.core import refused
 from triptych.core.config import Config, ImageOptions
+from triptych.core.config_file import read_config_file
 from triptych.core.errors import ConfigError
 from triptych.core.once import once
 from triptych.core.option import Range
 from triptych.core.typed import convert
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
-_MAX_FILE_BYTES = 2**20
 SECRETS = frozenset({"api_key"})
 MASK = "***"
 """What is shown in place of a secret."""
@@ -317,7 +316,7 @@ def _from_file(path: str | None) -> _Found:
         return {}
     source = f"file {Path(path).name}"
     found: _Found = {}
-    for key, value in _flatten(_read_yaml(path), source):
+    for key, value in _flatten(read_config_file(path), source):
         where = f"{source}: {key}"
         option = _find(key, where, value, spell=lambda option: option.name)
         if option is not None:
@@ -325,40 +324,6 @@ def _from_file(path: str | None) -> _Found:
                 raise ConfigError(f"{where} is given twice.")
             found[option.name] = (_convert(option, value, where, is_text=False), source)
     return found
-
-
-def _read_yaml(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_MAX_FILE_BYTES + 1).decode()
-        if len(text) > _MAX_FILE_BYTES:
-            raise ConfigError(f"--config-file {path}: is over {_MAX_FILE_BYTES} bytes.")
-        content = _UniqueKeys(text).get_single_data()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"--config-file {path}: cannot be read ({reason}).") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"--config-file {path}: is not valid YAML ({reason}).") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"--config-file {path}: expected `option: value` lines.")
-    return {str(key): value for key, value in content.items()}
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Plain values alone, and none that takes another's place unsaid."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As every safe loader does, but for a key that is there twice."""
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                msg = f"{key.value} is given twice"
-                raise yaml.constructor.ConstructorError(None, None, msg, key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
-        return super().construct_mapping(node, deep)
 
 
 def _flatten(content: Mapping[str, Any], source: str) -> Iterable[tuple[str, Any]]:
