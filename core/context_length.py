@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from triptych.core.errors import WeightsError
+
 _FIELDS = (
     "max_position_embeddings",
     "n_positions",
@@ -21,6 +23,13 @@ _DEFAULT = 2048
 
 
 def context_length(get: Callable[[str], Any]) -> int:
-    """The length that a configuration states; `get` gives a field's value, `None` without one."""
-    stated = (get(name) for name in _FIELDS)
-    return next((int(length) for length in stated if length), _DEFAULT)
+    """The length that a configuration states; `get` gives a field's value, `None` without one.
+
+    Raises `WeightsError` where that is no length.
+    """
+    for name in _FIELDS:
+        if length := get(name):
+            if not isinstance(length, int | float) or length < 1:
+                raise WeightsError(f"config.json: {name} must be a number above 0.")
+            return int(length)
+    return _DEFAULT

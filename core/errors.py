@@ -7,6 +7,7 @@ Owns every error a caller can meet. Knows nothing about FastAPI, sockets or torc
     |   |-- InvalidRequest       400       a field is missing, malformed or out of range
     |   |-- UnsupportedOption    400       understood, but not offered: names the alternative
     |   |-- ContextLengthExceeded 400      prompt and output do not fit the model
+    |   |-- TemplateFailed       400       the chat template does not come to an end
     |   |-- Unauthorized         401       no key, or a wrong one
     |   |-- Forbidden            403
     |   |-- NotFound             404       no such model, job or route
@@ -72,6 +73,12 @@ class ContextLengthExceeded(RequestError):
     """Prompt and requested output do not fit the model's context."""
 
     code = "context_length_exceeded"
+
+
+class TemplateFailed(RequestError):
+    """The model's chat template was ended: it took too long, or too much memory."""
+
+    code = "chat_template_failed"
 
 
 class Unauthorized(RequestError):

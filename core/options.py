@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import functools
 import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from triptych.core import refused
 from triptych.core.config import Config, ImageOptions
+from triptych.core.config_file import read_config_file
 from triptych.core.errors import ConfigError
+from triptych.core.once import once
 from triptych.core.option import Range
+from triptych.core.typed import convert
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
 SECRETS = frozenset({"api_key"})
@@ -83,7 +84,7 @@ class Option:
         return self.type in (tuple[int, ...], tuple[float, ...])
 
 
-@functools.cache
+@once
 def declared() -> Mapping[str, Option]:
     """Every option by its field name, in order of declaration."""
     sections = typing.get_type_hints(Config)
@@ -109,7 +110,7 @@ def _read_field(section: str, field: dataclasses.Field[Any], hint: Any) -> Optio
     )
 
 
-@functools.cache
+@once
 def _by_spelling() -> Mapping[str, Option]:
     return {_field_name(flag): option for option in declared().values() for flag in option.flags}
 
@@ -315,28 +316,14 @@ def _from_file(path: str | None) -> _Found:
         return {}
     source = f"file {Path(path).name}"
     found: _Found = {}
-    for key, value in _flatten(_read_yaml(path), source):
+    for key, value in _flatten(read_config_file(path), source):
         where = f"{source}: {key}"
         option = _find(key, where, value, spell=lambda option: option.name)
         if option is not None:
+            if option.name in found:
+                raise ConfigError(f"{where} is given twice.")
             found[option.name] = (_convert(option, value, where, is_text=False), source)
     return found
-
-
-def _read_yaml(path: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"--config-file {path}: cannot be read ({reason}).") from error
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"--config-file {path}: is not valid YAML ({reason}).") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"--config-file {path}: expected `option: value` lines.")
-    return {str(key): value for key, value in content.items()}
 
 
 def _flatten(content: Mapping[str, Any], source: str) -> Iterable[tuple[str, Any]]:
@@ -387,7 +374,7 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
             value.lower(), value
         )
     try:
-        converted = msgspec.convert(value, option.type, strict=not is_text)
+        converted = convert(value, option.type, strict=not is_text)
     except msgspec.ValidationError as error:
         kind = _kind(option)
         raise ConfigError(f"{where}: expected {kind}, got {_show(option, given)}.") from error

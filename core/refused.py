@@ -8,12 +8,12 @@ same as a flag of ours in other words. What is honoured is declared in `core/con
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from triptych.core.errors import ConfigError
+from triptych.core.once import once
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,13 +450,13 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
 """Values peers accept for an option of ours that we do not: what to write instead."""
 
 
-@functools.cache
+@once
 def refused() -> Mapping[str, str]:
     """Reason (with the alternative) of each refused flag, standing ones not among them."""
     return {flag: reason for reason, names in _REFUSED for flag in _named(names)}
 
 
-@functools.cache
+@once
 def standing() -> Mapping[str, Standing]:
     """Each standing flag's entry."""
     return {flag: entry for entry in STANDING for flag in entry.flags}

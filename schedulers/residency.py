@@ -281,8 +281,8 @@ class Residency:
         self._conclude(name, error)
         if is_final:
             _log.error("model %s: failed to load: %s", name, error.message)
-            if was_at_start:  # what cannot start must not pretend to serve
-                raise error
+            if was_at_start:  # what cannot start must not pretend to serve, nor try for ever
+                raise error if isinstance(error, SetupError) else SetupError(error.message)
         self._pump()
 
     def _conclude(self, name: str, error: TriptychError | None) -> None:

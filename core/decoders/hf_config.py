@@ -17,6 +17,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.layers.attention import AttentionConfig
 from triptych.core.layers.decoder import DecoderConfig
 from triptych.core.layers.rotary import ROPE_KINDS, RopeConfig
+from triptych.core.typed import convert
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -85,7 +86,7 @@ def parse(config: Mapping[str, Any], kind: type[C]) -> C:
     if config.get("quantization_config"):
         raise WeightsError("config.json asks for a quantization_config, which is not supported.")
     try:
-        fields = msgspec.convert(dict(config), kind)
+        fields = convert(dict(config), kind)
     except msgspec.ValidationError as error:
         raise WeightsError(f"config.json is not usable: {error}.") from None
     _check(fields)

@@ -2,7 +2,8 @@
 
 Owns the pool: who waits, which child works for whom, when a child is replaced, and what a caller
 hears when one dies. A file that crashes, hangs or bloats its child costs that request alone. What
-a child may do is `core/media/worker.py`'s; what a file means, that of the functions it serves.
+a child may do is `core/media/worker.py`'s; what a file means, that of the functions it serves. Chat
+templates, which are foreign programs, are run in the same way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -56,7 +58,7 @@ class DecodeLimits:
     """What one request may take, and how many may wait.
 
     `memory_bytes` come on top of what a child holds when it is idle. Input and output are what a
-    file has in bytes, and what comes of it.
+    file has in bytes, and what comes of it. `niceness` is how far children step back for others.
     """
 
     memory_bytes: int = 256 * 2**20
@@ -66,6 +68,7 @@ class DecodeLimits:
     output_bytes: int = 256 * 2**20
     num_waiting: int = 32
     num_requests_per_child: int = 256
+    niceness: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ class DecodePool:
     """Children that decode. Safe to share between tasks of one event loop.
 
     `modules` name the functions (see `core/media/worker.py`), `args` are what they are prepared
-    with. Children are started when first needed, or by `warm`.
+    with; `things` is what callers know their work by. Children are started when first needed, or by
+    `start` or `warm`, and end with the pool.
     """
 
     def __init__(
@@ -90,9 +94,11 @@ class DecodePool:
         num_children: int = 1,
         limits: DecodeLimits = DecodeLimits(),
         args: Mapping[str, Any] = MappingProxyType({}),
+        things: str = "files",
     ) -> None:
         self.limits = limits
-        self._setup = Setup(tuple(modules), limits.memory_bytes, dict(args))
+        self._things = things
+        self._setup = Setup(tuple(modules), limits.memory_bytes, dict(args), limits.niceness)
         self._num_children = num_children
         self._idle: list[_Child] = []
         self._jobs: set[_Job] = set()
@@ -100,6 +106,7 @@ class DecodePool:
         # One thread per child talks to it, so that no file passes the event loop. The threads last
         # as long as the pool: a child dies with the thread that started it.
         self._threads = ThreadPoolExecutor(num_children, thread_name_prefix="triptych-decode")
+        weakref.finalize(self, _end_all, self._idle)
 
     @classmethod
     def from_options(cls, options: ServerOptions, modules: Sequence[str]) -> Self:
@@ -107,9 +114,9 @@ class DecodePool:
         limits = DecodeLimits(input_bytes=options.max_upload_bytes)
         return cls(modules, num_children=options.num_decode_children, limits=limits)
 
-    def start(self) -> None:
-        """Begin to start all children; who needs one meanwhile waits for it."""
-        for _ in range(self._num_children):
+    def start(self, num_children: int | None = None) -> None:
+        """Begin to start so many children, or all; who needs one meanwhile waits for it."""
+        for _ in range(self._num_children if num_children is None else num_children):
             self._threads.submit(lambda: self._idle.append(self._start()))
 
     async def warm(self) -> None:
@@ -129,7 +136,7 @@ class DecodePool:
         if len(data) > self.limits.input_bytes:
             raise PayloadTooLarge(f"The file is over {self.limits.input_bytes} bytes.")
         if len(self._jobs) >= self._num_children + self.limits.num_waiting:
-            raise Overloaded("Too many files wait to be decoded.", retry_after_s=1)
+            raise Overloaded(f"Too many {self._things} wait to be read.", retry_after_s=1)
         job = _Job(name, data, args)
         self._jobs.add(job)
         future = self._threads.submit(self._work, job)
@@ -148,8 +155,7 @@ class DecodePool:
         for job in tuple(self._jobs):
             job.abandon()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
-        while self._idle:
-            self._idle.pop().end()
+        _end_all(self._idle)
 
     def _was_closed_on(self) -> bool:
         """Whether it was not this task that gave up, but the pool."""
@@ -157,7 +163,13 @@ class DecodePool:
         return self._is_closed and task is not None and not task.cancelling()
 
     def _start(self) -> _Child:
-        return _Child(self._setup, self.limits)
+        try:
+            return _Child(self._setup, self.limits)
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            _log.exception("a decode child did not start")
+            raise Unavailable(
+                f"{self._things.capitalize()} cannot be read right now; the server's log says why."
+            ) from error
 
     def _take(self) -> _Child:
         while True:
@@ -220,24 +232,24 @@ class _Job:
 
 
 class _Child:
-    """One process. All but `kill` is called by one thread at a time."""
+    """One process. All but `kill` is called by one thread at a time.
+
+    Raises OSError, EOFError or `msgspec.MsgspecError` where it does not start.
+    """
 
     def __init__(self, setup: Setup, limits: DecodeLimits) -> None:
         self._limits = limits
         self._is_killed = False
         self.num_requests = 0
         self.is_fit = True
-        try:
-            self._process, self._line = _spawn()
-        except OSError as error:
-            raise _not_started() from error
+        self._process, self._line = _spawn(setup.modules)
         self._line.deadline_s = time.monotonic() + _START_TIMEOUT_S
         try:
             self._line.send(setup)
             self._line.receive(Ready)
-        except (OSError, EOFError, msgspec.MsgspecError) as error:
+        except (OSError, EOFError, msgspec.MsgspecError):
             self.end()
-            raise _not_started() from error
+            raise
 
     @property
     def is_alive(self) -> bool:
@@ -311,13 +323,16 @@ class _Child:
             self._process.wait()
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], Line]:
-    """A fresh interpreter, in a group of its own so that Ctrl-C leaves it alone."""
+def _spawn(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], Line]:
+    """A fresh interpreter, in a group of its own so that Ctrl-C leaves it alone.
+
+    That the `modules` are among its arguments is for those who list processes.
+    """
     ours, theirs = socket.socketpair()
     inherited = {name: os.environ[name] for name in _INHERITED & os.environ.keys()}
     with theirs:
-        process = subprocess.Popen(
-            (sys.executable, "-P", "-m", "triptych.core.media.worker"),
+        process = subprocess.Popen(  # noqa: S603 - the modules are ours
+            (sys.executable, "-P", "-m", "triptych.core.media.worker", *modules),
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             env=_ONE_THREAD | inherited,
@@ -326,9 +341,9 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Line]:
     return process, Line(ours)
 
 
-def _not_started() -> Unavailable:
-    _log.exception("a decode child did not start")
-    return Unavailable("Files cannot be decoded right now; the server's log says why.")
+def _end_all(children: list[_Child]) -> None:
+    while children:
+        children.pop().end()
 
 
 def _draining() -> Draining:

@@ -14,9 +14,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from triptych.core.errors import ErrorInfo
+from triptych.core.typed import decode_msgpack
 
 _LENGTH: Final = struct.Struct(">I")
 _MAX_MESSAGE_BYTES: Final = 64 * 1024
+MAX_SETUP_BYTES: Final = 4 * 2**20
 _Message = TypeVar("_Message")
 
 
@@ -29,6 +31,7 @@ class Setup(msgspec.Struct, frozen=True):
     modules: tuple[str, ...]
     memory_bytes: int
     args: dict[str, Any] = {}
+    niceness: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -86,18 +89,18 @@ class Line:
             self._wait_until_deadline()
             self._end.sendall(data)
 
-    def receive(self, kind: type[_Message]) -> _Message:
+    def receive(self, kind: type[_Message], *, max_bytes: int = _MAX_MESSAGE_BYTES) -> _Message:
         """The next message. Raises `msgspec.MsgspecError` for what is not `kind`."""
-        return msgspec.msgpack.decode(self._packed(), type=kind)
+        return decode_msgpack(self._packed(max_bytes), kind)
 
     def receive_reply(self) -> Reply:
         """The next reply. Raises `msgspec.MsgspecError` for what is none."""
-        reply: Reply = _DECODE_REPLY(self._packed())
+        reply: Reply = _DECODE_REPLY(self._packed(_MAX_MESSAGE_BYTES))
         return reply
 
-    def _packed(self) -> bytearray:
+    def _packed(self, max_bytes: int) -> bytearray:
         (num_bytes,) = _LENGTH.unpack(self.read(_LENGTH.size))
-        if num_bytes > _MAX_MESSAGE_BYTES:
+        if num_bytes > max_bytes:
             raise msgspec.DecodeError("a message is too long")
         return self.read(num_bytes)
 

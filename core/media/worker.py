@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, to_info
-from triptych.core.media.wire import Call, Done, Failed, Line, Piece, Ready, Setup
+from triptych.core.media.wire import MAX_SETUP_BYTES, Call, Done, Failed, Line, Piece, Ready, Setup
 from triptych.core.transport.control import die_with_parent
 
 DecodeFunction = Callable[..., Iterator[Any]]
 
-_NICENESS: Final = 5
 _NOBODY: Final = 65534
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _MAX_DETAIL_CHARS: Final = 2000
@@ -44,8 +43,9 @@ def main() -> None:
     """Serve one request after the other until the line closes."""
     line = Line(socket.socket(fileno=os.dup(0)))
     try:
-        setup = line.receive(Setup)
+        setup = line.receive(Setup, max_bytes=MAX_SETUP_BYTES)
         functions = _functions(setup)
+        os.nice(setup.niceness)
         _confine(setup.memory_bytes)
         line.send(Ready())
         while True:
@@ -64,7 +64,6 @@ def _functions(setup: Setup) -> Mapping[str, DecodeFunction]:
 
 def _confine(memory_bytes: int) -> None:
     """Give up every right that is not needed any more."""
-    os.nice(_NICENESS)
     if sys.platform == "linux":
         # When memory is short all the same, this process goes before any other.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

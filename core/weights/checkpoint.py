@@ -17,7 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.layout import TensorInfo, read_header, read_json, read_layout
+from triptych.core.weights.layout import (
+    TensorInfo,
+    read_header,
+    read_json,
+    read_json_if_there,
+    read_layout,
+)
 from triptych.core.weights.manifest import verify_if_sealed
 
 _TORCH_DTYPES = {
@@ -52,8 +58,7 @@ class Checkpoint:
         self.folder = folder
         self.tensors = tensors
         self.config = config
-        generation = folder / "generation_config.json"
-        self.generation_config = read_json(generation) if generation.is_file() else {}
+        self.generation_config = read_json_if_there(folder / "generation_config.json")
         self._files = ExitStack()
         self._handles: dict[str, Any] = {}
 

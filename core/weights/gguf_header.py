@@ -22,6 +22,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from triptych.core.errors import WeightsError
+from triptych.core.regular_file import open_regular
 
 MAX_METADATA_BYTES = 256 * 2**20
 MAX_STRINGS = 4 * 2**20
@@ -75,7 +76,7 @@ class GgufFile:
 def open_gguf(path: Path) -> Iterator[GgufFile]:
     """Map `path` and prove its header. Raises `WeightsError` naming the file and what is wrong."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path.name} cannot be read or is empty.") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.regular_file import open_regular, read_regular
+from triptych.core.typed import convert, decode_json
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 32_000_000
@@ -92,6 +95,16 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(folder / shard for shard in sorted(set(_read_index(index).values())))
 
 
+def check_entries(folder: Path) -> None:
+    """Refuse, with `WeightsError`, a folder in which something is neither file nor folder.
+
+    Readers of libraries would wait for it, or read on without end.
+    """
+    for entry in sorted((*folder.glob("*"), *folder.glob("*/*"))):
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise WeightsError(f"{entry.name} cannot be read: it is no regular file.")
+
+
 def single_file(folder: Path) -> Path:
     """The one safetensors file of a folder without shard index, or the unabridged of several."""
     files = sorted(folder.glob("*.safetensors"))
@@ -118,7 +131,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     try:
         # Typed decoding keeps a hostile header from growing into many times its size. Of a name
         # given twice the last wins, as in the library, and coverage finds the hole it leaves.
-        entries = msgspec.json.decode(raw, type=dict[str, _Entry])
+        entries = decode_json(raw, dict[str, _Entry])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsError(f"{file.name} has a damaged header: {_brief(error)}.") from error
     entries.pop("__metadata__", None)
@@ -134,9 +147,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a model's folder. Raises `WeightsError` naming the file."""
     try:
-        if file.stat().st_size > MAX_JSON_BYTES:
-            raise WeightsError(f"{file.name} is too large to be a JSON file of a model.")
-        value = json.loads(file.read_bytes(), object_pairs_hook=_unique)
+        value = json.loads(read_regular(file, MAX_JSON_BYTES), object_pairs_hook=_unique)
     except OSError as error:
         raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
@@ -146,11 +157,24 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
+def read_json_if_there(file: Path) -> dict[str, Any]:
+    """As `read_json`; empty where there is nothing of that name."""
+    return read_json(file) if file.exists() else {}
+
+
+def count_field(config: Mapping[str, Any], name: str) -> int:
+    """A whole number above 0 that a model's config.json must hold. Raises `WeightsError`."""
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise WeightsError(f"config.json: {name} must be a whole number above 0.")
+    return value
+
+
 def _read_raw_header(file: Path) -> tuple[bytes, int]:
     """The header's JSON bytes and the number of data bytes behind it."""
     try:
-        with file.open("rb") as stream:
-            size = file.stat().st_size
+        with open_regular(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
             prefix = stream.read(8)
             if len(prefix) < 8:
                 raise WeightsError(f"{file.name} is truncated: {size} bytes hold no header.")
@@ -211,7 +235,7 @@ def _find_index(folder: Path) -> Path | None:
 
 def _read_index(index: Path) -> dict[str, str]:
     try:
-        weight_map = msgspec.convert(read_json(index), _Index).weight_map
+        weight_map = convert(read_json(index), _Index).weight_map
     except msgspec.ValidationError as error:
         raise WeightsError(f"{index.name} is damaged: {_brief(error)}.") from error
     if not weight_map:

@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.regular_file import open_regular
+from triptych.core.typed import decode_json
 from triptych.core.weights.progress import Progress, SilentProgress
 
 MANIFEST_NAME = "manifest.json"
@@ -54,7 +56,7 @@ def sha256_file(file: Path, progress: Progress | None = None) -> str:
     """Hex SHA-256 of a file's content."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    with file.open("rb", buffering=0) as stream:
+    with open_regular(file) as stream:
         while num_bytes := stream.readinto(buffer):
             digest.update(buffer[:num_bytes])
             if progress is not None:
@@ -79,7 +81,7 @@ def seal(folder: Path, key: str, source: str) -> Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The folder's manifest. Raises `WeightsError` when it is absent or not one of ours."""
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=Manifest)
+        manifest = decode_json((folder / MANIFEST_NAME).read_bytes(), Manifest)
     except (OSError, msgspec.DecodeError) as error:
         raise WeightsError(f"{MANIFEST_NAME} is missing or damaged.") from error
     if manifest.magic != MAGIC or manifest.version != VERSION:

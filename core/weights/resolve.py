@@ -18,7 +18,7 @@ import msgspec
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights.cache import WeightsCache
-from triptych.core.weights.layout import read_json, read_layout, weight_files
+from triptych.core.weights.layout import check_entries, read_json, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.overrides import PartOverride, identity, read_overrides
 from triptych.core.weights.packages import (
@@ -184,6 +184,7 @@ def _materialise(
     path = Path(place).expanduser()
     is_file = path.suffix == ".safetensors" and path.is_file()
     found = path if is_file else _local_or_hub(place, options, sources)
+    check_entries(found)
     for source in sources:
         if adopted := source.adopt(found, options, progress):
             return adopted

@@ -18,6 +18,7 @@ import msgspec
 from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import ConfigError
 from triptych.core.logs import fields
+from triptych.core.typed import decode_json
 from triptych.core.weights.cache import default_cache_dir
 from triptych.core.weights.manifest import flush
 from triptych.core.weights.overrides import identity, read_overrides
@@ -96,7 +97,7 @@ class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_calibration(path: Path, digest: str) -> CalibrationFile | None:
     """The file at `path` if it is whole and of the model of this digest; else it is not used."""
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=CalibrationFile)
+        file = decode_json(path.read_bytes(), CalibrationFile)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError):

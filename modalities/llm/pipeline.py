@@ -17,6 +17,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.in_order import in_order
+from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.eyes import PICTURE, PictureSource
 from triptych.modalities.llm.service import (
@@ -93,6 +94,7 @@ class ChatPipeline(Pipeline[LlmService]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], LlmService]:
         text = TextModel.open(resolved, config.models)
+        text.start()
         return lambda client: LlmService.from_config(config, [text], client)
 
     @classmethod
@@ -233,7 +235,7 @@ def _call_options(options: Mapping[str, Any]) -> _CallOptions:
     names = _CallOptions.__struct_fields__
     given = {name: options[name] for name in names if options.get(name) is not None}
     try:
-        return msgspec.convert(given, _CallOptions)
+        return convert(given, _CallOptions)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"Call options: {error}.") from error
 

@@ -168,7 +168,8 @@ class Message(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.role != "user" and any(isinstance(part, ImagePart) for part in self.content):
+        parts = () if isinstance(self.content, str) else self.content
+        if self.role != "user" and any(isinstance(part, ImagePart) for part in parts):
             raise InvalidRequest("Pictures are read in messages of the user.", param="messages")
         return self
 

@@ -6,7 +6,6 @@ sample, detokenising, stop strings, usage. Knows nothing of HTTP or torch.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -29,7 +28,9 @@ from triptych.core.errors import (
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
 from triptych.core.sampling.params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
+from triptych.core.text_threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.typed import convert
 from triptych.core.vision import Picture
 from triptych.modalities.llm.detokenizer import Detokenizer, Piece
 from triptych.modalities.llm.eyes import ChatPrompt, Eyes, pictures_of
@@ -164,7 +165,7 @@ class LlmService:
         tenant: str = "",
         **template_kwargs: Any,
     ) -> ChatPrompt:
-        """A conversation as `model` takes it; off the event loop, since prompts can be long.
+        """A conversation as `model` takes it.
 
         Pictures are of use to `tenant` alone: calls with them are made for the same one.
         """
@@ -178,19 +179,18 @@ class LlmService:
                 f"{model} reads text alone. Models here that see pictures: {seeing}.",
                 param="messages",
             )
-        ids = await asyncio.to_thread(text.encode_chat, messages, **template_kwargs)
-        return ChatPrompt(ids)
+        return ChatPrompt(await text.encode_chat(messages, **template_kwargs))
 
     async def encode_text(
         self, model: str, text: str, *, parse_special: bool = False
     ) -> tuple[int, ...]:
         """Token ids of plain text."""
         encode = self.model(model).encode_text
-        return await asyncio.to_thread(encode, text, parse_special=parse_special)
+        return await on_text_thread(len(text), encode, text, parse_special=parse_special)
 
     async def decode(self, model: str, token_ids: Sequence[int]) -> str:
         """Text of token ids."""
-        return await asyncio.to_thread(self.model(model).decode, token_ids)
+        return await on_text_thread(len(token_ids), self.model(model).decode, token_ids)
 
     def resolve_max_tokens(self, model: str, num_prompt_tokens: int, requested: int | None) -> int:
         """How many tokens may be generated. Raises `ContextLengthExceeded` if none or too few."""
@@ -285,7 +285,7 @@ def sampling_params(
     end_ids = () if ignore_eos else model.eos_token_ids
     values["stop_token_ids"] = (*end_ids, *values.get("stop_token_ids", ()))
     try:
-        return msgspec.convert(values, SamplingParams)
+        return convert(values, SamplingParams)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"Sampling options: {error}.") from error
 

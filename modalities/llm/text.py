@@ -1,39 +1,35 @@
 """Between text and token ids: one model's tokenizer, chat template and limits.
 
 Owns everything about a model that the API process needs. Runs no model code: the tokenizer is
-read from `tokenizer.json`, the template runs in jinja2's immutable sandbox. Text of a caller can
-never become a special token, whatever it spells. Knows nothing of torch, transformers or HTTP.
+read from `tokenizer.json`, the template runs in a sandbox in a process of its own. Text of a caller
+can never become a special token, whatever it spells, and is not tokenized where it cannot fit.
+Knows nothing of torch, transformers or HTTP.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import Template
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from triptych.core.byte_level import unspell
 from triptych.core.config import ModelOptions
 from triptych.core.context_length import context_length
-from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
-from triptych.core.weights.layout import read_json
+from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, WeightsError
+from triptych.core.text_threads import on_text_thread
+from triptych.core.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.detokenizer import Detokenizer
-from triptych.modalities.llm.template import compile_template
+from triptych.modalities.llm.specials import SpecialTokens, ensure_special
+from triptych.modalities.llm.template import ChatTemplate
 
-# Characters of Unicode's private use area stand in for special tokens that a caller spelled out,
-# and for the first of them where a caller wrote that.
-_MARK = "\ue000"
-_ESCAPE = _MARK + "{}\ue001"
-_ESCAPED = re.compile(_ESCAPE.format(r"(\d+)"))
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -47,9 +43,14 @@ class TextModel:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, float]
-    template: Template | None
+    template: ChatTemplate | None
     template_tokens: Mapping[str, str]
     tokenizer: Tokenizer
+    literal_tokenizer: Tokenizer
+    """Reads special tokens as the characters they are spelled with."""
+    specials: SpecialTokens
+    least_tokens: LeastTokens
+    is_byte_level: bool
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -69,8 +70,8 @@ class TextModel:
         """
         folder = Path(resolved.folder)
         config = {**read_json(folder / "config.json"), **text_config}
-        tokenizer_config = _read_if_there(folder / "tokenizer_config.json")
-        generation = _read_if_there(folder / "generation_config.json")
+        tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
+        generation = read_json_if_there(folder / "generation_config.json")
         tokens = _named_tokens(tokenizer_config)
         own_length = context_length(config.get)
         if options.max_length > own_length:
@@ -78,86 +79,82 @@ class TextModel:
                 f"--max-length {options.max_length} is over the {own_length} tokens that"
                 f" {resolved.name} supports."
             )
-        tokenizer = _load_tokenizer(folder, resolved.name)
-        _ensure_special(tokenizer, specials)
+        tokenizer = read_tokenizer(folder, resolved.name)
+        ensure_special(tokenizer, specials)
+        literal = Tokenizer.from_str(tokenizer.to_str())
+        literal.encode_special_tokens = True
         return cls(
             name=resolved.name,
             digest=resolved.digest,
             context_length=options.max_length or own_length,
-            vocab_size=int(config["vocab_size"]),
+            vocab_size=count_field(config, "vocab_size"),
             eos_token_ids=_eos_ids(tokenizer, tokens, (generation, config)),
-            default_sampling={k: generation[k] for k in _SAMPLING_DEFAULTS if generation.get(k)},
-            template=_load_template(folder, tokenizer_config, options),
+            default_sampling=_default_sampling(generation),
+            template=ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name),
             template_tokens=tokens,
             tokenizer=tokenizer,
+            literal_tokenizer=literal,
+            specials=SpecialTokens(tokenizer),
+            least_tokens=LeastTokens.of(tokenizer),
+            is_byte_level=_is_byte_level(tokenizer),
         )
 
-    @cached_property
-    def _literal_tokenizer(self) -> Tokenizer:
-        """Reads special tokens as the characters they are spelled with."""
-        literal = Tokenizer.from_str(self.tokenizer.to_str())
-        literal.encode_special_tokens = True
-        return literal
-
-    @cached_property
-    def _specials(self) -> dict[str, int]:
-        added = self.tokenizer.get_added_tokens_decoder()
-        return {token.content: token_id for token_id, token in added.items() if token.special}
-
-    @cached_property
-    def _special_pattern(self) -> re.Pattern[str]:
-        return _any_of(self._specials)
-
-    @cached_property
-    def _escapable(self) -> tuple[str, ...]:
-        """What a caller's text may spell only by its stand-in."""
-        return (*sorted(self._specials), _MARK)
+    def start(self) -> None:
+        """Begin what the first conversation would otherwise wait for."""
+        if self.template is not None:
+            self.template.start()
 
     def encode_text(self, text: str, *, parse_special: bool = False) -> tuple[int, ...]:
         """Token ids of plain text, with the tokens the model wants at its beginning.
 
         Special tokens spelled in `text` are read as plain characters unless `parse_special`.
+        Raises `ContextLengthExceeded` for a text that cannot fit, before it is tokenized.
         """
-        tokenizer = self.tokenizer if parse_special else self._literal_tokenizer
-        return tuple(tokenizer.encode(text).ids)
+        self._check_least(text)
+        tokenizer = self.tokenizer if parse_special else self.literal_tokenizer
+        (encoding,) = encode(tokenizer, [text])
+        return tuple(encoding.ids)
 
-    def encode_chat(
+    async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
     ) -> tuple[int, ...]:
         """Token ids of a conversation through the chat template.
 
-        Raises `InvalidRequest` when there is no template or it rejects the messages.
+        Raises what `render` and `encode_rendered` raise.
         """
         plain = [_plain(message) for message in messages]
-        escaped = self.escape(plain)
-        rendered = self.render(escaped, **template_kwargs)
-        return self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        escaped = await self.escape(plain)
+        rendered = await self.render(escaped, **template_kwargs)
+        return await self.encode_rendered(rendered, has_stand_ins=escaped != plain)
 
-    def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
-        """Token ids of a rendered conversation, in which stand-ins are what callers wrote."""
-        if has_stand_ins:
-            return self._encode_runs(rendered)
-        return tuple(self.tokenizer.encode(rendered, add_special_tokens=False).ids)
+    async def escape(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """`messages` with a stand-in for each special token that they spell."""
+        escaped: list[Any] = await on_text_thread(
+            _num_chars(messages), self.specials.escape, messages
+        )
+        return escaped
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
-        """The conversation as one string, as the model was trained to read it."""
+    async def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
+        """Token ids of a rendered conversation, in which stand-ins are what callers wrote.
+
+        Raises `ContextLengthExceeded` for one that cannot fit, before it is tokenized.
+        """
+        work = self._encode_runs if has_stand_ins else self._encode_whole
+        return await on_text_thread(len(rendered), work, rendered)
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
+        """The conversation as one string, as the model was trained to read it.
+
+        Raises `InvalidRequest` when there is no template, and as `ChatTemplate.render` does.
+        """
         if self.template is None:
             raise InvalidRequest(
                 f"{self.name} has no chat template: use /v1/completions, or start with"
                 " --chat-template FILE.",
                 param="messages",
             )
-        try:
-            return self.template.render(
-                messages=messages,
-                **{"add_generation_prompt": True, **template_kwargs},
-                **self.template_tokens,
-            )
-        except Exception as error:  # a template is a foreign program: it may raise anything
-            raise InvalidRequest(
-                f"The chat template of {self.name} rejects these messages: {error}",
-                param="messages",
-            ) from error
+        values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
+        return await self.template.render(messages, **values)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out. Raises `InvalidRequest` for unknown ids."""
@@ -165,16 +162,16 @@ class TextModel:
             raise InvalidRequest(
                 f"Token ids lie between 0 and {self.vocab_size - 1}.", param="tokens"
             )
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return decode(self.tokenizer, token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for (half a character is possible)."""
         token = self.tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if token in self._specials:
+        if token in self.specials.ids:
             return token.encode()
-        if self._is_byte_level:
+        if self.is_byte_level:
             return unspell(token)
         if match := re.fullmatch(r"<0x([0-9A-F]{2})>", token):
             return bytes([int(match[1], 16)])
@@ -185,61 +182,29 @@ class TextModel:
         words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
         return Detokenizer(self.tokenizer, words, stops)
 
-    @cached_property
-    def _is_byte_level(self) -> bool:
-        decoder = json.loads(self.tokenizer.to_str()).get("decoder") or {}
-        return "ByteLevel" in json.dumps(decoder)
+    def _check_least(self, text: str) -> None:
+        least = self.least_tokens(text)
+        if least > self.context_length:
+            raise ContextLengthExceeded(
+                f"{self.name} takes {self.context_length} tokens of context; this text has at least"
+                f" {least}. Shorten it."
+            )
 
-    def escape(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """`messages` with a stand-in for all that is escapable, however deep it is nested."""
-        pattern = _any_of(self._escapable)
-        stand_ins = {text: _ESCAPE.format(n) for n, text in enumerate(self._escapable)}
-
-        def escape(value: Any) -> Any:
-            if isinstance(value, str):
-                return pattern.sub(lambda match: stand_ins[match[0]], value)
-            if isinstance(value, Mapping):
-                return {escape(key): escape(inner) for key, inner in value.items()}
-            return list(map(escape, value)) if isinstance(value, list | tuple) else value
-
-        return [escape(message) for message in messages]
+    def _encode_whole(self, rendered: str) -> tuple[int, ...]:
+        self._check_least(rendered)
+        (encoding,) = encode(self.tokenizer, [rendered], add_special_tokens=False)
+        return tuple(encoding.ids)
 
     def _encode_runs(self, rendered: str) -> tuple[int, ...]:
         """Encode text whose only special tokens are the template's own."""
+        runs = list(self.specials.runs(rendered))
+        texts = [run for run in runs if isinstance(run, str)]
+        self._check_least("".join(texts))
+        encodings = iter(encode(self.literal_tokenizer, texts, add_special_tokens=False))
         ids: list[int] = []
-        position = 0
-
-        def run(text: str) -> None:
-            literal = _ESCAPED.sub(lambda match: self._escapable[int(match[1])], text)
-            encoded = self._literal_tokenizer.encode(literal, add_special_tokens=False)
-            ids.extend(encoded.ids)
-
-        for match in self._special_pattern.finditer(rendered):
-            run(rendered[position : match.start()])
-            ids.append(self._specials[match[0]])
-            position = match.end()
-        run(rendered[position:])
+        for run in runs:
+            ids += [run] if isinstance(run, int) else next(encodings).ids
         return tuple(ids)
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-
-def _load_tokenizer(folder: Path, name: str) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise WeightsError(f"{name}: tokenizer.json is missing from the model's folder.")
-    return Tokenizer.from_file(str(file))
-
-
-def _ensure_special(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
-    known = {
-        added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special
-    }
-    new = [AddedToken(token, special=True) for token in tokens if token not in known]
-    tokenizer.add_special_tokens(new)
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,8 +215,19 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content if content is not None else ""}
 
 
-def _read_if_there(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.is_file() else {}
+def _num_chars(value: Any) -> int:
+    """Characters of all texts in `value`."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return 0
+    return sum(map(_num_chars, value))
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
@@ -272,27 +248,21 @@ def _eos_ids(
     found: set[int] = set()
     for config in configs:
         value = config.get("eos_token_id")
-        found.update(value if isinstance(value, list) else [value] if value is not None else [])
+        given = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token_id, int) for token_id in given):
+            raise WeightsError(
+                "eos_token_id, in config.json or generation_config.json, is no token id."
+            )
+        found.update(given)
     if "eos_token" in tokens:
         token_id = tokenizer.token_to_id(tokens["eos_token"])
         found.update([token_id] if token_id is not None else [])
     return tuple(sorted(found))
 
 
-def _load_template(
-    folder: Path, tokenizer_config: Mapping[str, Any], options: ModelOptions
-) -> Template | None:
-    if options.chat_template:
-        try:
-            return compile_template(Path(options.chat_template).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(
-                f"--chat-template: cannot read that file ({error.strerror})."
-            ) from error
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return compile_template(file.read_text(encoding="utf-8"))
-    source = tokenizer_config.get("chat_template")
-    if isinstance(source, list):  # several named templates: the plain one is called "default"
-        source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-    return compile_template(source) if isinstance(source, str) else None
+def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    given = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name)}
+    for name, value in given.items():
+        if not isinstance(value, int | float):
+            raise WeightsError(f"generation_config.json: {name} must be a number.")
+    return given

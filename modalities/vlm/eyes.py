@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ import msgspec
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.media.fetch import MediaFetcher
+from triptych.core.text_threads import on_text_thread
 from triptych.core.transport.codec import MAX_MESSAGE_BYTES
 from triptych.core.vision import Picture, PictureSpan, digest_of_tenant, picture_ids
 from triptych.core.weights.resolve import ResolvedModel
@@ -32,6 +34,14 @@ RUN = "\uf8fe"
 """Stands for one run of picture positions in a rendered conversation."""
 _COARSE_PIXELS = 512 * 512  # OpenAI's
 _PROBE = "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class _Takes:
+    """In which forms a chat template takes a message's content."""
+
+    parts: bool
+    strings: bool
 
 
 class ModelEyes:
@@ -58,9 +68,7 @@ class ModelEyes:
         self._placeholder = placeholder
         self._max_bytes = max_bytes
         self._run_id = text.tokenizer.token_to_id(RUN)
-        picture = [{"type": PICTURE}, {"type": "text", "text": _PROBE}]
-        self._takes_parts = self._probe(picture).count(placeholder) == 1
-        self._takes_strings = _PROBE in self._probe(_PROBE)
+        self._takes: _Takes | None = None
 
     @classmethod
     def open(
@@ -100,7 +108,7 @@ class ModelEyes:
             for look in looks:
                 look.cancel()
         self._check_size(pictures)
-        return await asyncio.to_thread(self._encode, messages, pictures, template_kwargs)
+        return await self._encode(messages, pictures, template_kwargs)
 
     def _check_size(self, pictures: Sequence[PreparedPicture]) -> None:
         num_bytes = sum(picture.num_bytes for picture in pictures)
@@ -122,16 +130,17 @@ class ModelEyes:
         digest = digest_of_tenant(picture.digest, tenant)
         return msgspec.structs.replace(picture, digest=digest)
 
-    def _encode(
+    async def _encode(
         self,
         messages: Sequence[Mapping[str, Any]],
         pictures: Sequence[PreparedPicture],
         template_kwargs: Mapping[str, Any],
     ) -> ChatPrompt:
         plain = [_without_sources(message) for message in messages]
-        escaped = self.text.escape(plain)
-        shown = [self._shown(message) for message in escaped]
-        pieces = self.text.render(shown, **template_kwargs).split(self._placeholder)
+        escaped = await self.text.escape(plain)
+        takes = self._takes = self._takes or await self._find_out()
+        shown = [self._shown(message, takes) for message in escaped]
+        pieces = (await self.text.render(shown, **template_kwargs)).split(self._placeholder)
         if len(pieces) - 1 != len(pictures):
             raise InvalidRequest(
                 f"The chat template of {self.text.name} shows {len(pieces) - 1} of"
@@ -140,8 +149,8 @@ class ModelEyes:
             )
         spelled = [*map(_spell, pictures), ""]
         rendered = "".join(text for pair in zip(pieces, spelled, strict=True) for text in pair)
-        ids = self.text.encode_rendered(rendered, has_stand_ins=escaped != plain)
-        return self._fill(ids, pictures)
+        ids = await self.text.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        return await on_text_thread(len(ids), self._fill, ids, pictures)
 
     def _fill(self, ids: Sequence[int], pictures: Sequence[PreparedPicture]) -> ChatPrompt:
         """Put the pictures' own ids where their runs are."""
@@ -164,19 +173,27 @@ class ModelEyes:
         assert next(runs, None) is None, "every run is in the prompt"
         return ChatPrompt(tuple(filled), tuple(map(_picture, pictures, places)))
 
-    def _shown(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _shown(self, message: Mapping[str, Any], takes: _Takes) -> dict[str, Any]:
         """A message in the form that the template takes: as parts, or as one string."""
         content = message.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         has_picture = any(part["type"] == PICTURE for part in parts)
-        if self._takes_parts if has_picture else not self._takes_strings:
+        if takes.parts if has_picture else not takes.strings:
             return {**message, "content": parts}
         words = (self._placeholder if part["type"] == PICTURE else part["text"] for part in parts)
         return {**message, "content": "".join(words)}
 
-    def _probe(self, content: Any) -> str:
+    async def _find_out(self) -> _Takes:
+        """Asked of the template itself, when the first conversation comes."""
+        picture = [{"type": PICTURE}, {"type": "text", "text": _PROBE}]
+        return _Takes(
+            parts=(await self._probe(picture)).count(self._placeholder) == 1,
+            strings=_PROBE in await self._probe(_PROBE),
+        )
+
+    async def _probe(self, content: Any) -> str:
         try:
-            return self.text.render([{"role": "user", "content": content}])
+            return await self.text.render([{"role": "user", "content": content}])
         except InvalidRequest:  # a template that takes no such content
             return ""
 

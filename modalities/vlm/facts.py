@@ -18,6 +18,7 @@ import msgspec
 
 from triptych.core.context_length import context_length
 from triptych.core.errors import WeightsError
+from triptych.core.typed import decode_json
 from triptych.core.weights.layout import read_json
 
 _HIDDEN = ("torch", "torchvision", "torchaudio")
@@ -60,16 +61,20 @@ def read_facts(folder: str) -> VisionFacts:
 
 def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
     """The facts of each folder, in order. Raises as `read_facts` does."""
-    done = subprocess.run(
-        (sys.executable, "-P", "-m", "triptych.modalities.vlm.facts"),
-        input=msgspec.json.encode(folders),
-        capture_output=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            (sys.executable, "-P", "-m", "triptych.modalities.vlm.facts"),
+            input=msgspec.json.encode(folders),
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WeightsError("A model that sees takes too long to be read.") from error
     if done.returncode:
-        raise WeightsError(f"A model that sees cannot be read: {done.stderr.decode()[-300:]}")
-    answer = msgspec.json.decode(done.stdout, type=_Answer)
+        lines = done.stderr.decode("utf-8", "replace").splitlines() or ["no reason given"]
+        raise WeightsError(f"A model that sees cannot be read: {lines[-1][-300:]}")
+    answer = decode_json(done.stdout, _Answer)
     if answer.error:
         raise WeightsError(answer.error)
     return answer.facts
@@ -78,7 +83,7 @@ def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
 def main() -> None:
     """Answer the question on stdin."""
     hide_torch()
-    folders = msgspec.json.decode(sys.stdin.buffer.read(), type=list[str])
+    folders = decode_json(sys.stdin.buffer.read(), list[str])
     try:
         answer = _Answer(tuple(map(read_facts, folders)))
     except WeightsError as error:

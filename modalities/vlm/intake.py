@@ -27,6 +27,7 @@ from triptych.core.media import pictures
 from triptych.core.media.child import DecodeLimits, DecodePool
 from triptych.core.media.fetch import Fetched
 from triptych.core.media.pictures import PictureLimits, measure, read_picture
+from triptych.core.typed import decode_msgpack
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.facts import hide_torch
 from triptych.modalities.vlm.prepared import PreparedPicture
@@ -130,8 +131,7 @@ class PooledPrepare:
             media_type=file.media_type,
             max_pixels=max_pixels,
         )
-        decode = msgspec.msgpack.Decoder(PreparedPicture).decode
-        return await asyncio.to_thread(decode, decoded.data)
+        return await asyncio.to_thread(decode_msgpack, decoded.data, PreparedPicture)
 
     async def close(self) -> None:
         """End the children."""

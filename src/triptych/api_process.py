@@ -14,8 +14,6 @@ import socket
 import sys
 from pathlib import Path
 
-import msgspec
-
 from triptych.compose import ChildSetup, build_app, build_codec
 from triptych.core import logs
 from triptych.core.errors import SetupError
@@ -28,6 +26,7 @@ from triptych.core.transport.control import (
     Ready,
 )
 from triptych.core.transport.remote import RemoteClient
+from triptych.core.typed import decode_json
 
 BEAT_S = 1.0
 STALL_BUDGET_S = 30.0
@@ -41,7 +40,7 @@ _log = logging.getLogger("triptych.api_process")
 def main() -> None:
     """Run the process to its end."""
     line = ControlLine.open()
-    setup = msgspec.json.decode(line.read_config(), type=ChildSetup)
+    setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
     _give_memory_back()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells what the supervisor tells

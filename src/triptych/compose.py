@@ -6,14 +6,15 @@ torch, the API's imports FastAPI, neither imports the other's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from triptych.core.config import Config
 from triptych.core.embedding import EmbedDelta, EmbedRequest
+from triptych.core.errors import TriptychError, WeightsError
 from triptych.core.images import ImageDelta, ImageRequest
 from triptych.core.speech import HearDelta, HearRequest, SpeechDelta, SpeechRequest
 from triptych.core.tokens import TokenDelta, TokenRequest
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from triptych.schedulers.admission import Admission
     from triptych.schedulers.base import ModelLoader
     from triptych.schedulers.engine import Engine
+
+
+Options = ParamSpec("Options")
+Opened = TypeVar("Opened")
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +140,25 @@ class _Part:
     cards: Sequence[ModelCard]
 
 
+def opening(
+    model: ResolvedModel,
+    open_model: Callable[Concatenate[ResolvedModel, Options], Opened],
+    *args: Options.args,
+    **kwargs: Options.kwargs,
+) -> Opened:
+    """What `open_model` makes of `model`. Whatever it raises ends the start in one line."""
+    try:
+        return open_model(model, *args, **kwargs)
+    except TriptychError:
+        raise
+    except Exception as error:  # a damaged file may have any reader raise anything
+        reason = " ".join(str(error).split())[:120]
+        raise WeightsError(
+            f"{model.name} cannot be read, its files may be damaged"
+            f" ({type(error).__name__}: {reason})."
+        ) from error
+
+
 def _text(setup: _Setup) -> _Part:
     from triptych.modalities.llm.replies import card_of
     from triptych.modalities.llm.routes import llm_router
@@ -144,9 +168,12 @@ def _text(setup: _Setup) -> _Part:
 
     eyes = open_eyes(with_role(setup.models, "vision"), setup.config)
     texts = [
-        TextModel.open(model, setup.config.models) for model in with_role(setup.models, "chat")
+        opening(model, TextModel.open, setup.config.models)
+        for model in with_role(setup.models, "chat")
     ]
     texts += [entry.text for entry in eyes.values()]
+    for text in texts:
+        text.start()
     service = LlmService.from_config(
         setup.config, texts, setup.client, eyes=eyes, admission=setup.admission
     )
@@ -161,7 +188,7 @@ def _embeddings(setup: _Setup) -> _Part:
 
     own = [model.name for model in with_role(setup.models, "embedding")]
     able = [model for model in setup.models if role_of(model) in ("embedding", "chat")]
-    opened = [EmbeddingModel.open(model, setup.config.models) for model in able]
+    opened = [opening(model, EmbeddingModel.open, setup.config.models) for model in able]
     service = EmbeddingService.from_config(
         setup.config, opened, setup.client, admission=setup.admission
     )
@@ -182,9 +209,12 @@ def _speech(setup: _Setup) -> _Part:
     from triptych.modalities.tts.voices.store import VoiceStore
 
     fronts = [
-        open_front_end(model, setup.config.models) for model in with_role(setup.models, "speech")
+        opening(model, open_front_end, setup.config.models)
+        for model in with_role(setup.models, "speech")
     ]
-    hearing = [HearingModel.open(model) for model in with_role(setup.models, "recognition")]
+    hearing = [
+        opening(model, HearingModel.open) for model in with_role(setup.models, "recognition")
+    ]
     voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
     speech = SpeechService.from_config(
         setup.config, fronts, setup.client, voices=voices, admission=setup.admission
@@ -206,7 +236,7 @@ def _images(setup: _Setup) -> _Part:
     from triptych.modalities.diffusion.routes import image_cards, image_store, images_router
     from triptych.modalities.diffusion.service import ImageService
 
-    drawing = [ImageModel.open(model) for model in with_role(setup.models, "image")]
+    drawing = [opening(model, ImageModel.open) for model in with_role(setup.models, "image")]
     reader = pictures.PictureReader(setup.pool)
     service = ImageService.from_config(
         setup.config, drawing, setup.client, reader=reader, admission=setup.admission

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from triptych.compose import ChildSetup, build_codec, build_engine
 from triptych.core import logs
 from triptych.core.config import Config
@@ -28,6 +26,7 @@ from triptych.core.transport.control import (
 )
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.transport.messages import Heartbeat
+from triptych.core.typed import decode_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.engine import Engine
 
@@ -38,7 +37,7 @@ _log = logging.getLogger("triptych.engine_process")
 def main(build: BuildEngine = build_engine) -> None:
     """Run the process to its end. Never returns: a device that hangs must not keep it."""
     line = ControlLine.open()
-    setup = msgspec.json.decode(line.read_config(), type=ChildSetup)
+    setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
     try:
         code = _run(line, setup, build)

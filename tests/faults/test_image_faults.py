@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
+from fakes_children import decoders
 from fakes_http import ask, connect, live, post, until
 from fakes_images import (
     EDITS,
@@ -232,8 +232,6 @@ def test_32_a_picture_that_turns_to_nothing_costs_itself_alone() -> None:
 def test_35_one_child_decodes_whatever_comes(shared: HttpServer) -> None:
     for data, _ in HOSTILE.values():
         sent(shared, image=data)
-    (child,) = (
-        one for one in psutil.Process().children() if "triptych.core.media.worker" in one.cmdline()
-    )
+    (child,) = decoders()
     assert child.memory_info().rss < 64 * 2**20
     assert opened(PNG).size == (128, 128)

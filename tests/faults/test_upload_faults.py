@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from fakes_children import decoders
 from fakes_decode_clip import CRASHING, MODULE
 from fakes_http import ask, live
 from fakes_voices import RATE, make_voice_app, make_voice_service, recording
@@ -120,8 +121,3 @@ def test_35_a_crash_of_the_decoder_costs_its_own_request_alone(server: HttpServe
     assert sent(server, recording()).status_code == 200
     (after,) = decoders()
     assert after.pid != before.pid
-
-
-def decoders() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [child for child in children if "triptych.core.media.worker" in child.cmdline()]

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from fakes_children import decoders
 from fakes_voices import DECODE, RATE, recording
 
 from triptych.core.errors import RequestError, UnsupportedMedia
@@ -284,8 +285,7 @@ async def baseline(reader: ClipReader) -> tuple[psutil.Process, int]:
     """The child that decodes, and what memory it takes for ordinary files."""
     for data in FILES.values():
         await reader.read(data, sample_rate=16_000, limits=LIMITS)
-    children = psutil.Process().children()
-    (child,) = (one for one in children if "triptych.core.media.worker" in one.cmdline())
+    (child,) = decoders()
     return child, peak_bytes(child)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from fakes_children import decoders
 from fakes_pictures import apng, hostile, picture, saved, turned
 
 from triptych.core.errors import RequestError
@@ -37,8 +38,7 @@ async def child_of(reader: PictureReader) -> psutil.Process:
     """The child, after it has read something ordinary of each kind."""
     for kind in ("png", "jpeg", "webp"):
         await reader.read(saved(picture(256, 256), kind))
-    children = psutil.Process().children()
-    (child,) = (one for one in children if "triptych.core.media.worker" in one.cmdline())
+    (child,) = decoders()
     return child
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.typed import decode_json
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json, single_file
 from triptych.modalities.diffusion.loading.unfit import UNFIT, brief
@@ -187,7 +188,7 @@ class _Strength:
         if checkpoint.config:
             return cls({denoiser: checkpoint.config})
         try:
-            packed = msgspec.json.decode(checkpoint.metadata().get(_METADATA, "{}"), type=dict)
+            packed = decode_json(checkpoint.metadata().get(_METADATA, "{}"), dict)
         except msgspec.DecodeError as error:
             raise WeightsError(f"Its metadata {_METADATA} is damaged.") from error
         fields_of: dict[str, dict[str, Any]] = {}

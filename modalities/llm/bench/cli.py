@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from triptych.core.errors import ConfigError
+from triptych.core.typed import decode_json
 from triptych.modalities.llm.bench import plot
 from triptych.modalities.llm.bench.client import (
     Target,
@@ -194,7 +195,7 @@ def _each(given: list[str] | None, flag: str, defaults: list[str]) -> list[str]:
 
 def _read_body(text: str) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return decode_json(text, dict[str, Any])
     except msgspec.DecodeError as error:
         raise ConfigError(f"--extra-body {text}: expected a JSON object.") from error
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.layout import read_json
+from triptych.core.typed import decode_json
+from triptych.core.weights.layout import read_json, read_json_if_there
 
 Pooling = Literal["mean", "mean_sqrt", "max", "cls", "last"]
 
@@ -73,7 +74,7 @@ class PoolingSpec:
 
 def _read_modules(file: Path) -> list[dict[str, str]]:
     try:
-        modules = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
+        modules = decode_json(file.read_bytes(), list[dict[str, Any]])
     except (OSError, msgspec.MsgspecError) as error:
         raise WeightsError(f"{MODULES} is damaged.") from error
     for module in modules:
@@ -93,8 +94,7 @@ def _read_mode(file: Path) -> Pooling:
 
 
 def _read_if_there(folder: Path, file: str, name: str) -> Any:
-    path = folder / file
-    return (read_json(path).get(name) if path.is_file() else None) or 0
+    return read_json_if_there(folder / file).get(name) or 0
 
 
 def _read_prompts(folder: Path) -> dict[str, str]:

@@ -67,8 +67,8 @@ class EmbeddingsRequest(Strict):
     @property
     def token_ids(self) -> list[list[int]]:
         """The token ids, if that is what was sent."""
-        given: Any = self.input
-        is_one = isinstance(given, list) and isinstance(given[0], int)
+        given: Any = [] if isinstance(self.input, str) else self.input
+        is_one = bool(given) and isinstance(given[0], int)
         return [ids for ids in ([given] if is_one else given) if isinstance(ids, list)]
 
 

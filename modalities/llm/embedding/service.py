@@ -22,6 +22,7 @@ from triptych.core.config import Config
 from triptych.core.embedding import EmbedDelta, EmbedRequest
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
 from triptych.core.sampling.params import SamplingParams
+from triptych.core.text_threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.llm.embedding.text import EmbeddingModel
 from triptych.schedulers.admission import Admission
@@ -105,7 +106,7 @@ class EmbeddingService:
         """The vectors of a call. Cancelling it ends the work. Raises `TriptychError`s."""
         model = self.model(call.model)
         self._check(model, call.dimensions)
-        ids = await asyncio.to_thread(_token_ids, model, call)
+        ids = await on_text_thread(sum(map(len, call.texts)), _token_ids, model, call)
         num_tokens = sum(map(len, ids))
         num_jobs = min(len(ids), _MAX_TOGETHER) if model.is_causal else 1
         with self._admission.admit(key=call.key, num_jobs=num_jobs, num_tokens=num_tokens):

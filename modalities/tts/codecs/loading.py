@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from triptych.core.errors import WeightsError
+from triptych.core.typed import convert
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import MAX_NAMED, Target, load_tensors
 from triptych.core.weights.quiet import without_progress_bar
@@ -110,6 +111,6 @@ class CodecBlueprint:
             width = fields["encoder_dim"] * 2 ** len(fields["encoder_rates"])
             fields.setdefault("latent_dim", width)
         try:
-            return msgspec.convert(fields, SnacConfig)
+            return convert(fields, SnacConfig)
         except msgspec.ValidationError as error:
             raise WeightsError(f"The codec's config.json is not usable: {error}.") from None

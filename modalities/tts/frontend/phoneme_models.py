@@ -14,6 +14,7 @@ import msgspec
 
 from triptych.core.errors import WeightsError
 from triptych.core.sampling.params import SamplingParams
+from triptych.core.typed import convert
 from triptych.core.weights.layout import read_layout
 from triptych.modalities.tts.frontend.base import Voice
 from triptych.modalities.tts.models.kokoro.config import (
@@ -109,7 +110,7 @@ def read_phoneme_model(folder: str, config: Mapping[str, Any]) -> PhonemeModel:
     if config.get("model_type") == MODEL_TYPE:
         return _kokoro(folder, config)
     try:
-        own = msgspec.convert(dict(config), _OwnVoice)
+        own = convert(dict(config), _OwnVoice)
     except msgspec.ValidationError as error:
         raise WeightsError(f"config.json does not say what a voice needs: {error}.") from error
     if not own.voices:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from tokenizers import Tokenizer
-
 from triptych.core.errors import UnsupportedOption, WeightsError
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechSegment
+from triptych.core.tokenizer import encode, read_tokenizer
 from triptych.modalities.tts.frontend.base import Planned, Voice, unknown_voice
 from triptych.modalities.tts.text.chunks import ChunkLimits, Utterance, split_utterances
 from triptych.modalities.tts.text.guard import expected_duration
@@ -31,15 +30,13 @@ class Words:
     """A model's tokenizer, with which no text can spell a mark."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise WeightsError(f"{name}: tokenizer.json is missing from the model's folder.")
-        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer = read_tokenizer(folder, name)
         self._tokenizer.encode_special_tokens = True
 
     def ids(self, text: str, *, has_marks: bool = False) -> tuple[int, ...]:
         """The ids of a text; with the marks its tokenizer puts around texts, or without."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=has_marks).ids)
+        (encoding,) = encode(self._tokenizer, [text], add_special_tokens=has_marks)
+        return tuple(encoding.ids)
 
     def mark(self, token: str) -> int:
         """The id of a mark. Raises `WeightsError` where the tokenizer has none of that name."""

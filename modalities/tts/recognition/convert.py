@@ -22,6 +22,7 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from triptych.core.byte_level import spell
 from triptych.core.errors import WeightsError
+from triptych.core.typed import convert
 from triptych.core.weights.layout import SINGLE_NAME
 from triptych.core.weights.torch_file import read_torch_file
 
@@ -66,7 +67,7 @@ def convert_openai(weights: Path, ranks: Path, folder: Path) -> None:
     """Fill `folder` from OpenAI's checkpoint and vocabulary. Raises `WeightsError`."""
     checkpoint = read_torch_file(weights)
     try:
-        dims = msgspec.convert(checkpoint["dims"], _Dims)
+        dims = convert(checkpoint["dims"], _Dims)
         state: Mapping[str, torch.Tensor] = checkpoint["model_state_dict"]
     except (TypeError, KeyError, msgspec.ValidationError) as error:
         raise WeightsError(f"{weights.name} is no checkpoint of Whisper.") from error

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.job import Job
 from triptych.core.speech import HearDelta, HearRequest
 from triptych.core.staged_plan import Stage
 from triptych.core.staged_runner import StagedRunner
+from triptych.core.tokenizer import read_tokenizer
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.modalities.loader import DeviceLoader
 from triptych.modalities.tts.recognition.hearing import Recogniser
@@ -49,7 +50,7 @@ class RecognitionLoader(DeviceLoader):
             network = WhisperNetwork.load(
                 checkpoint, spec, dtype=dtype, device=self._device.torch, report=report
             )
-            tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+            tokenizer = read_tokenizer(Path(self._folder), self.name)
             runner = StagedRunner(Recogniser.of(network, tokenizer), self._device.torch)
             stack.callback(runner.close)
             close = stack.pop_all().close

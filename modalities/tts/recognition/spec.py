@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.typed import convert
 from triptych.core.weights.layout import read_json
 
 SAMPLE_RATE = 16_000
@@ -88,8 +89,8 @@ class WhisperSpec:
         if config.get("model_type") != "whisper":
             raise WeightsError("config.json is not that of a Whisper model.")
         try:
-            sizes = msgspec.convert(config, _Config)
-            given = msgspec.convert(generation, _Generation)
+            sizes = convert(config, _Config)
+            given = convert(generation, _Generation)
         except msgspec.ValidationError as error:
             raise WeightsError(f"The model's configs lack what recognition needs: {error}.") from (
                 error

@@ -13,8 +13,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from triptych.core.byte_level import unspell
-from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
+from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.speech import HeardSegment, HeardToken
+from triptych.core.tokenizer import encode, read_tokenizer
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.recognition.languages import LANGUAGES, language_code
 from triptych.modalities.tts.recognition.spec import Task, WhisperSpec
@@ -88,9 +89,7 @@ class HearingModel:
     def open(cls, resolved: ResolvedModel) -> HearingModel:
         """Read a resolved model's folder. Raises `WeightsError` when it lacks something."""
         folder = Path(resolved.folder)
-        if not (folder / "tokenizer.json").is_file():
-            raise WeightsError(f"{resolved.name}: tokenizer.json is missing from its folder.")
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = read_tokenizer(folder, resolved.name)
         return cls(name=resolved.name, spec=WhisperSpec.read(folder), tokenizer=tokenizer)
 
     def check_language(self, language: str) -> str:
@@ -119,8 +118,10 @@ class HearingModel:
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """The tokens of what came before; of a long text, the latest."""
         text = prompt.strip()
-        ids = self.tokenizer.encode(f" {text}", add_special_tokens=False).ids if text else []
-        return tuple(ids[-self.spec.max_prompt_tokens :])
+        if not text:
+            return ()
+        (encoding,) = encode(self.tokenizer, [f" {text}"], add_special_tokens=False)
+        return tuple(encoding.ids[-self.spec.max_prompt_tokens :])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
 from importlib.resources import files
 
 import msgspec
+
+from triptych.core.once import once
+from triptych.core.typed import convert
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,11 +57,11 @@ class Language(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: Words
 
 
-@cache
+@once
 def english() -> Language:
     """The English tables."""
     data = files(__package__).joinpath("english.toml").read_bytes()
-    return msgspec.toml.decode(data, type=Language)
+    return convert(msgspec.toml.decode(data), Language)
 
 
 def alternatives(words: Iterable[str]) -> str:

@@ -2,8 +2,8 @@
 
 Owns where words and marks are told apart, what is done with letters no reader of English knows,
 and the bounded memory of what was read before. How a word is pronounced is hibari's: misaki's
-lexicon and rules, and a small network for words that stand in no dictionary, which is loaded when
-the first such word comes. Knows no model; symbols are those of Kokoro's alphabet.
+lexicon and rules, and a small network for words that stand in no dictionary, which is loaded, once,
+when the first such word comes. Knows no model; symbols are those of Kokoro's alphabet.
 
 What comes in has been normalised: digits and signs are words already.
 """
@@ -17,8 +17,10 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from triptych.core.once import once
 from triptych.modalities.tts.text.spoken import Pronunciation, Span, SpokenText
 
 if TYPE_CHECKING:
@@ -101,9 +103,7 @@ class Phonemizer:
     def _reader(self, dialect: Dialect) -> G2P:
         with self._lock:
             if dialect not in self._readers:
-                from hibari.g2p import G2P  # its tables are megabytes
-
-                self._readers[dialect] = G2P(british=dialect == "uk")
+                self._readers[dialect] = _open_reader(is_british=dialect == "uk")
             return self._readers[dialect]
 
     def _read(
@@ -127,6 +127,22 @@ class Phonemizer:
         silent = (piece.spoken for piece, sound in zip(pieces, sounds, strict=True) if not sound)
         unspoken = (span for span in silent if any(map(str.isalpha, text[slice(*span)])))
         return Phonemes(tuple(words), tuple(unspoken))
+
+
+def _open_reader(*, is_british: bool) -> G2P:
+    from hibari.g2p import ASSETS, G2P  # its tables are megabytes
+
+    @once
+    def network() -> Any:
+        from hibari.g2p.oov import OOV  # imports a runtime
+
+        return OOV(str(Path(ASSETS) / ("oov_gb.onnx" if is_british else "oov.onnx")))
+
+    def read(word: str) -> str | None:
+        phonemes: str | None = network()(word)
+        return phonemes
+
+    return G2P(british=is_british, oov=read)
 
 
 def _pieces(text: str, pronunciations: Sequence[Pronunciation]) -> Iterator[_Piece]:

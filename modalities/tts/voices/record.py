@@ -23,6 +23,7 @@ import msgspec
 from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.core.speech import VoiceClip
+from triptych.core.typed import decode_msgpack
 
 MAX_TRANSCRIPT_CHARS: Final = 4096
 _MAGIC: Final = b"TRIPVOX\n"
@@ -141,7 +142,7 @@ def _read_record(file: BinaryIO, voice_id: str) -> VoiceRecord:
     if not hmac.compare_digest(hashlib.sha256(packed).digest(), sha256):
         raise DamagedVoice("The description is not what was written.")
     try:
-        record = msgspec.msgpack.decode(packed, type=VoiceRecord)
+        record = decode_msgpack(packed, VoiceRecord)
     except msgspec.MsgspecError as error:
         raise DamagedVoice("The description is of another kind.") from error
     if record.id != voice_id:

@@ -15,6 +15,7 @@ from typing import Any
 import fakes_decode
 import psutil
 import pytest
+from fakes_children import decoders as children
 
 from triptych.core.config import ServerOptions
 from triptych.core.errors import (
@@ -46,11 +47,6 @@ async def opened(
     finally:
         await pool.close()
     assert children() == []
-
-
-def children() -> list[psutil.Process]:
-    found = psutil.Process().children()
-    return [child for child in found if "triptych.core.media.worker" in child.cmdline()]
 
 
 async def pid_of(pool: DecodePool) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, WeightsError
+from triptych.core.typed import convert
 
 SAMPLE_RATE = 24_000
 NUM_HARMONICS = 8
@@ -95,7 +96,7 @@ class KokoroConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_kokoro_config(values: Mapping[str, Any]) -> KokoroConfig:
     """The config that a config.json's `values` state. Raises `WeightsError` saying what is off."""
     try:
-        config = msgspec.convert(dict(values), KokoroConfig)
+        config = convert(dict(values), KokoroConfig)
     except msgspec.ValidationError as error:
         raise WeightsError(f"config.json is not a Kokoro config: {error}.") from error
     generator = config.generator

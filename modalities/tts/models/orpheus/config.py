@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.typed import convert
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -51,7 +52,7 @@ class SpeechBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def read_speech_block(config: Mapping[str, Any]) -> SpeechBlock:
     """The block. Raises `WeightsError` naming the field."""
     try:
-        block = msgspec.convert(config.get("speech"), SpeechBlock)
+        block = convert(config.get("speech"), SpeechBlock)
     except msgspec.ValidationError as error:
         raise WeightsError(f"config.json: speech is not usable: {error}.") from None
     if block.layout != "orpheus":

@@ -1,0 +1,49 @@
+"""Reading a `--config-file`: YAML of plain values, bounded, in which nothing is said twice.
+
+Knows no options.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from triptych.core.errors import ConfigError
+
+_MAX_FILE_BYTES = 2**20
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """What the file holds by its keys. Raises `ConfigError` naming the file and what is wrong."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MAX_FILE_BYTES + 1).decode()
+        if len(text) > _MAX_FILE_BYTES:
+            raise ConfigError(f"--config-file {path}: is over {_MAX_FILE_BYTES} bytes.")
+        content = _UniqueKeys(text).get_single_data()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"--config-file {path}: cannot be read ({reason}).") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"--config-file {path}: is not valid YAML ({reason}).") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config-file {path}: expected `option: value` lines.")
+    return {str(key): value for key, value in content.items()}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Plain values alone, and none that takes another's place unsaid."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As every safe loader does, but for a key that is there twice."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                msg = f"{key.value} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, msg, key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,141 @@
+"""Texts to token ids, at a cost that is known beforehand.
+
+Owns reading `tokenizer.json`, the fewest tokens that a text can have, which is told from its length
+before anybody tokenizes it, and tokenizing such that other threads go on meanwhile. Knows no model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from tokenizers import Encoding, Tokenizer
+from tokenizers.models import BPE
+
+from triptych.core.byte_level import LETTERS
+from triptych.core.errors import WeightsError
+from triptych.core.regular_file import check_regular
+
+TOKENIZER_FILE = "tokenizer.json"
+_PROBE = "A probe, 1."
+
+_SHRINKAGE: Mapping[str, float] = MappingProxyType(
+    {"NFC": 9, "NFKC": 12, "NFD": 3, "NFKD": 4, "Lowercase": 4, "Prepend": 1, "ByteLevel": 1}
+)
+"""By how much each normalizer may at most divide a text's bytes. A form that decomposes divides
+those of a character by 3, or by 4 where it may replace it; composing divides them by 3 again."""
+_KEEPING = frozenset(
+    {"ByteLevel", "Digits", "FixedLength", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
+)
+"""Pre-tokenizers that lose nothing of a text, unless they are told to remove what they find."""
+_NOT_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
+_BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+
+
+def read_tokenizer(folder: Path, name: str) -> Tokenizer:
+    """The tokenizer in a model's folder, which cuts and pads nothing. Raises `WeightsError`."""
+    file = folder / TOKENIZER_FILE
+    try:
+        check_regular(file)
+        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        encode(tokenizer, [_PROBE])
+    except FileNotFoundError as error:
+        raise WeightsError(
+            f"{name}: {TOKENIZER_FILE} is missing from the model's folder."
+        ) from error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises `Exception`, and panics are not even that
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise WeightsError(f"{name}: {TOKENIZER_FILE} cannot be read ({reason[:120]}).") from error
+    return tokenizer
+
+
+def encode(
+    tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = True
+) -> list[Encoding]:
+    """The texts' tokens. Unlike `Tokenizer.encode` this holds up no other thread."""
+    encodings: list[Encoding] = tokenizer.encode_batch_fast(
+        list(texts), add_special_tokens=add_special_tokens
+    )
+    return encodings
+
+
+def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    """The text of token ids, special tokens left out. This, too, holds up no other thread."""
+    (text,) = tokenizer.decode_batch([list(token_ids)], skip_special_tokens=True)
+    return str(text)
+
+
+@dataclass(frozen=True, slots=True)
+class LeastTokens:
+    """Tells the fewest tokens a text can have: never more than it does have.
+
+    A token stands for at most `bytes_per_token` of a text (infinity: nobody knows). Bytes that are
+    `lost` do not count, nor does white space where it may vanish.
+    """
+
+    bytes_per_token: float
+    lost: bytes = b""
+    counts_space: bool = True
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        """What holds for `tokenizer`."""
+        added = tokenizer.get_added_tokens_decoder().values()
+        normalizers, splitters = _flat(tokenizer.normalizer), _flat(tokenizer.pre_tokenizer)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+        shrinkage = math.prod(map(_shrinkage, normalizers))
+        if any(step["type"] == "ByteLevel" for step in (*normalizers, *splitters)):
+            longest = max(map(len, vocabulary), default=1)  # a letter for each byte
+            lost = bytes(byte for byte, letter in LETTERS.items() if letter not in vocabulary)
+            is_known = type(tokenizer.model) is BPE  # others make one token of what they lack
+            is_known &= shrinkage == 1 or not set(lost) - _NOT_IN_UTF8
+        else:
+            longest, lost = max((len(token.encode()) for token in vocabulary), default=1), b""
+            is_known = getattr(tokenizer.model, "byte_fallback", False) is True
+            is_known &= vocabulary.keys() >= _BYTE_TOKENS
+        longest = max(longest, *(len(token.content.encode()) for token in added), 1)
+        is_known &= all(map(_keeps, splitters))
+        return cls(
+            bytes_per_token=longest * shrinkage if is_known else math.inf,
+            lost=lost,
+            counts_space=not any(token.lstrip or token.rstrip for token in added),
+        )
+
+    def __call__(self, text: str) -> int:
+        """A lower bound of the number of tokens of `text`."""
+        if self.bytes_per_token == math.inf:
+            return 0
+        counted = text if self.counts_space else "".join(text.split())
+        data = counted.encode("utf-8", "replace").translate(None, self.lost)
+        return math.ceil(len(data) / self.bytes_per_token)
+
+
+def _flat(part: Any) -> list[dict[str, Any]]:
+    """A normalizer or pre-tokenizer as a list of its steps' settings."""
+    if part is None:
+        return []
+    settings = json.loads(part.__getstate__())
+    steps = settings.get("normalizers") or settings.get("pretokenizers")
+    return list(steps) if settings["type"] == "Sequence" else [settings]
+
+
+def _shrinkage(normalizer: Mapping[str, Any]) -> float:
+    if normalizer["type"] != "Replace":
+        return _SHRINKAGE.get(normalizer["type"], math.inf)
+    pattern, content = normalizer["pattern"].get("String"), normalizer["content"]
+    if not pattern or not content:
+        return math.inf
+    return max(1.0, len(pattern.encode()) / len(content.encode()))
+
+
+def _keeps(splitter: Mapping[str, Any]) -> bool:
+    return splitter["type"] in _KEEPING and splitter.get("behavior") != "Removed"

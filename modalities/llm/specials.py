@@ -1,0 +1,111 @@
+"""Special tokens in text: who may spell them, and where they are.
+
+Owns the rule that a caller's words never become a special token: what a caller spelled is replaced
+by stand-ins before a chat template runs, and read as plain characters afterwards. Looks for all
+tokens at once, a stretch of text at a time, so that no other thread waits for long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+# Characters of Unicode's private use area stand in for special tokens that a caller spelled out,
+# and for the first of them where a caller wrote that.
+_MARK = "\ue000"
+_ESCAPE = _MARK + "{}\ue001"
+_ESCAPED = re.compile(_ESCAPE.format(r"(\d+)"))
+_STRETCH_CHARS = 2**18
+
+
+class SpecialTokens:
+    """The special tokens of one tokenizer. `ids` are by what they are spelled."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self.ids = {token.content: token_id for token_id, token in added.items() if token.special}
+        self._escapable = (*sorted(self.ids), _MARK)
+        self._stand_ins = {text: _ESCAPE.format(n) for n, text in enumerate(self._escapable)}
+        self._find_escapable = _finder(self._escapable)
+        self._find_special = _finder(self.ids)
+
+    def escape(self, value: Any) -> Any:
+        """`value` with a stand-in for all that may not be spelled, however deep it is nested."""
+        if isinstance(value, str):
+            return self._escape_text(value)
+        if isinstance(value, Mapping):
+            return {self.escape(key): self.escape(inner) for key, inner in value.items()}
+        return list(map(self.escape, value)) if isinstance(value, list | tuple) else value
+
+    def runs(self, rendered: str) -> Iterator[str | int]:
+        """The special tokens of a rendered template, by id, and the plain texts between them."""
+        end = 0
+        for match in self._find_special(rendered):
+            yield from self._plain(rendered[end : match.start()])
+            yield self.ids[match[0]]
+            end = match.end()
+        yield from self._plain(rendered[end:])
+
+    def _escape_text(self, text: str) -> str:
+        parts: list[str] = []
+        end = 0
+        for match in self._find_escapable(text):
+            parts += text[end : match.start()], self._stand_ins[match[0]]
+            end = match.end()
+        return "".join((*parts, text[end:])) if parts else text
+
+    def _plain(self, text: str) -> Iterator[str]:
+        if text:
+            yield _ESCAPED.sub(lambda match: self._escapable[int(match[1])], text)
+
+
+def ensure_special(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
+    """Give `tokenizer` the special tokens that it lacks of `tokens`."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    known = {token.content for token in added if token.special}
+    new = [AddedToken(token, special=True) for token in tokens if token not in known]
+    tokenizer.add_special_tokens(new)
+
+
+def _finder(texts: Iterable[str]) -> Callable[[str], Iterator[re.Match[str]]]:
+    """Finds `texts` in a text, the longest of those that begin at a place."""
+    wanted = list(texts)
+    pattern = re.compile(_any_of(wanted) or r"(?!)")
+    overlap = max(map(len, wanted), default=1) - 1
+
+    def find(text: str) -> Iterator[re.Match[str]]:
+        start = 0
+        while start < len(text):
+            end = start + _STRETCH_CHARS
+            match = pattern.search(text, start, end + overlap)
+            if match is None or match.start() >= end:  # what begins later may be longer than seen
+                start = end
+            else:
+                yield match
+                start = match.end()
+
+    return find
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    """A pattern that looks at no character of a text for more than one of `texts`."""
+    rests: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        rests.setdefault(text[0], []).append(text)
+    branches = []
+    for alike in rests.values():
+        prefix = _common(min(alike), max(alike))
+        branches.append(re.escape(prefix) + _any_of([text[len(prefix) :] for text in alike]))
+    pattern = "|".join(branches)
+    if "" in texts:
+        return f"(?:{pattern})?" if branches else ""
+    return f"(?:{pattern})" if len(branches) > 1 else pattern
+
+
+def _common(first: str, last: str) -> str:
+    """What both begin with, and so all that lie between them in order."""
+    differ = (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(differ, len(first))]

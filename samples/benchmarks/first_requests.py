@@ -1,0 +1,82 @@
+"""Fresh API processes whose first speech requests come together: how many of them die.
+
+    python samples/benchmarks/first_requests.py --runs 200
+    python samples/benchmarks/first_requests.py --runs 60 --unguarded
+
+Each run is a fresh interpreter with what the API process makes of the embedded voice, in which four
+threads read a text out and plan it, all at once, as they do for the first four requests of speech.
+`--unguarded` takes the locks away that guard what is built first: it shows that this measures
+something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+NUM_THREADS = 4
+CHILD = "--child"
+UNGUARDED = "--unguarded"
+
+
+def child(*, is_guarded: bool) -> None:
+    """One API process' first requests."""
+    if not is_guarded:
+        unguard()
+    from triptych.core.options import make_config
+    from triptych.core.weights.progress import SilentProgress
+    from triptych.modalities.tts.frontend import open_front_end
+    from triptych.modalities.tts.text.normalize import NormalizeOptions, Normalizer
+    from triptych.roles import resolve_models
+
+    config = make_config({"model": ("triptych-voice",)})
+    (model,) = resolve_models(config, SilentProgress())
+    front = open_front_end(model, config.models)
+    start = threading.Barrier(NUM_THREADS)
+    num_planned = Counter[int]()
+
+    def speak(number: int) -> None:
+        start.wait()
+        spoken = Normalizer(NormalizeOptions())(f"Request {number}: it costs $12.50 at 7:45.")
+        planned = front.plan(spoken, voice=front.default_voice, instructions="")
+        num_planned[number] = sum(1 for _ in planned)
+
+    threads = [threading.Thread(target=speak, args=(number,)) for number in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.exit(0 if len(num_planned) == NUM_THREADS and all(num_planned.values()) else 1)
+
+
+def unguard() -> None:
+    """Build as before there were locks."""
+    from functools import cache
+
+    from triptych.core import once, typed
+
+    once.once = cache  # type: ignore[assignment, misc]
+    typed._learn = lambda kind: None
+
+
+def main() -> int:
+    """Count the dead."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument(UNGUARDED, action="store_true")
+    parser.add_argument(CHILD, action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(is_guarded=not args.unguarded)
+    argv = [sys.executable, __file__, CHILD, *([UNGUARDED] if args.unguarded else [])]
+    codes = Counter(subprocess.run(argv, check=False).returncode for _ in range(args.runs))
+    num_dead = args.runs - codes[0]
+    print(f"{args.runs} processes, {num_dead} died; exit codes {dict(codes)}")
+    return 1 if num_dead else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""The children of this process that decode files, and those that run chat templates."""
+
+from __future__ import annotations
+
+import psutil
+
+from triptych.modalities.llm import template_child
+
+
+def _workers() -> list[tuple[psutil.Process, list[str]]]:
+    found = ((child, child.cmdline()) for child in psutil.Process().children())
+    return [(child, line) for child, line in found if "triptych.core.media.worker" in line]
+
+
+def decoders() -> list[psutil.Process]:
+    """Those that decode files."""
+    return [child for child, line in _workers() if template_child.__name__ not in line]
+
+
+def renderers() -> list[psutil.Process]:
+    """Those that run chat templates; other tests' may not have been collected yet."""
+    return [child for child, line in _workers() if template_child.__name__ in line]
