@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -27,9 +28,33 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def inert() -> Any:
-    """The default of a field that is let pass and changes nothing."""
-    return Field(default=None, description="Accepted, and without effect here.")
+_CACHED = "equal beginnings of prompts are cached by themselves"
+_LABEL = "a label, which no answer depends on"
+INERT: Mapping[str, str] = MappingProxyType(
+    {
+        "cache_control": _CACHED,
+        "cache_prompt": "answers are the same with and without a cache",
+        "chat_id": _LABEL,
+        "include_obfuscation": "chunks are not padded",
+        "metadata": _LABEL,
+        "mirostat_eta": "it belongs to mirostat, which is off",
+        "mirostat_tau": "it belongs to mirostat, which is off",
+        "moderation": "nothing is moderated here",
+        "parallel_tool_calls": "no tool is called here",
+        "prompt_cache_key": _CACHED,
+        "prompt_cache_retention": _CACHED,
+        "safety_identifier": _LABEL,
+        "service_tier": "there is one tier; priority orders requests",
+        "store": "no answer is kept",
+        "user": _LABEL,
+    }
+)
+"""Fields that are accepted though nothing comes of them, and why that is no lie."""
+
+
+def inert(name: str) -> Any:
+    """The default of a field of `INERT`."""
+    return Field(default=None, description=f"Accepted, and without effect: {INERT[name]}.")
 
 
 @dataclass(frozen=True, slots=True)

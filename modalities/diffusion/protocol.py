@@ -149,9 +149,9 @@ class DrawFields(Strict):
         default=100, description="Quality of jpeg and webp."
     )
     response_format: Literal["url", "b64_json"] = "b64_json"
-    moderation: Literal["auto", "low"] | None = inert()
-    user: Label | None = inert()
-    safety_identifier: Label | None = inert()
+    moderation: Literal["auto", "low"] | None = inert("moderation")
+    user: Label | None = inert("user")
+    safety_identifier: Label | None = inert("safety_identifier")
     seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
         default=None, description="Same seed, same picture."
     )

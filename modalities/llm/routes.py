@@ -84,8 +84,9 @@ def _add_generation(router: APIRouter, service: LlmService) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts."""
         context = Context.of(request)
-        prompts = tuple([await _encode(service, body.model, text) for text in body.prompts])
-        call = _call(service, body, context, prompts, default_tokens=_DEFAULT_COMPLETION_TOKENS)
+        prompts = tuple([await _encode(service, body, prompt) for prompt in body.prompts])
+        default_tokens = None if body.max_tokens == -1 else _DEFAULT_COMPLETION_TOKENS
+        call = _call(service, body, context, prompts, default_tokens=default_tokens)
         shape = CompletionShape(
             service.model(body.model),
             context.call_id,
@@ -96,24 +97,27 @@ def _add_generation(router: APIRouter, service: LlmService) -> None:
 
 
 def _add_tokens(router: APIRouter, service: LlmService) -> None:
-    @router.post("/tokenize")
+    @router.post("/tokenize", response_model_exclude_unset=True)
     async def tokenize(body: TokenizeRequest) -> Tokens:
         """Token ids of a text, or of a conversation as the model would read it."""
         if body.messages is None:
-            ids = await service.encode_text(body.model, body.prompt or "")
+            ids = await _encode(service, body, body.prompt or "")
         else:
             messages = [message.for_template() for message in body.messages]
-            prompt = await service.encode_chat(
-                body.model, messages, add_generation_prompt=body.add_generation_prompt
-            )
+            prompt = await service.encode_chat(body.model, messages, **body.template_options())
             ids = prompt.ids
-        length = service.model(body.model).context_length
-        return Tokens(tokens=list(ids), count=len(ids), max_model_len=length)
+        model = service.model(body.model)
+        reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
+        if body.return_token_strs:
+            reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
+        return reply
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Prompt:
         """Text of token ids."""
-        return Prompt(prompt=await service.decode(body.model, body.tokens))
+        skips = body.skip_special_tokens is not False
+        text = await service.decode(body.model, body.tokens, skip_special_tokens=skips)
+        return Prompt(prompt=text)
 
 
 def _streaming(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
@@ -135,10 +139,17 @@ async def _encode_chat(
         urls.close()
 
 
-async def _encode(service: LlmService, model: str, prompt: str | list[int]) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return await service.encode_text(model, prompt)
-    return tuple(prompt)
+async def _encode(
+    service: LlmService, body: CompletionRequest | TokenizeRequest, prompt: str | list[int]
+) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        return tuple(prompt)
+    return await service.encode_text(
+        body.model,
+        prompt,
+        parse_special=bool(body.parse_special),
+        add_special_tokens=body.add_special_tokens is not False,
+    )
 
 
 def _call(
@@ -177,7 +188,7 @@ async def _answer(
     usage = UsageTotals(call.num_samples)
     deltas = _observed(service.generate(call), body, context, usage)
     if body.stream:
-        documents = _documents(deltas, shape, usage if body.has_usage_chunk else None)
+        documents = _documents(deltas, shape, usage, body)
         return EventStream(documents, heartbeat_s=context.options.heartbeat_s)
     samples: list[list[TextDelta]] = [[] for _ in range(len(call.prompts) * call.num_samples)]
     async with aclosing(deltas) as stream:
@@ -188,13 +199,15 @@ async def _answer(
 
 
 async def _documents(
-    deltas: AsyncGenerator[TextDelta, None], shape: Shape, usage: UsageTotals | None
+    deltas: AsyncGenerator[TextDelta, None], shape: Shape, usage: UsageTotals, body: SamplingFields
 ) -> AsyncGenerator[BaseModel, None]:
     async with aclosing(deltas) as stream:
         async for delta in stream:
             for chunk in shape.chunks(delta):
+                if body.has_running_usage:
+                    chunk.usage = usage.total()
                 yield chunk
-    if usage is not None:
+    if body.has_usage_chunk:
         yield shape.usage_chunk(usage.total())
 
 

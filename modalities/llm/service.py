@@ -11,7 +11,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -68,11 +68,15 @@ class GenerateCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenText:
-    """One token with its text, bytes and log-probability (`None` for the first of a prompt)."""
+    """One token with its text, bytes and log-probability (`None` for the first of a prompt).
+
+    `shown` are those of its bytes that the answer's text has: none of a special token.
+    """
 
     token_id: int
     text: str
     data: bytes
+    shown: bytes
     logprob: float | None
     top: tuple[TokenText, ...] = ()
 
@@ -181,16 +185,16 @@ class LlmService:
         ids = await asyncio.to_thread(text.encode_chat, messages, **template_kwargs)
         return ChatPrompt(ids)
 
-    async def encode_text(
-        self, model: str, text: str, *, parse_special: bool = False
-    ) -> tuple[int, ...]:
-        """Token ids of plain text."""
-        encode = self.model(model).encode_text
-        return await asyncio.to_thread(encode, text, parse_special=parse_special)
+    async def encode_text(self, model: str, text: str, **reading: bool) -> tuple[int, ...]:
+        """Token ids of plain text; `reading` is what `TextModel.encode_text` takes."""
+        return await asyncio.to_thread(self.model(model).encode_text, text, **reading)
 
-    async def decode(self, model: str, token_ids: Sequence[int]) -> str:
+    async def decode(
+        self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
         """Text of token ids."""
-        return await asyncio.to_thread(self.model(model).decode, token_ids)
+        decode = self.model(model).decode
+        return await asyncio.to_thread(decode, token_ids, skip_special_tokens=skip_special_tokens)
 
     def resolve_max_tokens(self, model: str, num_prompt_tokens: int, requested: int | None) -> int:
         """How many tokens may be generated. Raises `ContextLengthExceeded` if none or too few."""
@@ -345,7 +349,8 @@ class _Row:
         if self._scores_prompt:  # the first prompt token has no entry of its own
             first = self._plain_token(ids[0], None)
             logprobs = (first, *map(self._token_text, delta.prompt_logprobs))
-        return self._model.decode(ids), logprobs
+        text = self._model.decode(ids)
+        return text, _as_shown(logprobs, text)
 
     def _token_text(self, entry: TokenLogprob) -> TokenText:
         top = tuple(self._plain_token(token_id, logprob) for token_id, logprob in entry.top)
@@ -356,7 +361,19 @@ class _Row:
     ) -> TokenText:
         data = self._model.token_bytes(token_id)
         text = data.decode("utf-8", errors="replace")
-        return TokenText(token_id=token_id, text=text, data=data, logprob=logprob, top=top)
+        shown = b"" if self._model.is_special(token_id) else data
+        return TokenText(
+            token_id=token_id, text=text, data=data, shown=shown, logprob=logprob, top=top
+        )
+
+
+def _as_shown(tokens: tuple[TokenText, ...], text: str) -> tuple[TokenText, ...]:
+    """The tokens of `text` from its beginning, where some tokenizers leave out a space."""
+    index = next((n for n, token in enumerate(tokens) if token.shown), None)
+    if index is None or text.startswith(" ") or not tokens[index].shown.startswith(b" "):
+        return tokens
+    first = replace(tokens[index], shown=tokens[index].shown[1:])
+    return (*tokens[:index], first, *tokens[index + 1 :])
 
 
 def _validate(call: GenerateCall, model: TextModel) -> None:

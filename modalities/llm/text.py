@@ -26,6 +26,7 @@ from triptych.core.context_length import context_length
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.continuation import cut, marked
 from triptych.modalities.llm.detokenizer import Detokenizer
 from triptych.modalities.llm.template import compile_template
 
@@ -113,13 +114,15 @@ class TextModel:
         """What a caller's text may spell only by its stand-in."""
         return (*sorted(self._specials), _MARK)
 
-    def encode_text(self, text: str, *, parse_special: bool = False) -> tuple[int, ...]:
-        """Token ids of plain text, with the tokens the model wants at its beginning.
+    def encode_text(
+        self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of plain text, with the tokens the model wants at its beginning, if wanted.
 
         Special tokens spelled in `text` are read as plain characters unless `parse_special`.
         """
         tokenizer = self.tokenizer if parse_special else self._literal_tokenizer
-        return tuple(tokenizer.encode(text).ids)
+        return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
@@ -139,8 +142,19 @@ class TextModel:
             return self._encode_runs(rendered)
         return tuple(self.tokenizer.encode(rendered, add_special_tokens=False).ids)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
-        """The conversation as one string, as the model was trained to read it."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> str:
+        """The conversation as one string, as the model was trained to read it.
+
+        With `continue_final_message` it ends with the last message's words.
+        """
+        if continue_final_message:
+            return cut(self.render(marked(messages), **template_kwargs))
         if self.template is None:
             raise InvalidRequest(
                 f"{self.name} has no chat template: use /v1/completions, or start with"
@@ -159,13 +173,18 @@ class TextModel:
                 param="messages",
             ) from error
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out. Raises `InvalidRequest` for unknown ids."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids. Raises `InvalidRequest` for unknown ids."""
         if any(not 0 <= token_id < self.vocab_size for token_id in token_ids):
             raise InvalidRequest(
                 f"Token ids lie between 0 and {self.vocab_size - 1}.", param="tokens"
             )
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return str(text)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a special one, which answers leave out."""
+        return self.tokenizer.id_to_token(token_id) in self._specials
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for (half a character is possible)."""

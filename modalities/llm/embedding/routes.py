@@ -47,7 +47,7 @@ class EmbeddingsRequest(Strict):
         description="Cut longer texts to so many tokens; -1: to what the model takes, 0: refuse.",
     )
     prompt_name: Label = Field(default="", description="One of the model's own instructions.")
-    user: Label | None = inert()
+    user: Label | None = inert("user")
 
     @model_validator(mode="after")
     def _check_ids(self) -> Self:
