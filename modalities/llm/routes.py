@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from triptych.core.http.data_urls import DataUrlRoute, data_urls
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream
 from triptych.core.logs import fields
+from triptych.core.media.fetch import Fetched
 from triptych.modalities.llm.eyes import ChatPrompt
 from triptych.modalities.llm.protocol import (
     ChatRequest,
@@ -48,19 +49,27 @@ _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _logger = logging.getLogger(__name__)
 
 
-def llm_router(service: LlmService) -> APIRouter:
+FindLink = Callable[[str, Request], Fetched | None]
+"""The caller's file behind a URL of this very server."""
+
+
+def _no_links(url: str, request: Request) -> None:
+    """No URL leads here."""
+
+
+def llm_router(service: LlmService, find_link: FindLink = _no_links) -> APIRouter:
     """Routes of the text API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
-    _add_generation(router, service)
+    _add_generation(router, service, find_link)
     _add_tokens(router, service)
     return router
 
 
-def _add_generation(router: APIRouter, service: LlmService) -> None:
+def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink) -> None:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
-        prompt = await _encode_chat(service, body, request, context.principal.tenant)
+        prompt = await _encode_chat(service, body, request, find_link)
         call = _call(service, body, context, (prompt.ids,), default_tokens=None)
         call = replace(call, pictures=(prompt.pictures,))
         shape = ChatShape(
@@ -126,12 +135,17 @@ def _streaming(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 async def _encode_chat(
-    service: LlmService, body: ChatRequest, request: Request, tenant: str
+    service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
 ) -> ChatPrompt:
     """The conversation as its model takes it; its pictures' files are let go of."""
     urls = data_urls(request)
+
+    def find(url: str) -> Fetched | None:
+        return urls.find(url) or find_link(url, request)
+
     try:
-        messages = [message.for_template(urls.find) for message in body.messages]
+        messages = [message.for_template(find) for message in body.messages]
+        tenant = Context.of(request).principal.tenant
         return await service.encode_chat(
             body.model, messages, tenant=tenant, **body.template_options()
         )

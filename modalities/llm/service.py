@@ -22,9 +22,9 @@ from triptych.core.config import Config
 from triptych.core.errors import (
     ContextLengthExceeded,
     InvalidRequest,
-    NotFound,
     Overloaded,
     PayloadTooLarge,
+    UnknownModel,
 )
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
@@ -152,12 +152,9 @@ class LlmService:
         return self._admission.max_jobs
 
     def model(self, name: str) -> TextModel:
-        """The model called `name`. Raises `NotFound`, naming those there are."""
+        """The model called `name`. Raises `UnknownModel`, naming those there are."""
         if name not in self.models:
-            raise NotFound(
-                f"There is no model {name[:80]!r} here. Models: {', '.join(self.models)}.",
-                param="model",
-            )
+            raise UnknownModel.among(self.models, name)
         return self.models[name]
 
     async def encode_chat(
