@@ -1,7 +1,8 @@
 """The app factory: what every route shares, put together once.
 
 Owns the order of the layers, outermost first: access (ids, log), CORS, keys, the tie to the
-client; then routes, whose errors one table answers. Knows no modality: routes come as routers.
+client, paths; then routes, whose errors one table answers. Knows no modality: routes come as
+routers.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from triptych.core.http.errors import handle_error
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, handle_unknown_model, models_router
+from triptych.core.http.paths import Paths, handle_http_error
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
 
@@ -37,8 +39,8 @@ def create_app(
 ) -> FastAPI:
     """The ASGI app that serves `routers` in front of `client`, and lists `cards`.
 
-    `app.state` holds `options`, `metrics`, `in_flight`, `upload_budget` and `tasks` for routes and
-    for the server. Raises `ConfigError` for API keys that cannot be read.
+    `app.state` holds `options`, `metrics`, `in_flight`, `upload_budget`, `tasks` and `routes` for
+    routes and for the server. Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
     in_flight = InFlight()
@@ -51,7 +53,8 @@ def create_app(
         middleware=_layers(config.server, metrics, in_flight),
         exception_handlers={
             UnknownModel: handle_unknown_model,
-            **dict.fromkeys((TriptychError, RequestValidationError, HTTPException), handle_error),
+            HTTPException: handle_http_error,
+            **dict.fromkeys((TriptychError, RequestValidationError), handle_error),
         },
     )
     app.state.options = config.server
@@ -61,8 +64,11 @@ def create_app(
     app.state.tasks = {card.id: card.task for card in cards}
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
+    routes = list(app.routes)
     for router in (health, metrics_router(metrics), models_router(cards), *routers):
+        routes += router.routes
         app.include_router(router)
+    app.state.routes = tuple(routes)
     return app
 
 
@@ -84,4 +90,5 @@ def _layers(options: ServerOptions, metrics: HttpMetrics, in_flight: InFlight) -
         *([cors] if options.cors_origin else []),
         Middleware(RequireKey, keyring=Keyring.from_options(options)),
         Middleware(FollowClient, options=options, in_flight=in_flight),
+        Middleware(Paths),
     ]
