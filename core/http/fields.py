@@ -12,10 +12,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
+
+_ABOUT = {"title", "description", "default"}
+"""What a JSON schema says of a field rather than of its values."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
@@ -26,6 +38,36 @@ class Strict(BaseModel):
     """A request or a part of one: no coercion, no unknown fields, no non-finite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class NullIsAbsent(Strict):
+    """A JSON body whose optional fields may be null: clients send that for what they leave out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {
+            name: field
+            for name, field in value.items()
+            if field is not None or name not in optional
+        }
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema says so, too."""
+        schema = handler.resolve_ref_schema(handler(core))
+        required = schema.get("required", ())
+        for name, field in schema["properties"].items():
+            types = {part.get("type") for part in field.get("anyOf", ())}
+            if name not in required and "null" not in types:
+                about = {word: field.pop(word) for word in _ABOUT & field.keys()}
+                schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
+        return schema
 
 
 _CACHED = "equal beginnings of prompts are cached by themselves"

@@ -21,7 +21,7 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
-from triptych.core.http.sse import EventStream
+from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
 from triptych.core.logs import fields
 from triptych.modalities.diffusion.easel import Easel
@@ -35,7 +35,14 @@ from triptych.modalities.diffusion.protocol import (
     PromptFields,
     VariationFields,
 )
-from triptych.modalities.diffusion.replies import ImagesReply, PictureData, Route
+from triptych.modalities.diffusion.replies import (
+    CompletedImage,
+    ImageProgress,
+    ImagesReply,
+    PartialImage,
+    PictureData,
+    Route,
+)
 from triptych.modalities.diffusion.service import ImageCall, ImageService, PictureFile
 from triptych.modalities.diffusion.store import ID_CHARS, PictureStore
 
@@ -43,7 +50,7 @@ _IMAGES = {"type": "array", "items": dict(BINARY), "maxItems": MAX_SOURCES}
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesReply,
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": described(PartialImage, CompletedImage, ImageProgress),
         "description": "The pictures, or events while they are drawn.",
     }
 }

@@ -21,7 +21,7 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, data_urls
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.sse import EventStream
+from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.fetch import Fetched
 from triptych.modalities.llm.eyes import ChatPrompt
@@ -33,6 +33,7 @@ from triptych.modalities.llm.protocol import (
     TokenizeRequest,
 )
 from triptych.modalities.llm.replies import (
+    ChatChunk,
     ChatReply,
     ChatShape,
     CompletionReply,
@@ -85,11 +86,15 @@ def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink)
         chat_completions,
         methods=["POST"],
         response_model=None,
-        responses=_streaming(ChatReply),
+        responses=_streaming(ChatReply, ChatChunk),
         route_class_override=DataUrlRoute,
     )
 
-    @router.post("/v1/completions", response_model=None, responses=_streaming(CompletionReply))
+    @router.post(
+        "/v1/completions",
+        response_model=None,
+        responses=_streaming(CompletionReply, CompletionReply),
+    )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts."""
         context = Context.of(request)
@@ -129,9 +134,8 @@ def _add_tokens(router: APIRouter, service: LlmService) -> None:
         return Prompt(prompt=text)
 
 
-def _streaming(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    stream = {"text/event-stream": {"schema": {"type": "string"}}}
-    return {200: {"model": reply, "content": stream, "description": "The answer."}}
+def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": reply, "content": described(chunk), "description": "The answer."}}
 
 
 async def _encode_chat(
