@@ -132,7 +132,7 @@ def open_house(folder: Path, **server: Any) -> House:
     voices = VoiceService(store, [front, PARROT], OwnPool())  # type: ignore[arg-type]
     admission = Admission(options=ScheduleOptions())
     speech = SpeechService(house.speech, [front], admission, max_characters=4096)
-    hearing = recognition_service(house.transcription)
+    hearing = recognition_service(house.transcription, is_multilingual=True)
     images = make_image_service(house.image, image_model(max_references=16))
     cards = [card_of(model) for model in text.models.values()]
     cards += embedding_cards(words) + speech_cards(speech)

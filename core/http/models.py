@@ -65,21 +65,29 @@ async def handle_unknown_model(request: Request, error: Exception) -> Response:
     return await handle_error(request, WrongModel(message, param=error.param))
 
 
+class SpeechModelList(ModelList):
+    """Answer of `/v1/audio/models`. Front-ends that ask there read `models`."""
+
+    models: list[ModelCard]
+
+
 def models_router(cards: Sequence[ModelCard]) -> APIRouter:
     """Lists `cards`, and shows each."""
     by_name = {card.id: card for card in cards}
-    router = APIRouter(
-        prefix="/v1/models",
-        responses=ERROR_RESPONSES,
-        tags=["models"],
-    )
+    router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
 
-    @router.get("", response_model_exclude_none=True)
+    @router.get("/v1/models", response_model_exclude_none=True)
     async def list_models() -> ModelList:
         """The models served here."""
         return ModelList(data=list(cards))
 
-    @router.get("/{name:path}", response_model_exclude_none=True)
+    @router.get("/v1/audio/models", response_model_exclude_none=True)
+    async def list_speech_models() -> SpeechModelList:
+        """The models that speak."""
+        speaking = [card for card in cards if card.task == "speech"]
+        return SpeechModelList(data=speaking, models=speaking)
+
+    @router.get("/v1/models/{name:path}", response_model_exclude_none=True)
     async def show_model(
         name: Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)],
     ) -> ModelCard:

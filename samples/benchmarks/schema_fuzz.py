@@ -139,7 +139,7 @@ class Fuzzer:
         """Send about so many requests, the same in every run."""
         takes = [one for one in self.operations if one.body or list(one.iter_parameters())]
         modes = list(schemathesis.GenerationMode)
-        share = math.ceil(num_cases / len(takes) / len(modes))
+        share = math.ceil(num_cases / max(1, len(takes)) / len(modes))
         for operation in self.operations:
             for mode in modes:
                 self._try(operation, mode, share)

@@ -80,6 +80,13 @@ async def test_a_model_that_is_not_here_is_not_found(app: FastAPI) -> None:
             assert MODELS[wanted] in error["message"]
 
 
+async def test_models_that_speak_are_listed_where_front_ends_look(app: FastAPI) -> None:
+    async with in_process(app) as client:
+        listed = (await client.get("/v1/audio/models")).json()
+    assert [card["id"] for card in listed["models"]] == ["hum"]
+    assert listed["data"] == listed["models"]
+
+
 async def test_names_with_slashes_are_shown() -> None:
     cards = [ModelCard(id="org/model-1", task="chat")]
     app = create_app(Config(), FakeEngine(), [], cards)
