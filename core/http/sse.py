@@ -126,7 +126,8 @@ def described(*documents: type[BaseModel]) -> dict[str, Any]:
     An error may be among them, and the word for the end. Their schemas stand there whole: only
     those of answers in one piece are found by reference.
     """
-    schemas = [_whole_schema(kind) for kind in (*documents, ErrorBody)]
+    kinds: list[type[BaseModel]] = [*documents, ErrorBody]
+    schemas = [_whole_schema(kind) for kind in kinds]
     document = {
         "type": "string",
         "contentMediaType": "application/json",

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from triptych.core.http.sse import described
 
 BENCHMARKS = Path(__file__).parents[2] / "samples" / "benchmarks"
-NUM_CASES = 2000
+NUM_CASES = 5000
 
 
 def fuzzer(app: FastAPI) -> Any:
@@ -33,7 +33,7 @@ def fuzzer(app: FastAPI) -> Any:
     return Fuzzer(schemathesis.openapi.from_asgi("/openapi.json", app), MODELS, {})
 
 
-@pytest.mark.timeout(900)  # bounds a hang; a quiet machine takes half a minute
+@pytest.mark.timeout(1800)  # tells a hang; on a quiet machine it is about a minute
 def test_every_route_answers_as_its_document_says(tmp_path: Path) -> None:
     house = open_house(tmp_path)
     report = fuzz(house, NUM_CASES)
@@ -63,7 +63,7 @@ def events(frames: str) -> Response:
     ("reply", "fault"),
     [
         (Response(status_code=500), "Server error"),
-        (JSONResponse({}, status_code=302), "Undocumented HTTP status code"),
+        (JSONResponse({}, status_code=302), "Undocumented status code"),
         (JSONResponse({"kind": 1}), "Response violates schema"),
         (Response("x", media_type="text/plain"), "Undocumented Content-Type"),
         (events('data: {"kind": 1}\n\n'), "violates"),

@@ -159,7 +159,7 @@ def _is_cut_wav(data: bytes) -> bool:
         name, size = struct.unpack_from("<4sI", data, start)
         start += 8
         if name == b"data":
-            return size < _LEAST_STREAMING_MARK and start + size > len(data)
+            return bool(size < _LEAST_STREAMING_MARK and start + size > len(data))
         start += size + size % 2
     return False
 
