@@ -48,11 +48,9 @@ class NullIsAbsent(Strict):
     def _drop_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        known = cls.model_fields
         return {
-            name: field
-            for name, field in value.items()
-            if field is not None or name not in optional
+            name: field for name, field in value.items() if field is not None or name not in known
         }
 
     @classmethod

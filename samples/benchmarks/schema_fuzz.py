@@ -80,6 +80,8 @@ OPTIONS = frozenset(
 )
 """What else it may ask for; anything more would hardly ever fit together."""
 NUM_SHOWN = 20
+LONGEST_S = 300
+"""How long an answer may take; one that takes longer ends the run."""
 
 
 @dataclass
@@ -163,7 +165,7 @@ class Fuzzer:
         if fits:
             self._fit(case)
         name = f"{case.method} {case.operation.path}"
-        reply = case.call(headers=self._headers)
+        reply = case.call(headers=self._headers, timeout=LONGEST_S)
         self.report.statuses.setdefault(name, Counter())[reply.status_code] += 1
         try:
             case.validate_response(reply, checks=CHECKS)
@@ -194,6 +196,8 @@ class Fuzzer:
         for name in given.keys() & body.keys():
             if isinstance(body[name], str | list | bytes):
                 body[name] = given[name]
+        if "messages" in body:  # or an answer would be as long as the context
+            body.setdefault("max_tokens", MOST["max_tokens"])
         case.body = {**body, "model": model} if "model" in case.body else body
 
     def _uploads(self, task: str | None) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_bad_requests_are_refused_by_name(
 
 
 def test_a_model_that_is_not_there_is_named(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="Models: tiny"):
+    with pytest.raises(openai.NotFoundError, match="Embedding models: tiny"):
         client.embeddings.create(model="other", input="w1")
 
 
