@@ -8,9 +8,11 @@ Owns every error a caller can meet. Knows nothing about FastAPI, sockets or torc
     |   |-- UnsupportedOption    400       understood, but not offered: names the alternative
     |   |-- ContextLengthExceeded 400      prompt and output do not fit the model
     |   |-- TemplateFailed       400       the chat template does not come to an end
+    |   |-- WrongModel           400       the model is here, but does something else
     |   |-- Unauthorized         401       no key, or a wrong one
     |   |-- Forbidden            403
-    |   |-- NotFound             404       no such model, job or route
+    |   |-- NotFound             404       no such job, picture, voice or route
+    |   |   `-- UnknownModel     404       no such model
     |   |-- MethodNotAllowed     405
     |   |-- RequestTimeout       408       the request did not arrive in time
     |   |-- PayloadTooLarge      413
@@ -34,6 +36,9 @@ Owns every error a caller can meet. Knows nothing about FastAPI, sockets or torc
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
 
 import msgspec
 
@@ -81,6 +86,12 @@ class TemplateFailed(RequestError):
     code = "chat_template_failed"
 
 
+class WrongModel(RequestError):
+    """The model is served here, but does something else: the message names its route."""
+
+    code = "wrong_model"
+
+
 class Unauthorized(RequestError):
     """No API key, or a wrong one."""
 
@@ -94,9 +105,27 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """No such model, job or route."""
+    """No such job, picture, voice or route."""
 
     status, code = 404, "not_found"
+
+
+class UnknownModel(NotFound):
+    """No model called `name`, at least not of the kind that was asked for."""
+
+    code = "model_not_found"
+    name = ""
+
+    @classmethod
+    def among(cls, known: Iterable[str], name: str, kind: str = "model") -> Self:
+        """The error where `known` are the models of that kind."""
+        names = ", ".join(known) or "none"
+        error = cls(
+            f"There is no {kind} {name[:80]!a} here. {kind.capitalize()}s: {names}.",
+            param="model",
+        )
+        error.name = name
+        return error
 
 
 class MethodNotAllowed(RequestError):

@@ -68,9 +68,11 @@ def encode(
     return encodings
 
 
-def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """The text of token ids, special tokens left out. This, too, holds up no other thread."""
-    (text,) = tokenizer.decode_batch([list(token_ids)], skip_special_tokens=True)
+def decode(
+    tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+) -> str:
+    """The text of token ids. This, too, holds up no other thread."""
+    (text,) = tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
     return str(text)
 
 

@@ -22,7 +22,6 @@ from starlette.types import ASGIApp
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
-from triptych.core.http.models import models_router
 from triptych.core.http.server import HttpServer, serve
 from triptych.core.http.wire import WireLimits
 from triptych.core.job import Output
@@ -143,8 +142,7 @@ def make_app(
     """The whole app in front of `engine`."""
     service = make_service(folder, engine, **(schedule or {}))
     cards = [card_of(model) for model in service.models.values()]
-    routers = [llm_router(service), models_router(cards)]
-    return create_app(Config(server=ServerOptions(**server)), engine, routers)
+    return create_app(Config(server=ServerOptions(**server)), engine, [llm_router(service)], cards)
 
 
 @contextmanager

@@ -20,13 +20,12 @@ from PIL import Image
 
 from triptych.core.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
-from triptych.core.http.models import models_router
 from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.media.pictures import PictureReader
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.image_model import ImageModel
 from triptych.modalities.diffusion.recipes.abilities import Abilities
-from triptych.modalities.diffusion.routes import image_cards, image_store, images_router
+from triptych.modalities.diffusion.routes import image_cards, images_router, picture_links
 from triptych.modalities.diffusion.service import ImageCall, ImageService
 
 GENERATIONS, EDITS, VARIATIONS = (
@@ -161,8 +160,8 @@ def make_image_app(
     """The images API in front of `engine`."""
     config = Config(images=images or ImageOptions(), server=ServerOptions(**server))
     service = service or make_image_service(engine)
-    router = images_router(service, image_store(config), public_url=config.server.public_url)
-    return create_app(config, engine, [router, models_router(image_cards(service))])
+    router = images_router(service, picture_links(config))
+    return create_app(config, engine, [router], image_cards(service))
 
 
 def call(prompt: str = "a red apple", **fields: Any) -> ImageCall:

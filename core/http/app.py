@@ -1,7 +1,8 @@
 """The app factory: what every route shares, put together once.
 
 Owns the order of the layers, outermost first: access (ids, log), CORS, keys, the tie to the
-client; then routes, whose errors one table answers. Knows no modality: routes come as routers.
+client, paths; then routes, whose errors one table answers. Knows no modality: routes come as
+routers.
 """
 
 from __future__ import annotations
@@ -17,22 +18,29 @@ from starlette.middleware.cors import CORSMiddleware
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config, ServerOptions
-from triptych.core.errors import TriptychError
+from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
 from triptych.core.http.auth import Keyring, RequireKey
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.errors import handle_error
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
+from triptych.core.http.models import ModelCard, handle_unknown_model, models_router
+from triptych.core.http.paths import Paths, handle_http_error
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
 
 
-def create_app(config: Config, client: EngineClient, routers: Sequence[APIRouter]) -> FastAPI:
-    """The ASGI app that serves `routers` in front of `client`.
+def create_app(
+    config: Config,
+    client: EngineClient,
+    routers: Sequence[APIRouter],
+    cards: Sequence[ModelCard] = (),
+) -> FastAPI:
+    """The ASGI app that serves `routers` in front of `client`, and lists `cards`.
 
-    `app.state` holds `options`, `metrics`, `in_flight` and `upload_budget` for routes and for the
-    server. Raises `ConfigError` for API keys that cannot be read.
+    `app.state` holds `options`, `metrics`, `in_flight`, `upload_budget`, `tasks` and `routes` for
+    routes and for the server. Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
     in_flight = InFlight()
@@ -43,18 +51,24 @@ def create_app(config: Config, client: EngineClient, routers: Sequence[APIRouter
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
         middleware=_layers(config.server, metrics, in_flight),
-        exception_handlers=dict.fromkeys(
-            (TriptychError, RequestValidationError, HTTPException), handle_error
-        ),
+        exception_handlers={
+            UnknownModel: handle_unknown_model,
+            HTTPException: handle_http_error,
+            **dict.fromkeys((TriptychError, RequestValidationError), handle_error),
+        },
     )
     app.state.options = config.server
     app.state.metrics = metrics
     app.state.in_flight = in_flight
     app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
+    app.state.tasks = {card.id: card.task for card in cards}
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
-    for router in (health, metrics_router(metrics), *routers):
+    routes = list(app.routes)
+    for router in (health, metrics_router(metrics), models_router(cards), *routers):
+        routes += router.routes
         app.include_router(router)
+    app.state.routes = tuple(routes)
     return app
 
 
@@ -76,4 +90,5 @@ def _layers(options: ServerOptions, metrics: HttpMetrics, in_flight: InFlight) -
         *([cors] if options.cors_origin else []),
         Middleware(RequireKey, keyring=Keyring.from_options(options)),
         Middleware(FollowClient, options=options, in_flight=in_flight),
+        Middleware(Paths),
     ]

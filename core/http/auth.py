@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from triptych.core.errors import ConfigError, Unauthorized
 from triptych.core.http.errors import error_response
 
 PUBLIC_ROUTES = frozenset(
-    {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/health"), ("GET", "/version")}
+    itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/version"))
 )
 """What may be asked without a key. `/metrics` is not here: it tells what others do."""
 
@@ -76,6 +77,8 @@ class Keyring:
 class RequireKey:
     """ASGI middleware: sets `scope["state"]["principal"]`, or answers 401.
 
+    `scope["state"]["has_key"]` tells public routes whether the caller would be let in elsewhere.
+
     Looks at the raw path of the request line alone: what a `Host` header makes of the URL cannot
     turn a private route into a public one.
     """
@@ -86,14 +89,17 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in, or refuse it."""
-        if scope["type"] == "http" and (scope["method"], scope["path"]) not in PUBLIC_ROUTES:
+        if scope["type"] == "http":
             state = scope["state"]
             try:
                 authorization = Headers(scope=scope).get("authorization", "")
                 state["principal"] = self._keyring.identify(authorization)
+                state["has_key"] = True
             except Unauthorized as error:
-                await error_response(error, state["request_id"])(scope, receive, send)
-                return
+                state["has_key"] = False
+                if (scope["method"], scope["path"]) not in PUBLIC_ROUTES:
+                    await error_response(error, state["request_id"])(scope, receive, send)
+                    return
         await self._app(scope, receive, send)
 
 

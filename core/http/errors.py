@@ -103,10 +103,7 @@ def error_response(error: BaseException, request_id: str) -> Response:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """FastAPI's exception handler for every error of the table."""
-    response = error_response(error, request.state.request_id)
-    if isinstance(error, HTTPException):
-        response.headers.update(error.headers or {})  # `Allow` of a 405
-    return response
+    return error_response(error, request.state.request_id)
 
 
 def _from_http(error: HTTPException) -> TriptychError:

@@ -9,12 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
+
+_ABOUT = {"title", "description", "default"}
+"""What a JSON schema says of a field rather than of its values."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
@@ -27,9 +40,61 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def inert() -> Any:
-    """The default of a field that is let pass and changes nothing."""
-    return Field(default=None, description="Accepted, and without effect here.")
+class NullIsAbsent(Strict):
+    """A JSON body whose optional fields may be null: clients send that for what they leave out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = cls.model_fields
+        return {
+            name: field for name, field in value.items() if field is not None or name not in known
+        }
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema says so, too."""
+        schema = handler.resolve_ref_schema(handler(core))
+        required = schema.get("required", ())
+        for name, field in schema["properties"].items():
+            types = {part.get("type") for part in field.get("anyOf", ())}
+            if name not in required and "null" not in types:
+                about = {word: field.pop(word) for word in _ABOUT & field.keys()}
+                schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
+        return schema
+
+
+_CACHED = "equal beginnings of prompts are cached by themselves"
+_LABEL = "a label, which no answer depends on"
+INERT: Mapping[str, str] = MappingProxyType(
+    {
+        "cache_control": _CACHED,
+        "cache_prompt": "answers are the same with and without a cache",
+        "chat_id": _LABEL,
+        "include_obfuscation": "chunks are not padded",
+        "metadata": _LABEL,
+        "mirostat_eta": "it belongs to mirostat, which is off",
+        "mirostat_tau": "it belongs to mirostat, which is off",
+        "moderation": "nothing is moderated here",
+        "parallel_tool_calls": "no tool is called here",
+        "prompt_cache_key": _CACHED,
+        "prompt_cache_retention": _CACHED,
+        "safety_identifier": _LABEL,
+        "service_tier": "there is one tier; priority orders requests",
+        "store": "no answer is kept",
+        "user": _LABEL,
+    }
+)
+"""Fields that are accepted though nothing comes of them, and why that is no lie."""
+
+
+def inert(name: str) -> Any:
+    """The default of a field of `INERT`."""
+    return Field(default=None, description=f"Accepted, and without effect: {INERT[name]}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from triptych.core.client import EngineStatus
@@ -26,7 +26,10 @@ class ModelHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """The server's state. `reason` says why it is not ready."""
+    """The server's state. `reason` says why it is not ready.
+
+    Where there are API keys, models are told to those who send one.
+    """
 
     status: Literal["ok", "unavailable"]
     reason: str
@@ -51,24 +54,25 @@ def health_router(status: Callable[[], EngineStatus], is_draining: Callable[[], 
         503: {"model": Health, "description": "Not now; the body says why."}
     }
 
-    def answer(response: Response, *, is_live_enough: bool) -> Health:
+    def answer(request: Request, response: Response, *, is_live_enough: bool) -> Health:
         now = status()
         draining = is_draining() or now.is_draining
         is_ok = now.is_alive if is_live_enough else now.is_alive and now.is_ready and not draining
         response.status_code = 200 if is_ok else 503
         response.headers["cache-control"] = "no-store"
-        return _describe(now, is_ok=is_ok, is_draining=draining)
+        health = _describe(now, is_ok=is_ok, is_draining=draining)
+        return health if request.state.has_key else health.model_copy(update={"models": []})
 
     @router.get("/livez", responses=unready)
-    async def livez(response: Response) -> Health:
+    async def livez(request: Request, response: Response) -> Health:
         """200 while the engine's loop makes progress."""
-        return answer(response, is_live_enough=True)
+        return answer(request, response, is_live_enough=True)
 
     @router.get("/readyz", responses=unready)
     @router.get("/health", responses=unready)
-    async def readyz(response: Response) -> Health:
+    async def readyz(request: Request, response: Response) -> Health:
         """200 while requests are taken and can be served."""
-        return answer(response, is_live_enough=False)
+        return answer(request, response, is_live_enough=False)
 
     @router.get("/version")
     async def show_version() -> Version:

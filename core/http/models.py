@@ -1,22 +1,34 @@
-"""`/v1/models`: what is served here, whatever it does.
+"""`/v1/models`: what is served here, whatever it does, and at which route.
 
-Owns the answer's shape. Knows no modality: each tells its models as cards.
+Owns the answer's shape, and what somebody hears who takes a model for another kind. Knows no
+modality: each tells its models as cards.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 
-from triptych.core.errors import NotFound
-from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.errors import UnknownModel, WrongModel
+from triptych.core.http.errors import ERROR_RESPONSES, handle_error
 from triptych.core.limits import MAX_NAME_CHARS
 
 Task = Literal["chat", "embedding", "speech", "transcription", "image"]
+_WORK: Mapping[Task, tuple[str, str]] = MappingProxyType(
+    {
+        "chat": ("chats", "/v1/chat/completions"),
+        "embedding": ("turns texts into vectors", "/v1/embeddings"),
+        "speech": ("speaks", "/v1/audio/speech"),
+        "transcription": ("writes down what it hears", "/v1/audio/transcriptions"),
+        "image": ("draws", "/v1/images/generations"),
+    }
+)
+"""What a model of each kind does, and where."""
 
 
 class ModelCard(BaseModel):
@@ -41,30 +53,47 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
+async def handle_unknown_model(request: Request, error: Exception) -> Response:
+    """FastAPI's exception handler: a model of another kind is told from one that is not here."""
+    assert isinstance(error, UnknownModel)
+    tasks: Mapping[str, Task] = request.app.state.tasks
+    if error.name not in tasks:
+        return await handle_error(request, error)
+    does, route = _WORK[tasks[error.name]]
+    there = error.message.partition(" here. ")[2]
+    message = f"{error.name} {does}: post to {route}. {there}"
+    return await handle_error(request, WrongModel(message, param=error.param))
+
+
+class SpeechModelList(ModelList):
+    """Answer of `/v1/audio/models`. Front-ends that ask there read `models`."""
+
+    models: list[ModelCard]
+
+
 def models_router(cards: Sequence[ModelCard]) -> APIRouter:
     """Lists `cards`, and shows each."""
     by_name = {card.id: card for card in cards}
-    router = APIRouter(
-        prefix="/v1/models",
-        responses=ERROR_RESPONSES,
-        tags=["models"],
-    )
+    router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
 
-    @router.get("", response_model_exclude_none=True)
+    @router.get("/v1/models", response_model_exclude_none=True)
     async def list_models() -> ModelList:
         """The models served here."""
         return ModelList(data=list(cards))
 
-    @router.get("/{name:path}", response_model_exclude_none=True)
+    @router.get("/v1/audio/models", response_model_exclude_none=True)
+    async def list_speech_models() -> SpeechModelList:
+        """The models that speak."""
+        speaking = [card for card in cards if card.task == "speech"]
+        return SpeechModelList(data=speaking, models=speaking)
+
+    @router.get("/v1/models/{name:path}", response_model_exclude_none=True)
     async def show_model(
         name: Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)],
     ) -> ModelCard:
         """One model."""
         if name not in by_name:
-            raise NotFound(
-                f"There is no model {name[:80]!r} here. Models: {', '.join(by_name)}.",
-                param="model",
-            )
+            raise UnknownModel.among(by_name, name)
         return by_name[name]
 
     return router

@@ -11,16 +11,18 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from triptych.core.http.disconnect import Lifeline
-from triptych.core.http.errors import error_body, to_public
+from triptych.core.http.errors import ErrorBody, error_body, to_public
 from triptych.core.logs import fields
 
-DONE = b"data: [DONE]\n\n"
+_DONE = "[DONE]"
+DONE = f"data: {_DONE}\n\n".encode()
 HEARTBEAT = b": waiting\n\n"
 
 _logger = logging.getLogger(__name__)
@@ -116,6 +118,41 @@ def _frame(document: str | bytes, name: str = "") -> bytes:
     data = document if isinstance(document, bytes) else document.encode()
     event = f"event: {name}\n".encode() if name else b""
     return b"%bdata: %b\n\n" % (event, data)
+
+
+def described(*documents: type[BaseModel]) -> dict[str, Any]:
+    """A stream of `documents` in OpenAPI's words, for the `content` of an answer.
+
+    An error may be among them, and the word for the end. Their schemas stand there whole: only
+    those of answers in one piece are found by reference.
+    """
+    kinds: list[type[BaseModel]] = [*documents, ErrorBody]
+    schemas = [_whole_schema(kind) for kind in kinds]
+    document = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": schemas},
+    }
+    data = {"anyOf": [{"const": _DONE}, document]}
+    properties = {"event": {"type": "string"}, "data": data}
+    event = {"type": "object", "properties": properties, "required": ["data"]}
+    return {"text/event-stream": {"itemSchema": event}}
+
+
+def _whole_schema(document: type[BaseModel]) -> Any:
+    schema = document.model_json_schema(mode="serialization")
+    parts = schema.pop("$defs", {})
+
+    def whole(node: Any) -> Any:
+        if isinstance(node, list):
+            return [whole(entry) for entry in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return whole(parts[node["$ref"].rpartition("/")[2]])
+        return {key: whole(value) for key, value in node.items()}
+
+    return whole(schema)
 
 
 def log_broken(error: BaseException, scope: Scope) -> None:

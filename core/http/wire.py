@@ -101,6 +101,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if size > self._wire.head_bytes or len(self.headers) > self._wire.num_headers:
             self._refusal = self._head_too_large()
             raise self._refusal  # through the parser to `send_400_response`
+        self._check_head()
         self._is_in_head, self._is_in_body = False, True
         self._num_discarded_bytes = 0
         self._num_requests += 1
@@ -108,6 +109,22 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._num_requests >= self._wire.num_requests:
             self.cycle.keep_alive = False
+
+    def _check_head(self) -> None:
+        """Refuse what HTTP/1 does not allow, though its parser does."""
+        version = self.parser.get_http_version()
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if version not in ("1.0", "1.1"):
+            self._refusal = InvalidRequest("The request's line names no version that is read here.")
+        elif num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+            self._refusal = InvalidRequest("A request has one Host header.")
+        elif any(
+            name == b"transfer-encoding" and value.strip().lower() != b"chunked"
+            for name, value in self.headers
+        ):
+            self._refusal = InvalidRequest("Of transfer codings only chunked is read.")
+        if self._refusal is not None:
+            raise self._refusal
 
     def on_body(self, body: bytes) -> None:
         """Pass a piece of the body on, or throw it away if the answer is out already."""
@@ -153,8 +170,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # another answer may be half written
-            return
+            if not self._is_in_body or self.pipeline or self.cycle.response_started:
+                self.transport.abort()  # another answer may be half written
+                return
+            self.cycle.disconnected = True  # the app, which waits for the body, is told so
+            self.cycle.message_event.set()
         request_id = f"req-{uuid.uuid4().hex}"
         response = error_response(error, request_id)
         response.headers["x-request-id"] = request_id

@@ -23,7 +23,15 @@ from pydantic import (
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.body import parse_json
-from triptych.core.http.fields import Label, Name, Refused, Strict, inert, without_refused
+from triptych.core.http.fields import (
+    Label,
+    Name,
+    NullIsAbsent,
+    Refused,
+    Strict,
+    inert,
+    without_refused,
+)
 from triptych.core.images import AdapterUse, CacheName, StepCache
 from triptych.modalities.diffusion.files import PictureKind
 from triptych.modalities.diffusion.service import (
@@ -143,15 +151,17 @@ class DrawFields(Strict):
     quality: Literal["auto", "low", "medium", "high", "standard", "hd"] = Field(
         default="auto", description="How many steps: half the model's own, as many, or half more."
     )
-    background: Literal["auto", "transparent", "opaque"] = "auto"
+    background: Literal["auto", "transparent", "opaque"] = Field(
+        default="auto", json_schema_extra={"enum": ["auto", "opaque"]}
+    )
     output_format: PictureKind = "png"
     output_compression: Annotated[int, Field(ge=0, le=100)] = Field(
         default=100, description="Quality of jpeg and webp."
     )
     response_format: Literal["url", "b64_json"] = "b64_json"
-    moderation: Literal["auto", "low"] | None = inert()
-    user: Label | None = inert()
-    safety_identifier: Label | None = inert()
+    moderation: Literal["auto", "low"] | None = inert("moderation")
+    user: Label | None = inert("user")
+    safety_identifier: Label | None = inert("safety_identifier")
     seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
         default=None, description="Same seed, same picture."
     )
@@ -174,12 +184,7 @@ class DrawFields(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        fields = without_refused(value, REFUSED)
-        if not isinstance(fields, dict):
-            return fields
-        # OpenAI's clients may send null for what they leave out.
-        left_out = {name for name in cls.model_fields if fields.get(name, name) is None}
-        return {name: field for name, field in fields.items() if name not in left_out}
+        return without_refused(value, REFUSED)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -266,7 +271,7 @@ class PromptFields(DrawFields):
         return self
 
 
-class GenerationBody(PromptFields):
+class GenerationBody(PromptFields, NullIsAbsent):
     """Body of `/v1/images/generations`."""
 
     @model_validator(mode="before")

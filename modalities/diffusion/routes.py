@@ -21,11 +21,12 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
-from triptych.core.http.sse import EventStream
+from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
 from triptych.core.logs import fields
 from triptych.modalities.diffusion.easel import Easel
-from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind
+from triptych.modalities.diffusion.files import MEDIA_TYPES
+from triptych.modalities.diffusion.links import FILES_ROUTE, PictureLinks
 from triptych.modalities.diffusion.protocol import (
     MAX_SOURCES,
     DrawFields,
@@ -34,17 +35,22 @@ from triptych.modalities.diffusion.protocol import (
     PromptFields,
     VariationFields,
 )
-from triptych.modalities.diffusion.replies import ImagesReply, PictureData, Route
+from triptych.modalities.diffusion.replies import (
+    CompletedImage,
+    ImageProgress,
+    ImagesReply,
+    PartialImage,
+    PictureData,
+    Route,
+)
 from triptych.modalities.diffusion.service import ImageCall, ImageService, PictureFile
 from triptych.modalities.diffusion.store import ID_CHARS, PictureStore
-
-FILES_ROUTE = "/v1/images/files"
 
 _IMAGES = {"type": "array", "items": dict(BINARY), "maxItems": MAX_SOURCES}
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesReply,
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": described(PartialImage, CompletedImage, ImageProgress),
         "description": "The pictures, or events while they are drawn.",
     }
 }
@@ -57,20 +63,21 @@ _FILE: dict[int | str, dict[str, Any]] = {
 _logger = logging.getLogger(__name__)
 
 
-def images_router(service: ImageService, store: PictureStore, *, public_url: str = "") -> APIRouter:
-    """Routes of the images API in front of `service`; links lead to `store`, below `public_url`."""
+def images_router(service: ImageService, links: PictureLinks) -> APIRouter:
+    """Routes of the images API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["images"])
-    studio = _Studio(service, store, public_url.rstrip("/"))
+    studio = _Studio(service, links)
     _add_generations(router, studio)
     _add_edits(router, studio)
-    _add_files(router, store)
+    _add_files(router, links)
     return router
 
 
-def image_store(config: Config) -> PictureStore:
-    """The store of links with the bounds of a configuration."""
+def picture_links(config: Config) -> PictureLinks:
+    """Links and their store with the bounds of a configuration."""
     options = config.images
-    return PictureStore(max_bytes=options.image_store_mb * 2**20, ttl_s=options.image_store_ttl_s)
+    store = PictureStore(max_bytes=options.image_store_mb * 2**20, ttl_s=options.image_store_ttl_s)
+    return PictureLinks(store, config.server.public_url)
 
 
 def image_cards(service: ImageService) -> list[ModelCard]:
@@ -131,16 +138,15 @@ def _add_edits(router: APIRouter, studio: _Studio) -> None:
         return await studio.answer(call, body, request, "image_edit", form)
 
 
-def _add_files(router: APIRouter, store: PictureStore) -> None:
+def _add_files(router: APIRouter, links: PictureLinks) -> None:
     @router.get(FILES_ROUTE + "/{name}", response_class=Response, responses=_FILE)
     async def show_picture(
         name: Annotated[str, Path(min_length=1, max_length=ID_CHARS + len(".jpeg"))],
         request: Request,
     ) -> Response:
         """A picture that was answered as a link."""
-        picture_id, _, suffix = name.partition(".")
-        picture = store.find(picture_id, Context.of(request).principal.owner)
-        if picture is None or picture.kind != suffix:
+        picture = links.named(name, request)
+        if picture is None:
             raise NotFound("You have no such picture, or it was kept long enough.")
         headers = {
             "cache-control": "private, max-age=3600, immutable",
@@ -174,8 +180,7 @@ class _Studio:
     """What every route draws with, and where links lead."""
 
     service: ImageService
-    store: PictureStore
-    public_url: str
+    links: PictureLinks
 
     async def answer(
         self,
@@ -197,17 +202,9 @@ class _Studio:
             return EventStream(easel.events(), heartbeat_s=heartbeat_s, end=b"", is_named=True)
         files = await easel.files()
         if body.response_format == "url":
-            data = self._links(files, body.output_format, request)
+            kind = body.output_format
+            data = [PictureData(url=self.links.add(file, kind, request)) for file in files]
         else:
             data = [PictureData(b64_json=base64.b64encode(file).decode()) for file in files]
         reply = easel.reply(data)
         return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
-
-    def _links(
-        self, files: Sequence[bytes], kind: PictureKind, request: Request
-    ) -> list[PictureData]:
-        """Keep the files for their caller, and say where."""
-        owner = Context.of(request).principal.owner
-        base = self.public_url or str(request.base_url).rstrip("/")
-        names = [self.store.add(file, kind, owner) for file in files]
-        return [PictureData(url=f"{base}{FILES_ROUTE}/{name}.{kind}") for name in names]

@@ -19,9 +19,9 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import (
     InvalidRequest,
-    NotFound,
     Overloaded,
     RequestError,
+    UnknownModel,
     UnsupportedOption,
 )
 from triptych.core.images import AdapterUse, ImageDelta, ImageRequest, StepCache
@@ -147,15 +147,11 @@ class ImageService:
     def model(self, name: str) -> ImageModel:
         """The model called `name`, the first where it is empty.
 
-        Raises `NotFound`, naming those there are.
+        Raises `UnknownModel`, naming those there are.
         """
         found = self.models.get(name or next(iter(self.models), ""))
         if found is None:
-            raise NotFound(
-                f"There is no image model {name[:80]!r} here. Image models:"
-                f" {', '.join(self.models) or 'none'}.",
-                param="model",
-            )
+            raise UnknownModel.among(self.models, name, "image model")
         return found
 
     def draw(self, call: ImageCall) -> Drawing:

@@ -7,18 +7,23 @@ unknown field. Every number is bounded and finite, every string and array has a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
-from triptych.core.media.fetch import Fetched
-from triptych.modalities.llm.eyes import PictureSource
-from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
+from triptych.modalities.llm.messages import Message, TemplateFields, is_list
+from triptych.modalities.llm.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION
 
 
 def _within(name: str, description: str) -> Any:
@@ -26,9 +31,24 @@ def _within(name: str, description: str) -> Any:
     return Field(default=None, ge=low, le=high, description=description)
 
 
-FindFile = Callable[[str], Fetched | None]
-"""The file that a body had in a URL, where it was taken out of it."""
+def _penalty(description: str) -> Any:
+    high = SAMPLING_RANGES["repetition_penalty"][1]
+    return Field(default=None, gt=0, le=high, description=description)
+
+
+def _not_zero(length: int) -> int:
+    if length == 0:
+        raise InvalidRequest("At least one token is made; -1 stands for as many as fit.")
+    return length
+
+
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+Length = Annotated[
+    int,
+    Field(ge=-1, le=SAMPLING_RANGES["max_tokens"][1], json_schema_extra={"not": {"const": 0}}),
+    AfterValidator(_not_zero),
+]
+AnyNumber = Annotated[float, Field(ge=-1e9, le=1e9)]
 TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 TokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)
@@ -47,20 +67,6 @@ LogitBias = Annotated[
     ],
     Field(max_length=limits.MAX_LOGIT_BIAS),
 ]
-# No angle brackets or bars: a string here must never spell a special token.
-TemplateText = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9 _.,:+-]*$", max_length=64)]
-TemplateOption = Literal["enable_thinking", "thinking", "reasoning_effort", "date_string"]
-TemplateOptions = Annotated[
-    dict[
-        TemplateOption,
-        bool | Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | TemplateText,
-    ],
-    Field(max_length=limits.MAX_TEMPLATE_OPTIONS),
-]
-
-
-def _is_list(value: Any) -> str:
-    return ":list" if isinstance(value, list) else ":text"
 
 
 def prompt_kind(value: Any) -> str:
@@ -74,11 +80,11 @@ def prompt_kind(value: Any) -> str:
 
 
 Stop = Annotated[
-    Annotated[StopString, Tag(":text")]
+    Annotated[str, StringConstraints(max_length=limits.MAX_STOP_CHARS), Tag(":text")]
     | Annotated[
         list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True), Tag(":list")
     ],
-    Discriminator(_is_list),
+    Discriminator(is_list),
 ]
 _Batch = Field(min_length=1, max_length=limits.MAX_PROMPTS, fail_fast=True)
 Prompt = Annotated[
@@ -90,108 +96,20 @@ Prompt = Annotated[
 ]
 
 
-class TextPart(Strict):
-    """A part of a message's content that is text."""
-
-    type: Literal["text"]
-    text: Text
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise UnsupportedOption(
-                f"A message takes parts of type 'text' and 'image_url', not {kind[:40]!a}: send a"
-                " picture as a data URL in image_url; there is no files API, and no sound is read"
-                " here."
-            )
-        return value
-
-
-class ImageUrl(Strict):
-    """A picture: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be fetched."""
-
-    url: Text
-    detail: Literal["auto", "low", "high"] | None = Field(
-        default=None, description="`low`: scaled down to 512 x 512 pixels' worth; else as it is."
-    )
-
-
-class ImagePart(Strict):
-    """A part of a message's content that is a picture."""
-
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-    def source(self, find: FindFile) -> PictureSource:
-        """The picture, with what `find` knows of its URL."""
-        url = self.image_url.url
-        file = find(url)
-        is_coarse = self.image_url.detail == "low"
-        return PictureSource("" if file else url, file, is_coarse)
-
-
-def _part_kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return ":image" if kind == "image_url" else ":text"
-
-
-Part = Annotated[
-    Annotated[TextPart, Tag(":text")] | Annotated[ImagePart, Tag(":image")],
-    Discriminator(_part_kind),
-]
-
-
-class Message(Strict):
-    """One message of a conversation."""
-
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: Annotated[
-        Annotated[Text, Tag(":text")]
-        | Annotated[
-            list[Part],
-            Field(min_length=1, max_length=limits.MAX_CONTENT_PARTS, fail_fast=True),
-            Tag(":list"),
-        ],
-        Discriminator(_is_list),
-    ]
-    name: Annotated[
-        str | None, Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
-    ] = None
-    tool_call_id: Name | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, MESSAGE)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        parts = () if isinstance(self.content, str) else self.content
-        if self.role != "user" and any(isinstance(part, ImagePart) for part in parts):
-            raise InvalidRequest("Pictures are read in messages of the user.", param="messages")
-        return self
-
-    def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
-        """The message as chat templates know it: they have no developers.
-
-        What URLs of pictures hold is asked of `find`.
-        """
-        fields = self.model_dump(exclude_none=True)
-        if not isinstance(self.content, str):
-            fields["content"] = [
-                part.source(find).part() if isinstance(part, ImagePart) else part.model_dump()
-                for part in self.content
-            ]
-        return {**fields, "role": "system" if self.role == "developer" else self.role}
-
-
 class StreamOptions(Strict):
     """What a stream carries besides text."""
 
     include_usage: bool | None = Field(default=None, description="End with a usage chunk.")
-    include_obfuscation: bool | None = inert()
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Token counts so far in every chunk."
+    )
+    include_obfuscation: bool | None = inert("include_obfuscation")
+
+
+class UsageOption(Strict):
+    """What OpenRouter's clients ask of token counts."""
+
+    include: bool | None = Field(default=None, description="As stream_options.include_usage.")
 
 
 class SamplingFields(Strict):
@@ -200,19 +118,27 @@ class SamplingFields(Strict):
     model: Name
     temperature: float | None = _within("temperature", "0 is greedy.")
     top_p: float | None = _within("top_p", "Nucleus sampling; 1 is off.")
-    top_k: int | None = _within("top_k", "Draw from the k likeliest tokens; 0 is off.")
+    top_k: int | None = Field(
+        default=None,
+        ge=-1,
+        le=SAMPLING_RANGES["top_k"][1],
+        description="Draw from the k likeliest tokens; 0 and -1 are off.",
+    )
     min_p: float | None = _within("min_p", "Drop tokens below this share of the likeliest.")
-    repetition_penalty: float | None = _within("repetition_penalty", "Above 0; 1 is off.")
+    repetition_penalty: float | None = _penalty("1 is off.")
+    repeat_penalty: float | None = _penalty("As repetition_penalty, its name in llama.cpp.")
     frequency_penalty: float | None = _within("frequency_penalty", "Per repetition; 0 is off.")
     presence_penalty: float | None = _within("presence_penalty", "Once; 0 is off.")
     logit_bias: LogitBias | None = Field(default=None, description="Token id to added logit.")
-    max_tokens: int | None = _within("max_tokens", "Most tokens of one answer.")
+    max_tokens: Length | None = Field(
+        default=None, description="Most tokens of one answer; -1: as many as fit."
+    )
     min_tokens: int | None = _within("min_tokens", "Fewest tokens before an end is allowed.")
     seed: int | None = _within("seed", "Same seed, same answer.")
     n: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
         default=None, description="Answers per prompt."
     )
-    stop: Stop | None = Field(default=None, description="Text that ends an answer.")
+    stop: Stop | None = Field(default=None, description="Text that ends an answer; '' is none.")
     stop_token_ids: (
         Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = Field(default=None, description="Tokens that end an answer.")
@@ -221,8 +147,15 @@ class SamplingFields(Strict):
         default=None, description="Lower goes first, under `--schedule-policy priority`."
     )
     stream: bool | None = Field(default=None, description="Answer with server-sent events.")
-    stream_options: StreamOptions | None = None
-    user: Label | None = inert()
+    stream_options: StreamOptions | None = Field(
+        default=None, description="Says nothing where nothing is streamed."
+    )
+    usage: UsageOption | None = None
+    cache_prompt: bool | None = inert("cache_prompt")
+    chat_id: Label | None = inert("chat_id")
+    mirostat_eta: AnyNumber | None = inert("mirostat_eta")
+    mirostat_tau: AnyNumber | None = inert("mirostat_tau")
+    user: Label | None = inert("user")
 
     @model_validator(mode="before")
     @classmethod
@@ -231,10 +164,11 @@ class SamplingFields(Strict):
 
     @model_validator(mode="after")
     def _check_common(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options needs stream.", param="stream_options")
-        if self.repetition_penalty == 0:
-            raise InvalidRequest("repetition_penalty must be above 0.", param="repetition_penalty")
+        if len({self.repetition_penalty, self.repeat_penalty} - {None}) > 1:
+            raise InvalidRequest(
+                "repeat_penalty and repetition_penalty are one and differ: send the latter alone.",
+                param="repeat_penalty",
+            )
         most = self.sampling()["max_tokens"]
         if most is not None and (self.min_tokens or 0) > most:
             raise InvalidRequest("min_tokens is over max_tokens.", param="min_tokens")
@@ -243,12 +177,18 @@ class SamplingFields(Strict):
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop or ()))
 
     @property
     def has_usage_chunk(self) -> bool:
         """Whether a stream ends with a chunk of token counts."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+        asked = self.stream_options and self.stream_options.include_usage
+        return bool(asked or (self.usage and self.usage.include))
+
+    @property
+    def has_running_usage(self) -> bool:
+        """Whether every chunk of a stream tells the token counts so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `SamplingParams` this request gives; absent ones are `None`."""
@@ -256,47 +196,52 @@ class SamplingFields(Strict):
         bias = tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
         return {
             **{name: getattr(self, name) for name in names},
+            "top_k": None if self.top_k is None else max(0, self.top_k),
+            "repetition_penalty": self.repetition_penalty or self.repeat_penalty,
+            "max_tokens": _smallest(self.max_tokens),
             "logit_bias": bias,
             "stop_token_ids": tuple(self.stop_token_ids or ()),
         }
 
 
-class ChatRequest(SamplingFields):
+def _smallest(*lengths: int | None) -> int | None:
+    """The least of several bounds; `None` where none of them bounds anything."""
+    return min((length for length in lengths if length is not None and length > 0), default=None)
+
+
+class ChatRequest(SamplingFields, TemplateFields):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[
         list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
     ]
-    max_completion_tokens: int | None = _within("max_tokens", "As max_tokens, its newer name.")
+    max_completion_tokens: Length | None = Field(
+        default=None, description="As max_tokens, its newer name; of both the smaller holds."
+    )
     logprobs: bool | None = Field(default=None, description="Report log-probabilities.")
     top_logprobs: int | None = _within("top_logprobs", "Alternatives reported per token.")
-    chat_template_kwargs: TemplateOptions | None = Field(
-        default=None, description="Switches of the model's chat template."
+    store: bool | None = inert("store")
+    metadata: Metadata | None = inert("metadata")
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
+        "service_tier"
     )
-    add_generation_prompt: bool | None = Field(
-        default=None, description="Let the template open the answer (the default)."
+    safety_identifier: Label | None = inert("safety_identifier")
+    prompt_cache_key: Label | None = inert("prompt_cache_key")
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert(
+        "prompt_cache_retention"
     )
-    store: bool | None = inert()
-    metadata: Metadata | None = inert()
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert()
-    safety_identifier: Label | None = inert()
-    prompt_cache_key: Label | None = inert()
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert()
-    parallel_tool_calls: bool | None = inert()
+    parallel_tool_calls: bool | None = inert("parallel_tool_calls")
 
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            unused = {name for name, choice in CHOSEN_AWAY.items() if value.get(choice) == "none"}
+            value = {name: field for name, field in value.items() if name not in unused}
         return without_refused(value, CHAT)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        both = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(both) > 1:
-            raise InvalidRequest(
-                "max_tokens and max_completion_tokens differ: send the latter alone.",
-                param="max_tokens",
-            )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
         return self
@@ -305,23 +250,25 @@ class ChatRequest(SamplingFields):
         """As for every request, with chat's names for length and log-probabilities."""
         return {
             **super().sampling(),
-            "max_tokens": self.max_completion_tokens or self.max_tokens,
+            "max_tokens": _smallest(self.max_tokens, self.max_completion_tokens),
             "top_logprobs": (self.top_logprobs or 0) if self.logprobs else None,
         }
 
-    def template_options(self) -> dict[str, Any]:
-        """What the chat template is given besides the messages."""
-        add = self.add_generation_prompt
-        return {
-            **{str(name): value for name, value in (self.chat_template_kwargs or {}).items()},
-            "add_generation_prompt": True if add is None else add,
-        }
+
+_ADDS_SPECIAL = Field(
+    default=None, description="Begin texts with the tokens that the model wants there (default)."
+)
+_PARSES_SPECIAL = Field(
+    default=None, description="Read special tokens spelled in texts as such, not as characters."
+)
 
 
 class CompletionRequest(SamplingFields):
     """Body of `/v1/completions`."""
 
     prompt: Prompt
+    add_special_tokens: bool | None = _ADDS_SPECIAL
+    parse_special: bool | None = _PARSES_SPECIAL
     logprobs: int | None = _within("top_logprobs", "Alternatives reported per token.")
     echo: bool | None = Field(default=None, description="Begin each answer with its prompt.")
     best_of: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
@@ -361,7 +308,7 @@ class CompletionRequest(SamplingFields):
         }
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(TemplateFields):
     """Body of `/tokenize`: either a prompt or messages."""
 
     model: Name
@@ -372,12 +319,17 @@ class TokenizeRequest(Strict):
         ]
         | None
     ) = None
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = _ADDS_SPECIAL
+    parse_special: bool | None = _PARSES_SPECIAL
+    return_token_strs: bool | None = Field(default=None, description="Tell each token's text, too.")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("Send either prompt or messages.", param="prompt")
+        if self.messages is not None:
+            asked = self.model_dump(include={"add_special_tokens", "parse_special"})
+            without_refused({name: value for name, value in asked.items() if value}, CHAT)
         return self
 
 
@@ -386,3 +338,6 @@ class DetokenizeRequest(Strict):
 
     model: Name
     tokens: Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)]
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out (the default)."
+    )

@@ -6,6 +6,7 @@ fields as null and leaves others out. Knows nothing of HTTP.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import time
 from collections import defaultdict
@@ -147,12 +148,16 @@ class CompletionReply(_Reply):
     usage: UsageReply | None = None
 
 
+Chunk = ChatChunk | CompletionReply
+
+
 class Tokens(BaseModel):
     """Answer of `/tokenize`."""
 
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None = None
 
 
 class Prompt(BaseModel):
@@ -192,7 +197,7 @@ class UsageTotals:
 class Shape(Protocol):
     """How one route dresses deltas. `chunks` yields no usage; `usage_chunk` nothing but."""
 
-    def chunks(self, delta: TextDelta) -> Iterator[BaseModel]:
+    def chunks(self, delta: TextDelta) -> Iterator[Chunk]:
         """Events for one delta: none where there is nothing to show."""
         ...
 
@@ -228,7 +233,7 @@ class ChatShape(_Header):
         self._has_logprobs = has_logprobs
         self._begun: set[int] = set()
 
-    def chunks(self, delta: TextDelta) -> Iterator[BaseModel]:
+    def chunks(self, delta: TextDelta) -> Iterator[Chunk]:
         """The role first, once; then text; then why it ended."""
         if delta.index not in self._begun:
             self._begun.add(delta.index)
@@ -283,6 +288,20 @@ class ChatShape(_Header):
         return ChatLogprobs(content=content, refusal=None)
 
 
+class _Offsets:
+    """Where tokens begin in a text: a token that begins within a character, at that character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+
+    def next(self, shown: bytes) -> int:
+        """Where the next token begins, of which the text has `shown`."""
+        offset = self._num_chars
+        self._num_chars += len(self._decoder.decode(shown))
+        return offset
+
+
 class CompletionShape(_Header):
     """Text completions."""
 
@@ -291,9 +310,9 @@ class CompletionShape(_Header):
     ) -> None:
         super().__init__(model, f"cmpl-{call_id}", has_usage=has_usage)
         self._has_logprobs = has_logprobs
-        self._offsets: defaultdict[int, int] = defaultdict(int)
+        self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
 
-    def chunks(self, delta: TextDelta) -> Iterator[BaseModel]:
+    def chunks(self, delta: TextDelta) -> Iterator[Chunk]:
         """At most one event."""
         if delta.text or delta.logprobs or delta.finish_reason is not None:
             choice = self._choice(delta.index, [delta])
@@ -320,10 +339,6 @@ class CompletionShape(_Header):
         )
 
     def _logprobs(self, index: int, entries: Sequence[TokenText]) -> CompletionLogprobs:
-        offsets = []
-        for entry in entries:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(entry.text)
         return CompletionLogprobs(
             tokens=[entry.text for entry in entries],
             token_logprobs=[
@@ -335,7 +350,7 @@ class CompletionShape(_Header):
                 else {top.text: _finite(top.logprob or 0.0) for top in (*entry.top, entry)}
                 for entry in entries
             ],
-            text_offset=offsets,
+            text_offset=[self._offsets[index].next(entry.shown) for entry in entries],
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -21,8 +21,9 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, data_urls
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.sse import EventStream
+from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
+from triptych.core.media.fetch import Fetched
 from triptych.modalities.llm.eyes import ChatPrompt
 from triptych.modalities.llm.protocol import (
     ChatRequest,
@@ -32,6 +33,7 @@ from triptych.modalities.llm.protocol import (
     TokenizeRequest,
 )
 from triptych.modalities.llm.replies import (
+    ChatChunk,
     ChatReply,
     ChatShape,
     CompletionReply,
@@ -48,19 +50,27 @@ _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _logger = logging.getLogger(__name__)
 
 
-def llm_router(service: LlmService) -> APIRouter:
+FindLink = Callable[[str, Request], Fetched | None]
+"""The caller's file behind a URL of this very server."""
+
+
+def _no_links(url: str, request: Request) -> None:
+    """No URL leads here."""
+
+
+def llm_router(service: LlmService, find_link: FindLink = _no_links) -> APIRouter:
     """Routes of the text API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
-    _add_generation(router, service)
+    _add_generation(router, service, find_link)
     _add_tokens(router, service)
     return router
 
 
-def _add_generation(router: APIRouter, service: LlmService) -> None:
+def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink) -> None:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
-        prompt = await _encode_chat(service, body, request, context.principal.tenant)
+        prompt = await _encode_chat(service, body, request, find_link)
         call = _call(service, body, context, (prompt.ids,), default_tokens=None)
         call = replace(call, pictures=(prompt.pictures,))
         shape = ChatShape(
@@ -76,16 +86,21 @@ def _add_generation(router: APIRouter, service: LlmService) -> None:
         chat_completions,
         methods=["POST"],
         response_model=None,
-        responses=_streaming(ChatReply),
+        responses=_streaming(ChatReply, ChatChunk),
         route_class_override=DataUrlRoute,
     )
 
-    @router.post("/v1/completions", response_model=None, responses=_streaming(CompletionReply))
+    @router.post(
+        "/v1/completions",
+        response_model=None,
+        responses=_streaming(CompletionReply, CompletionReply),
+    )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts."""
         context = Context.of(request)
-        prompts = tuple([await _encode(service, body.model, text) for text in body.prompts])
-        call = _call(service, body, context, prompts, default_tokens=_DEFAULT_COMPLETION_TOKENS)
+        prompts = tuple([await _encode(service, body, prompt) for prompt in body.prompts])
+        default_tokens = None if body.max_tokens == -1 else _DEFAULT_COMPLETION_TOKENS
+        call = _call(service, body, context, prompts, default_tokens=default_tokens)
         shape = CompletionShape(
             service.model(body.model),
             context.call_id,
@@ -96,38 +111,45 @@ def _add_generation(router: APIRouter, service: LlmService) -> None:
 
 
 def _add_tokens(router: APIRouter, service: LlmService) -> None:
-    @router.post("/tokenize")
+    @router.post("/tokenize", response_model_exclude_unset=True)
     async def tokenize(body: TokenizeRequest) -> Tokens:
         """Token ids of a text, or of a conversation as the model would read it."""
         if body.messages is None:
-            ids = await service.encode_text(body.model, body.prompt or "")
+            ids = await _encode(service, body, body.prompt or "")
         else:
             messages = [message.for_template() for message in body.messages]
-            prompt = await service.encode_chat(
-                body.model, messages, add_generation_prompt=body.add_generation_prompt
-            )
+            prompt = await service.encode_chat(body.model, messages, **body.template_options())
             ids = prompt.ids
-        length = service.model(body.model).context_length
-        return Tokens(tokens=list(ids), count=len(ids), max_model_len=length)
+        model = service.model(body.model)
+        reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
+        if body.return_token_strs:
+            reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
+        return reply
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Prompt:
         """Text of token ids."""
-        return Prompt(prompt=await service.decode(body.model, body.tokens))
+        skips = body.skip_special_tokens is not False
+        text = await service.decode(body.model, body.tokens, skip_special_tokens=skips)
+        return Prompt(prompt=text)
 
 
-def _streaming(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    stream = {"text/event-stream": {"schema": {"type": "string"}}}
-    return {200: {"model": reply, "content": stream, "description": "The answer."}}
+def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": reply, "content": described(chunk), "description": "The answer."}}
 
 
 async def _encode_chat(
-    service: LlmService, body: ChatRequest, request: Request, tenant: str
+    service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
 ) -> ChatPrompt:
     """The conversation as its model takes it; its pictures' files are let go of."""
     urls = data_urls(request)
+
+    def find(url: str) -> Fetched | None:
+        return urls.find(url) or find_link(url, request)
+
     try:
-        messages = [message.for_template(urls.find) for message in body.messages]
+        messages = [message.for_template(find) for message in body.messages]
+        tenant = Context.of(request).principal.tenant
         return await service.encode_chat(
             body.model, messages, tenant=tenant, **body.template_options()
         )
@@ -135,10 +157,17 @@ async def _encode_chat(
         urls.close()
 
 
-async def _encode(service: LlmService, model: str, prompt: str | list[int]) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return await service.encode_text(model, prompt)
-    return tuple(prompt)
+async def _encode(
+    service: LlmService, body: CompletionRequest | TokenizeRequest, prompt: str | list[int]
+) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        return tuple(prompt)
+    return await service.encode_text(
+        body.model,
+        prompt,
+        parse_special=bool(body.parse_special),
+        add_special_tokens=body.add_special_tokens is not False,
+    )
 
 
 def _call(
@@ -177,7 +206,7 @@ async def _answer(
     usage = UsageTotals(call.num_samples)
     deltas = _observed(service.generate(call), body, context, usage)
     if body.stream:
-        documents = _documents(deltas, shape, usage if body.has_usage_chunk else None)
+        documents = _documents(deltas, shape, usage, body)
         return EventStream(documents, heartbeat_s=context.options.heartbeat_s)
     samples: list[list[TextDelta]] = [[] for _ in range(len(call.prompts) * call.num_samples)]
     async with aclosing(deltas) as stream:
@@ -188,13 +217,15 @@ async def _answer(
 
 
 async def _documents(
-    deltas: AsyncGenerator[TextDelta, None], shape: Shape, usage: UsageTotals | None
+    deltas: AsyncGenerator[TextDelta, None], shape: Shape, usage: UsageTotals, body: SamplingFields
 ) -> AsyncGenerator[BaseModel, None]:
     async with aclosing(deltas) as stream:
         async for delta in stream:
             for chunk in shape.chunks(delta):
+                if body.has_running_usage:
+                    chunk.usage = usage.total()
                 yield chunk
-    if usage is not None:
+    if body.has_usage_chunk:
         yield shape.usage_chunk(usage.total())
 
 

@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -21,9 +21,9 @@ from triptych.core.config import Config
 from triptych.core.errors import (
     ContextLengthExceeded,
     InvalidRequest,
-    NotFound,
     Overloaded,
     PayloadTooLarge,
+    UnknownModel,
 )
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
@@ -69,11 +69,15 @@ class GenerateCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenText:
-    """One token with its text, bytes and log-probability (`None` for the first of a prompt)."""
+    """One token with its text, bytes and log-probability (`None` for the first of a prompt).
+
+    `shown` are those of its bytes that the answer's text has: none of a special token.
+    """
 
     token_id: int
     text: str
     data: bytes
+    shown: bytes
     logprob: float | None
     top: tuple[TokenText, ...] = ()
 
@@ -149,12 +153,9 @@ class LlmService:
         return self._admission.max_jobs
 
     def model(self, name: str) -> TextModel:
-        """The model called `name`. Raises `NotFound`, naming those there are."""
+        """The model called `name`. Raises `UnknownModel`, naming those there are."""
         if name not in self.models:
-            raise NotFound(
-                f"There is no model {name[:80]!r} here. Models: {', '.join(self.models)}.",
-                param="model",
-            )
+            raise UnknownModel.among(self.models, name)
         return self.models[name]
 
     async def encode_chat(
@@ -181,16 +182,18 @@ class LlmService:
             )
         return ChatPrompt(await text.encode_chat(messages, **template_kwargs))
 
-    async def encode_text(
-        self, model: str, text: str, *, parse_special: bool = False
-    ) -> tuple[int, ...]:
-        """Token ids of plain text."""
-        encode = self.model(model).encode_text
-        return await on_text_thread(len(text), encode, text, parse_special=parse_special)
+    async def encode_text(self, model: str, text: str, **reading: bool) -> tuple[int, ...]:
+        """Token ids of plain text; `reading` is what `TextModel.encode_text` takes."""
+        return await on_text_thread(len(text), self.model(model).encode_text, text, **reading)
 
-    async def decode(self, model: str, token_ids: Sequence[int]) -> str:
+    async def decode(
+        self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
         """Text of token ids."""
-        return await on_text_thread(len(token_ids), self.model(model).decode, token_ids)
+        decode = self.model(model).decode
+        return await on_text_thread(
+            len(token_ids), decode, token_ids, skip_special_tokens=skip_special_tokens
+        )
 
     def resolve_max_tokens(self, model: str, num_prompt_tokens: int, requested: int | None) -> int:
         """How many tokens may be generated. Raises `ContextLengthExceeded` if none or too few."""
@@ -345,7 +348,8 @@ class _Row:
         if self._scores_prompt:  # the first prompt token has no entry of its own
             first = self._plain_token(ids[0], None)
             logprobs = (first, *map(self._token_text, delta.prompt_logprobs))
-        return self._model.decode(ids), logprobs
+        text = self._model.decode(ids)
+        return text, _as_shown(logprobs, text)
 
     def _token_text(self, entry: TokenLogprob) -> TokenText:
         top = tuple(self._plain_token(token_id, logprob) for token_id, logprob in entry.top)
@@ -356,7 +360,19 @@ class _Row:
     ) -> TokenText:
         data = self._model.token_bytes(token_id)
         text = data.decode("utf-8", errors="replace")
-        return TokenText(token_id=token_id, text=text, data=data, logprob=logprob, top=top)
+        shown = b"" if self._model.is_special(token_id) else data
+        return TokenText(
+            token_id=token_id, text=text, data=data, shown=shown, logprob=logprob, top=top
+        )
+
+
+def _as_shown(tokens: tuple[TokenText, ...], text: str) -> tuple[TokenText, ...]:
+    """The tokens of `text` from its beginning, where some tokenizers leave out a space."""
+    index = next((n for n, token in enumerate(tokens) if token.shown), None)
+    if index is None or text.startswith(" ") or not tokens[index].shown.startswith(b" "):
+        return tokens
+    first = replace(tokens[index], shown=tokens[index].shown[1:])
+    return (*tokens[:index], first, *tokens[index + 1 :])
 
 
 def _validate(call: GenerateCall, model: TextModel) -> None:

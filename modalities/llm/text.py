@@ -26,6 +26,7 @@ from triptych.core.text_threads import on_text_thread
 from triptych.core.tokenizer import LeastTokens, decode, encode, read_tokenizer
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.continuation import cut, marked
 from triptych.modalities.llm.detokenizer import Detokenizer
 from triptych.modalities.llm.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.template import ChatTemplate
@@ -104,15 +105,17 @@ class TextModel:
         if self.template is not None:
             self.template.start()
 
-    def encode_text(self, text: str, *, parse_special: bool = False) -> tuple[int, ...]:
-        """Token ids of plain text, with the tokens the model wants at its beginning.
+    def encode_text(
+        self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of plain text, with the tokens the model wants at its beginning, if wanted.
 
         Special tokens spelled in `text` are read as plain characters unless `parse_special`.
         Raises `ContextLengthExceeded` for a text that cannot fit, before it is tokenized.
         """
         self._check_least(text)
         tokenizer = self.tokenizer if parse_special else self.literal_tokenizer
-        (encoding,) = encode(tokenizer, [text])
+        (encoding,) = encode(tokenizer, [text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
     async def encode_chat(
@@ -142,11 +145,20 @@ class TextModel:
         work = self._encode_runs if has_stand_ins else self._encode_whole
         return await on_text_thread(len(rendered), work, rendered)
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> str:
         """The conversation as one string, as the model was trained to read it.
 
-        Raises `InvalidRequest` when there is no template, and as `ChatTemplate.render` does.
+        With `continue_final_message` it ends with the last message's words. Raises
+        `InvalidRequest` when there is no template, and as `ChatTemplate.render` does.
         """
+        if continue_final_message:
+            return cut(await self.render(marked(messages), **template_kwargs))
         if self.template is None:
             raise InvalidRequest(
                 f"{self.name} has no chat template: use /v1/completions, or start with"
@@ -156,13 +168,17 @@ class TextModel:
         values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
         return await self.template.render(messages, **values)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out. Raises `InvalidRequest` for unknown ids."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids. Raises `InvalidRequest` for unknown ids."""
         if any(not 0 <= token_id < self.vocab_size for token_id in token_ids):
             raise InvalidRequest(
                 f"Token ids lie between 0 and {self.vocab_size - 1}.", param="tokens"
             )
-        return decode(self.tokenizer, token_ids)
+        return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a special one, which answers leave out."""
+        return self.tokenizer.id_to_token(token_id) in self.specials.ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for (half a character is possible)."""

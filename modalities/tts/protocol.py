@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from triptych.core import limits
-from triptych.core.http.fields import Name, Refused, Strict, Text, without_refused
+from triptych.core.http.fields import Name, NullIsAbsent, Refused, Strict, Text, without_refused
 from triptych.modalities.tts.account import SpeechPiece
 from triptych.modalities.tts.service import MAX_SPEED, MIN_SPEED
 
@@ -71,7 +71,7 @@ def _voice_kind(value: Any) -> str:
     return ":name" if isinstance(value, str) else ":id"
 
 
-class SpeechBody(Strict):
+class SpeechBody(NullIsAbsent):
     """Body of `/v1/audio/speech`."""
 
     model: Name

@@ -23,7 +23,7 @@ from triptych.core.http.byte_stream import ByteStream
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
-from triptych.core.http.sse import EventStream
+from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.modalities.tts.account import SpeechPiece
 from triptych.modalities.tts.audio.containers import AudioEncoder, open_encoder
@@ -42,7 +42,7 @@ SAMPLE_RATE_HEADER = "x-speech-sample-rate"
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
-        "content": {"audio/*": _BINARY, "text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"audio/*": _BINARY, **described(AudioDelta, AudioDone)},
         "description": "The sound, streamed as it is made.",
     }
 }

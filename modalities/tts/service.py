@@ -22,7 +22,7 @@ import numpy as np
 
 from triptych.core.client import EngineClient, OutputStream
 from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
+from triptych.core.errors import InvalidRequest, NotFound, UnknownModel, UnsupportedOption
 from triptych.core.limits import MAX_SAMPLES, MAX_SEED
 from triptych.core.speech import SpeechDelta, SpeechRequest, VoiceClip
 from triptych.modalities.tts.account import BYTES_PER_SAMPLE, Account, SpeechPiece
@@ -130,13 +130,9 @@ class SpeechService:
         )
 
     def front_end(self, name: str) -> FrontEnd:
-        """The front end of the model called `name`. Raises `NotFound`, naming those there are."""
+        """The front end of the model called `name`. Raises `UnknownModel`."""
         if name not in self.front_ends:
-            raise NotFound(
-                f"There is no speech model {name[:80]!r} here. Speech models:"
-                f" {', '.join(self.front_ends) or 'none'}.",
-                param="model",
-            )
+            raise UnknownModel.among(self.front_ends, name, "speech model")
         return self.front_ends[name]
 
     def speak(self, call: SpeechCall) -> Speaking:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from triptych.core.http.models import ModelCard
     from triptych.core.ledger import Ledger
     from triptych.core.media.child import DecodePool
+    from triptych.modalities.diffusion.links import PictureLinks
     from triptych.schedulers.admission import Admission
     from triptych.schedulers.base import ModelLoader
     from triptych.schedulers.engine import Engine
@@ -102,19 +103,20 @@ def _open_loader(
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
     """The HTTP app in front of `client`."""
     from triptych.core.http.app import create_app
-    from triptych.core.http.models import models_router
     from triptych.core.media import pictures
     from triptych.core.media.child import DecodePool
+    from triptych.modalities.diffusion.routes import picture_links
     from triptych.modalities.tts.audio import decode
     from triptych.schedulers.admission import Admission
 
     pool = DecodePool.from_options(config.server, [decode.__name__, pictures.__name__])
-    setup = _Setup(config, models, client, pool, Admission(options=config.schedule))
+    admission = Admission(options=config.schedule)
+    setup = _Setup(config, models, client, pool, admission, picture_links(config))
     parts = [build(setup) for build in (_text, _embeddings, _speech, _images)]
     cards = {card.id: card for part in parts for card in part.cards}
     listed = [cards[model.name] for model in models]
     routers = [router for part in parts for router in part.routers]
-    return create_app(config, client, [*routers, models_router(listed)])
+    return create_app(config, client, routers, listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class _Setup:
     """What every modality's half of the API is made of.
 
     One pool decodes all that is uploaded. One admission bounds what all of them let in, so that a
-    key has its share once, whatever it asks for.
+    key has its share once, whatever it asks for. Pictures that were answered as links can be shown
+    to models that see.
     """
 
     config: Config
@@ -130,6 +133,7 @@ class _Setup:
     client: EngineClient
     pool: DecodePool
     admission: Admission
+    links: PictureLinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,7 @@ def _text(setup: _Setup) -> _Part:
         setup.config, texts, setup.client, eyes=eyes, admission=setup.admission
     )
     cards = [card_of(text, sees=text.name in eyes) for text in texts]
-    return _Part([llm_router(service)], cards)
+    return _Part([llm_router(service, setup.links.find)], cards)
 
 
 def _embeddings(setup: _Setup) -> _Part:
@@ -233,7 +237,7 @@ def _speech(setup: _Setup) -> _Part:
 def _images(setup: _Setup) -> _Part:
     from triptych.core.media import pictures
     from triptych.modalities.diffusion.image_model import ImageModel
-    from triptych.modalities.diffusion.routes import image_cards, image_store, images_router
+    from triptych.modalities.diffusion.routes import image_cards, images_router
     from triptych.modalities.diffusion.service import ImageService
 
     drawing = [opening(model, ImageModel.open) for model in with_role(setup.models, "image")]
@@ -241,5 +245,4 @@ def _images(setup: _Setup) -> _Part:
     service = ImageService.from_config(
         setup.config, drawing, setup.client, reader=reader, admission=setup.admission
     )
-    store, public_url = image_store(setup.config), setup.config.server.public_url
-    return _Part([images_router(service, store, public_url=public_url)], image_cards(service))
+    return _Part([images_router(service, setup.links)], image_cards(service))

@@ -9,11 +9,22 @@ from fakes_http import FakeEngine
 from triptych.compose import build_app
 from triptych.core import limits
 from triptych.core.config import Config
+from triptych.core.http.fields import INERT
 from triptych.modalities.llm.embedding.routes import EmbeddingsRequest
-from triptych.modalities.llm.protocol import ChatRequest, CompletionRequest
+from triptych.modalities.llm.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
 from triptych.modalities.tts.recognition.protocol import REFUSED, TranscriptionFields
 
+OPENAIS = {
+    *("best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens"),
+    *("max_tokens", "messages", "model", "n", "presence_penalty", "prompt", "seed", "stop"),
+    *("stream", "stream_options", "temperature", "top_logprobs", "top_p"),
+}
 PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 
 
@@ -29,13 +40,26 @@ def test_every_refused_field_is_named() -> None:
 
 def test_every_inert_field_is_named() -> None:
     told = section("Fields that are accepted and without effect")
-    fields = {**ChatRequest.model_fields, **CompletionRequest.model_fields}
-    inert = {
-        name for name, field in fields.items() if "without effect" in (field.description or "")
-    }
-    assert inert
-    for name in inert:
-        assert f"`{name}`" in told
+    for name in INERT:
+        assert f"`{name}`" in told or f".{name}`" in told
+
+
+def test_every_inert_field_is_one_of_the_table_and_says_why() -> None:
+    said = set()
+    for schema in build_app(Config(), (), FakeEngine()).openapi()["components"]["schemas"].values():
+        for name, field in schema.get("properties", {}).items():
+            if "without effect" in field.get("description", ""):
+                assert INERT[name] in field["description"]
+                said.add(name)
+    assert said == INERT.keys()
+
+
+def test_every_field_beside_openais_is_named() -> None:
+    told = section("Fields beside OpenAI's")
+    fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+    fields |= {*TokenizeRequest.model_fields, *DetokenizeRequest.model_fields} - {"tokens"}
+    for name in fields - {*OPENAIS, *INERT}:
+        assert f"`{name}`" in told or f"`{name}." in told, name
 
 
 def test_every_route_is_named() -> None:

@@ -95,6 +95,47 @@ def test_completions(client: openai.OpenAI) -> None:
     assert logprobs.tokens[-3:] == ["T", "h", "e"]
 
 
+def test_fields_of_other_servers_clients(client: openai.OpenAI, engine: FakeEngine) -> None:
+    answer = {"role": "assistant", "content": "So", "reasoning_content": "Hm."}
+    reply = client.chat.completions.create(
+        model="tiny",
+        messages=[*HELLO, answer],
+        max_tokens=-1,
+        max_completion_tokens=3,
+        stop="",
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        tool_choice="none",
+        extra_body={
+            "top_k": -1,
+            "repeat_penalty": 1.1,
+            "cache_prompt": True,
+            "chat_id": "c",
+            "enable_thinking": False,
+            "continue_final_message": True,
+            "usage": {"include": True},
+        },
+    )
+    assert reply.choices[0].message.content == ANSWER[:3]
+    (request,) = engine.submitted.values()
+    assert request.sampling.repetition_penalty == 1.1
+    with pytest.raises(openai.BadRequestError, match="--max-length"):
+        client.chat.completions.create(model="tiny", messages=HELLO, extra_body={"num_ctx": 8192})
+
+
+def test_usage_in_every_chunk(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model="tiny",
+        prompt="<|im_end|>",
+        max_tokens=3,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+        extra_body={"parse_special": True},
+    )
+    counts = [chunk.usage for chunk in stream]
+    assert [use.completion_tokens for use in counts if use] == [1, 2, 3, 3, 3]
+    assert all(use is not None and use.prompt_tokens == 1 for use in counts)
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "triptych"
@@ -129,8 +170,9 @@ def test_mistakes_have_the_types_of_openai(client: openai.OpenAI, server: HttpSe
     with pytest.raises(openai.BadRequestError, match="temperature") as bad:
         client.chat.completions.create(model="tiny", messages=HELLO, temperature=9)
     assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError) as absent:
         client.chat.completions.create(model="none", messages=HELLO)
+    assert absent.value.code == "model_not_found"
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
     with pytest.raises(openai.BadRequestError, match="tools is not offered") as refused:

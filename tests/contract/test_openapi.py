@@ -84,7 +84,8 @@ def unbounded(whole: dict[str, Any], where: str, schema: dict[str, Any]) -> Iter
         yield from _unbounded_object(whole, where, schema)
     elif kind is None and not schema.keys() & {"anyOf", "oneOf", "allOf"}:
         yield f"{where}: anything goes"
-    if not BOUNDS.get(kind, set()) <= schema.keys():
+    bounds = {word.replace("exclusiveM", "m") for word in schema}
+    if not BOUNDS.get(kind, set()) <= bounds:
         yield f"{where}: {kind}"
 
 

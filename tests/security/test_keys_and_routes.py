@@ -13,7 +13,10 @@ from fastapi import FastAPI
 
 from triptych.core.http.auth import PUBLIC_ROUTES
 
-FROZEN_PUBLIC = {("GET", "/livez"), ("GET", "/readyz"), ("GET", "/health"), ("GET", "/version")}
+FROZEN_PUBLIC = {
+    *(("GET", path) for path in ("/livez", "/readyz", "/health", "/version")),
+    *(("HEAD", path) for path in ("/livez", "/readyz", "/health", "/version")),
+}
 
 
 def routes(app: FastAPI) -> Iterator[tuple[str, str]]:

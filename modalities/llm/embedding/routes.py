@@ -17,7 +17,7 @@ from triptych.core.errors import UnsupportedOption
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.fields import Label, Name, Strict, inert
+from triptych.core.http.fields import Label, Name, NullIsAbsent, inert
 from triptych.core.http.models import ModelCard
 from triptych.modalities.llm.embedding.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.llm.protocol import TokenIds, prompt_kind
@@ -33,7 +33,7 @@ Input = Annotated[
 ]
 
 
-class EmbeddingsRequest(Strict):
+class EmbeddingsRequest(NullIsAbsent):
     """Texts to be turned into vectors."""
 
     model: Name
@@ -47,7 +47,7 @@ class EmbeddingsRequest(Strict):
         description="Cut longer texts to so many tokens; -1: to what the model takes, 0: refuse.",
     )
     prompt_name: Label = Field(default="", description="One of the model's own instructions.")
-    user: Label | None = inert()
+    user: Label | None = inert("user")
 
     @model_validator(mode="after")
     def _check_ids(self) -> Self:

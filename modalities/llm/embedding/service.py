@@ -20,7 +20,7 @@ import numpy.typing as npt
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.embedding import EmbedDelta, EmbedRequest
-from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
+from triptych.core.errors import InvalidRequest, UnknownModel, UnsupportedOption
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.text_threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenRequest
@@ -93,13 +93,9 @@ class EmbeddingService:
         return cls(client, models, admission, pools=config.models.pool_embeddings)
 
     def model(self, name: str) -> EmbeddingModel:
-        """The model called `name`. Raises `NotFound`, naming those there are."""
+        """The model called `name`. Raises `UnknownModel`, naming those there are."""
         if name not in self.models:
-            raise NotFound(
-                f"There is no model {name[:80]!r} that embeds here. Models:"
-                f" {', '.join(self.models) or 'none'}.",
-                param="model",
-            )
+            raise UnknownModel.among(self.models, name, "embedding model")
         return self.models[name]
 
     async def embed(self, call: EmbedCall) -> Embedded:

@@ -1,8 +1,9 @@
 """Uploaded clips, read under caps that a file cannot talk its way around.
 
 Owns what kinds of files are read, and when reading stops. Knows nothing of HTTP or models. What
-a header says is never used: bytes decide the kind, decoded frames decide rate, channels and
-length, and memory is bounded by the wanted output and one decoded frame. Only the demuxer that
+a header says is never relied on: bytes decide the kind, decoded frames decide rate, channels and
+length, and memory is bounded by the wanted output and one decoded frame. Where a header promises
+more than there is, the file was cut short, and is refused. Only the demuxer that
 the bytes call for is opened, with only the decoders that belong to it, so no playlist or
 reference to another file is ever followed.
 """
@@ -10,6 +11,8 @@ reference to another file is ever followed.
 from __future__ import annotations
 
 import io
+import math
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -40,6 +43,10 @@ _DECODERS: Mapping[str, str] = MappingProxyType(
 _MAX_IDLE_PACKETS = 1024
 """Packets that may give no sound: 20 s of leading AAC that an edit list hides, and no flood."""
 _MAX_BROKEN_PACKETS = 16
+_MAX_PEAK = 100.0
+"""Of floats whose full scale is 1: louder ones are of another scale."""
+_LEAST_STREAMING_MARK = 0x7FFF_0000
+"""Sizes from here on are what writers put in who do not know it yet; so is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +140,33 @@ def _frames(data: bytes) -> Iterator[av.AudioFrame]:
             codec = streams[0].codec_context  # None of an unknown codec, whatever the type says
             if codec is None or codec.name not in _DECODERS[kind].split(","):
                 raise UnsupportedMedia("The file's audio codec is not read here.", param="file")
-            yield from _decoded(container.demux(streams[0]))
+            if kind == "wav" and _is_cut_wav(data):
+                raise _cut_short()
+            num_samples = 0
+            for frame in _decoded(container.demux(streams[0])):
+                num_samples += frame.samples
+                yield frame
+            if kind == "flac" and num_samples < _num_flac_samples(data):
+                raise _cut_short()
     except av.error.FFmpegError as error:
         raise _damaged() from error
+
+
+def _is_cut_wav(data: bytes) -> bool:
+    """Whether the chunk of samples would reach beyond the file's end."""
+    start = 12
+    while start + 8 <= len(data):
+        name, size = struct.unpack_from("<4sI", data, start)
+        start += 8
+        if name == b"data":
+            return bool(size < _LEAST_STREAMING_MARK and start + size > len(data))
+        start += size + size % 2
+    return False
+
+
+def _num_flac_samples(data: bytes) -> int:
+    """How many samples the first block of a FLAC file promises; 0 where it does not know."""
+    return int(struct.unpack_from(">Q", data, 18)[0]) & (2**36 - 1) if len(data) >= 26 else 0
 
 
 def _open(data: bytes, kind: str) -> av.container.InputContainer:
@@ -184,14 +215,29 @@ def _mono(frame: av.AudioFrame) -> Pcm:
     samples: npt.NDArray[np.generic] = frame.to_ndarray()
     if not frame.format.is_planar:
         samples = samples.reshape(-1, frame.layout.nb_channels).T
+    if samples.dtype.kind == "f":
+        _check_peak(float(np.abs(samples).max(initial=0.0)))
+        floats_S: Pcm = samples.astype(np.float32).mean(0).clip(-1.0, 1.0)
+        return floats_S
     mono_S: Pcm = samples.astype(np.float32).mean(0)
-    if samples.dtype.kind != "f":
-        full_scale = 2.0 ** (8 * samples.dtype.itemsize - 1)
-        mono_S /= np.float32(full_scale)
-        return mono_S - np.float32(samples.dtype.kind == "u")
-    if not np.isfinite(mono_S).all():
-        raise InvalidRequest("The audio holds values that are not numbers.", param="file")
-    return mono_S.clip(-1.0, 1.0)
+    full_scale = 2.0 ** (8 * samples.dtype.itemsize - 1)
+    mono_S /= np.float32(full_scale)
+    return mono_S - np.float32(samples.dtype.kind == "u")
+
+
+def _check_peak(peak: float) -> None:
+    if not math.isfinite(peak):
+        raise InvalidRequest("The audio holds values that are not finite numbers.", param="file")
+    if peak > _MAX_PEAK:
+        raise InvalidRequest(
+            f"The audio holds floats up to {peak:.3g}, whose full scale is 1: scale them.",
+            param="file",
+        )
+
+
+def _cut_short() -> InvalidRequest:
+    msg = "The audio file is cut short: its header promises more sound than there is."
+    return InvalidRequest(msg, param="file")
 
 
 def _damaged() -> InvalidRequest:

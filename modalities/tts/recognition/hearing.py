@@ -185,7 +185,8 @@ class Hearing:
         else:
             key = np.array([stream_key(self._request.seed, 0)], np.uint64)
             draw = float(uniforms(key, np.array([self._num_drawn], np.int64))[0])
-            mass_V = (logits_V / temperature).softmax(0, dtype=torch.float64).cumsum(0)
+            below_V = (logits_V - logits_V.max()).double()  # or tiny temperatures make infinities
+            mass_V = (below_V / temperature).softmax(0).cumsum(0)
             token_id = int(torch.searchsorted(mass_V, draw * mass_V[-1], right=True))
             token_id = min(token_id, len(mass_V) - 1)  # beyond the last where there are NaN
         self._num_drawn += 1

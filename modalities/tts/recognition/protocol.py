@@ -27,10 +27,7 @@ MAX_PROMPT_CHARS = 8192
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
 _NO_SPEAKERS = Refused("nobody tells speakers apart here; leave it out.")
-_OWN_CHUNKS = Refused(
-    "windows end where the model hears a pause, which is what auto stands for; leave it out.",
-    neutral=("auto",),
-)
+_PAUSES = "windows end where the model hears a pause; leave it out."
 REFUSED = {
     "keywords": Refused("put the words in prompt."),
     "keywords[]": Refused("put the words in prompt."),
@@ -40,8 +37,12 @@ REFUSED = {
     "known_speaker_names[]": _NO_SPEAKERS,
     "known_speaker_references": _NO_SPEAKERS,
     "known_speaker_references[]": _NO_SPEAKERS,
-    "chunking_strategy": _OWN_CHUNKS,
-    "chunking_strategy[type]": _OWN_CHUNKS,  # as OpenAI's client sends one with settings
+    "chunking_strategy": Refused(_PAUSES, ("auto", '{"type":"server_vad"}')),
+    # As OpenAI's client sends one with settings, of which those that it documents as defaults pass.
+    "chunking_strategy[type]": Refused(_PAUSES, ("auto", "server_vad")),
+    "chunking_strategy[threshold]": Refused(_PAUSES, ("0.5",)),
+    "chunking_strategy[prefix_padding_ms]": Refused(_PAUSES, ("300",)),
+    "chunking_strategy[silence_duration_ms]": Refused(_PAUSES, ("200",)),
 }
 
 
@@ -71,6 +72,8 @@ class RecognitionFields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "chunking_strategy" in value:
+            value = {**value, "chunking_strategy": "".join(value["chunking_strategy"].split())}
         if isinstance(value, dict) and value.get("response_format") == "diarized_json":
             raise UnsupportedOption(
                 "response_format diarized_json is not offered: nobody tells speakers apart here;"
@@ -91,7 +94,9 @@ class TranscriptionFields(RecognitionFields):
         default="", description="ISO 639-1 code or English name; empty to find out."
     )
     granularities: Annotated[list[Literal["word", "segment"]], Field(max_length=2)] = Field(
-        default=[], alias="timestamp_granularities[]", description="Times in verbose_json."
+        default=[],
+        alias="timestamp_granularities[]",
+        description="Times in verbose_json; no other format has a place for them.",
     )
     include: Annotated[list[Literal["logprobs"]], Field(max_length=1)] = Field(
         default=[], alias="include[]", description="Log-probabilities of tokens, in json."
@@ -100,11 +105,6 @@ class TranscriptionFields(RecognitionFields):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.granularities and self.response_format != "verbose_json":
-            raise InvalidRequest(
-                "timestamp_granularities[] goes with response_format verbose_json.",
-                param="timestamp_granularities[]",
-            )
         if self.include and self.response_format != "json":
             raise InvalidRequest("include[] goes with response_format json.", param="include[]")
         if self.stream and self.response_format in ("srt", "vtt"):
@@ -117,8 +117,8 @@ class TranscriptionFields(RecognitionFields):
 
     @property
     def has_word_times(self) -> bool:
-        """Whether each word's times are wanted."""
-        return "word" in self.granularities
+        """Whether each word's times are wanted, and have a place in the answer."""
+        return "word" in self.granularities and self.response_format == "verbose_json"
 
     @property
     def has_segments(self) -> bool:

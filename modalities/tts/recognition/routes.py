@@ -7,7 +7,7 @@ What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -18,13 +18,15 @@ from starlette.responses import PlainTextResponse, Response
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
-from triptych.core.http.sse import EventStream
+from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import form_body, read_form
 from triptych.core.logs import fields
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.recognition.formats import as_srt, as_text, as_vtt
 from triptych.modalities.tts.recognition.protocol import (
     RecognitionFields,
+    TextDelta,
+    TextDone,
     TextSegment,
     TranscriptionFields,
     TranscriptionReply,
@@ -56,7 +58,7 @@ def recognition_router(service: RecognitionService) -> APIRouter:
     @router.post(
         "/v1/audio/transcriptions",
         response_model=None,
-        responses=_answers("text/event-stream", "text/plain", "text/vtt"),
+        responses=_answers(described(TextDelta, TextSegment, TextDone)),
         openapi_extra=form_body(TranscriptionFields, "file"),
     )
     async def transcriptions(request: Request) -> Response:
@@ -82,7 +84,7 @@ def recognition_router(service: RecognitionService) -> APIRouter:
     @router.post(
         "/v1/audio/translations",
         response_model=None,
-        responses=_answers("text/plain", "text/vtt"),
+        responses=_answers({}),
         openapi_extra=form_body(TranslationFields, "file"),
     )
     async def translations(request: Request) -> Response:
@@ -104,10 +106,11 @@ def recognition_cards(service: RecognitionService) -> list[ModelCard]:
     return [ModelCard(id=name, task="transcription") for name in service.models]
 
 
-def _answers(*other_types: str) -> dict[int | str, dict[str, Any]]:
-    text: dict[str, Any] = {name: {"schema": {"type": "string"}} for name in other_types}
+def _answers(stream: Mapping[str, Any]) -> dict[int | str, dict[str, Any]]:
+    text = {name: {"schema": {"type": "string"}} for name in ("text/plain", "text/vtt")}
     model = TranscriptionReply | VerboseReply
-    return {200: {"model": model, "content": text, "description": "The transcript."}}
+    content = {**text, **stream}
+    return {200: {"model": model, "content": content, "description": "The transcript."}}
 
 
 def _call(body: RecognitionFields, context: Context, **given: Any) -> TranscribeCall:

@@ -16,7 +16,7 @@ import numpy as np
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest, NotFound, Overloaded
+from triptych.core.errors import InvalidRequest, Overloaded, UnknownModel
 from triptych.core.speech import HearDelta, HearRequest
 from triptych.modalities.tts.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
 from triptych.modalities.tts.audio.resampling import Pcm
@@ -93,13 +93,9 @@ class RecognitionService:
         return cls(client, models, admission or Admission(options=config.schedule), intake)
 
     def model(self, name: str) -> HearingModel:
-        """The model called `name`. Raises `NotFound`, naming those there are."""
+        """The model called `name`. Raises `UnknownModel`, naming those there are."""
         if name not in self.models:
-            raise NotFound(
-                f"There is no model {name[:80]!r} that transcribes here. Models:"
-                f" {', '.join(self.models)}.",
-                param="model",
-            )
+            raise UnknownModel.among(self.models, name, "transcription model")
         return self.models[name]
 
     def check(self, call: TranscribeCall) -> HearingModel:

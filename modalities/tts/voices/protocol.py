@@ -92,10 +92,11 @@ class VoiceCard(BaseModel):
 
 
 class VoiceList(BaseModel):
-    """Voices: those the models bring, then the caller's own."""
+    """Voices: those the models bring, then the caller's own. Open WebUI reads `voices`."""
 
     object: Literal["list"] = "list"
     data: list[VoiceCard]
+    voices: list[VoiceCard]
 
 
 class VoiceDeleted(BaseModel):

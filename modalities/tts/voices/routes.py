@@ -43,7 +43,8 @@ def _add_collection(router: APIRouter, service: VoiceService) -> None:
         owner = Context.of(request).principal.owner
         brought = brought_by_models(service, model)
         made = await asyncio.to_thread(service.voices_of, owner, model)
-        return VoiceList(data=[*brought, *map(VoiceCard.of_caller, made)])
+        cards = [*brought, *map(VoiceCard.of_caller, made)]
+        return VoiceList(data=cards, voices=cards)
 
     @router.post(_ROUTE, openapi_extra=form_body(VoiceForm, _FILE))
     async def create_voice(request: Request) -> VoiceCard:

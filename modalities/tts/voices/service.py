@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
+from triptych.core.errors import InvalidRequest, UnknownModel, UnsupportedOption
 from triptych.core.media.child import DecodePool
 from triptych.core.speech import VoiceClip
 from triptych.modalities.tts.audio.decode import ClipReader
@@ -41,21 +41,17 @@ class VoiceService:
         self._reader = ClipReader(pool)
 
     def choose(self, model: str | None) -> Iterable[FrontEnd]:
-        """The model of that name, or all of them. Raises `NotFound`, naming those there are."""
+        """The model of that name, or all of them. Raises `UnknownModel`."""
         if model is None:
             return self.front_ends.values()
         if model not in self.front_ends:
-            names = ", ".join(self.front_ends) or "none"
-            raise NotFound(
-                f"There is no speech model {model[:80]!a} here. Speech models: {names}.",
-                param="model",
-            )
+            raise UnknownModel.among(self.front_ends, model, "speech model")
         return (self.front_ends[model],)
 
     def cloner(self, model: str | None) -> FrontEnd:
         """The model of that name if it imitates recordings, or the first that does.
 
-        Raises `NotFound`, or `UnsupportedOption` naming the models that do.
+        Raises `UnknownModel`, or `UnsupportedOption` naming the models that do.
         """
         for front in self.choose(model):
             if front.can_clone:

@@ -74,6 +74,11 @@ def test_suffix_and_best_of_are_refused() -> None:
         ("modalities", ["text"]),
         ("tools", []),
         ("tool_choice", "none"),
+        ("add_special_tokens", False),
+        ("mirostat", 0),
+        ("typical_p", 1.0),
+        ("return_token_ids", False),
+        ("provider", {}),
         ("verbosity", "medium"),
         *[(name, None) for name in (*COMMON, *CHAT)],
     ],
@@ -93,7 +98,15 @@ def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
         {"max_tokens": 1.5},
         {"max_tokens": 5, "min_tokens": 6},
         {"max_completion_tokens": 5, "min_tokens": 6},
-        {"max_tokens": 5, "max_completion_tokens": 6},
+        {"max_tokens": -2},
+        {"max_tokens": 5, "max_completion_tokens": 3, "min_tokens": 4},
+        {"top_k": -2},
+        {"repeat_penalty": 0},
+        {"repeat_penalty": 1.1, "repetition_penalty": 1.2},
+        {"continue_final_message": True, "add_generation_prompt": True},
+        {"enable_thinking": True, "thinking": {"type": "disabled"}},
+        {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+        {"thinking": {"type": "enabled", "budget_tokens": 5}},
         {"stop": [""]},
         {"stop": ["x"] * 17},
         {"stop": "x" * 1025},
@@ -103,7 +116,6 @@ def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
         {"logit_bias": {"5": float("nan")}},
         {"logit_bias": {str(n): 1 for n in range(1025)}},
         {"seed": 2**63},
-        {"stream_options": {"include_usage": True}},
         {"stream": 1},
         {"user": "x" * 513},
         {"metadata": {"k": "v" * 513}},
@@ -206,6 +218,49 @@ def test_chat_has_its_own_words_for_length_and_logprobs() -> None:
     assert text(echo=True).sampling()["prompt_logprobs"] is False
 
 
+def test_of_two_bounds_of_length_the_smaller_holds() -> None:
+    for one, other in ((3, 9), (9, 3), (3, -1), (-1, 3), (3, None), (3, 3)):
+        given = chat(max_tokens=one, max_completion_tokens=other).sampling()
+        assert given["max_tokens"] == 3
+    assert chat(max_tokens=-1, max_completion_tokens=-1).sampling()["max_tokens"] is None
+
+
+def test_other_servers_spellings_are_honoured() -> None:
+    assert chat(top_k=-1).sampling()["top_k"] == 0
+    assert chat().sampling()["top_k"] is None
+    assert chat(repeat_penalty=1.5).sampling()["repetition_penalty"] == 1.5
+    assert chat(stop="").stops == ()
+
+
+def test_tools_that_shall_not_be_called_pass() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert chat(tools=tools, tool_choice="none") == chat()
+    assert chat(functions=tools, function_call="none") == chat()
+    assert refusal(chat, tools=tools).param == "tools"
+    assert refusal(chat, tools=tools, tool_choice="required").param == "tool_choice"
+
+
+def test_what_no_answer_depends_on_is_let_pass() -> None:
+    inert = {
+        "cache_prompt": False,
+        "chat_id": "c",
+        "mirostat_eta": 0.1,
+        "mirostat_tau": 5.0,
+        "user": "u",
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    assert chat(**inert).sampling() == chat().sampling()
+
+
+def test_marks_of_caches_are_not_shown_to_templates() -> None:
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
+    part = {"type": "text", "text": "a"}
+    thought = {"role": "assistant", "content": "b", "reasoning_content": "c"}
+    messages = [{"role": "user", "content": [{**part, **mark}], **mark}, thought]
+    shown = [message.for_template() for message in chat(messages=messages).messages]
+    assert shown == [{"role": "user", "content": [part]}, thought]
+
+
 def test_stops_and_biases_are_normalised() -> None:
     assert (chat().stops, chat(stop="a").stops, chat(stop=["a", "b"]).stops) == (
         (),
@@ -221,8 +276,35 @@ def test_the_template_is_given_switches() -> None:
     assert chat(add_generation_prompt=False).template_options()["add_generation_prompt"] is False
 
 
+@pytest.mark.parametrize(
+    ("fields", "switches"),
+    [
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        ({"thinking": True}, {"enable_thinking": True, "thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"reasoning_effort": "low"}},
+            {"enable_thinking": True, "reasoning_effort": "low"},
+        ),
+    ],
+)
+def test_thinking_is_a_switch_of_the_template(
+    fields: dict[str, Any], switches: dict[str, Any]
+) -> None:
+    assert chat(**fields).template_options() == {"add_generation_prompt": True, **switches}
+
+
 def test_tokenize_takes_either_a_prompt_or_messages() -> None:
     for fields in ({}, {"prompt": "a", "messages": HELLO["messages"]}):
         assert refusal(
             lambda **given: TokenizeRequest.model_validate({"model": "m", **given}), **fields
         )
+
+
+@pytest.mark.parametrize("name", ["add_special_tokens", "parse_special"])
+def test_special_tokens_of_messages_are_the_templates_business(name: str) -> None:
+    def tokenize(**given: Any) -> TokenizeRequest:
+        return TokenizeRequest.model_validate({"model": "m", **given})
+
+    assert refusal(tokenize, messages=HELLO["messages"], **{name: True}).param == name
+    assert tokenize(prompt="a", **{name: True})

@@ -17,7 +17,10 @@ from starlette.types import Receive, Scope, Send
 
 from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions, VisionOptions
+from triptych.core.http.auth import owners
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.links import FILES_ROUTE, PictureLinks
+from triptych.modalities.diffusion.store import PictureStore
 
 CHAT = "/v1/chat/completions"
 PNG = saved(picture())
@@ -43,10 +46,19 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture(scope="module")
-def app(models: tuple[ResolvedModel, ...], engine: FakeEngine) -> Iterator[FastAPI]:
+def links() -> PictureLinks:
+    return PictureLinks(PictureStore(max_bytes=10_000, ttl_s=60.0))
+
+
+@pytest.fixture(scope="module")
+def app(
+    models: tuple[ResolvedModel, ...], engine: FakeEngine, links: PictureLinks
+) -> Iterator[FastAPI]:
     config = Config(server=SERVER, vision=VisionOptions(max_pictures=2))
     before = set(psutil.Process().children())
-    yield build_app(config, models, engine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("triptych.modalities.diffusion.routes.picture_links", lambda config: links)
+        yield build_app(config, models, engine)
     for child in set(psutil.Process().children()) - before:  # they live as long as their server
         child.kill()
         child.wait()
@@ -70,6 +82,23 @@ async def test_a_picture_goes_to_the_engine(client: httpx.AsyncClient, engine: F
         (run,) = found.span.runs
         assert min(request.prompt_ids[run[0] : sum(run)]) >= 2**62
         assert found.inputs["pixel_values"].shape == (1, 3, 28, 28)
+
+
+async def test_links_of_this_server_are_seen_by_their_owner(
+    client: httpx.AsyncClient, engine: FakeEngine, links: PictureLinks
+) -> None:
+    owner, other = owners(SERVER)
+    name = f"{links.store.add(PNG, 'png', owner)}.png"
+    for base in ("http://t", "https://public.test/below"):
+        reply = await client.post(CHAT, json=shown(f"{base}{FILES_ROUTE}/{name}"))
+        assert reply.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 16
+    theirs = f"{links.store.add(PNG, 'png', other)}.png"
+    for url in (f"http://t{FILES_ROUTE}/{theirs}", f"http://t{FILES_ROUTE}/{name[:-3]}webp"):
+        reply = await client.post(CHAT, json=shown(url))
+        assert reply.status_code == 400
+        assert "send it as a data URL" in reply.json()["error"]["message"]
+    reply = await client.post(CHAT, json=shown(f"https://elsewhere.test{FILES_ROUTE}/{theirs}"))
+    assert "--media-domains" in reply.json()["error"]["message"]
 
 
 async def test_models_say_whether_they_see(client: httpx.AsyncClient) -> None:

@@ -19,7 +19,6 @@ from triptych.core.bring_up import bring_up
 from triptych.core.config import Config, DeviceOptions, ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.http.app import create_app
-from triptych.core.http.models import models_router
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.embedding.loader import open_embedding_loader
 from triptych.modalities.llm.embedding.routes import embedding_cards, embeddings_router
@@ -38,8 +37,8 @@ def serve(resolved: ResolvedModel, **models: Any) -> Iterator[str]:
     service = EmbeddingService.from_config(
         config, [EmbeddingModel.open(resolved, config.models)], client
     )
-    routers = [embeddings_router(service), models_router(embedding_cards(service))]
-    with live(create_app(config, client, routers)) as server:
+    app = create_app(config, client, [embeddings_router(service)], embedding_cards(service))
+    with live(app) as server:
         yield f"{server.url}/v1"
 
 
@@ -142,7 +141,7 @@ def test_bad_requests_are_refused_by_name(
 
 
 def test_a_model_that_is_not_there_is_named(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="Models: tiny"):
+    with pytest.raises(openai.NotFoundError, match="Embedding models: tiny"):
         client.embeddings.create(model="other", input="w1")
 
 

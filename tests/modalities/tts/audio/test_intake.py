@@ -207,8 +207,48 @@ def test_values_that_are_not_numbers_are_refused(value):
     samples, file = sweep(8000, 16000), io.BytesIO()
     samples[5000] = value
     soundfile.write(file, samples, 16000, subtype="FLOAT", format="WAV")
-    with pytest.raises(InvalidRequest, match="not numbers"):
+    with pytest.raises(InvalidRequest, match="not finite numbers"):
         read_clip(file.getvalue(), sample_rate=RATE, limits=LIMITS)
+
+
+@pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
+@pytest.mark.parametrize("value", [1e38, -1e38, 32767.0])
+def test_floats_of_another_scale_are_named(subtype, value):
+    file = io.BytesIO()
+    soundfile.write(file, np.full(8000, value), 16000, subtype=subtype, format="WAV")
+    with pytest.raises(InvalidRequest, match="full scale is 1"):
+        read_clip(file.getvalue(), sample_rate=RATE, limits=LIMITS)
+
+
+def test_floats_a_little_too_loud_are_clipped():
+    file = io.BytesIO()
+    soundfile.write(file, 3 * sweep(8000, 16000), 16000, subtype="FLOAT", format="WAV")
+    assert np.abs(read_clip(file.getvalue(), sample_rate=16000, limits=LIMITS)).max() == 1
+
+
+@pytest.mark.parametrize("kind", ["wav", "flac"])
+def test_a_file_cut_short_is_refused(kind):
+    data = encode_clip(kind, RATE, babble(RATE, RATE))
+    assert len(read_clip(data, sample_rate=RATE, limits=LIMITS)) == RATE
+    for end in (len(data) // 10, len(data) // 2, len(data) - 1):
+        with pytest.raises(InvalidRequest, match=r"cut short|damaged"):
+            read_clip(data[:end], sample_rate=RATE, limits=LIMITS)
+
+
+@pytest.mark.parametrize("kind", ["wav", "flac"])
+def test_a_stream_whose_length_nobody_knew_is_read_as_far_as_it_goes(kind):
+    data = open_stream(kind, babble(RATE, RATE))
+    assert 0 < len(read_clip(data[: len(data) // 2], sample_rate=RATE, limits=LIMITS)) < RATE
+
+
+@pytest.mark.parametrize("mark", [0x7FFF_FFFF, 0x7FFF_F024, 0xFFFF_FFFF])
+def test_chunks_before_and_after_the_sound_and_marks_of_streams_are_no_cut(mark):
+    head = wav_bytes(pcm16(sweep(8000, 16000)), 16000)
+    extra = b"JUNK" + struct.pack("<I", 3) + b"abc\0"
+    whole = head[:36] + extra + head[36:] + extra
+    assert len(read_clip(whole, sample_rate=16000, limits=LIMITS)) == 8000
+    streamed = head[:40] + struct.pack("<I", mark) + head[44:]
+    assert len(read_clip(streamed, sample_rate=16000, limits=LIMITS)) == 8000
 
 
 @pytest.mark.parametrize("data", [b"", wav_bytes(np.zeros((0, 1)), RATE)])

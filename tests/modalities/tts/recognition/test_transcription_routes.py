@@ -160,7 +160,6 @@ async def test_what_was_asked_reaches_the_engine() -> None:
         ({"colour": "red"}, "colour", "Unknown field"),
         ({"response_format": "diarized_json"}, "response_format", "verbose_json"),
         ({"response_format": "yaml"}, "response_format", "response_format"),
-        ({"timestamp_granularities[]": "word"}, "timestamp_granularities[]", "verbose_json"),
         ({"include[]": "logprobs", "response_format": "text"}, "include[]", "json"),
         ({"stream": "true", "response_format": "srt"}, "stream", "streamed"),
         ({"temperature": "1.5"}, "temperature", "less than or equal"),
@@ -169,8 +168,12 @@ async def test_what_was_asked_reaches_the_engine() -> None:
         ({"language": "de"}, "language", "english"),
         ({"keywords[]": "Ada"}, "keywords[]", "prompt"),
         ({"known_speaker_names[]": "Ada"}, "known_speaker_names[]", "speakers"),
-        ({"chunking_strategy": '{"type": "server_vad"}'}, "chunking_strategy", "auto"),
-        ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy[type]", "auto"),
+        (
+            {"chunking_strategy": '{"type": "server_vad", "threshold": 1}'},
+            "chunking_strategy",
+            "pause",
+        ),
+        ({"chunking_strategy[threshold]": "0.9"}, "chunking_strategy[threshold]", "pause"),
         ({"prompt": "x" * 9000}, "prompt", "8192"),
     ],
 )
@@ -184,8 +187,23 @@ async def test_what_cannot_be_honoured_is_named(
     assert not ears.submitted
 
 
-async def test_auto_chunks_are_what_there_is() -> None:
-    assert (await send(engine(), {"chunking_strategy": "auto"})).status_code == 200
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"chunking_strategy": "auto"},
+        {"chunking_strategy": '{"type": "server_vad"}'},
+        {"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "0.5"},
+        {"timestamp_granularities[]": "word"},
+        {"timestamp_granularities[]": "word", "response_format": "srt"},
+    ],
+)
+async def test_what_changes_no_answer_is_let_pass(form: dict[str, str]) -> None:
+    ears = engine()
+    reply = await send(ears, form)
+    assert reply.status_code == 200
+    assert "words" not in reply.text
+    (request,) = ears.submitted.values()
+    assert not request.has_word_times
 
 
 async def test_an_unknown_model() -> None:

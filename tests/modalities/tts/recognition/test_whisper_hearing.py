@@ -78,6 +78,13 @@ def test_the_same_seed_hears_the_same(ears: Recogniser) -> None:
     assert ids(1) != ids(2)
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-40, 1e-8])
+def test_tiny_temperatures_take_the_likeliest(ears: Recogniser, temperature: float) -> None:
+    hearing = Hearing(ears, hear(noise(1.0)))
+    logits_V = torch.tensor([-torch.inf, 3.0, 30.0, 29.0, -torch.inf])
+    assert {hearing.draw(logits_V, temperature)[0] for _ in range(8)} == {2}
+
+
 def test_word_times_change_no_word_and_run_forward(ears: Recogniser) -> None:
     plain = run(Hearing(ears, hear(noise(4.0), temperature=0.4)))
     timed = run(Hearing(ears, hear(noise(4.0), temperature=0.4, has_word_times=True)))

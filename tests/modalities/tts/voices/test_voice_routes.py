@@ -82,6 +82,7 @@ async def test_a_voice_is_made_shown_listed_and_deleted(service: VoiceService) -
         listed = (await client.get(VOICES)).json()
         assert listed["object"] == "list"
         assert [card["id"] for card in listed["data"]] == ["alto", "bass", "polly", made["id"]]
+        assert listed["voices"] == listed["data"]
         gone = (await client.delete(f"{VOICES}/{made['id']}")).json()
         assert gone == {"id": made["id"], "object": "audio.voice.deleted", "deleted": True}
         for method in ("GET", "DELETE"):

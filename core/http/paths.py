@@ -1,0 +1,66 @@
+"""What the router leaves open: HEAD, names with control characters, and which methods a path has.
+
+Owns the step between the layers and the routes. Knows no route by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triptych.core.errors import MethodNotAllowed, NotFound
+from triptych.core.http.errors import error_response, handle_error
+
+
+class Paths:
+    """ASGI middleware: HEAD is answered as GET without its body, wherever there is GET.
+
+    A path with a control character leads nowhere: to the router's patterns a line's end would be
+    the path's.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to its route."""
+        if scope["type"] == "http" and not scope["path"].isprintable():
+            error = NotFound("There is no such route here.")
+            await error_response(error, scope["state"]["request_id"])(scope, receive, send)
+        elif scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._head(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _head(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        asked = {**scope, "method": "GET"}
+        await self._app(asked, receive, send_head)
+        if "route" in asked:  # the layers around log and count by it
+            scope["route"] = asked["route"]
+
+
+async def handle_http_error(request: Request, error: Exception) -> Response:
+    """FastAPI's exception handler for what the router raises: a 405 names all methods there are."""
+    response = await handle_error(request, error)
+    if response.status_code == MethodNotAllowed.status:
+        methods = _methods(request.scope, request.app.state.routes)
+        response.headers["allow"] = ", ".join(methods)
+    return response
+
+
+def _methods(scope: Scope, routes: Iterable[BaseRoute]) -> list[str]:
+    """The methods that the request's path has, over all of `routes`."""
+    methods: set[str] = set()
+    for route in routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)

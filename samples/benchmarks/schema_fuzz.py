@@ -1,0 +1,246 @@
+"""Requests made from a server's own OpenAPI document, right ones and wrong ones, by the thousand.
+
+    pip install -e '.[test]' && triptych serve
+    python samples/benchmarks/schema_fuzz.py --url http://127.0.0.1:8000 --cases 10000
+
+Every operation gets its share, of requests that fit its schema and of those that do not. Half of
+them are made to fit the server, too (its models, small sizes, real files), or hardly any would get
+past the door. An answer is wrong if it is a 5xx, or has a status, content type, header or body that
+the document does not know, or an error without a code. Prints what came back of each operation, and
+ends with 1 if anything was wrong. `tests/security/test_generated_everything.py` runs the same over
+every route in front of made-up engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import math
+import struct
+import sys
+import time
+import wave
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+TASKS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "chat",
+    "/tokenize": "chat",
+    "/detokenize": "chat",
+    "/v1/embeddings": "embedding",
+    "/v1/audio/speech": "speech",
+    "/v1/audio/voices": "speech",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "transcription",
+    "/v1/images/generations": "image",
+    "/v1/images/edits": "image",
+    "/v1/images/variations": "image",
+}
+"""Which kind of model a route asks for."""
+MOST = {"max_tokens": 4, "max_completion_tokens": 4, "min_tokens": 2, "n": 2, "steps": 2}
+"""What a fitting request asks for at most, so that thousands take minutes."""
+WORDS: Mapping[str, Any] = {
+    "input": "Good morning.",
+    "messages": [{"role": "user", "content": "Good morning."}],
+    "prompt": "a red apple",
+    "tokens": [5, 6],
+}
+"""What a fitting request says."""
+OPTIONS = frozenset(
+    {
+        *("continue_final_message", "include[]", "language", "logprobs", "min_tokens", "name"),
+        *("consent", "output_format", "progress", "quality", "response_format", "seed", "stop"),
+        *("stream", "stream_format", "stream_options", "strength", "temperature", "top_k", "top_p"),
+        *MOST,
+    }
+)
+"""What else it may ask for; anything more would hardly ever fit together."""
+NUM_SHOWN = 20
+LONGEST_S = 300
+"""How long an answer may take; one that takes longer ends the run."""
+
+
+@dataclass
+class Report:
+    """What came back, and what was wrong with it."""
+
+    statuses: dict[str, Counter[int]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def num_cases(self) -> int:
+        """How many requests were sent."""
+        return sum(sum(counts.values()) for counts in self.statuses.values())
+
+    def show(self) -> None:
+        """Print a table, and the first faults."""
+        for name, counts in self.statuses.items():
+            told = ", ".join(f"{status} x {num}" for status, num in sorted(counts.items()))
+            print(f"{name:38} {sum(counts.values()):6}  {told}")
+        for fault in self.faults[:NUM_SHOWN]:
+            print(f"\n{fault}")
+        print(f"\n{self.num_cases} cases, {len(self.faults)} wrong answers")
+
+
+def sound() -> bytes:
+    """A WAV file of one second of a tone."""
+    tone = (round(9000 * math.sin(n / 6) * math.sin(n / 900)) for n in range(16_000))
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16_000)
+        out.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
+    return file.getvalue()
+
+
+def picture() -> bytes:
+    """A PNG file of one colour."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), (200, 30, 30)).save(file, "png")
+    return file.getvalue()
+
+
+class Fuzzer:
+    """Sends what a document allows and forbids. `models` are the server's, by kind."""
+
+    def __init__(self, schema: Any, models: Mapping[str, str], headers: Mapping[str, str]) -> None:
+        self.operations = [result.ok() for result in schema.get_all_operations()]
+        self.report = Report()
+        self._models = models
+        self._headers = dict(headers)
+        self._files = {"picture": picture(), "sound": sound()}
+
+    def run(self, num_cases: int) -> Report:
+        """Send about so many requests, the same in every run."""
+        takes = [one for one in self.operations if one.body or list(one.iter_parameters())]
+        modes = list(schemathesis.GenerationMode)
+        share = math.ceil(num_cases / max(1, len(takes)) / len(modes))
+        for operation in self.operations:
+            for mode in modes:
+                self._try(operation, mode, share)
+        return self.report
+
+    def _try(self, operation: Any, mode: schemathesis.GenerationMode, num_cases: int) -> None:
+        quick = settings(
+            max_examples=num_cases,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        cases = operation.as_strategy(generation_mode=mode)
+        send = given(case=cases, fits=st.booleans())(self._send)
+        with contextlib.suppress(Unsatisfiable):  # a route without input has no wrong one
+            quick(send)()
+
+    def _send(self, case: schemathesis.Case, fits: bool) -> None:
+        if fits:
+            self._fit(case)
+        name = f"{case.method} {case.operation.path}"
+        reply = case.call(headers=self._headers, timeout=LONGEST_S)
+        self.report.statuses.setdefault(name, Counter())[reply.status_code] += 1
+        try:
+            case.validate_response(reply, checks=CHECKS)
+        except BaseExceptionGroup as faults:
+            told = "; ".join(f"{fault.title}: {fault.message}" for fault in faults.exceptions)
+            self._note(name, told, case, reply)
+        except AssertionError as fault:
+            self._note(name, str(fault), case, reply)
+        if reply.status_code >= 400 and not _code_of(reply):
+            self._note(name, "an error without a code", case, reply)
+
+    def _note(self, name: str, told: str, case: schemathesis.Case, reply: Any) -> None:
+        sent, said = repr(case.body)[:300], bytes(reply.content)[:300]
+        self.report.faults.append(f"{name}: {told[:600]}\n  sent {sent}\n  got {said!r}")
+
+    def _fit(self, case: schemathesis.Case) -> None:
+        """Make a request of one that the server can answer, as far as it is well-formed."""
+        task = TASKS.get(case.operation.path)
+        model = self._models.get(task or "")
+        if not isinstance(case.body, dict) or model is None:
+            return
+        given = {**WORDS, **self._uploads(task)}
+        known = given.keys() | OPTIONS
+        body = {name: value for name, value in case.body.items() if name in known}
+        for name, most in MOST.items():
+            if isinstance(body.get(name), int) and body[name] > most:
+                body[name] = most
+        for name in given.keys() & body.keys():
+            if isinstance(body[name], str | list | bytes):
+                body[name] = given[name]
+        if task == "chat" and "tokenize" not in case.operation.path:  # else as long as the context
+            body.setdefault("max_tokens", MOST["max_tokens"])
+        case.body = {**body, "model": model} if "model" in case.body else body
+
+    def _uploads(self, task: str | None) -> dict[str, Any]:
+        if task == "image":
+            file = self._files["picture"]
+            return {"image": file, "image[]": [file], "mask": file}
+        file = self._files["sound"]
+        return {"file": file, "audio_sample": file}
+
+
+def _code_of(reply: Any) -> str:
+    if reply.headers.get("content-type") in (["application/json"], "application/json"):
+        document = reply.json()
+        if "error" in document:
+            return str(document["error"].get("code", ""))
+        return str(document.get("reason", ""))  # a probe that says no
+    return ""
+
+
+def models_of(cards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The first model of each kind that `/v1/models` lists."""
+    models: dict[str, str] = {}
+    for card in cards:
+        models.setdefault(card["task"], card["id"])
+    return models
+
+
+def main() -> int:
+    """Run against a live server."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--api-key", default="none")
+    args = parser.parse_args()
+    headers = {"authorization": f"Bearer {args.api_key}"}
+    cards = httpx.get(f"{args.url}/v1/models", headers=headers).raise_for_status().json()["data"]
+    schema = schemathesis.openapi.from_url(f"{args.url}/openapi.json", headers=headers)
+    started_s = time.perf_counter()
+    report = Fuzzer(schema, models_of(cards), headers).run(args.cases)
+    report.show()
+    print(f"{time.perf_counter() - started_s:.0f} s")
+    return 1 if report.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Models of another kind are told from those that are not here; names may hold slashes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fakes_house import MODELS, open_house
+from fakes_http import FakeEngine, chat, in_process
+from fakes_pictures import picture, saved
+from fakes_voices import recording
+from fastapi import FastAPI
+
+from triptych.core.config import Config
+from triptych.core.http.app import create_app
+from triptych.core.http.models import ModelCard
+
+ROUTES = {
+    "chat": "/v1/chat/completions",
+    "embedding": "/v1/embeddings",
+    "speech": "/v1/audio/speech",
+    "transcription": "/v1/audio/transcriptions",
+    "image": "/v1/images/generations",
+}
+WAV = {"file": ("a.wav", recording())}
+PICTURE = {"image": ("a.png", saved(picture(64, 64)))}
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    return open_house(tmp_path_factory.mktemp("house")).app
+
+
+async def ask(client: httpx.AsyncClient, model: str) -> list[tuple[str, httpx.Response]]:
+    """Ask every route that takes a model for `model`."""
+    name = {"model": model}
+    bodies: dict[str, dict[str, Any]] = {
+        "chat /v1/chat/completions": {"json": {**chat(max_tokens=1), **name}},
+        "chat /v1/completions": {"json": {"prompt": "a", "max_tokens": 1, **name}},
+        "chat /tokenize": {"json": {"prompt": "a", **name}},
+        "chat /detokenize": {"json": {"tokens": [5], **name}},
+        "embedding /v1/embeddings": {"json": {"input": "w1", **name}},
+        "speech /v1/audio/speech": {"json": {"input": "Hello.", **name}},
+        "transcription /v1/audio/transcriptions": {"data": name, "files": WAV},
+        "transcription /v1/audio/translations": {"data": name, "files": WAV},
+        "image /v1/images/generations": {"json": {"prompt": "a", "size": "64x64", **name}},
+        "image /v1/images/edits": {"data": {"prompt": "a", **name}, "files": PICTURE},
+        "image /v1/images/variations": {"data": name, "files": PICTURE},
+    }
+    found = []
+    for route, body in bodies.items():
+        kind, path = route.split()
+        found.append((kind, await client.post(path, **body)))
+    reply = await client.get("/v1/audio/voices", params=name)
+    return [*found, ("speech", reply)]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+async def test_a_model_of_another_kind_is_told_its_route(app: FastAPI, kind: str) -> None:
+    async with in_process(app) as client:
+        for wanted, reply in await ask(client, MODELS[kind]):
+            error = reply.json().get("error") if "json" in reply.headers["content-type"] else None
+            if wanted == kind:  # translations need a model that knows more than English
+                assert error is None or error["code"] != "wrong_model"
+                continue
+            assert (reply.status_code, error["code"]) == (400, "wrong_model")
+            assert error["param"] == "model"
+            assert error["message"].startswith(f"{MODELS[kind]} ")
+            assert f"post to {ROUTES[kind]}." in error["message"]
+            assert MODELS[wanted] in error["message"]
+
+
+async def test_a_model_that_is_not_here_is_not_found(app: FastAPI) -> None:
+    async with in_process(app) as client:
+        for wanted, reply in await ask(client, "no\x1b[1mne"):
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (404, "model_not_found")
+            assert "'no\\x1b[1mne'" in error["message"]
+            assert MODELS[wanted] in error["message"]
+
+
+async def test_models_that_speak_are_listed_where_front_ends_look(app: FastAPI) -> None:
+    async with in_process(app) as client:
+        listed = (await client.get("/v1/audio/models")).json()
+    assert [card["id"] for card in listed["models"]] == ["hum"]
+    assert listed["data"] == listed["models"]
+
+
+async def test_names_with_slashes_are_shown() -> None:
+    cards = [ModelCard(id="org/model-1", task="chat")]
+    app = create_app(Config(), FakeEngine(), [], cards)
+    async with in_process(app) as client:
+        for path in ("org/model-1", "org%2Fmodel-1"):
+            reply = await client.get(f"/v1/models/{path}")
+            assert reply.json()["id"] == "org/model-1"
+        assert (await client.get("/v1/models/org")).json()["error"]["code"] == "model_not_found"
