@@ -92,6 +92,13 @@ class DeviceOptions:
         choices=("auto", "native", "torch"),
         devices="cpu",
     )
+    cpu_isa: str = option(
+        "auto",
+        "Highest instruction level of the CPU kernels; auto is the highest that this processor and"
+        " compiler have.",
+        choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
+        devices="cpu",
+    )
     seed: int = option(
         -1,
         "Seed of requests that bring none; -1 draws a new one for each.",
