@@ -19,7 +19,9 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError
 from triptych.core.loop_thread import LoopThread
-from triptych.core.options import make_config, resolve_with_sources
+from triptych.core.option import Role
+from triptych.core.options import Resolved, resolve_keywords, resolve_with_sources
+from triptych.core.relevance import check_relevance
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
 from triptych.schedulers.base import ModelLoader
@@ -50,11 +52,18 @@ class Pipeline(ABC, Generic[ServiceT]):
     """The model that "embedded" stands for."""
     _sources: ClassVar[Sequence[Source]] = ()
     """Models with a name of their own, and layouts that are converted."""
+    _role: ClassVar[Role]
+    """What its models are for."""
 
     def __init__(self, service: ServiceT, model: str, loop: LoopThread) -> None:
         self._service = service
         self._model = model
         self._loop = loop
+
+    @classmethod
+    def _role_of(cls, resolved: ResolvedModel) -> Role:
+        """What this model is for."""
+        return cls._role
 
     @classmethod
     @abstractmethod
@@ -76,10 +85,11 @@ class Pipeline(ABC, Generic[ServiceT]):
     ) -> Self:
         """Load `model` (as `--model` takes it); `options` are those of `triptych serve`.
 
-        Raises errors of `core.errors.SetupError`: an unknown option, unfit weights, no memory.
+        Raises errors of `core.errors.SetupError`: an option that is unknown or that such a model
+        does not read, unfit weights, no memory.
         """
-        config = make_config({"model": (model,), **options})
-        return cls.from_config(config, RichProgress() if progress else SilentProgress())
+        resolved = resolve_keywords({"model": (model,), **options})
+        return cls._from_resolved(resolved, RichProgress() if progress else SilentProgress())
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace, *, check: Check | None = None) -> Self:
@@ -90,17 +100,24 @@ class Pipeline(ABC, Generic[ServiceT]):
         resolved = resolve_with_sources(args)
         if resolved.sources["log_level"] != "default":
             logs.configure(resolved.config.server)
-        return cls.from_config(resolved.config, RichProgress(), check=check)
+        return cls._from_resolved(resolved, RichProgress(), check)
 
     @classmethod
-    def from_config(cls, config: Config, progress: Progress, *, check: Check | None = None) -> Self:
-        """Load the one model of a resolved configuration."""
-        models = config.models
+    def from_config(cls, config: Config, progress: Progress) -> Self:
+        """Load the one model of a configuration; warns of what such a model does not read."""
+        return cls._from_resolved(Resolved.of(config), progress)
+
+    @classmethod
+    def _from_resolved(
+        cls, options: Resolved, progress: Progress, check: Check | None = None
+    ) -> Self:
+        config, models = options.config, options.config.models
         if len(models.model) > 1:
             raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
         if models.model == (EMBEDDED_REFERENCE,):
             models = replace(models, model=())
         (resolved,) = resolve_all(models, progress, sources=cls._sources, defaults=(cls._embedded,))
+        check_relevance(options, (cls._role_of(resolved),))
         if check is not None:
             check(resolved, config)
         loop = LoopThread("triptych-pipeline")

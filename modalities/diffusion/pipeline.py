@@ -22,6 +22,7 @@ from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.images import AdapterUse, CacheName, ImageDelta, Pixels, StepCache
 from triptych.core.in_order import in_order
 from triptych.core.media.pictures import PictureReader
+from triptych.core.option import Role
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind, encode_picture
 from triptych.modalities.diffusion.image_model import ImageModel
@@ -140,6 +141,7 @@ class ImagePipeline(Pipeline[ImageService]):
     """
 
     _embedded: ClassVar[str] = EMBEDDED_IMAGES.name
+    _role: ClassVar[Role] = "image"
     _sources: ClassVar[Sequence[Source]] = (EMBEDDED_IMAGES,)
 
     @classmethod

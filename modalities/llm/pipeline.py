@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import msgspec
 
@@ -17,6 +17,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.in_order import in_order
+from triptych.core.option import Role
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.eyes import PICTURE, PictureSource
 from triptych.modalities.llm.service import (
@@ -87,6 +88,8 @@ class ChatPipeline(Pipeline[LlmService]):
     arguments of a call are those of `SamplingParams`, and `stop`, `n`, `seed`, `ignore_eos`.
     Every call has an async twin that may be awaited on any loop.
     """
+
+    _role: ClassVar[Role] = "chat"
 
     @classmethod
     def _open_service(

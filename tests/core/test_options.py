@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError
-from triptych.core.option import Range
+from triptych.core.option import Option, Range
 from triptych.core.options import (
     SECTIONS,
-    Option,
     add_options,
     declared,
     describe,
@@ -274,7 +273,8 @@ def test_wrong_numbers_are_explained(value: object, message: str) -> None:
 
 def test_help_names_default_and_escapes_percent() -> None:
     text = _parser().format_help()
-    assert "[default 32]" in text
+    assert "[default 0.06]" in text
+    assert "[default 32; for chat, vision, embedding and speech models]" in " ".join(text.split())
     assert "--no-enable-prefix-caching" in text
     assert "enable-penalties" not in text
 

@@ -14,6 +14,7 @@ import numpy as np
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import UnsupportedOption
+from triptych.core.option import Role
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.llm.embedding.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.llm.embedding.source import MINILM
@@ -37,6 +38,7 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
     """
 
     _embedded: ClassVar[str] = MINILM.name
+    _role: ClassVar[Role] = "embedding"
     _sources: ClassVar[Sequence[Source]] = (MINILM,)
 
     @classmethod
