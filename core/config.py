@@ -135,6 +135,12 @@ class DeviceOptions:
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
         devices="cpu",
     )
+    enable_deterministic_inference: bool = option(
+        False,
+        "Start only where what a token gets cannot depend on what else is in its batch: on a CPU"
+        " with our own decoder and kernels, where that holds anyway. Refused on a GPU, with"
+        " --cpu-kernels torch and for models that transformers runs.",
+    )
     seed: int = option(
         -1,
         "Seed of requests that bring none; -1 draws a new one for each.",

@@ -159,7 +159,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     words = [refused.TRANSLATED.get(word, word) for word in argv]
     args, unknown = parser.parse_known_args(words)
     for word in unknown:
-        if word.startswith("--") and word != "--":
+        if word.startswith("-") and word not in ("-", "--"):
             raise ConfigError(_explain_flag(parser, word.partition("=")[0]))
     if unknown:
         raise ConfigError(f"unexpected argument {unknown[0]!r}; see `{parser.prog} --help`.")
@@ -170,13 +170,16 @@ def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
     reason = refused.reason(flag)
     if reason is not None:
         return f"{flag} is not offered: {reason}"
+    positive = flag.replace("--no-", "--", 1)
+    owner = next((option for option in declared().values() if positive in option.flags), None)
+    if owner is not None and owner.roles:
+        return f"{flag} is no option of `{parser.prog}`: it is for {owner.readers}."
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = [spelling for action in shown for spelling in action.option_strings]
-    option = _by_spelling().get(_field_name(flag.replace("--no-", "--", 1)))
-    if option is not None and option.roles:
-        return f"{flag} is no option of `{parser.prog}`: it is for {option.readers}."
-    near = nearest(flag, known)
+    near = nearest(flag, known) or nearest(flag, refused.refused())
     hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`."
+    if near in refused.refused():
+        hint += f" That is not offered: {refused.refused()[near]}"
     return f"there is no option {flag}; {hint}"
 
 
@@ -384,7 +387,10 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
         raise ConfigError(f"{where}: {_bad_choice(option, converted)}")
     numbers = converted if option.is_numbers else (converted,)
     if option.within is not None and not all(number in option.within for number in numbers):
-        raise ConfigError(f"{where}: must be {option.within}, got {format_value(converted)}.")
+        shown = format_value(converted)
+        reason = refused.value_reason(option.name, shown)
+        instead = f" To say what {shown} says elsewhere, {reason}" if reason else ""
+        raise ConfigError(f"{where}: must be {option.within}, got {shown}.{instead}")
     return converted
 
 
