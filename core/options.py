@@ -178,8 +178,8 @@ def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
     known = [spelling for action in shown for spelling in action.option_strings]
     near = nearest(flag, known) or nearest(flag, refused.refused())
     hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`."
-    if near in refused.refused():
-        hint += f" That is not offered: {refused.refused()[near]}"
+    if near and (reason := refused.reason(near)):
+        hint += f" That is not offered: {reason}"
     return f"there is no option {flag}; {hint}"
 
 

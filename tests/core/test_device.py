@@ -51,7 +51,7 @@ def test_gpus_by_number() -> None:
 
 @pytest.mark.parametrize("spec", ["tpu", "gpu:", "gpu:-1", "cpu:0", "gpu:0,1", ""])
 def test_unknown_devices_are_refused(spec: str) -> None:
-    with pytest.raises(DeviceError, match="use auto, cpu, gpu or gpu:N.* a server per device"):
+    with pytest.raises(DeviceError, match=r"use auto, cpu, gpu or gpu:N.* a server per device"):
         Device.open(spec)
 
 
@@ -96,5 +96,5 @@ def test_determinism_is_refused_where_it_cannot_be_kept(monkeypatch: pytest.Monk
     options = DeviceOptions(device="cpu", enable_deterministic_inference=True)
     assert bring_up(options)[0].is_cpu
     monkeypatch.setattr(Device, "open", lambda spec: Device(torch.device("meta")))
-    with pytest.raises(DeviceError, match="^--enable-deterministic-inference: on a GPU"):
+    with pytest.raises(DeviceError, match=r"^--enable-deterministic-inference: on a GPU"):
         bring_up(options)

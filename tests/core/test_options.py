@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.core.config import Config
@@ -300,6 +300,7 @@ def _values(option: Option) -> st.SearchStrategy[object]:
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_json_round_trip(data: st.DataObject) -> None:
     skipped = {"headless", "external_engine", "served_model_name"}  # exclude each other
     skipped |= {"teacache", "first_block_caching", "taylorseer"}

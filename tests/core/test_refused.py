@@ -61,8 +61,9 @@ enable-custom-logit-processor enable-dp-attention enable-dp-lm-head
 enable-dynamic-batch-tokenizer enable-fp32-lm-head enable-hierarchical-cache enable-lmcache
 enable-metrics enable-mixed-chunk enable-multimodal enable-nan-detection
 enable-priority-scheduling enable-request-time-stats-logging enable-return-hidden-states
-enable-tokenizer-batch-encode enable-torch-compile enable-trace oltp-traces-endpoint flashinfer-mla-disable-ragged
-gc-warning-threshold-secs generation-tokens-buckets gpu-id-step grammar-backend
+enable-tokenizer-batch-encode enable-torch-compile enable-trace oltp-traces-endpoint
+flashinfer-mla-disable-ragged gc-warning-threshold-secs generation-tokens-buckets gpu-id-step
+grammar-backend
 hicache-io-backend hicache-mem-layout hicache-ratio hicache-size hicache-storage-backend
 hicache-storage-prefetch-policy hicache-write-policy host hybrid-kvcache-ratio is-embedding
 json-model-override-args keep-mm-feature-on-device kv-events-config load-balance-method
