@@ -364,7 +364,9 @@ class ServerOptions:
     )
     min_stall_budget_s: float = option(
         10.0,
-        "A loop without progress for longer than this (and 20 slow steps) is restarted.",
+        "An engine that is silent for longer than this (and 20 slow steps) is restarted. Beside the"
+        " first step of each kind, whose length nobody knows, it beats for nine times as long: a"
+        " process that stands still is noticed all the same, such a step that hangs only then.",
         flags=("--watchdog-timeout",),
         within=DURATION,
     )
