@@ -9,7 +9,16 @@ from __future__ import annotations
 import argparse
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -17,7 +26,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 from triptych.core import logs
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import ConfigError
+from triptych.core.errors import ConfigError, TriptychError
+from triptych.core.in_order import in_order
 from triptych.core.loop_thread import LoopThread
 from triptych.core.option import Role
 from triptych.core.options import Resolved, resolve_keywords, resolve_with_sources
@@ -41,6 +51,8 @@ class Service(Protocol):
 
 
 ServiceT = TypeVar("ServiceT", bound=Service)
+Answer = TypeVar("Answer")
+Entry = Mapping[str, Any]
 Check = Callable[[ResolvedModel, Config], None]
 """Raises `RequestError`s for what a model cannot do, as its files tell."""
 
@@ -148,6 +160,27 @@ class Pipeline(ABC, Generic[ServiceT]):
             await client.close()
             raise
         return make_service(client)
+
+    def _map_entries(
+        self,
+        answer: Callable[[Entry], Coroutine[Any, Any, Answer]],
+        entries: Iterable[Entry],
+        num_at_once: int,
+    ) -> Iterator[Answer | TriptychError]:
+        """What comes of each entry, in order; what `answer` raises takes the place of an answer."""
+
+        async def attempt(entry: Entry) -> Answer | TriptychError:
+            try:
+                return await answer(entry)
+            except TriptychError as error:
+                return error
+
+        async def attempts() -> AsyncGenerator[Answer | TriptychError, None]:
+            async with aclosing(in_order(map(attempt, entries), num_at_once)) as answers:
+                async for each in answers:
+                    yield each
+
+        return self._loop.iterate(attempts)
 
     def close(self) -> None:
         """Stop the engine and give its memory back. Closing twice is fine."""
