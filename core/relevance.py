@@ -37,11 +37,11 @@ def check_relevance(resolved: Resolved, roles: Collection[Role]) -> None:
 
 def _say(options: Iterable[Option], resolved: Resolved) -> str:
     """The options as they were given, each group with whom it is for."""
-    return "; ".join(
-        f"{', '.join(_spell(option, resolved.sources[option.name]) for option in group)}"
-        f" is for {readers}"
-        for readers, group in groupby(options, key=lambda option: option.readers)
-    )
+    groups = []
+    for readers, group in groupby(options, key=lambda option: option.readers):
+        names = [_spell(option, resolved.sources[option.name]) for option in group]
+        groups.append(f"{', '.join(names)} {'are' if names[1:] else 'is'} for {readers}")
+    return "; ".join(groups)
 
 
 def _spell(option: Option, source: str) -> str:

@@ -234,10 +234,10 @@ class RemoteClient:
         self._epoch_ns = epoch_ns
         self._num_engines += 1
         self._tell(Hello())
-        for job_id, message in self._waiting.items():
+        waiting, self._waiting = self._waiting, {}
+        for job_id, message in waiting.items():
             if not self._send(message):
                 self._streams.fail(job_id, self._engine_down())
-        self._waiting.clear()
         return True
 
     def _awaits_first(self) -> bool:

@@ -32,7 +32,7 @@ def test_flags_are_refused_by_name_with_whom_they_are_for() -> None:
     with pytest.raises(ConfigError) as caught:
         check_relevance(resolved, ("chat",))
     assert caught.value.message.startswith(
-        "--audio-decoder, --chunk-size is for speech models; --teacache is for image models. "
+        "--audio-decoder, --chunk-size are for speech models; --teacache is for image models. "
     )
     check_relevance(resolved, ("chat", "speech", "image"))
 
