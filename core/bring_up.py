@@ -11,6 +11,7 @@ import torch
 
 from triptych.core.config import DeviceOptions
 from triptych.core.device import Device
+from triptych.core.errors import DeviceError
 from triptych.core.ledger import Ledger
 from triptych.core.threads import usable_cores
 
@@ -20,10 +21,15 @@ _log = logging.getLogger(__name__)
 def bring_up(options: DeviceOptions) -> tuple[Device, Ledger]:
     """Open the device and give it a ledger of what is free there, times the share allowed.
 
-    Raises `DeviceError` where there is no such device.
+    Raises `DeviceError` where there is no such device, or not one that does as it must.
     """
     _set_num_threads(options.threads)
     device = Device.open(options.device)
+    if options.enable_deterministic_inference and not device.is_cpu:
+        raise DeviceError(
+            "--enable-deterministic-inference: on a GPU the order of sums follows from the batch;"
+            " use --device cpu, or leave it out."
+        )
     return device, Ledger(int(device.free_bytes() * options.device_memory_utilization))
 
 

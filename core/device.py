@@ -41,7 +41,10 @@ class Device:
             return cls(torch.device("cpu"))
         match = _SPEC.fullmatch("gpu" if spec == "auto" else spec)
         if match is None:
-            raise DeviceError(f"Unknown device {spec!r}: use auto, cpu, gpu or gpu:N.")
+            raise DeviceError(
+                f"Unknown device {spec!r}: use auto, cpu, gpu or gpu:N. One engine drives one"
+                " device; for several, start a server per device behind a balancer."
+            )
         index, count = int(match[1] or 0), torch.cuda.device_count()
         if not torch.cuda.is_available() or index >= count:
             raise DeviceError(

@@ -1,4 +1,4 @@
-"""How an option is declared, and what a number in it may be.
+"""How an option is declared, what a number in it may be, and which models read it.
 
 Owns the declaration alone: the options themselves are in `core.config`.
 """
@@ -6,8 +6,22 @@ Owns the declaration alone: the options themselves are in `core.config`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
+
+ENVIRONMENT_PREFIX = "TRIPTYCH_"
+
+Role = Literal["chat", "vision", "embedding", "speech", "recognition", "image"]
+"""What a model is for. One for vision is one for chat that takes pictures, too."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
+TEXT: tuple[Role, ...] = ("chat", "vision", "embedding")
+"""Models of text; those that embed may be decoders, too."""
+ANSWERS: tuple[Role, ...] = ("chat", "vision", "speech")
+"""Models that draw token after token."""
+TOKENS: tuple[Role, ...] = ("chat", "vision", "embedding", "speech")
+"""Models of tokens over a paged cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +50,7 @@ SHARE = Range(low=0, high=1, is_open=True)
 DURATION = Range(low=0, is_open=True)
 
 
-def option(
+def option(  # noqa: PLR0913 - a declaration is its fields
     default: Any,
     description: str,
     *,
@@ -44,15 +58,79 @@ def option(
     choices: tuple[str, ...] = (),
     devices: str = "cpu,gpu",
     within: Range | None = None,
+    roles: tuple[Role, ...] = (),
 ) -> Any:
-    """Declare one option: `flags` are other spellings of `--field-name` (aliases of peers)."""
+    """Declare one option: `flags` are other spellings of `--field-name` (aliases of peers).
+
+    Models of `roles` alone read it; with none: those of its section's `ROLES`, or else all do.
+    """
     metadata = {
         "description": description,
         "flags": flags,
         "choices": choices,
         "devices": devices,
         "within": within,
+        "roles": roles,
     }
     if isinstance(default, list | dict):
         raise TypeError("use a tuple or None as default")
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One declared option. `type` is str, int, float, bool, or a tuple of str, int or float.
+
+    Without `roles` it is for every model, or for none: the server itself reads it.
+    """
+
+    name: str
+    section: str
+    type: Any
+    default: Any
+    description: str
+    aliases: tuple[str, ...]
+    choices: tuple[str, ...]
+    devices: str
+    within: Range | None
+    roles: tuple[Role, ...]
+
+    @property
+    def flag(self) -> str:
+        """The flag's own spelling, `--kv-cache-page-size`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every spelling, its own first."""
+        return (self.flag, *self.aliases)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable, `TRIPTYCH_KV_CACHE_PAGE_SIZE`."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def readers(self) -> str:
+        """Whom it is for, in words: `chat and vision models`."""
+        *firsts, last = self.roles or ("all",)
+        return " and ".join(filter(None, (", ".join(firsts), last))) + " models"
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, as `--x` and `--no-x`."""
+        return self.type is bool
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the flag may be given several times."""
+        return bool(self.type == tuple[str, ...])
+
+    @property
+    def is_numbers(self) -> bool:
+        """Whether it is a list of numbers, as `1,2,4`."""
+        return self.type in (tuple[int, ...], tuple[float, ...])
+
+    def is_for(self, roles: Collection[Role]) -> bool:
+        """Whether a model of one of `roles`, or what is around any model, reads it."""
+        return not self.roles or not set(self.roles).isdisjoint(roles)

@@ -27,10 +27,9 @@ from triptych.core.config import Config, ImageOptions
 from triptych.core.config_file import read_config_file
 from triptych.core.errors import ConfigError
 from triptych.core.once import once
-from triptych.core.option import Range
+from triptych.core.option import ENVIRONMENT_PREFIX, ROLES, Option, Role
 from triptych.core.typed import convert
 
-ENVIRONMENT_PREFIX = "TRIPTYCH_"
 SECRETS = frozenset({"api_key"})
 MASK = "***"
 """What is shown in place of a secret."""
@@ -39,74 +38,30 @@ EVERYWHERE = frozenset({"log_level"})
 """Options each command has, whichever sections it asks for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One declared option. `type` is str, int, float, bool, or a tuple of str, int or float."""
-
-    name: str
-    section: str
-    type: Any
-    default: Any
-    description: str
-    aliases: tuple[str, ...]
-    choices: tuple[str, ...]
-    devices: str
-    within: Range | None
-
-    @property
-    def flag(self) -> str:
-        """The flag's own spelling, `--kv-cache-page-size`."""
-        return _flag(self.name)
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Every spelling, its own first."""
-        return (self.flag, *self.aliases)
-
-    @property
-    def variable(self) -> str:
-        """The environment variable, `TRIPTYCH_KV_CACHE_PAGE_SIZE`."""
-        return ENVIRONMENT_PREFIX + self.name.upper()
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether it is on or off, as `--x` and `--no-x`."""
-        return self.type is bool
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether the flag may be given several times."""
-        return bool(self.type == tuple[str, ...])
-
-    @property
-    def is_numbers(self) -> bool:
-        """Whether it is a list of numbers, as `1,2,4`."""
-        return self.type in (tuple[int, ...], tuple[float, ...])
-
-
 @once
 def declared() -> Mapping[str, Option]:
     """Every option by its field name, in order of declaration."""
     sections = typing.get_type_hints(Config)
     return {
-        field.name: _read_field(section, field, typing.get_type_hints(cls)[field.name])
+        field.name: _read_field(section, cls, field)
         for section, cls in sections.items()
         for field in dataclasses.fields(cls)
     }
 
 
-def _read_field(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
+def _read_field(section: str, cls: type, field: dataclasses.Field[Any]) -> Option:
     metadata = field.metadata
     return Option(
         name=field.name,
         section=section,
-        type=hint,
+        type=typing.get_type_hints(cls)[field.name],
         default=field.default,
         description=metadata["description"],
         aliases=metadata["flags"],
         choices=metadata["choices"],
         devices=metadata["devices"],
         within=metadata["within"],
+        roles=metadata["roles"] or getattr(cls, "ROLES", ()),
     )
 
 
@@ -130,17 +85,19 @@ def add_options(
     parser: argparse.ArgumentParser,
     *,
     sections: Collection[str] = SECTIONS,
+    roles: tuple[Role, ...] = ROLES,
     exclude: Collection[str] = (),
 ) -> None:
     """Declare the flags of `sections` (and `--config-file`) on `parser`, one group each.
 
-    `exclude` names fields a command has a flag of its own for. Only what the user typed ends up
-    in the namespace, so that other sources can fill the rest.
+    Those that no model of `roles` reads are left out, and so are the fields of `exclude`, which a
+    command has no use for or a flag of its own. Only what the user typed ends up in the namespace,
+    so that other sources can fill the rest.
     """
     parser.add_argument("--config-file", "--config", metavar="FILE", help="YAML file with options.")
     groups = {name: parser.add_argument_group(f"{name} options") for name in sections}
     for option in declared().values():
-        if option.name in exclude:
+        if option.name in exclude or not option.is_for(roles):
             continue
         if option.section in groups:
             _add_option(groups[option.section], option)
@@ -203,7 +160,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     words = [refused.TRANSLATED.get(word, word) for word in argv]
     args, unknown = parser.parse_known_args(words)
     for word in unknown:
-        if word.startswith("--") and word != "--":
+        if word.startswith("-") and word not in ("-", "--"):
             raise ConfigError(_explain_flag(parser, word.partition("=")[0]))
     if unknown:
         raise ConfigError(f"unexpected argument {unknown[0]!r}; see `{parser.prog} --help`.")
@@ -214,17 +171,29 @@ def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
     reason = refused.reason(flag)
     if reason is not None:
         return f"{flag} is not offered: {reason}"
+    positive = flag.replace("--no-", "--", 1)
+    owner = next((option for option in declared().values() if positive in option.flags), None)
+    if owner is not None and owner.roles:
+        return f"{flag} is no option of `{parser.prog}`: it is for {owner.readers}."
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = [spelling for action in shown for spelling in action.option_strings]
-    near = nearest(flag, known)
+    near = nearest(flag, known) or nearest(flag, refused.refused())
     hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`."
+    if near and (reason := refused.reason(near)):
+        hint += f" That is not offered: {reason}"
     return f"there is no option {flag}; {hint}"
 
 
 def _help(option: Option) -> str:
-    devices = "" if option.devices == "cpu,gpu" else f"; {option.devices} only"
-    default = "" if option.default in ("", ()) else f"default {format_value(option.default)}"
-    notes = (default + devices).removeprefix("; ")
+    notes = "; ".join(
+        note
+        for note in (
+            "" if option.default in ("", ()) else f"default {format_value(option.default)}",
+            "" if option.devices == "cpu,gpu" else f"{option.devices} only",
+            f"for {option.readers}" if option.roles else "",
+        )
+        if note
+    )
     return (option.description + (f" [{notes}]" if notes else "")).replace("%", "%%")
 
 
@@ -242,10 +211,25 @@ def format_value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A configuration and where each value came from: a flag, a variable, a file or `default`."""
+    """A configuration and where each value came from: a flag, a variable, a file or `default`.
+
+    `typed` names the options that were given for this run alone, as flags or keywords.
+    """
 
     config: Config
     sources: Mapping[str, str]
+    typed: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, config: Config) -> Resolved:
+        """A configuration made by hand: whatever is no default came from it."""
+        return cls(
+            config,
+            {
+                name: "default" if value_of(config, option) == option.default else "configuration"
+                for name, option in declared().items()
+            },
+        )
 
 
 def resolve(
@@ -268,22 +252,28 @@ def resolve_with_sources(
     path = typed.get("config_file") or path
     values: dict[str, Any] = {}
     sources = dict.fromkeys(declared(), "default")
-    for found in (_from_file(path), _from_environment(environ), _from_flags(typed)):
+    flags = _from_flags(typed)
+    for found in (_from_file(path), _from_environment(environ), flags):
         for name, (value, source) in found.items():
             values[name], sources[name] = value, source
-    return Resolved(_assemble(values), sources)
+    return Resolved(_assemble(values), sources, frozenset(flags))
 
 
 def make_config(options: Mapping[str, Any]) -> Config:
     """The configuration of options given by name from Python, `make_config({"threads": 2})`."""
-    return _assemble(
-        {
-            option.name: _convert(option, value, _field_name(name), is_text=False)
-            for name, value in options.items()
-            for option in [_find(name, name, value)]
-            if option is not None
-        }
-    )
+    return resolve_keywords(options).config
+
+
+def resolve_keywords(options: Mapping[str, Any]) -> Resolved:
+    """Like `make_config`, and says under which name each value was given."""
+    values = {
+        option.name: _convert(option, value, _field_name(name), is_text=False)
+        for name, value in options.items()
+        for option in [_find(name, name, value)]
+        if option is not None
+    }
+    sources = {name: name if name in values else "default" for name in declared()}
+    return Resolved(_assemble(values), sources, frozenset(values))
 
 
 _Found = dict[str, tuple[Any, str]]
@@ -384,7 +374,10 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
         raise ConfigError(f"{where}: {_bad_choice(option, converted)}")
     numbers = converted if option.is_numbers else (converted,)
     if option.within is not None and not all(number in option.within for number in numbers):
-        raise ConfigError(f"{where}: must be {option.within}, got {format_value(converted)}.")
+        shown = format_value(converted)
+        reason = refused.value_reason(option.name, shown)
+        instead = f" To say what {shown} says elsewhere, {reason}" if reason else ""
+        raise ConfigError(f"{where}: must be {option.within}, got {shown}.{instead}")
     return converted
 
 

@@ -12,7 +12,8 @@ from typing import get_type_hints
 
 from triptych.core import refused
 from triptych.core.config import Config
-from triptych.core.options import ENVIRONMENT_PREFIX, Option, declared, format_value
+from triptych.core.option import ENVIRONMENT_PREFIX, Option
+from triptych.core.options import declared, format_value
 
 _HEAD = f"""\
 # Options
@@ -29,6 +30,11 @@ arguments: `ChatPipeline.from_pretrained(model, max_batch_size=8)`.
 An option that is not known, a value out of range and a variable beginning with
 `{ENVIRONMENT_PREFIX}` that is no option are errors. (Kubernetes sets such variables for a service
 named `triptych`: name it otherwise, or set `enableServiceLinks: false`.)
+
+Where kinds of models stand under "for", no other model reads the option. Given as a flag or as a
+keyword to Python where no such model runs, it is an error; in a file or the environment, which
+servers of several models may share, it is a warning in the log. (With no `--model` there is one of
+each kind. A chat model embeds, too.)
 """
 
 _PEERS = """\
@@ -46,7 +52,7 @@ def render() -> str:
     parts = [_HEAD]
     for section, options in groupby(declared().values(), key=lambda option: option.section):
         parts.append(f"## {section}\n\n{titles[section]}\n")
-        parts.append(_table(("option", "default", "on", "meaning"), map(_row, options)))
+        parts.append(_table(("option", "default", "on", "for", "meaning"), map(_row, options)))
     parts += [_PEERS, "### In our words\n", _translated()]
     parts += ["### Accepted where they change nothing\n", _standing()]
     parts += ["### Refused\n", _refused()]
@@ -63,7 +69,8 @@ def _row(option: Option) -> tuple[str, ...]:
     if option.within is not None:
         notes.append(f"Must be {option.within}.")
     default = format_value(option.default)
-    return _code(spellings), f"`{default}`" if default else "", option.devices, " ".join(notes)
+    shown = f"`{default}`" if default else ""
+    return _code(spellings), shown, option.devices, ", ".join(option.roles), " ".join(notes)
 
 
 def _translated() -> str:

@@ -59,9 +59,9 @@ _TIERS = (
 _COMPILED = "captured graphs and compilation are not offered yet; leave it out."
 _KERNELS = "kernels follow from the device and the model; leave it out."
 _SPECULATIVE = "speculative decoding is not offered yet; leave it out, answers stay the same."
-_GRAMMAR = "structured output is not offered yet; ask for the format in the prompt and check it."
-_IMAGES_IN = "vision models are not served yet; leave it out."
-_EMBEDDINGS = "a model that embeds is known by its folder; name it with --model."
+PARSERS = "tool and reasoning parsers are not offered yet; parse the answer's text."
+GRAMMAR = "structured output is not offered yet; ask for the format in the prompt and check it."
+_KNOWN = "what a model does is read off its folder; name it with --model."
 _EXPERTS = "mixture-of-experts models are not served natively yet; leave it out."
 _SPLIT = (
     "prefill and decode share one engine; bound what prompts may delay with"
@@ -85,7 +85,7 @@ STANDING: tuple[Standing, ...] = (
     Standing(_named("cache-strategy"), ("paged", "model_default"), "the cache is always paged."),
     Standing(_named("kv-connector"), ("null",), _TIERS),
     Standing(_named("radix-eviction-policy"), ("lru",), "the least recently used page goes first."),
-    Standing(_named("task"), ("text_generation",), "only text generation is served yet."),
+    Standing(_named("task"), ("text_generation",), _KNOWN),
     Standing(_named("max-num-steps"), ("1", "-1"), "every step is scheduled on its own."),
     Standing(
         _named("num-continuous-decode-steps scheduler-recv-interval"),
@@ -105,7 +105,7 @@ STANDING: tuple[Standing, ...] = (
         ("model",),
         "defaults are the model's; send others with each request.",
     ),
-    Standing(_named("grammar-backend"), ("none",), _GRAMMAR),
+    Standing(_named("grammar-backend"), ("none",), GRAMMAR),
     Standing(_named("gpu-profiling"), ("off",), "use `nsys profile triptych serve ...`."),
     Standing(_named("moe-a2a-backend elastic-ep-backend"), ("none",), _EXPERTS),
     Standing(
@@ -115,6 +115,10 @@ STANDING: tuple[Standing, ...] = (
     ),
     Standing(
         _named("enable-overlap-scheduler"), ("true",), "planning always overlaps the running step."
+    ),
+    Standing(_named("enable-multimodal"), ("true",), "pictures are taken wherever a model sees."),
+    Standing(
+        _named("enable-fp32-lm-head"), ("true",), "the language head always writes float32 logits."
     ),
     Standing(_named("enable-metrics"), ("true",), "/metrics is always there."),
     Standing(_named("enable-cache-report"), ("true",), "usage always counts cached tokens."),
@@ -134,7 +138,7 @@ STANDING: tuple[Standing, ...] = (
         ("false",),
         "use `triptych models remove` and `triptych models fetch`.",
     ),
-    Standing(_named("enable-structured-output"), ("false",), _GRAMMAR),
+    Standing(_named("enable-structured-output"), ("false",), GRAMMAR),
     Standing(_named("enable-kvcache-swapping-to-host"), ("false",), _TIERS),
     Standing(
         _named("device-graph-capture debug-verify-replay use-subgraphs"), ("false",), _COMPILED
@@ -202,7 +206,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         " prefill-delayer-wait-seconds-buckets enable-flashinfer-allreduce-fusion"
         " enable-aiter-allreduce-fusion enable-dsa-prefill-context-parallel"
         " enable-nsa-prefill-context-parallel dsa-prefill-cp-mode nsa-prefill-cp-mode"
-        " mm-enable-dp-encoder numa-node",
+        " mm-enable-dp-encoder enable-broadcast-mm-inputs-process numa-node",
     ),
     (
         _EXPERTS,
@@ -264,7 +268,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (
         _KERNELS,
         "use-experimental-kernels use-vendor-blas pdl-level attention-backend"
-        " prefill-attention-backend decode-attention-backend sampling-backend"
+        " prefill-attention-backend decode-attention-backend mm-attention-backend"
+        " sampling-backend"
         " dsa-prefill-backend dsa-decode-backend nsa-prefill-backend nsa-decode-backend"
         " nsa-prefill nsa-decode fp8-gemm-backend fp4-gemm-backend disable-flashinfer-autotune"
         " triton-attention-reduce-in-fp32 triton-attention-num-kv-splits"
@@ -278,24 +283,29 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         " quantize-and-serve rl-quant-profile",
     ),
     (
-        _GRAMMAR,
+        GRAMMAR,
         "constrained-json-whitespace-pattern constrained-json-disable-any-whitespace"
         " disable-outlines-disk-cache",
     ),
+    (PARSERS, "reasoning-parser tool-call-parser tool-server"),
     (
-        "tool and reasoning parsers are not offered yet; parse the answer's text.",
-        "reasoning-parser tool-call-parser tool-server",
+        "each picture is encoded once and its features are kept; use --max-vision-cache-entries.",
+        "keep-mm-feature-on-device enable-mm-global-cache enable-prefix-mm-cache",
     ),
     (
-        _IMAGES_IN,
-        "vision-config-overrides enable-multimodal mm-attention-backend"
-        " disable-fast-image-processor keep-mm-feature-on-device mm-max-concurrent-calls"
-        " mm-per-request-timeout enable-broadcast-mm-inputs-process mm-process-config"
-        " limit-mm-data-per-request enable-mm-global-cache enable-prefix-mm-cache"
-        " enable-precise-embedding-interpolation",
+        "the model's own image processor and tower run as they are published; leave it out.",
+        "disable-fast-image-processor enable-precise-embedding-interpolation",
+    ),
+    ("use --max-pictures.", "limit-mm-data-per-request"),
+    ("use --max-picture-pixels.", "mm-process-config"),
+    ("use --num-decode-children.", "mm-max-concurrent-calls"),
+    (
+        "use --request-timeout-s, and --media-timeout-s for what is fetched.",
+        "mm-per-request-timeout",
     ),
     ("run the tests: they check each model against its reference.", "run-model-test-mode"),
-    (_EMBEDDINGS, "is-embedding multi-item-scoring-delimiter"),
+    (_KNOWN, "is-embedding task-arg"),
+    ("texts are not scored; embed them and compare.", "multi-item-scoring-delimiter"),
     (
         "diffusion language models are not served; leave it out.",
         "dllm-algorithm dllm-algorithm-config",
@@ -331,7 +341,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ("give one --model for each, as `name=reference`.", "models"),
     (
         "edit config.json in a local copy of the model and serve that.",
-        "json-model-override-args rope-type decrypted-config-file",
+        "json-model-override-args vision-config-overrides rope-type decrypted-config-file",
     ),
     (
         "give the folder, hub id or file as --model; for one part of an image model, as"
@@ -340,7 +350,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         " weight-version",
     ),
     ("the YAML file has one set of options, optionally under section names.", "section-name"),
-    ("leave it out; modalities are recognised by the model.", "task-arg"),
     (_SCANNED, "custom-architectures custom-weight-loader forward-hooks"),
     (
         "weights are always mapped and streamed into place; leave it out.",
@@ -369,9 +378,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ),
     ("hidden states do not leave the engine; ask for logprobs.", "enable-return-hidden-states"),
     (
-        "bitwise batch invariance is not offered yet; with a seed, draws already never depend on"
-        " other requests.",
-        "enable-deterministic-inference rl-on-policy-target",
+        "models are not trained here; --enable-deterministic-inference repeats results bit by bit.",
+        "rl-on-policy-target",
     ),
     ("run `triptych config`.", "pretty-print-config"),
     ("run `triptych serve` behind a proxy that strips the path.", "fastapi-root-path"),
@@ -403,7 +411,10 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         " prompt-tokens-buckets generation-tokens-buckets gc-warning-threshold-secs"
         " enable-mfu-metrics export-metrics-to-file export-metrics-to-file-dir",
     ),
-    ("traces are not exported; read /metrics and the log.", "enable-trace otlp-traces-endpoint"),
+    (
+        "traces are not exported; read /metrics and the log.",
+        "enable-trace otlp-traces-endpoint oltp-traces-endpoint",
+    ),
     (
         "use --min-stall-budget-s: a stalled engine is dumped and restarted.",
         "soft-watchdog-timeout",
@@ -414,7 +425,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         " debug-tensor-dump-layers debug-tensor-dump-input-file debug-tensor-dump-inject"
         " msprobe-dump-config custom-sigquit-handler",
     ),
-    ("logits are sampled in float32 already; leave it out.", "enable-fp32-lm-head"),
 )
 
 _VALUES: Mapping[str, Mapping[str, str]] = {
@@ -429,6 +439,7 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
             "these weights are not offered yet; use the model's bfloat16 or GGUF files.",
         ),
     },
+    "max_batch_input_tokens": {"-1": "write --no-enable-chunked-prefill."},
     "kv_cache_format": {
         "bf16": "write bfloat16.",
         **dict.fromkeys(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from triptych.core.config import Config
 from triptych.core.device import Device
+from triptych.core.errors import ConfigError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvLayout
@@ -40,6 +41,16 @@ class DeviceLoader:
 
 class TokenLoader(DeviceLoader):
     """One model whose steps draw tokens over a paged cache."""
+
+    def _check_invariance(self, native: NativeKernels | None, *, is_native: bool) -> None:
+        """Raise `ConfigError` where rows depend on their batch and must not."""
+        wanted = self._config.device.enable_deterministic_inference
+        if wanted and (native is None or not is_native):
+            raise ConfigError(
+                f"--enable-deterministic-inference: {self.name} runs on"
+                f" {'torch alone' if is_native else 'transformers'}, where sums follow from the"
+                " batch; serve it with our decoder and the CPU kernels, or leave it out."
+            )
 
     def _sampler(self, num_logits: int, native: NativeKernels | None) -> Sampler:
         """What draws for all rows of a step."""

@@ -9,7 +9,16 @@ from __future__ import annotations
 import argparse
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -17,9 +26,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 from triptych.core import logs
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import ConfigError
+from triptych.core.errors import ConfigError, TriptychError
+from triptych.core.in_order import in_order
 from triptych.core.loop_thread import LoopThread
-from triptych.core.options import make_config, resolve_with_sources
+from triptych.core.option import Role
+from triptych.core.options import Resolved, resolve_keywords, resolve_with_sources
+from triptych.core.relevance import check_relevance
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
 from triptych.schedulers.base import ModelLoader
@@ -39,6 +51,8 @@ class Service(Protocol):
 
 
 ServiceT = TypeVar("ServiceT", bound=Service)
+Answer = TypeVar("Answer")
+Entry = Mapping[str, Any]
 Check = Callable[[ResolvedModel, Config], None]
 """Raises `RequestError`s for what a model cannot do, as its files tell."""
 
@@ -50,11 +64,18 @@ class Pipeline(ABC, Generic[ServiceT]):
     """The model that "embedded" stands for."""
     _sources: ClassVar[Sequence[Source]] = ()
     """Models with a name of their own, and layouts that are converted."""
+    _role: ClassVar[Role]
+    """What its models are for."""
 
     def __init__(self, service: ServiceT, model: str, loop: LoopThread) -> None:
         self._service = service
         self._model = model
         self._loop = loop
+
+    @classmethod
+    def _role_of(cls, resolved: ResolvedModel) -> Role:
+        """What this model is for."""
+        return cls._role
 
     @classmethod
     @abstractmethod
@@ -76,10 +97,11 @@ class Pipeline(ABC, Generic[ServiceT]):
     ) -> Self:
         """Load `model` (as `--model` takes it); `options` are those of `triptych serve`.
 
-        Raises errors of `core.errors.SetupError`: an unknown option, unfit weights, no memory.
+        Raises errors of `core.errors.SetupError`: an option that is unknown or that such a model
+        does not read, unfit weights, no memory.
         """
-        config = make_config({"model": (model,), **options})
-        return cls.from_config(config, RichProgress() if progress else SilentProgress())
+        resolved = resolve_keywords({"model": (model,), **options})
+        return cls._from_resolved(resolved, RichProgress() if progress else SilentProgress())
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace, *, check: Check | None = None) -> Self:
@@ -90,17 +112,24 @@ class Pipeline(ABC, Generic[ServiceT]):
         resolved = resolve_with_sources(args)
         if resolved.sources["log_level"] != "default":
             logs.configure(resolved.config.server)
-        return cls.from_config(resolved.config, RichProgress(), check=check)
+        return cls._from_resolved(resolved, RichProgress(), check)
 
     @classmethod
-    def from_config(cls, config: Config, progress: Progress, *, check: Check | None = None) -> Self:
-        """Load the one model of a resolved configuration."""
-        models = config.models
+    def from_config(cls, config: Config, progress: Progress) -> Self:
+        """Load the one model of a configuration; warns of what such a model does not read."""
+        return cls._from_resolved(Resolved.of(config), progress)
+
+    @classmethod
+    def _from_resolved(
+        cls, options: Resolved, progress: Progress, check: Check | None = None
+    ) -> Self:
+        config, models = options.config, options.config.models
         if len(models.model) > 1:
             raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
         if models.model == (EMBEDDED_REFERENCE,):
             models = replace(models, model=())
         (resolved,) = resolve_all(models, progress, sources=cls._sources, defaults=(cls._embedded,))
+        check_relevance(options, (cls._role_of(resolved),))
         if check is not None:
             check(resolved, config)
         loop = LoopThread("triptych-pipeline")
@@ -131,6 +160,27 @@ class Pipeline(ABC, Generic[ServiceT]):
             await client.close()
             raise
         return make_service(client)
+
+    def _map_entries(
+        self,
+        answer: Callable[[Entry], Coroutine[Any, Any, Answer]],
+        entries: Iterable[Entry],
+        num_at_once: int,
+    ) -> Iterator[Answer | TriptychError]:
+        """What comes of each entry, in order; what `answer` raises takes the place of an answer."""
+
+        async def attempt(entry: Entry) -> Answer | TriptychError:
+            try:
+                return await answer(entry)
+            except TriptychError as error:
+                return error
+
+        async def attempts() -> AsyncGenerator[Answer | TriptychError, None]:
+            async with aclosing(in_order(map(attempt, entries), num_at_once)) as answers:
+                async for each in answers:
+                    yield each
+
+        return self._loop.iterate(attempts)
 
     def close(self) -> None:
         """Stop the engine and give its memory back. Closing twice is fine."""

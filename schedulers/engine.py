@@ -312,13 +312,11 @@ class Engine:
     def _beat(self, *, is_last: bool = False) -> None:
         """Beat if it is time, and only if the loop is not merely waiting for a step."""
         now_s = self.clock()
-        budget_s = self._pulse.stall_budget_s(
-            self._costs,
-            sum(step.cost_s for step in self._in_flight),
-            any(step.is_cold for step in self._in_flight),
-        )
+        in_flight_s = sum(step.cost_s for step in self._in_flight)
+        budget_s = self._pulse.stall_budget_s(self._costs, in_flight_s)
         is_due = self._pulse.is_due(now_s, budget_s) or self._residency.take_news()
-        if is_last or (is_due and (self._has_news or not self._in_flight)):
+        beats_anyway = self._beats_anyway(now_s)
+        if is_last or (is_due and (self._has_news or beats_anyway)):
             self._has_news = False
             state = LoopState(
                 turn=self._turn,
@@ -328,8 +326,15 @@ class Engine:
                 models=self._residency.statuses(),
             )
             self._pulse.beat(state, self._residency.ready, now_s)
-        if not self._in_flight:
+        if beats_anyway:
             self._wake_by(self._pulse.idle_until_s())
+
+    def _beats_anyway(self, now_s: float) -> bool:
+        """Whether to beat without news: nothing runs, or what does may take any time."""
+        if not self._in_flight:
+            return True
+        step = self._in_flight[0]
+        return step.is_cold and self._pulse.beats_beside(now_s - step.started_s)
 
     def _phase(self) -> str:
         if self._is_draining:

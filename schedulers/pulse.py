@@ -1,7 +1,10 @@
 """The heartbeat: when the loop beats, how long it may be silent, what it says of its metrics.
 
 A beat is proof of progress, so none is sent while the loop merely waits for a step: a step that
-hangs is noticed by the silence. Knows nothing of who listens.
+hangs is noticed by the silence. How long a step of a kind never seen takes nobody knows (its code
+may be compiled, a large picture drawn on a small machine): the loop goes on beating beside it for a
+while, so that a process that stands still is noticed as soon as ever, and such a step that hangs
+later. Knows nothing of who listens.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ IDLE_BEAT_S = 0.5
 BUSY_BEAT_S = 0.05
 STALL_FACTOR = 20.0
 COLD_STALL_FACTOR = 10.0
-"""A step of a kind never seen before may compile: it gets so many times the least budget."""
+"""A step of a kind never seen before gets so many times the least budget, with beats beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +48,13 @@ class Pulse:
         self._last_beat_s = -math.inf
         self._told_budget_s = 0.0
 
-    def stall_budget_s(self, costs: CostModel, in_flight_s: float, has_cold_step: bool) -> float:
+    def stall_budget_s(self, costs: CostModel, in_flight_s: float) -> float:
         """How long silence may last, given the predicted seconds of the steps in flight."""
-        least_s = self._min_stall_budget_s * (COLD_STALL_FACTOR if has_cold_step else 1.0)
-        return max(least_s, STALL_FACTOR * max(costs.p99_step_s, in_flight_s))
+        return max(self._min_stall_budget_s, STALL_FACTOR * max(costs.p99_step_s, in_flight_s))
+
+    def beats_beside(self, cold_step_s: float) -> bool:
+        """Whether to beat beside a step of a kind never seen, which has run for `cold_step_s`."""
+        return cold_step_s < (COLD_STALL_FACTOR - 1) * self._min_stall_budget_s
 
     def is_due(self, now_s: float, stall_budget_s: float) -> bool:
         """Whether it is time, or the loop may be silent for longer than it said."""

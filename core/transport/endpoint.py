@@ -20,22 +20,23 @@ from triptych.core.errors import ConfigError
 from triptych.core.transport.codec import MAX_MESSAGE_BYTES
 
 SOCKET_NAME = "engine.sock"
+OWNER_NAME = "owner.lock"
 MAX_SOCKET_PATH_BYTES = 107
+_PREFIX = "triptych-"
 
 
 @contextmanager
 def private_folder(base: str, *, role: str) -> Iterator[Path]:
     """A folder of mode 0700 for the time of the context: `base`, or a temporary one if empty.
 
+    Temporary ones that killed processes of this user have left behind are removed.
     `role` is locked in a shared `base`, so that two servers never take each other's sockets.
     Raises `ConfigError` where the folder is open to others, in use, or its path is too long.
     """
     if not base:
-        folder = Path(tempfile.mkdtemp(prefix="triptych-"))
-        try:
+        _clear_abandoned(Path(tempfile.gettempdir()))
+        with _temporary_folder() as folder:
             yield _checked(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         return
     folder = Path(base).expanduser().absolute()
     try:
@@ -46,9 +47,40 @@ def private_folder(base: str, *, role: str) -> Iterator[Path]:
         yield folder
 
 
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """A new folder whose lock tells, as long as it is held, that somebody lives in it."""
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        new = folder / f"{OWNER_NAME}.new"
+        with os.fdopen(os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(folder / OWNER_NAME)  # nobody ever finds it unlocked
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear_abandoned(parent: Path) -> None:
+    """Remove temporary folders of this user whose owner was killed. Any other is left alone."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # not ours, gone meanwhile, or its owner lives
+            if not _is_private(folder.lstat()):
+                continue
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(folder / OWNER_NAME, flags)) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Whether it is a folder (no link to one) that this user alone may enter."""
+    is_closed = not stat.S_IMODE(status.st_mode) & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and is_closed
+
+
 def _checked(folder: Path) -> Path:
-    status = folder.stat()
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    if not _is_private(folder.stat()):
         raise ConfigError(
             f"--zmq-endpoint-base {folder} must belong to the user of this process and nobody"
             " else may enter it: chmod 700 it, or name a new folder."

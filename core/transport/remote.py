@@ -5,6 +5,7 @@ how a job's outputs are buffered is `core.streams`.
 
 An engine names itself by its epoch, the moment it started on the system's monotonic clock. A later
 epoch replaces an earlier one, and whatever still arrives from a replaced or buried one is ignored.
+Jobs that come before the first engine wait for it; once there was one, none waits for another.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ from triptych.core.transport.messages import (
 ENGINE = b"engine-"
 SUPERVISOR = b"supervisor"
 PULSE_S = 0.25
+FIRST_ENGINE_WAIT_S = 60.0
+"""How long after its start an API process keeps jobs for an engine that has not come yet."""
 
 _MAX_MESSAGES_PER_TURN = 256
 _log = logging.getLogger(__name__)
@@ -74,6 +77,8 @@ class RemoteClient:
         self._beat_s = time.monotonic()
         self._absence = "the engine is starting"
         self._is_warm = False
+        self._waiting: dict[str, bytes] = {}
+        self._patient_until_s = time.monotonic() + FIRST_ENGINE_WAIT_S
         self._loads: dict[str, list[asyncio.Future[None]]] = {}
         self._socket = bind_router(folder)
         self._loop.add_reader(self._socket.fileno(), self._receive)
@@ -86,8 +91,8 @@ class RemoteClient:
     ) -> JobStream:
         """Run one job (`EngineClient.submit`).
 
-        The stream raises `EngineDown` without an engine, `PayloadTooLarge` where the request does
-        not go to it in one message.
+        The stream raises `EngineDown` without an engine (of the first one, after a while),
+        `PayloadTooLarge` where the request does not go to it in one message.
         """
         stream = self._streams.open(job_id)
         if self._is_draining():
@@ -98,6 +103,8 @@ class RemoteClient:
         )
         if len(message) > MAX_MESSAGE_BYTES:
             self._streams.fail(job_id, _too_large(len(message)))
+        elif self._awaits_first() and self._num_bytes_waiting() + len(message) <= MAX_MESSAGE_BYTES:
+            self._waiting[job_id] = message
         elif not (self._is_alive() and self._send(message)):
             self._streams.fail(job_id, self._engine_down())
         return stream
@@ -135,11 +142,14 @@ class RemoteClient:
         self._socket.close()
 
     def _end_all(self, error: TriptychError) -> None:
+        self._waiting.clear()
         self._streams.fail_all(error)
         for model in tuple(self._loads):
             self._end_load(model, error)
 
     def _cancel(self, job_ids: tuple[str, ...]) -> None:
+        for job_id in job_ids:
+            self._waiting.pop(job_id, None)
         self._tell(Cancel(job_ids))
 
     def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
@@ -224,7 +234,19 @@ class RemoteClient:
         self._epoch_ns = epoch_ns
         self._num_engines += 1
         self._tell(Hello())
+        waiting, self._waiting = self._waiting, {}
+        for job_id, message in waiting.items():
+            if not self._send(message):
+                self._streams.fail(job_id, self._engine_down())
         return True
+
+    def _awaits_first(self) -> bool:
+        """Whether an engine may still come for the first time."""
+        is_first = not self._num_engines and not self._buried_ns
+        return is_first and time.monotonic() < self._patient_until_s
+
+    def _num_bytes_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
 
     def _bury(self, at_ns: int, reason: str, restart_in_s: float | None) -> None:
         """Every engine started up to `at_ns` is dead: end its jobs, ignore what it still says."""
@@ -260,6 +282,8 @@ class RemoteClient:
         """End the streams of an engine that is silent for longer than it said it would be."""
         self._pulse = self._loop.call_later(PULSE_S, self._check_pulse)
         self._receive()  # a stalled loop of our own must not pass for a stalled engine
+        if self._waiting and not self._awaits_first():
+            self._end_all(self._engine_down())
         if len(self._streams) and not self._is_alive():
             self._streams.fail_all(EngineDown("The engine makes no progress.", retry_after_s=5))
             self._tell(Hello())  # should it come round, nobody waits for those jobs any more

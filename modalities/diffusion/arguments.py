@@ -12,10 +12,7 @@ from pathlib import Path
 
 from triptych.core.errors import ConfigError
 
-UNUSED = frozenset(
-    {"chat_template", "idle_unload_s", "load", "max_length", "model_impl", "pool_embeddings"}
-    | {"served_model_name"}
-)
+UNUSED = frozenset({"idle_unload_s", "load", "served_model_name"})
 """Options of models that say nothing to one that draws once and ends: such flags are unknown."""
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 

@@ -80,7 +80,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="default: the cache folder; `calibration.json` beside a model is read, too",
     )
-    add_options(parser, sections=("models", "device"), exclude=UNUSED)
+    add_options(parser, sections=("models", "device"), roles=("image",), exclude=UNUSED)
 
 
 def run_calibrate(args: argparse.Namespace) -> int:

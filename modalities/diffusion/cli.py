@@ -84,8 +84,9 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
         const="off",
         help="show the bar alone",
     )
-    links = ("image_store_mb", "image_store_ttl_s")
-    add_options(parser, sections=("models", "device", "images"), exclude=UNUSED.union(links))
+    exclude = UNUSED.union(("image_store_mb", "image_store_ttl_s"))
+    sections = ("models", "device", "images")
+    add_options(parser, sections=sections, roles=("image",), exclude=exclude)
 
 
 def run_imagine(args: argparse.Namespace) -> int:
@@ -105,7 +106,8 @@ def run_imagine(args: argparse.Namespace) -> int:
             for progress in stream:
                 show(progress)
                 if progress.picture is not None:
-                    console.print(sink.take(progress.picture), highlight=False, markup=False)
+                    told = sink.take(progress.picture)
+                    console.print(told, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.images import AdapterUse, CacheName, ImageDelta, Pixels, StepCache
-from triptych.core.in_order import in_order
 from triptych.core.media.pictures import PictureReader
+from triptych.core.option import Role
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind, encode_picture
 from triptych.modalities.diffusion.image_model import ImageModel
@@ -140,6 +140,7 @@ class ImagePipeline(Pipeline[ImageService]):
     """
 
     _embedded: ClassVar[str] = EMBEDDED_IMAGES.name
+    _role: ClassVar[Role] = "image"
     _sources: ClassVar[Sequence[Source]] = (EMBEDDED_IMAGES,)
 
     @classmethod
@@ -195,23 +196,14 @@ class ImagePipeline(Pipeline[ImageService]):
         An entry holds `prompt` and options of a call. One that cannot be drawn yields its error and
         harms no other.
         """
-        return self._loop.iterate(lambda: self._map(entries))
 
-    async def _map(
-        self, entries: Sequence[Mapping[str, Any]]
-    ) -> AsyncGenerator[list[Picture] | TriptychError, None]:
-        async def draw(entry: Mapping[str, Any]) -> list[Picture] | TriptychError:
+        def draw(entry: Mapping[str, Any]) -> Coroutine[Any, Any, list[Picture]]:
             options: Any = {name: value for name, value in entry.items() if name != "prompt"}
-            try:
-                return await self._whole(entry.get("prompt", ""), options)
-            except TriptychError as error:
-                return error
+            return self._whole(entry.get("prompt", ""), options)
 
         largest = max((entry.get("num_images", 1) for entry in entries), default=1)
         num_at_once = max(1, self._service.max_pictures // largest)
-        async with aclosing(in_order(map(draw, entries), num_at_once)) as answers:
-            async for answer in answers:
-                yield answer
+        return self._map_entries(draw, entries, num_at_once)
 
     async def _whole(self, prompt: str, options: DrawOptions) -> list[Picture]:
         async with aclosing(self._progress(prompt, options, 0, has_steps=False)) as stream:

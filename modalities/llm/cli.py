@@ -19,6 +19,7 @@ from rich.markup import escape
 from triptych.core.bars import count_bar
 from triptych.core.errors import ConfigError, RequestError, TriptychError
 from triptych.core.lines import read_lines
+from triptych.core.option import Role
 from triptych.core.options import add_options
 from triptych.modalities.llm.pipeline import ChatPipeline, ChatReply, Message
 
@@ -31,15 +32,15 @@ _HELP = (
 _IMAGE = "/image "
 
 
-def add_common(parser: argparse.ArgumentParser, *, sections: Sequence[str] = ()) -> None:
-    """Declare what commands that answer have in common, and the options of further `sections`."""
+def add_common(parser: argparse.ArgumentParser, *roles: Role) -> None:
+    """Declare what commands that answer have in common, for models of `roles`."""
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
     sampling.add_argument("--temperature", type=float, help="0 always takes the likeliest token")
     sampling.add_argument("--top-p", type=float, help="nucleus sampling")
     sampling.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past answer")
     sampling.add_argument("--stop", action="append", default=[], help="end at this text; repeat")
-    add_options(parser, sections=("models", "device", "cache", "schedule", *sections))
+    add_options(parser, sections=("models", "device", "cache", "schedule", "vision"), roles=roles)
 
 
 def call_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE", help="show this first; repeat"
     )
-    add_common(parser, sections=("vision",))
+    add_common(parser, "chat", "vision")
 
 
 def run_chat(
@@ -167,7 +168,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", help="JSONL file to write; default stdout")
     parser.add_argument("--batch", type=int, default=64, help="lines in flight at once")
-    add_common(parser)
+    add_common(parser, "chat")
 
 
 def run_generate(args: argparse.Namespace) -> int:

@@ -63,7 +63,9 @@ class LlmLoader(TokenLoader):
     ) -> Blueprint:
         wanted, config = self._config.models.model_impl, checkpoint.config
         max_length, device = self._config.models.max_length, self._device.torch
-        if wanted == "transformers" or (wanted == "auto" and not is_native(config)):
+        is_ours = wanted == "native" or (wanted == "auto" and is_native(config))
+        self._check_invariance(native, is_native=is_ours)
+        if not is_ours:
             from triptych.modalities.llm.models.fallback import FallbackBlueprint
 
             return FallbackBlueprint(config, max_length=max_length, dtype=dtype, device=device)

@@ -9,14 +9,14 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import msgspec
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, TriptychError
-from triptych.core.in_order import in_order
+from triptych.core.option import Role
 from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.eyes import PICTURE, PictureSource
@@ -89,6 +89,8 @@ class ChatPipeline(Pipeline[LlmService]):
     Every call has an async twin that may be awaited on any loop.
     """
 
+    _role: ClassVar[Role] = "chat"
+
     @classmethod
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
@@ -133,7 +135,17 @@ class ChatPipeline(Pipeline[LlmService]):
         An entry holds `prompt` or `messages`; its other fields are call options that override
         `options`. An entry that cannot be answered yields its error and harms no other.
         """
-        return self._loop.iterate(lambda: self._map(entries, num_in_flight, options))
+
+        async def answer(entry: Mapping[str, Any]) -> ChatReply:
+            own = {k: v for k, v in entry.items() if k not in ("prompt", "messages")}
+            conversation = entry.get("messages", entry.get("prompt"))
+            reply = await self._reply(conversation, {**options, **own})
+            if not isinstance(reply, ChatReply):
+                raise InvalidRequest("An entry holds one conversation.", param="messages")
+            return reply
+
+        most = min(num_in_flight, self._num_at_once(options))
+        return self._map_entries(answer, entries, most)
 
     async def _reply(
         self, conversation: Any, options: Mapping[str, Any]
@@ -159,25 +171,6 @@ class ChatPipeline(Pipeline[LlmService]):
         samples = tuple(row.finish() for row in rows)
         n = call.num_samples
         return [ChatReply(samples=samples[at : at + n]) for at in range(0, len(samples), n)]
-
-    async def _map(
-        self, entries: Sequence[Mapping[str, Any]], num_in_flight: int, options: Mapping[str, Any]
-    ) -> AsyncGenerator[ChatReply | TriptychError, None]:
-        async def answer(entry: Mapping[str, Any]) -> ChatReply | TriptychError:
-            own = {k: v for k, v in entry.items() if k not in ("prompt", "messages")}
-            conversation = entry.get("messages", entry.get("prompt"))
-            try:
-                reply = await self._reply(conversation, {**options, **own})
-            except TriptychError as error:
-                return error
-            if not isinstance(reply, ChatReply):
-                return InvalidRequest("An entry holds one conversation.", param="messages")
-            return reply
-
-        most = min(num_in_flight, self._num_at_once(options))
-        async with aclosing(in_order(map(answer, entries), most)) as answers:
-            async for each in answers:
-                yield each
 
     async def _texts(
         self, conversation: Conversation, options: Mapping[str, Any]

@@ -53,7 +53,8 @@ def add_speak_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instructions", default="", help="how to speak, if the model listens")
     parser.add_argument("--language", default="", help="of the text, such as en-GB")
     parser.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past sound")
-    add_options(parser, sections=("models", "device", "cache", "schedule", "speech"))
+    sections = ("models", "device", "cache", "schedule", "speech")
+    add_options(parser, sections=sections, roles=("speech",))
 
 
 def run_speak(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from triptych.core.config import Config
 from triptych.core.errors import ConfigError
 from triptych.core.http.auth import owners
 from triptych.core.media.child import DecodePool
+from triptych.core.option import Role
 from triptych.core.speech import SpeechFinish, VoiceClip
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.pipeline import Pipeline
@@ -122,6 +123,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
     """
 
     _embedded: ClassVar[str] = DEFAULT_SPEECH
+    _role: ClassVar[Role] = "speech"
     _sources: ClassVar[Sequence[Source]] = SPEECH_SOURCES
 
     @classmethod

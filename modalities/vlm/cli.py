@@ -31,7 +31,7 @@ def add_see_arguments(parser: argparse.ArgumentParser) -> None:
         help='PNG, JPEG or WebP files ("-": what is piped in), then what to ask',
     )
     parser.add_argument("--system", help="instructions that precede the question")
-    chat.add_common(parser, sections=("vision",))
+    chat.add_common(parser, "vision")
 
 
 def run_see(args: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.media.fetch import Fetched
+from triptych.core.option import Role
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.llm.eyes import PICTURE, PictureSource
@@ -45,6 +46,10 @@ class SeeingChatPipeline(ChatPipeline):
     """
 
     _sources: ClassVar[Sequence[Source]] = (EMBEDDED_VISION,)
+
+    @classmethod
+    def _role_of(cls, resolved: ResolvedModel) -> Role:
+        return "vision" if _sees(resolved) else "chat"
 
     @classmethod
     def _open_service(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych import api_process
-from triptych.core.options import add_options, resolve
+from triptych.core.options import add_options, resolve_with_sources
 from triptych.serve import Programs, serve
 
 API = "--api"
@@ -69,7 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     add_options(parser)
     api = (sys.executable, str(Path(__file__).resolve()), API, sys.argv[1])
-    return serve(resolve(parser.parse_args(sys.argv[2:])), Programs(api=api))
+    return serve(resolve_with_sources(parser.parse_args(sys.argv[2:])), Programs(api=api))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import yaml
 
+from triptych.core.option import Option
 from triptych.core.options import (
-    Option,
     add_options,
     describe,
     format_value,

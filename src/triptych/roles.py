@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
-from triptych.core.config import Config
-from triptych.core.errors import ConfigError
+from triptych.core.option import Role
+from triptych.core.options import Resolved
+from triptych.core.relevance import check_relevance
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.pipeline_index import is_pipeline
 from triptych.core.weights.progress import Progress
@@ -25,9 +25,6 @@ from triptych.modalities.tts.recognition.source import WHISPER_TINY
 from triptych.modalities.tts.sources import DEFAULT_SPEECH, SPEECH_SOURCES
 from triptych.modalities.vlm.role import sees
 from triptych.modalities.vlm.slots.source import EMBEDDED_VISION
-
-Role = Literal["chat", "vision", "embedding", "speech", "recognition", "image"]
-"""A model for vision is one for chat that takes pictures, too."""
 
 SOURCES: tuple[Source, ...] = (
     *SPEECH_SOURCES,
@@ -48,14 +45,17 @@ DEFAULTS = (
 """What is served when no model is named: one of each kind."""
 
 
-def resolve_models(config: Config, progress: Progress) -> tuple[ResolvedModel, ...]:
+def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedModel, ...]:
     """Bring every configured model onto this machine.
 
-    Raises as `resolve_all` does, and `ConfigError` for adapters that no model here could take.
+    Raises as `resolve_all` does, and `ConfigError` for options that no model here reads.
     """
-    models = resolve_all(config.models, progress, sources=SOURCES, defaults=DEFAULTS)
-    if config.images.lora_paths and not with_role(models, "image"):
-        raise ConfigError("--lora-paths is for image models; there is none to serve.")
+    options = resolved.config.models
+    models = resolve_all(options, progress, sources=SOURCES, defaults=DEFAULTS)
+    roles = {role_of(model) for model in models}
+    if "chat" in roles:
+        roles.add("embedding")  # texts go to chat models on the same route
+    check_relevance(resolved, roles)
     return models
 
 

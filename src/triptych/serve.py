@@ -25,9 +25,9 @@ import msgspec
 
 from triptych.compose import ChildSetup, build_codec
 from triptych.core import logs
-from triptych.core.config import Config
 from triptych.core.http.listener import bind, url_of
-from triptych.core.options import ENVIRONMENT_PREFIX, add_options, resolve
+from triptych.core.option import ENVIRONMENT_PREFIX
+from triptych.core.options import Resolved, add_options, resolve_with_sources
 from triptych.core.transport.control import FromChild, Phase, Ready
 from triptych.core.transport.endpoint import connect_dealer, private_folder, send_if_connected
 from triptych.core.transport.messages import EngineGone
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop. Raises `SetupError` in one actionable line."""
-    return serve(resolve(args))
+    return serve(resolve_with_sources(args))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,9 @@ class Programs:
     api: tuple[str, ...] = (sys.executable, "-P", "-m", "triptych.api_process")
 
 
-def serve(config: Config, programs: Programs = Programs()) -> int:
-    """Bring up the processes `config` asks for, and keep them; returns the exit code."""
+def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
+    """Bring up the processes `resolved` asks for, and keep them; returns the exit code."""
+    config = resolved.config
     options = config.server
     logs.configure(options)
     signal.signal(signal.SIGTERM, _leave)  # until the supervisor takes over: nothing to drain yet
@@ -70,7 +71,7 @@ def serve(config: Config, programs: Programs = Programs()) -> int:
         startup = Startup(options)
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
-        models = _resolve(config, startup)
+        models = _resolve(resolved, startup)
         # Those that nobody named share memory with the others all the same.
         config = replace(config, models=replace(config.models, model=_references(models)))
         setup = ChildSetup(
@@ -91,11 +92,11 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def _resolve(config: Config, startup: Startup) -> tuple[ResolvedModel, ...]:
+def _resolve(resolved: Resolved, startup: Startup) -> tuple[ResolvedModel, ...]:
     started_s = time.monotonic()
     progress = startup.progress()
     try:
-        models = resolve_models(config, progress)
+        models = resolve_models(resolved, progress)
     finally:
         progress.stop()
     names = ", ".join(model.name for model in models)

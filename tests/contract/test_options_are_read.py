@@ -1,27 +1,245 @@
-"""No option is declared and then ignored: each is read somewhere outside the option machinery."""
+"""No option is declared and then ignored: whom it is for reads it, and nobody else has to.
 
-import re
+A tiny model of each kind is served in this process, on a configuration that remembers what was read
+off it. An option with `roles` must be read where such a model is loaded and asked, and by no engine
+without one; every other option by somebody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import fakes_adapters
 import pytest
+import transformers
+from fakes_config import watched
+from fakes_embedding import save, save_decoder
+from fakes_frames import orpheus
+from fakes_http import in_process
+from fakes_llm import byte_tokenizer, write_text_folder
+from fakes_loading import save_pipeline
+from fakes_looking import data_url, shown, write_seeing_folder
+from fakes_painter import PIPELINE
+from fakes_pictures import picture, saved
+from fakes_recognition import noise, wav, write_folder
+from msgspec import structs
 
-from triptych.core.options import declared
+from triptych import serve
+from triptych.compose import build_app, build_engine
+from triptych.core.config import Config, DeviceOptions, ImageOptions, ModelOptions, ServerOptions
+from triptych.core.errors import SetupError
+from triptych.core.option import ROLES, Role
+from triptych.core.options import Resolved, declared
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import resolve_all
+from triptych.roles import resolve_models, role_of
+from triptych.schedulers.local import LocalClient
 
-ROOT = Path(__file__).parents[2]
-MACHINERY = {"config.py", "options.py", "options_doc.py", "refused.py"}
-
-
-def _sources() -> str:
-    folders = (ROOT / "core", ROOT / "schedulers", ROOT / "modalities", ROOT / "src" / "triptych")
-    paths = {path for folder in folders for path in folder.rglob("*.py")}
-    kept = (path for path in sorted(paths) if path.name not in MACHINERY)
-    return "\n".join(path.read_text(encoding="utf-8") for path in kept)
-
-
-SOURCES = _sources()
+NAME = "tiny"
 
 
-@pytest.mark.parametrize("name", sorted(declared()))
-def test_option_is_read(name: str) -> None:
-    is_read = re.search(rf"\.{name}\b", SOURCES) is not None
-    assert is_read, f"nothing reads {name}"
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model (as `save` leaves it in a folder, or by name) and what is asked of it."""
+
+    path: str
+    body: Mapping[str, Any]
+    save: Callable[[Path], Any] | None = None
+    name: str = ""
+    images: ImageOptions = field(default_factory=ImageOptions)
+
+
+def _save_chat(folder: Path) -> None:
+    write_text_folder(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=259, max_position_embeddings=256, **sizes, **heads)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def _save_orpheus(folder: Path) -> None:
+    orpheus(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+
+
+def _save_image(folder: Path) -> None:
+    denoiser = save_pipeline(folder, PIPELINE)["transformer"]
+    path = fakes_adapters.layers(denoiser, "to_q")[:1]
+    tensors = fakes_adapters.peft_keys("transformer", denoiser, path)
+    fakes_adapters.save_adapter(folder.parent / "ink.safetensors", tensors)
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+CASES: Mapping[Role, tuple[Case, ...]] = {
+    "chat": (
+        Case(
+            path="/v1/chat/completions",
+            body={"json": {"messages": MESSAGES, "max_tokens": 4, "stream": True}},
+            save=_save_chat,
+        ),
+    ),
+    "vision": (
+        Case(
+            path="/v1/chat/completions",
+            body={"json": shown(data_url(saved(picture())))},
+            save=write_seeing_folder,
+        ),
+    ),
+    "embedding": (
+        Case(
+            path="/v1/embeddings",
+            body={"json": {"input": "w1 w2"}},
+            save=lambda folder: save(folder, pooling_mode_mean_tokens=True),
+        ),
+        Case(
+            path="/v1/embeddings",
+            body={"json": {"input": "w1 w2"}},
+            save=lambda folder: save_decoder(folder, has_modules=True),
+        ),
+    ),
+    "speech": (
+        Case(
+            path="/v1/audio/speech",
+            body={"json": {"input": "Hi.", "voice": "alloy"}},
+            name="triptych-voice",
+        ),
+        Case(  # prompts that share pages
+            path="/v1/audio/speech",
+            body={"json": {"input": "Hi.", "voice": "tara"}},
+            save=_save_orpheus,
+        ),
+    ),
+    "recognition": (
+        Case(
+            path="/v1/audio/transcriptions",
+            body={"files": {"file": ("a.wav", wav(noise(2.0)))}, "data": {}},
+            save=write_folder,
+        ),
+    ),
+    "image": (
+        Case(
+            path="/v1/images/generations",
+            body={"json": {"prompt": "x", "steps": 2}},
+            save=_save_image,
+            images=ImageOptions(lora_paths=("ink.safetensors",)),
+        ),
+        Case(  # calibrated
+            path="/v1/images/generations",
+            body={"json": {"prompt": "x", "steps": 14}},
+            name="triptych-images",
+        ),
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class Reads:
+    """What the models of one kind read: their engine, and the API in front of it."""
+
+    engine: set[str] = field(default_factory=set)
+    api: set[str] = field(default_factory=set)
+
+
+def _place(case: Case, folder: Path) -> str:
+    if case.save is None:
+        return case.name
+    model = folder / "model"
+    model.mkdir()
+    case.save(model)
+    return str(model)
+
+
+async def _ask(role: Role, case: Case, folder: Path, reads: Reads) -> None:
+    """Load the model, ask it, and note what was read on the way."""
+    paths = tuple(str(folder / name) for name in case.images.lora_paths)
+    config = Config(
+        models=ModelOptions(model=(_place(case, folder),), served_model_name=(NAME,)),
+        device=DeviceOptions(threads=1),
+        images=ImageOptions(lora_paths=paths),
+        server=ServerOptions(api_key=("key",)),
+    )
+    models = resolve_models(Resolved.of(config), SilentProgress())
+    assert [role_of(model) for model in models] == [role]
+    (own, engine_reads), (front, api_reads) = watched(config), watched(config)
+    client = LocalClient(build_engine(own, models))
+    try:
+        await client.load(NAME)
+        body = {
+            key: {**value, "model": NAME} if key != "files" else value
+            for key, value in case.body.items()
+        }
+        async with in_process(build_app(front, models, client), authorization="Bearer key") as http:
+            response = await http.post(case.path, timeout=120, **body)
+    finally:
+        await client.close()
+    assert response.status_code == 200, response.text
+    reads.engine |= engine_reads
+    reads.api |= api_reads
+
+
+@pytest.fixture(scope="module")
+def reads(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Role, Reads]:
+    found: dict[Role, Reads] = {role: Reads() for role in ROLES}
+    for role, cases in CASES.items():
+        for case in cases:
+            asyncio.run(_ask(role, case, tmp_path_factory.mktemp(role), found[role]))
+    return found
+
+
+def test_whoever_an_option_is_for_reads_it(reads: Mapping[Role, Reads]) -> None:
+    unread = {
+        (name, role)
+        for name, option in declared().items()
+        for role in option.roles
+        if name not in reads[role].engine | reads[role].api
+    }
+    assert not unread
+
+
+def test_nobody_else_reads_it(reads: Mapping[Role, Reads]) -> None:
+    """The API is made for every kind of model, whichever there are; an engine for its own."""
+    strange = {
+        (name, role)
+        for role in ROLES
+        for name in reads[role].engine
+        if not declared()[name].is_for((role,))
+    }
+    assert not strange
+
+
+def test_every_other_option_is_read_by_somebody(
+    reads: Mapping[Role, Reads], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = set[str]().union(*(part.engine | part.api for part in reads.values()))
+    silent = SimpleNamespace(json=SimpleNamespace(encode=lambda setup: b"{}"), structs=structs)
+    monkeypatch.setattr(serve, "msgspec", silent)  # what is sent to children is not read yet
+    every |= _resolving(tmp_path) | _serving(_place(CASES["chat"][0], tmp_path))
+    unread = declared().keys() - every
+    assert not unread
+
+
+def _resolving(folder: Path) -> set[str]:
+    options = ModelOptions(model=("nobody/nothing",), cache_dir=str(folder), offline=True)
+    config, seen = watched(Config(models=options))
+    with pytest.raises(SetupError):
+        resolve_all(config.models, SilentProgress())
+    return seen
+
+
+def _serving(place: str) -> set[str]:
+    """What the supervisor reads, whose children leave at once."""
+    leave = (sys.executable, "-c", "raise SystemExit(3)")
+    options = Config(models=ModelOptions(model=(place,)), server=ServerOptions(port=0))
+    config, seen = watched(options)
+    with pytest.raises(SetupError, match="3 crashes"):
+        serve.serve(
+            Resolved(config, Resolved.of(options).sources),
+            serve.Programs(engine=leave, api=leave),
+        )
+    return seen

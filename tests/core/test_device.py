@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from triptych.core import device as device_module
+from triptych.core.bring_up import bring_up
+from triptych.core.config import DeviceOptions
 from triptych.core.device import Device
 from triptych.core.errors import DeviceError
 
@@ -47,9 +49,9 @@ def test_gpus_by_number() -> None:
         Device.open("gpu:2")
 
 
-@pytest.mark.parametrize("spec", ["tpu", "gpu:", "gpu:-1", "cpu:0", ""])
+@pytest.mark.parametrize("spec", ["tpu", "gpu:", "gpu:-1", "cpu:0", "gpu:0,1", ""])
 def test_unknown_devices_are_refused(spec: str) -> None:
-    with pytest.raises(DeviceError, match="use auto, cpu, gpu or gpu:N"):
+    with pytest.raises(DeviceError, match=r"use auto, cpu, gpu or gpu:N.* a server per device"):
         Device.open(spec)
 
 
@@ -88,3 +90,11 @@ def test_a_real_gpu() -> None:
     gpu.synchronize()
     assert gpu.free_bytes() > 2**28
     assert gpu.compute_dtype(torch.float32) is torch.float32
+
+
+def test_determinism_is_refused_where_it_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = DeviceOptions(device="cpu", enable_deterministic_inference=True)
+    assert bring_up(options)[0].is_cpu
+    monkeypatch.setattr(Device, "open", lambda spec: Device(torch.device("meta")))
+    with pytest.raises(DeviceError, match=r"^--enable-deterministic-inference: on a GPU"):
+        bring_up(options)

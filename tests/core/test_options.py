@@ -6,15 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError
-from triptych.core.option import Range
+from triptych.core.option import Option, Range
 from triptych.core.options import (
     SECTIONS,
-    Option,
     add_options,
     declared,
     describe,
@@ -170,6 +169,9 @@ def test_environment_reads_lists_and_switches() -> None:
         (("--max-batch-size", "0"), "at least 1"),
         (("--max-batch-size", "many"), "expected a whole number, got 'many'"),
         (("--prot", "1"), "there is no option --prot; did you mean --port?"),
+        (("--max_batch_size", "1"), "no option --max_batch_size; did you mean --max-batch-size?"),
+        (("-max-batch-size", "1"), "did you mean --max-batch-size?"),
+        (("--reasoning-parsr", "x"), "did you mean --reasoning-parser? That is not offered: tool"),
         (("--zzzz",), "see `triptych serve --help`"),
         (("stray",), "unexpected argument 'stray'"),
         (("--headless", "--external-engine"), "exclude each other"),
@@ -281,7 +283,8 @@ def test_wrong_numbers_are_explained(value: object, message: str) -> None:
 
 def test_help_names_default_and_escapes_percent() -> None:
     text = _parser().format_help()
-    assert "[default 32]" in text
+    assert "[default 0.06]" in text
+    assert "[default 32; for chat, vision, embedding and speech models]" in " ".join(text.split())
     assert "--no-enable-prefix-caching" in text
     assert "enable-penalties" not in text
 
@@ -304,6 +307,7 @@ def _values(option: Option) -> st.SearchStrategy[object]:
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_json_round_trip(data: st.DataObject) -> None:
     skipped = {"headless", "external_engine", "served_model_name"}  # exclude each other
     skipped |= {"teacache", "first_block_caching", "taylorseer"}

@@ -1,12 +1,19 @@
 """Every flag of the servers we learned from is honoured or refused by name."""
 
 import argparse
+import json
+import re
+from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from triptych.cli import COMMANDS
 from triptych.core import refused
 from triptych.core.errors import ConfigError
+from triptych.core.option import ROLES
 from triptych.core.options import add_options, declared, parse, resolve
+from triptych.modalities.llm.protocol import ChatRequest
 
 MAX_FLAGS = """
 allow-safetensors-weights-fp32-bf6-bidirectional-cast audio-decoder audio-decoder-config
@@ -54,8 +61,9 @@ enable-custom-logit-processor enable-dp-attention enable-dp-lm-head
 enable-dynamic-batch-tokenizer enable-fp32-lm-head enable-hierarchical-cache enable-lmcache
 enable-metrics enable-mixed-chunk enable-multimodal enable-nan-detection
 enable-priority-scheduling enable-request-time-stats-logging enable-return-hidden-states
-enable-tokenizer-batch-encode enable-torch-compile enable-trace flashinfer-mla-disable-ragged
-gc-warning-threshold-secs generation-tokens-buckets gpu-id-step grammar-backend
+enable-tokenizer-batch-encode enable-torch-compile enable-trace oltp-traces-endpoint
+flashinfer-mla-disable-ragged gc-warning-threshold-secs generation-tokens-buckets gpu-id-step
+grammar-backend
 hicache-io-backend hicache-mem-layout hicache-ratio hicache-size hicache-storage-backend
 hicache-storage-prefetch-policy hicache-write-policy host hybrid-kvcache-ratio is-embedding
 json-model-override-args keep-mm-feature-on-device kv-events-config load-balance-method
@@ -112,9 +120,55 @@ def test_refusals_are_one_line_that_says_what_to_do() -> None:
         assert len(reason) < 140, reason
 
 
+REASONS = {
+    *refused.refused().values(),
+    *(entry.reason for entry in refused.STANDING),
+    *refused.TRANSLATED.values(),
+}
+ROUTES = json.loads(
+    (Path(__file__).parents[1] / "contract" / "openapi.json").read_text(encoding="utf-8")
+)["paths"]
+
+
+@pytest.mark.parametrize("reason", sorted(REASONS))
+def test_what_a_reason_points_to_is_there(reason: str) -> None:
+    flags = {flag.replace("--no-", "--") for flag in re.findall(r"--[a-z][a-z-]+", reason)}
+    assert flags <= _declared_flags()
+    assert set(re.findall(r"`triptych ([a-z]+)", reason)) <= {each.name for each in COMMANDS}
+    assert set(re.findall(r"/(?:v1/)?[a-z/]{5,}", reason)) <= {*ROUTES, "/metrics"}
+
+
+@pytest.mark.parametrize("reason", sorted(REASONS))
+def test_no_reason_denies_what_is_served(reason: str) -> None:
+    """Each kind of model there is has a loader, routes and a row in the table of options."""
+    denied = re.search(r"(?:only (.*) (?:is|are) |(.*) models? (?:is|are) not )served", reason)
+    said = (denied.group(1) or denied.group(2)).lower() if denied else ""
+    assert denied is None or denied.group(1) is None, "nothing is all that is served"
+    served = {*ROLES, "picture", "vision", "audio", "image", "embedding", "multimodal", "text"}
+    assert not served & set(re.findall(r"[a-z]+", said))
+
+
+@pytest.mark.parametrize(
+    ("reason", "field"),
+    [
+        (refused.GRAMMAR, {"response_format": {"type": "json_object"}}),
+        (refused.PARSERS, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ],
+)
+def test_what_is_denied_to_operators_is_denied_to_clients(
+    reason: str, field: dict[str, object]
+) -> None:
+    """Whoever teaches the routes such a field has to correct the table."""
+    assert reason in REASONS
+    with pytest.raises(ValidationError, match=f"{next(iter(field))} is not offered"):
+        ChatRequest.model_validate({"model": "m", "messages": [], **field})
+
+
 @pytest.mark.parametrize(
     "argv",
     [
+        ("--enable-multimodal",),
+        ("--enable-fp32-lm-head",),
         ("--pipeline-role", "prefill_and_decode"),
         ("--data-parallel-degree", "1"),
         ("--cache-strategy=paged",),
@@ -161,6 +215,7 @@ def test_translated_flags_parse() -> None:
         ("--dtype", "half", "write float16"),
         ("--quantization-encoding", "q4_k", "GGUF file"),
         ("--kv-cache-dtype", "fp8_e5m2", "use bfloat16"),
+        ("--chunked-prefill-size", "-1", "at least 1, got -1.* write --no-enable-chunked-prefill"),
         ("--schedule-policy", "lpm", "use fcfs"),
         ("--schedule-policy", "alphabetical", "use one of fcfs, priority"),
     ],

@@ -23,6 +23,7 @@ from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.job import Job
 from triptych.core.ledger import Ledger
 from triptych.core.plan import TokenPlan
+from triptych.core.transport.messages import Heartbeat
 from triptych.schedulers.engine import Engine
 
 
@@ -208,8 +209,7 @@ def test_beats_tell_the_truth() -> None:
     world.finish("job")
     busy = [beat for beat in world.beats if beat.phase == "step"]
     assert busy
-    assert busy[0].stall_budget_s == 100.0, "an unknown kind of step may compile"
-    assert busy[-1].stall_budget_s == 10.0
+    assert {beat.stall_budget_s for beat in busy} == {10.0}
     turns = [beat.turn for beat in world.beats]
     assert turns == sorted(turns)
     begin_s, num_beats = world.clock(), len(world.beats)
@@ -232,6 +232,52 @@ def test_slow_steps_widen_the_stall_budget() -> None:
     world.finish("picture")
     assert world.beats[-1].stall_budget_s == pytest.approx(80.0)
     assert len(world.beats) >= 20
+
+
+class Told(World):
+    """A world that knows when it was told each beat; the first step takes `first_s`."""
+
+    def __init__(self, *, first_s: float, later_s: float = 0.01) -> None:
+        frames = FakeFrames("image", kind="denoise")
+        loader = FakeLoader("image", lambda: (frames, FrameRunner()))
+        seconds = itertools.chain([first_s], itertools.repeat(later_s))
+        super().__init__([loader], cost_s=lambda plan: next(seconds))
+        self.told_s: list[float] = []
+        self.engine.on_beat = self._tell
+        self.submit("picture", "image", FrameRequest(num_frames=3))
+
+    def _tell(self, beat: Heartbeat) -> None:
+        self.beats.append(beat)
+        self.told_s.append(self.clock())
+
+    def longest_silence_s(self) -> float:
+        return max(
+            later - earlier for earlier, later in itertools.pairwise([*self.told_s, self.clock()])
+        )
+
+
+def test_a_first_step_may_take_long_and_silence_is_noticed_as_soon_as_ever() -> None:
+    """A process that is stopped beside it misses a beat of ten seconds, not of a hundred."""
+    world = Told(first_s=85.0)
+    world.finish("picture")
+    assert world.longest_silence_s() < 1.0
+    assert {beat.stall_budget_s for beat in world.beats[:-1] if beat.phase == "step"} == {10.0}
+
+
+def test_a_first_step_that_hangs_is_noticed_in_the_end() -> None:
+    world = Told(first_s=5000.0)
+    world.finish("picture")
+    before_s = [moment_s for moment_s in world.told_s if moment_s < 1000.0 + 4000.0]
+    last = world.beats[len(before_s) - 1]
+    assert 99.0 < before_s[-1] - 1000.0 + last.stall_budget_s <= 100.0
+
+
+def test_a_later_step_that_hangs_is_silent_at_once() -> None:
+    world = Told(first_s=0.01, later_s=5000.0)
+    world.turn_until(lambda: world.clock() > 2000.0)
+    before_s = [moment_s for moment_s in world.told_s if moment_s < 2000.0]
+    assert before_s[-1] - 1000.0 < 1.0
+    assert world.beats[len(before_s) - 1].stall_budget_s == 10.0
 
 
 def threaded(loaders: Sequence[FakeLoader], config: Config | None = None) -> Engine:

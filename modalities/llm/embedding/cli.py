@@ -35,9 +35,12 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--similar-to", metavar="TEXT", help="print texts by likeness to this one, most alike first"
     )
-    # Texts are pooled here, and neither pictures nor templates are looked at.
-    unused = {"chat_template", "idle_unload_s", "load", "model_override", "pool_embeddings"}
-    add_options(parser, sections=("models", "device", "schedule"), exclude=unused)
+    add_options(
+        parser,
+        sections=("models", "device", "cache", "schedule"),
+        roles=("embedding",),
+        exclude=("idle_unload_s", "load", "pool_embeddings"),  # texts are pooled here
+    )
 
 
 def run_embed(args: argparse.Namespace) -> int:

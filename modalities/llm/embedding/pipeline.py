@@ -6,14 +6,15 @@ Owns the `EmbeddingPipeline` object: the same engine and service as the server, 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 import numpy as np
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import UnsupportedOption
+from triptych.core.errors import TriptychError, UnsupportedOption
+from triptych.core.option import Role
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.llm.embedding.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.llm.embedding.source import MINILM
@@ -27,16 +28,28 @@ if TYPE_CHECKING:
 
 BATCH = 1024
 """Texts handed to the engine at a time."""
+Progress = Callable[[int], None]
+
+
+class EmbedOptions(TypedDict, total=False):
+    """How texts are embedded: as the fields of `EmbedCall`."""
+
+    dimensions: int
+    prompt_name: str
+    max_tokens: int
 
 
 class EmbeddingPipeline(Pipeline[EmbeddingService]):
     """One model that turns texts into vectors.
 
     with EmbeddingPipeline.from_pretrained() as embed:
-        near, far = embed(["a kitten", "a cat", "stock prices"]) @ embed("a pet").T
+        near, far = embed(["a kitten", "stock prices"]) @ embed("a pet").T
+
+    Every call has an async twin that may be awaited on any loop.
     """
 
     _embedded: ClassVar[str] = MINILM.name
+    _role: ClassVar[Role] = "embedding"
     _sources: ClassVar[Sequence[Source]] = (MINILM,)
 
     @classmethod
@@ -65,27 +78,47 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
         self,
         texts: str | Sequence[str],
         *,
-        dimensions: int = 0,
-        prompt_name: str = "",
-        max_tokens: int = 0,
-        on_progress: Callable[[int], None] | None = None,
+        on_progress: Progress | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> Floats:
-        """Vectors `[N, D]` of N texts, in their order; see `EmbedCall` for the options.
+        """Vectors `[N, D]` of N texts, in their order.
 
-        `on_progress` hears how many texts are done. Raises `RequestError`s.
+        `on_progress` hears, on the pipeline's own thread, how many texts are done. Raises
+        `RequestError`s.
         """
+        return self._loop.run(self._embed(texts, options, on_progress))
+
+    async def acall(self, texts: str | Sequence[str], **options: Unpack[EmbedOptions]) -> Floats:
+        """Async twin of calling the pipeline."""
+        return await self._loop.run_async(self._embed(texts, options))
+
+    def map(
+        self, entries: Iterable[Mapping[str, Any]], *, num_in_flight: int = 8
+    ) -> Iterator[Floats | TriptychError]:
+        """The vectors of many entries, in order, `num_in_flight` at a time.
+
+        An entry holds `texts` (one or several) and options of a call. One that cannot be answered
+        yields its error and harms no other.
+        """
+
+        def embed(entry: Mapping[str, Any]) -> Coroutine[Any, Any, Floats]:
+            options: Any = {name: value for name, value in entry.items() if name != "texts"}
+            return self._embed(entry.get("texts", ()), options)
+
+        return self._map_entries(embed, entries, min(num_in_flight, self._service.max_jobs))
+
+    async def _embed(
+        self,
+        texts: str | Sequence[str],
+        options: EmbedOptions,
+        on_progress: Progress | None = None,
+    ) -> Floats:
         texts = [texts] if isinstance(texts, str) else list(texts)
         vectors: list[Floats] = []
         for first in range(0, len(texts), BATCH):
-            call = EmbedCall(
-                model=self._model,
-                call_id=uuid.uuid4().hex,
-                texts=texts[first : first + BATCH],
-                dimensions=dimensions,
-                prompt_name=prompt_name,
-                max_tokens=max_tokens,
-            )
-            vectors += self._loop.run(self._service.embed(call)).vectors
+            part = texts[first : first + BATCH]
+            call = EmbedCall(model=self._model, call_id=uuid.uuid4().hex, texts=part, **options)
+            vectors += (await self._service.embed(call)).vectors
             if on_progress is not None:
                 on_progress(len(vectors))
         return np.stack(vectors) if vectors else np.zeros((0, self.num_dimensions), np.float32)

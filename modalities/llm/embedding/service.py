@@ -92,6 +92,11 @@ class EmbeddingService:
         admission = admission or Admission(options=config.schedule)
         return cls(client, models, admission, pools=config.models.pool_embeddings)
 
+    @property
+    def max_jobs(self) -> int:
+        """The jobs that may be admitted at once."""
+        return self._admission.max_jobs
+
     def model(self, name: str) -> EmbeddingModel:
         """The model called `name`. Raises `UnknownModel`, naming those there are."""
         if name not in self.models:

@@ -46,7 +46,7 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", default="", help="what was said before, or names to expect")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: likeliest tokens first")
     parser.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past transcript")
-    add_options(parser, sections=("models", "device", "cache", "schedule"))
+    add_options(parser, sections=("models", "device", "schedule"), roles=("recognition",))
 
 
 def run_transcribe(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest
+from triptych.core.option import Role
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.pipeline import Pipeline
 from triptych.modalities.tts.audio.intake import ClipLimits, read_clip
@@ -83,6 +84,7 @@ class TranscriptionPipeline(Pipeline[RecognitionService]):
     """
 
     _embedded: ClassVar[str] = WHISPER_TINY.name
+    _role: ClassVar[Role] = "recognition"
     _sources: ClassVar[Sequence[Source]] = (WHISPER_TINY,)
 
     @classmethod

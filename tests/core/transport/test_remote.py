@@ -23,6 +23,7 @@ from triptych.core.job import Output
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.streams import HIGH_WATER
 from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.transport import remote
 from triptych.core.transport.codec import MAX_MESSAGE_BYTES, Codec
 from triptych.core.transport.endpoint import connect_dealer, private_folder
 from triptych.core.transport.messages import (
@@ -211,12 +212,53 @@ async def test_a_reader_that_stops_for_good_loses_its_job():
             await collect(stream)
 
 
-async def test_without_an_engine_jobs_fail_at_once_and_the_client_is_not_ready(world):
+async def test_jobs_wait_for_the_first_engine(world):
     status = world.client.status()
     assert (status.is_ready, status.is_alive) == (False, True)
     assert "starting" in status.reason
+    streams = [world.client.submit("m", REQUEST, job_id=job_id) for job_id in "abc"]
+    await streams[1].aclose()
+    engine = await world.engine()
+    assert [(await engine.receive(Submit)).job_id for _ in "ac"] == ["a", "c"]
+    assert await engine.nothing_arrives()
+    await engine.finish("c", 7)
+    assert await collect(streams[2]) == [7]
+    await engine.send(Goodbye())
     with pytest.raises(EngineDown):
-        await collect(world.client.submit("m", REQUEST, job_id="a"))
+        await collect(streams[0])
+    with pytest.raises(EngineDown, match="shut down"):  # the second may take its time
+        await collect(world.client.submit("m", REQUEST, job_id="d"))
+
+
+async def test_jobs_wait_for_the_first_engine_no_longer_than_it_lives(world):
+    stream = world.client.submit("m", REQUEST, job_id="a")
+    supervisor = world.peer(SUPERVISOR)
+    await supervisor.send(EngineGone(reason="was killed", at_ns=time.monotonic_ns()))
+    with pytest.raises(EngineDown, match="was killed"):
+        await collect(stream)
+    await world.engine()
+    assert not world.client._waiting
+
+
+async def test_jobs_wait_for_a_while(monkeypatch):
+    monkeypatch.setattr(remote, "FIRST_ENGINE_WAIT_S", 0.1)
+    async with open_world() as world:
+        stream = world.client.submit("m", REQUEST, job_id="a")
+        with pytest.raises(EngineDown, match="starting"):
+            await collect(stream)
+        with pytest.raises(EngineDown, match="starting"):
+            await collect(world.client.submit("m", REQUEST, job_id="b"))
+
+
+async def test_what_waits_is_bounded(world):
+    tenant = "x" * (MAX_MESSAGE_BYTES // 2 + 1)
+    large = TokenRequest(prompt_ids=(1,), sampling=SamplingParams(), tenant=tenant)
+    first = world.client.submit("m", large, job_id="a")
+    with pytest.raises(EngineDown):
+        await collect(world.client.submit("m", large, job_id="b"))
+    engine = await world.engine()
+    assert (await engine.receive(Submit)).job_id == "a"
+    await first.aclose()
 
 
 async def test_a_request_that_fits_no_message_is_refused_and_harms_nobody(world):

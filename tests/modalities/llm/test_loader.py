@@ -13,9 +13,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
+from triptych.core.config import CacheOptions, Config, DeviceOptions, ModelOptions, ScheduleOptions
 from triptych.core.device import Device
-from triptych.core.errors import MemoryBudgetExceeded, WeightsError
+from triptych.core.errors import ConfigError, MemoryBudgetExceeded, WeightsError
 from triptych.core.job import Job, Output
 from triptych.core.ledger import Ledger
 from triptych.core.plan import PendingStep, Plan
@@ -234,3 +234,18 @@ def test_auto_falls_back_for_what_our_decoder_does_not_know(tmp_path: Path) -> N
     native = loader(tmp_path, Ledger(64 * MIB), config(models=ModelOptions(model_impl="native")))
     with pytest.raises(WeightsError, match="--model-impl transformers"):
         native.load(lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("model_impl", "cpu_kernels", "reason"),
+    [("transformers", "auto", "on transformers"), ("native", "torch", "on torch alone")],
+)
+def test_determinism_is_refused_where_it_cannot_be_kept(
+    save: Save, model_impl: str, cpu_kernels: str, reason: str
+) -> None:
+    config = Config(
+        models=ModelOptions(model_impl=model_impl),
+        device=DeviceOptions(enable_deterministic_inference=True, cpu_kernels=cpu_kernels),
+    )
+    with pytest.raises(ConfigError, match=f"^--enable-deterministic-inference: .*{reason}"):
+        loader(save(), Ledger(256 * MIB), config).load(lambda done: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fakes_embedding import save
 
 from triptych import EmbeddingPipeline
 from triptych.cli import main
+from triptych.core.errors import InvalidRequest
 
 
 @pytest.fixture
@@ -33,6 +35,17 @@ def test_lines_become_an_array(model: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(np.load(out), pipeline(["w1 w2", "w3"]), atol=1e-6)
         assert pipeline([]).shape == (0, 32)
         assert pipeline("w1", dimensions=5).shape == (1, 5)
+
+
+async def test_every_call_has_a_twin_and_entries_keep_their_places(model: str) -> None:
+    with EmbeddingPipeline.from_pretrained(model, progress=False, device="cpu") as pipeline:
+        near, far = await asyncio.gather(pipeline.acall(["w1", "w2"]), pipeline.acall("w3"))
+        np.testing.assert_allclose(near, pipeline(["w1", "w2"]), atol=1e-6)
+        entries = [{"texts": "w1"}, {"texts": "w2", "dimensions": 99}, {"texts": ["w2", "w3"]}]
+        first, error, last = pipeline.map(entries)
+        assert isinstance(error, InvalidRequest)
+        np.testing.assert_allclose(first, near[:1], atol=1e-6)
+        np.testing.assert_allclose(last, np.concatenate([near[1:], far]), atol=1e-6)
 
 
 def test_json_lines_go_to_stdout(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,75 @@
+"""Options that no model at hand reads."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+import pytest
+
+from triptych.core.config import Config, SpeechOptions
+from triptych.core.errors import ConfigError
+from triptych.core.options import (
+    Resolved,
+    add_options,
+    declared,
+    parse,
+    resolve_keywords,
+    resolve_with_sources,
+)
+from triptych.core.relevance import check_relevance
+
+
+def _resolved(*argv: str, environ: dict[str, str] | None = None) -> Resolved:
+    parser = argparse.ArgumentParser(prog="triptych serve", allow_abbrev=False)
+    add_options(parser)
+    return resolve_with_sources(parse(parser, argv), environ=environ or {})
+
+
+def test_flags_are_refused_by_name_with_whom_they_are_for() -> None:
+    resolved = _resolved("--audio-decoder", "/nope", "--chunk-size=7", "--teacache", "--port=1")
+    with pytest.raises(ConfigError) as caught:
+        check_relevance(resolved, ("chat",))
+    assert caught.value.message.startswith(
+        "--audio-decoder, --chunk-size are for speech models; --teacache is for image models. "
+    )
+    check_relevance(resolved, ("chat", "speech", "image"))
+
+
+def test_keywords_are_refused_even_at_their_default() -> None:
+    resolved = resolve_keywords({"chunk_size": (), "max_vision_cache_entries": 256, "threads": 1})
+    with pytest.raises(ConfigError, match=r"^max_vision_cache_entries is for vision .*chunk_size"):
+        check_relevance(resolved, ("chat",))
+
+
+def test_what_may_be_shared_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "all.yaml"
+    file.write_text("chunk_size: 7\nmax_length: 64\n")
+    resolved = _resolved("--config-file", str(file), environ={"TRIPTYCH_TEACACHE": "on"})
+    with caplog.at_level(logging.WARNING):
+        check_relevance(resolved, ("chat",))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "without effect here: chunk_size (file all.yaml) is for speech models;"
+        " TRIPTYCH_TEACACHE is for image models"
+    )
+
+
+def test_a_ready_configuration_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(speech=SpeechOptions(chunk_size=(7,)))
+    with caplog.at_level(logging.WARNING):
+        check_relevance(Resolved.of(config), ("chat",))
+    assert "chunk_size (configuration) is for speech models" in caplog.text
+    caplog.clear()
+    check_relevance(Resolved.of(Config()), ("chat",))
+    assert not caplog.records
+
+
+def test_a_command_has_the_flags_of_its_models_alone() -> None:
+    parser = argparse.ArgumentParser(prog="triptych chat", allow_abbrev=False)
+    add_options(parser, roles=("chat",))
+    text = parser.format_help()
+    assert all((option.flag in text) == option.is_for(("chat",)) for option in declared().values())
+    with pytest.raises(ConfigError, match=r"--no-teacache is no option of .*: it is for image mod"):
+        parse(parser, ["--no-teacache"])
