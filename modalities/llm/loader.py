@@ -66,7 +66,9 @@ class LlmLoader(TokenLoader):
         if wanted == "transformers" or (wanted == "auto" and not is_native(config)):
             from triptych.modalities.llm.models.fallback import FallbackBlueprint
 
-            return FallbackBlueprint(config, max_length=max_length, dtype=dtype, device=device)
+            return FallbackBlueprint(
+                config, max_length=max_length, dtype=dtype, device=device, native=native
+            )
         return NativeBlueprint(
             config, max_length=max_length, dtype=dtype, device=device, native=native
         )

@@ -71,7 +71,7 @@ class VisionLoader(TokenLoader):
         max_length, device = self._config.models.max_length, self._device.torch
         if wanted == "transformers" or (wanted == "auto" and not is_native(config)):
             return FallbackVisionBlueprint(
-                checkpoint, max_length=max_length, dtype=dtype, device=device
+                checkpoint, max_length=max_length, dtype=dtype, device=device, native=native
             )
         return VisionBlueprint(
             checkpoint, max_length=max_length, dtype=dtype, device=device, native=native

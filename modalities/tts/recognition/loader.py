@@ -47,7 +47,12 @@ class RecognitionLoader(DeviceLoader):
             memory.reserve("weights", WhisperNetwork.weight_bytes(checkpoint, dtype))
             memory.reserve("recordings", MAX_STARTED * state_bytes(spec, dtype))
             network = WhisperNetwork.load(
-                checkpoint, spec, dtype=dtype, device=self._device.torch, report=report
+                checkpoint,
+                spec,
+                dtype=dtype,
+                device=self._device.torch,
+                native=memory.native_kernels(),
+                report=report,
             )
             tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
             runner = StagedRunner(Recogniser.of(network, tokenizer), self._device.torch)
