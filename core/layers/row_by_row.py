@@ -33,12 +33,24 @@ _ROW_DIMS: Mapping[Callable[..., Any], int] = MappingProxyType(
         torch.sigmoid: 1,
         Tensor.sigmoid: 1,
         functional.scaled_dot_product_attention: 3,
+        torch.matmul: 3,
+        Tensor.matmul: 3,
+        Tensor.__matmul__: 3,
     }
 )
 """How many dimensions their first argument has, at least, when its first counts rows."""
+_PRODUCT: Sequence[int | str] = (0, 1)
 _INPUT: Sequence[int | str] = (0, "input")
 _ATTENDED: Sequence[int | str] = (*range(4), "query", "key", "value", "attn_mask")
-"""Places and names of the arguments that have rows."""
+_PLACES: Mapping[Callable[..., Any], Sequence[int | str]] = MappingProxyType(
+    {
+        functional.scaled_dot_product_attention: _ATTENDED,
+        torch.matmul: _PRODUCT,
+        Tensor.matmul: _PRODUCT,
+        Tensor.__matmul__: _PRODUCT,
+    }
+)
+"""Places and names of the arguments that have rows; of most operations the first alone."""
 
 
 def row_by_row(num_rows: int, device: torch.device) -> AbstractContextManager[object]:
@@ -67,8 +79,7 @@ class _RowByRow(TorchFunctionMode):
             return func(*args, **options)
         given: dict[int | str, Any] = dict(enumerate(args))
         given.update(options)
-        is_attention = func is functional.scaled_dot_product_attention
-        by_row = [place for place in (_ATTENDED if is_attention else _INPUT) if place in given]
+        by_row = [place for place in _PLACES.get(func, _INPUT) if place in given]
         first: Tensor = given[by_row[0]]
         if first.dim() < _ROW_DIMS[func] or not len(first) or len(first) % self._num_rows:
             return func(*args, **options)

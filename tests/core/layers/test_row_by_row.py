@@ -40,6 +40,8 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "gelu": (lambda x: functional.gelu(input=x, approximate="tanh"), (33, 200)),
     "attention": (attend, (2, 40, 16)),
     "attention with a mask for all": (attend_alike, (2, 40, 16)),
+    "a product with a matrix": (lambda x: x @ WEIGHT_OI.T, (7, 1536)),
+    "a product of rows": (lambda x: torch.matmul(x, x.mT), (40, 16)),
     "tokens of a product": (lambda x: functional.linear(x, WEIGHT_OI), (5, 1536)),
 }
 
