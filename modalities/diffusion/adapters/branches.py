@@ -64,7 +64,7 @@ class Share:
         of_rows = inputs.unflatten(0, (self.num_rows, -1))
         if inputs.is_cpu:
             folded = output.unflatten(0, (self.num_rows, -1))
-            for row, scale in zip(self.rows, self.scales, strict=True):
+            for row, scale in zip(self.rows.tolist(), self.scales, strict=True):
                 folded[row] += branch(of_rows[row], scale)
             return output
         chosen = of_rows[self.rows]
