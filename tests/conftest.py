@@ -54,6 +54,12 @@ def kernels(isa: str, kernels_of: Callable[[str], NativeKernels]) -> NativeKerne
     return kernels_of(isa)
 
 
+@pytest.fixture(scope="session")
+def native(kernels_of: Callable[[str], NativeKernels]) -> NativeKernels:
+    """The native kernels that users of this machine get."""
+    return kernels_of(LEVELS[0])
+
+
 @pytest.fixture(autouse=True)
 def _few_children() -> Iterator[None]:
     """Decode children go with what they belong to, once that is collected."""

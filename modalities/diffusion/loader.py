@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from triptych.core.denoise_plan import PictureCost
 from triptych.core.errors import InvalidRequest
 from triptych.core.images import ImageRequest
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.model_memory import ModelMemory
 from triptych.modalities.diffusion.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.cache_choice import CacheBook
@@ -86,9 +88,14 @@ class DiffusionLoader(DeviceLoader):
         if num_bytes := adapter_bytes(self._config, dtype=memory.dtype):
             memory.reserve("adapters", num_bytes)
         memory.reserve("prompts", _PROMPTS_BYTES)
-        return open_components(
+        components = open_components(
             folder, options, device=self._device.torch, dtype=memory.dtype, report=report
         )
+        native = memory.native_kernels()
+        for part in components.parts.values():
+            if isinstance(part, nn.Module):
+                pack_linears(part, native)
+        return components
 
     def _share_out(self, memory: ModelMemory, costs: DrawingCosts) -> _Room:
         """Room for pictures and for activations. Raises `MemoryBudgetExceeded`.

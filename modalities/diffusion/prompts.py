@@ -88,10 +88,16 @@ class PromptCache:
         self, adapters: tuple[AdapterUse, ...], prompts: dict[str, Prompt], stack: ExitStack
     ) -> None:
         with self._adapters.applied([adapters]) if adapters else nullcontext():
-            encoded = self._recipe.encode_all(list(prompts.values()))
+            encoded = self._encoded(list(prompts.values()))
         for key, text in zip(prompts, encoded, strict=True):
             self._cache.insert(key, text, sum(tensor.nbytes for tensor in text.values()))
             stack.callback(self._cache.release, key)
+
+    def _encoded(self, prompts: list[Prompt]) -> list[EncodedText]:
+        """On a CPU one by one, since what shares a run there differs in its last bits."""
+        if self._recipe.device.type != "cpu":
+            return self._recipe.encode_all(prompts)
+        return [text for prompt in prompts for text in self._recipe.encode_all([prompt])]
 
     def _hold(self, keys: Sequence[str]) -> HeldTexts:
         texts = [self._cache.acquire(key) for key in keys]

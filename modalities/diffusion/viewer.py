@@ -23,6 +23,7 @@ class Viewer:
         self._recipe = recipe
         self._preview = preview
         self._whole_pixels = whole_pixels
+        self._shares_runs = recipe.device.type != "cpu"
 
     def make_room(self, request: PictureRequest) -> None:
         """Set the autoencoder to whole pictures or to overlapping tiles, before it works."""
@@ -34,14 +35,16 @@ class Viewer:
     ) -> list[tuple[HostCopy, HostCopy]]:
         """Finished pictures, bytes `[height, width, 3]`, and whether each is finite.
 
-        Those of one size are decoded together, as many as there is room for.
+        Those of one size are decoded together, as many as there is room for; on a CPU one by one,
+        since what shares a run there differs in its last bits.
         """
         sizes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for index, (_, request) in enumerate(samples):
             sizes[request.width, request.height].append(index)
         shown: dict[int, tuple[HostCopy, HostCopy]] = {}
         for (width, height), members in sizes.items():
-            size = max(1, self._whole_pixels // (width * height))
+            room = self._whole_pixels // (width * height) if self._shares_runs else 1
+            size = max(1, room)
             for start in range(0, len(members), size):
                 chosen = members[start : start + size]
                 shown.update(zip(chosen, self._decode([samples[i] for i in chosen]), strict=True))

@@ -68,7 +68,9 @@ class LlmLoader(TokenLoader):
         if not is_ours:
             from triptych.modalities.llm.models.fallback import FallbackBlueprint
 
-            return FallbackBlueprint(config, max_length=max_length, dtype=dtype, device=device)
+            return FallbackBlueprint(
+                config, max_length=max_length, dtype=dtype, device=device, native=native
+            )
         return NativeBlueprint(
             config, max_length=max_length, dtype=dtype, device=device, native=native
         )

@@ -21,6 +21,7 @@ from triptych.core.decoders.native import NativeBlueprint
 from triptych.core.decoders.tensor_names import Part
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.decoder import Decoder
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.modalities.vlm.config import open_image_processor, read_config
 from triptych.modalities.vlm.encoder import (
@@ -64,6 +65,7 @@ class VisionBlueprint:
         self._part = Part.find(checkpoint.tensors)
         self.dtype = dtype
         self._device = device
+        self._native = native
         self.text = NativeBlueprint(
             _text_fields(self._config, self._part.head in checkpoint.tensors),
             max_length=max_length,
@@ -108,6 +110,7 @@ class VisionBlueprint:
         model = load_encoder(
             self._checkpoint, self._config, self._kind, dtype=self.dtype, names=names
         ).to(self._device)
+        pack_linears(model, self._native)
         scaling = Scaling.of(open_image_processor(self._checkpoint.folder))
         encoder = PictureEncoder(
             model, scaling, batch_axis=self.family.batch_axis, dtype=self.dtype

@@ -67,8 +67,9 @@ class Scaling:
 class PictureEncoder:
     """Calls `model.get_image_features` for batches that are joined along `batch_axis`.
 
-    Without one, pictures are encoded one by one; without `scaling` they come scaled. Inputs that
-    the model does not ask for are left out.
+    Without one, and on a CPU, pictures are encoded one by one: there what shares a run differs in
+    its last bits. Without `scaling` they come scaled. Inputs that the model does not ask for are
+    left out.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class PictureEncoder:
     ) -> None:
         self._model = model
         self._scaling = scaling
-        self._batch_axis = batch_axis
         self._dtype = dtype
         self._device = next(model.parameters()).device
+        self._batch_axis = None if self._device.type == "cpu" else batch_axis
         self._wanted = inspect.signature(model.get_image_features).parameters
 
     def encode(self, pictures: Sequence[Picture]) -> list[Features | InvalidRequest]:

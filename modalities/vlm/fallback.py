@@ -18,9 +18,11 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from triptych.core.errors import WeightsError
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache
 from triptych.core.layers.decoder import LateInputs
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.quiet import without_progress_bar
 from triptych.modalities.llm.models.fallback import (
@@ -49,6 +51,7 @@ class FallbackVisionBlueprint:
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
+        native: NativeKernels | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = read_config(checkpoint.config)
@@ -68,6 +71,7 @@ class FallbackVisionBlueprint:
         )
         self.dtype = dtype
         self._device = device
+        self._native = native
 
     @property
     def traits(self) -> SeeingTraits:
@@ -109,7 +113,8 @@ class FallbackVisionBlueprint:
             raise WeightsError(_refusal("transformers cannot load it")) from error
         check_complete(info, self._checkpoint)
         pin_rope(model.get_decoder(), self.text.max_length)
-        built = SeeingFallback(model.to(self._device).eval(), self.text.vocab_size)
+        pack_linears(model.to(self._device), self._native)
+        built = SeeingFallback(model.eval(), self.text.vocab_size)
         built.prove(self.text.kv_layout(2, self.dtype), self._device)
         report(1.0)
         scaling = None

@@ -73,7 +73,7 @@ class VisionLoader(TokenLoader):
         self._check_invariance(native, is_native=is_ours)
         if not is_ours:
             return FallbackVisionBlueprint(
-                checkpoint, max_length=max_length, dtype=dtype, device=device
+                checkpoint, max_length=max_length, dtype=dtype, device=device, native=native
             )
         return VisionBlueprint(
             checkpoint, max_length=max_length, dtype=dtype, device=device, native=native

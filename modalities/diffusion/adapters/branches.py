@@ -56,11 +56,18 @@ class Share:
     def add(self, branch: Branch, inputs: Tensor, output: Tensor) -> Tensor:
         """The output, which nobody else has yet, with the branch's share added in place.
 
-        It is computed only of the rows that have one.
+        It is computed only of the rows that have one; on a CPU of one at a time, so that none
+        differs in its last bits from what it is alone.
         """
         if self.rows is None:
             return output.add_(branch(inputs, self.scales))
-        chosen = inputs.unflatten(0, (self.num_rows, -1))[self.rows]
+        of_rows = inputs.unflatten(0, (self.num_rows, -1))
+        if inputs.is_cpu:
+            folded = output.unflatten(0, (self.num_rows, -1))
+            for row, scale in zip(self.rows.tolist(), self.scales, strict=True):
+                folded[row] += branch(of_rows[row], scale)
+            return output
+        chosen = of_rows[self.rows]
         num_parts = chosen.shape[1]
         added = branch(chosen.flatten(0, 1), self.scales.repeat_interleave(num_parts))
         folded = output.unflatten(0, (self.num_rows, num_parts))

@@ -8,8 +8,8 @@ Legend: R rows.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.images import AdapterUse
+from triptych.core.layers.row_by_row import row_by_row
 from triptych.modalities.diffusion.cells import picked
 from triptych.modalities.diffusion.families.family import Conditioning, Family
 
@@ -77,8 +78,8 @@ class DenoiseModel:
     ) -> Hashable:
         """Rows with equal keys may share a batch.
 
-        `is_exact`: also what could be filled up must be of one length, because hidden states will
-        be kept, whose shape may not depend on who else is there.
+        `is_exact`: also what could be filled up must be of one length, because what a row computes
+        or keeps may not depend on who else is there.
         """
         may_differ = self.family.lists | self.family.ragged
         free = frozenset() if is_exact else may_differ
@@ -95,16 +96,20 @@ class DenoiseModel:
     @torch.no_grad()
     def velocity(self, batch: Batch) -> Tensor:
         """The model's answer for each row, `[R, ...]` like the samples, in float32."""
-        with self.adapted(batch):
+        with self.acting(batch):
             return self.read(self.module(**self.arguments(batch)), batch)
 
-    def adapted(self, batch: Batch) -> AbstractContextManager[None]:
-        """While inside, the adapters of the batch's rows act on the model."""
+    @contextmanager
+    def acting(self, batch: Batch) -> Iterator[None]:
+        """While inside, the rows' adapters act on the model, and no row on another."""
         rows = [conditioning.adapters for conditioning in batch.conditioning]
-        if not any(rows):
-            return nullcontext()
-        assert self.adapters is not None
-        return self.adapters.applied(rows)
+        with row_by_row(len(rows), self.device):
+            if not any(rows):
+                yield
+                return
+            assert self.adapters is not None
+            with self.adapters.applied(rows):
+                yield
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
         """The keyword arguments of one run."""

@@ -101,7 +101,7 @@ class SpanModel(DenoiseModel):
     def _run(self, batch: Batch, visitor: _Visitor) -> Any:
         self._route.visitor = visitor
         try:
-            with self.adapted(batch):
+            with self.acting(batch):
                 return self._view(**self.arguments(batch))
         finally:
             self._route.visitor = None

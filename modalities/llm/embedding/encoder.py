@@ -1,7 +1,8 @@
 """BERT's descendants over texts laid end to end: no row is ever filled up with padding.
 
 Owns the network and its loading. All but attention sees one long run of tokens; attention takes
-texts of like length together. So a text's states depend on its batch mates by rounding alone.
+texts of like length together. On a CPU that is the same length, and with our projection kernel a
+text's states are the same beside any others; elsewhere they differ by rounding.
 Devlin et al. 2018; relative positions as in MPNet, after Raffel et al. 2020.
 
 Shape suffixes: T tokens of all texts, G texts of a group, S its longest text, H heads, D head dim,
@@ -25,7 +26,7 @@ from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import Target, load_tensors
 from triptych.modalities.llm.embedding.architecture import EncoderSizes
 
-_MAX_PADDING = 1.2  # padded tokens over real ones within a group's attention
+_GPU_PADDING = 1.2
 _NUM_EXACT_BUCKETS = 2  # one half of each direction's buckets counts single positions
 _MAX_DISTANCE = 128
 
@@ -94,10 +95,14 @@ class _Biases:
 
 
 class Encoder(nn.Module):
-    """Token ids in, hidden states out."""
+    """Token ids in, hidden states out.
 
-    def __init__(self, sizes: EncoderSizes) -> None:
+    `max_padding`: how many padded tokens there may be for a real one in a group's attention.
+    """
+
+    def __init__(self, sizes: EncoderSizes, *, max_padding: float = 1.0) -> None:
         super().__init__()
+        self.max_padding = max_padding
         self.sizes = sizes
         self.words = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
         self.positions = nn.Embedding(sizes.num_positions, sizes.hidden_size)
@@ -121,7 +126,10 @@ class Encoder(nn.Module):
     ) -> Encoder:
         """The network of a folder. Raises `WeightsError` when a tensor is missing or unknown."""
         with torch.device("meta"):
-            encoder = cls(EncoderSizes.read(checkpoint.config))
+            encoder = cls(
+                EncoderSizes.read(checkpoint.config),
+                max_padding=1.0 if device.type == "cpu" else _GPU_PADDING,
+            )
         encoder.to(dtype).to_empty(device=device)
         targets = list(encoder._targets(checkpoint))
         load_tensors(checkpoint, targets, ignored=_is_head, report=report)
@@ -141,7 +149,7 @@ class Encoder(nn.Module):
         ids_T = np.concatenate([np.asarray(texts[index], np.int64) for index in order])
         places_T = np.concatenate([np.arange(length) for length in lengths])
         hidden_TC = self._embed(self._tensor(ids_T), self._tensor(places_T))
-        groups = [self._group(first, members) for first, members in _grouped(lengths)]
+        groups = [self._group(first, each) for first, each in _grouped(lengths, self.max_padding)]
         table = None if self.distances is None else self.distances.weight
         biases = _Biases(table, self.sizes.num_buckets)
         for layer in self.layers:
@@ -217,13 +225,13 @@ def _is_head(name: str) -> bool:
     return any(head in name for head in heads) or name.endswith("position_ids")
 
 
-def _grouped(lengths: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+def _grouped(lengths: Sequence[int], max_padding: float) -> Iterator[tuple[int, Sequence[int]]]:
     """Runs of ascending lengths that waste little when padded, each with its first token."""
     first, begin = 0, 0
     total = 0
     for index, length in enumerate(lengths):
         count = index - begin + 1
-        if index > begin and length * count > _MAX_PADDING * (total + length):
+        if index > begin and length * count > max_padding * (total + length):
             yield first, lengths[begin:index]
             first, begin, total = first + total, index, 0
         total += length

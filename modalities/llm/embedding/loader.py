@@ -16,6 +16,7 @@ from triptych.core.device import Device
 from triptych.core.embedding import EmbedRequest
 from triptych.core.errors import InvalidRequest
 from triptych.core.job import Job
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.ledger import Ledger
 from triptych.core.staged_runner import StagedRunner
 from triptych.core.weights.checkpoint import Checkpoint
@@ -60,6 +61,9 @@ class EmbeddingLoader(DeviceLoader):
             memory.reserve("activations", activation_bytes(sizes, step_tokens, dtype))
             encoder = Encoder.load(checkpoint, dtype=dtype, device=device, report=report)
             dense = load_dense(self._folder, spec, device)
+            native = memory.native_kernels()
+            pack_linears(encoder, native)
+            pack_linears(dense, native)
             embedder = Embedder(encoder, spec, dense, pools=self._config.models.pool_embeddings)
             runner = StagedRunner(embedder, device)
             stack.callback(runner.close)

@@ -31,8 +31,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from triptych.core.context_length import context_length
 from triptych.core.errors import WeightsError
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
 from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.quiet import without_progress_bar
 
@@ -64,6 +66,7 @@ class FallbackBlueprint:
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
+        native: NativeKernels | None = None,
     ) -> None:
         self._kind, self._config = _read(config)
         stated = context_length(lambda name: getattr(self._config, name, None))
@@ -71,6 +74,7 @@ class FallbackBlueprint:
         self.vocab_size: int = self._config.vocab_size
         self._dtype = dtype
         self._device = device
+        self._native = native
 
     def weight_bytes(self) -> int:
         """Counted on a model without memory behind it."""
@@ -116,7 +120,8 @@ class FallbackBlueprint:
             raise WeightsError("transformers cannot convert the weights of this model.") from error
         check_complete(info, checkpoint)
         pin_rope(model, self.max_length)
-        built = FallbackModel(model.to(self._device).eval(), self.vocab_size)
+        pack_linears(model.to(self._device), self._native)
+        built = FallbackModel(model.eval(), self.vocab_size)
         built.prove(self.kv_layout(2, self._dtype), self._device)
         report(1.0)
         return built

@@ -14,7 +14,7 @@ from triptych.core.errors import WeightsError
 from triptych.modalities.tts.codecs.stages import Misfit, Stage
 from triptych.modalities.tts.codecs.step import Padding, Signal, SlotState, Step
 
-# On a CPU, up to so many steps of all rows, torch's kernels spend longer on repacking weights than
+# On a CPU, up to so many steps of a row, torch's kernels spend longer on repacking weights than
 # on a plain matrix product (several times, for the wide layers that come first in decoders).
 _FEW_STEPS = 40
 
@@ -73,7 +73,7 @@ class StreamingConv1d(Stage):
             x_BCT = step.at_edges(x_BCT, self.signal, self.num_past, self.padding)
         x_BCT = x_BCT[..., :num_in]
         is_plain = self.groups == 1 or self.groups == x_BCT.shape[1] == len(self.weight)
-        if x_BCT.is_cpu and is_plain and len(x_BCT) * num_out <= _FEW_STEPS:
+        if x_BCT.is_cpu and is_plain and num_out <= _FEW_STEPS:
             return self._product(x_BCT, num_out)
         return functional.conv1d(
             x_BCT, self.weight, self.bias, self.stride, 0, self.dilation, self.groups

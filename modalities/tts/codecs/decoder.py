@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
+from triptych.core.layers.row_by_row import row_by_row
 from triptych.modalities.tts.codecs.protocol import CodecKind, DecodedAudio
 from triptych.modalities.tts.codecs.stages import Stage
 from triptych.modalities.tts.codecs.step import Signal, Step
@@ -153,7 +154,8 @@ class StreamingDecoder:
     def _run(
         self, latents_BCT: Tensor, step: Step, rows: Sequence[int], valid: Sequence[int]
     ) -> DecodedAudio:
-        pcm_BCS: Tensor = self._adapter.stage(latents_BCT, step)
+        with row_by_row(len(rows), latents_BCT.device):
+            pcm_BCS: Tensor = self._adapter.stage(latents_BCT, step)
         starts = self._frames[list(rows)].tolist()
         return DecodedAudio(pcm_BCS[:, 0], *step.bounds(self._signal, starts, valid))
 

@@ -15,6 +15,8 @@ from torch import nn
 
 from triptych.core.config import SpeechOptions
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json, read_layout
 from triptych.modalities.tts.codecs.decoder import Adapter
@@ -43,6 +45,7 @@ class HubCodec:
         *,
         config: Mapping[str, Any] | None = None,
         prefix: str = "",
+        native: NativeKernels | None = None,
     ) -> None:
         if options.audio_decoder:
             folder, config, prefix = Path(options.audio_decoder), None, ""
@@ -60,6 +63,7 @@ class HubCodec:
         self._folder = folder
         self._weights = options.audio_decoder_weights
         self._options = options
+        self._native = native
         self._blueprint = CodecBlueprint(fields, prefix)
 
     def num_bytes(self) -> int:
@@ -69,7 +73,9 @@ class HubCodec:
     def build(self, device: torch.device, report: Callable[[float], None]) -> nn.Module:
         """Load the module. Raises `WeightsError` naming tensor and file."""
         with self._checkpoint() as checkpoint:
-            return self._blueprint.build(checkpoint, device, report)
+            module = self._blueprint.build(checkpoint, device, report)
+        pack_linears(module, self._native)
+        return module
 
     def codebook_size(self, module: nn.Module) -> int | None:
         """Codes of each codebook of the loaded module; none where frames are latents."""

@@ -48,7 +48,12 @@ class RecognitionLoader(DeviceLoader):
             memory.reserve("weights", WhisperNetwork.weight_bytes(checkpoint, dtype))
             memory.reserve("recordings", MAX_STARTED * state_bytes(spec, dtype))
             network = WhisperNetwork.load(
-                checkpoint, spec, dtype=dtype, device=self._device.torch, report=report
+                checkpoint,
+                spec,
+                dtype=dtype,
+                device=self._device.torch,
+                native=memory.native_kernels(),
+                report=report,
             )
             tokenizer = read_tokenizer(Path(self._folder), self.name)
             runner = StagedRunner(Recogniser.of(network, tokenizer), self._device.torch)

@@ -20,6 +20,8 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.models.whisper.configuration_whisper import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperForConditionalGeneration
 
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import Target, load_tensors
 from triptych.modalities.tts.recognition.spec import WhisperSpec
@@ -49,6 +51,7 @@ class WhisperNetwork:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        native: NativeKernels | None = None,
         report: Callable[[float], None] | None = None,
     ) -> WhisperNetwork:
         """The network of a folder. Raises `WeightsError` when a tensor is missing or left over."""
@@ -58,6 +61,7 @@ class WhisperNetwork:
         network.tie_weights()
         targets = (Target(name, value) for name, value in network.named_parameters())
         load_tensors(checkpoint, targets, ignored=(_TIED,), report=report)
+        pack_linears(network, native)
         return cls(network, spec)
 
     @staticmethod

@@ -404,6 +404,7 @@ def test_pictures_of_one_size_are_decoded_together_as_far_as_there_is_room(
 ) -> None:
     asked = [image_request(seed=seed, width=64 + 32 * (seed % 2)) for seed in range(5)]
     expected = [easel.finish(easel.encode(request, first=9))[0] for request in asked]
+    monkeypatch.setattr(easel.painter._viewer, "_shares_runs", True)  # as on a GPU
     monkeypatch.setattr(easel.painter._viewer, "_whole_pixels", 2 * 64 * 64)
     together: list[int] = []
     recipe = easel.painter.recipe

@@ -45,7 +45,11 @@ class CsmBlueprint:
         self._setup = setup
         codec_config = self.config.fields.codec_config
         self._codec = HubCodec(
-            setup.folder, setup.options, config=codec_config, prefix=CODEC_PREFIX
+            setup.folder,
+            setup.options,
+            config=codec_config,
+            prefix=CODEC_PREFIX,
+            native=setup.native,
         )
 
     def weight_bytes(self) -> int:

@@ -35,7 +35,7 @@ class HiggsBlueprint:
         self.num_logits = self.config.fields.codebook_size
         self.traits = SpeechTraits(delay_steps=self.config.fields.num_codebooks)
         self._setup = setup
-        self._codec = HubCodec(setup.folder / CODEC_FOLDER, setup.options)
+        self._codec = HubCodec(setup.folder / CODEC_FOLDER, setup.options, native=setup.native)
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters."""

@@ -12,6 +12,7 @@ import torch
 
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import Target, load_tensors
 from triptych.modalities.tts.models.kokoro.config import (
@@ -48,6 +49,7 @@ def load_kokoro(
             ignored=lambda name: name.startswith(VOICE_PREFIX),
             report=report,
         )
+        pack_linears(model, native)
         voices = Voices(dict(_read_voices(checkpoint, 2 * config.style_size)))
     return Kokoro(config=config, model=model, voices=voices)
 

@@ -35,7 +35,7 @@ class OrpheusBlueprint(NativeBlueprint):
             native=setup.native,
         )
         self._block = read_speech_block(config)
-        self._codec = HubCodec(setup.folder / self._block.codec, setup.options)
+        self._codec = HubCodec(setup.folder / self._block.codec, setup.options, native=setup.native)
         self.num_logits = self.vocab_size
         self.traits = SpeechTraits(
             steps_per_frame=CODES_PER_FRAME,

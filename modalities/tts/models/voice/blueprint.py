@@ -15,6 +15,7 @@ from triptych.core.audio_plan import VoicePrompt
 from triptych.core.decoders.native import position_values
 from triptych.core.errors import ConfigError, UnsupportedOption
 from triptych.core.layers.attention import KvLayout
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.speech import VoiceClip
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.loading import Target, load_tensors
@@ -98,6 +99,7 @@ class VoiceBlueprint:
                 ignored=lambda name: name.startswith(TALKER_PREFIX),
                 report=report,
             )
+        pack_linears(codec, self._setup.native)
         return SpeechCodec(decoder=voice_decoder(codec, num_rows=num_rows))
 
     def frames(self, steps_NK: Codes) -> Codes:

@@ -23,6 +23,7 @@ from triptych.core.frame_head import FrameDraws, FrameInputs
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import AttentionConfig, KvCache
 from triptych.core.layers.decoder import DecoderConfig, DecoderStack
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.layers.rotary import RopeConfig
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
@@ -114,6 +115,7 @@ class VoiceTalker:
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
         self.stack.prepare(native)
+        pack_linears(self.ends, native)
 
     def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
         """A new sentence takes `slot`.

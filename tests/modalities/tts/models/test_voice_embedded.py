@@ -70,6 +70,27 @@ def test_it_speaks_in_steps() -> None:
     assert pcm.abs().max() < 1
 
 
+@torch.inference_mode()
+def test_a_stream_sounds_the_same_beside_others_to_the_last_bit() -> None:
+    with Checkpoint.open(source.FOLDER) as checkpoint:
+        blueprint = VoiceBlueprint(checkpoint.config, setup_of(source.FOLDER))
+    codec = blueprint.config.codec
+    decoder = blueprint.open_codec(num_rows=4, report=lambda _: None).decoder
+    random = torch.Generator().manual_seed(0)
+    codes = torch.randint(codec.num_levels, (4, codec.num_codebooks, 8), generator=random)
+
+    def heard(chosen: list[int]) -> list[torch.Tensor]:
+        rows = list(range(len(chosen)))
+        decoder.init_state(rows)
+        steps = [decoder.push(step, rows) for step in codes[chosen].split(4, -1)]
+        steps.append(decoder.flush(rows))
+        return [torch.cat([step.row(row) for step in steps]) for row in rows]
+
+    together = heard([0, 1, 2, 3])
+    for row in range(4):
+        assert torch.equal(heard([row])[0], together[row])
+
+
 def test_a_package_without_it_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

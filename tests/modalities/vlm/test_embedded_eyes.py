@@ -1,0 +1,52 @@
+"""The encoder of the embedded model that sees, alone: the language model is not needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.native_linear import NativeLinear, pack_linears
+from triptych.core.vision import Array, Picture, PictureSpan
+from triptych.core.weights.checkpoint import Checkpoint
+from triptych.modalities.vlm.config import read_config
+from triptych.modalities.vlm.encoder import PictureEncoder, Scaling, load_encoder
+from triptych.modalities.vlm.features import Features
+from triptych.modalities.vlm.slots.model import SlotModel
+from triptych.modalities.vlm.slots.source import FOLDER
+
+SCALING = Scaling(factor=1 / 255, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def noise(side: int, seed: int, num_features: int) -> Picture:
+    shape, random = (1, 3, side, side), torch.Generator().manual_seed(seed)
+    values = torch.randint(256, shape, generator=random, dtype=torch.uint8)
+    pixels = Array(dtype="uint8", shape=shape, data=values.numpy().tobytes())
+    span = PictureSpan(digest=bytes([seed]), runs=((0, num_features),))
+    return Picture(span=span, inputs={"pixel_values": pixels})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@torch.inference_mode()
+def test_a_picture_has_the_same_features_beside_others(
+    dtype: torch.dtype, native: NativeKernels
+) -> None:
+    with Checkpoint.open(FOLDER) as checkpoint:
+        config = read_config(checkpoint.config)
+        names = [name for name in checkpoint.tensors if not name.startswith("adapter.")]
+        (words,) = (name for name in names if name.endswith("teller.words"))
+        config.text_config.hidden_size = checkpoint.tensors[words].shape[-1]
+        model = load_encoder(checkpoint, config, SlotModel, dtype=dtype, names=names)
+    pack_linears(model, native)
+    is_packed = any(isinstance(module, NativeLinear) for module in model.modules())
+    assert is_packed == native.can_pack(torch.zeros(2, 2, dtype=dtype))
+    side = config.vision_config.image_size
+    empty = torch.zeros(1, 3, side, side, dtype=dtype)
+    num_features = model.get_image_features(empty).pooler_output.flatten(0, -2).shape[0]
+    encoder = PictureEncoder(model, SCALING, batch_axis=0, dtype=dtype)
+    pictures = [noise(side, seed, num_features) for seed in range(4)]
+    for picture, together in zip(pictures, encoder.encode(pictures), strict=True):
+        (alone,) = encoder.encode([picture])
+        assert isinstance(alone, Features)
+        assert isinstance(together, Features)
+        assert torch.equal(alone.hidden_NC, together.hidden_NC)

@@ -1,0 +1,74 @@
+"""A picture is bit for bit the same alone and beside others, on a CPU, in the types users get."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fakes_painter import image_request
+
+from triptych.core.bring_up import bring_up
+from triptych.core.config import Config
+from triptych.core.images import ImageRequest, StepCache
+from triptych.core.options import make_config
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import resolve_all
+from triptych.modalities.diffusion.loader import DiffusionLoader
+from triptych.modalities.diffusion.painter import Painter, Picture
+from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
+
+CACHES = ("off", "planned", "teacache", "first-block", "taylorseer", "magcache")
+PROMPTS = ("a red apple", "two green frogs", "a penguin next to a house")
+NUM_STEPS = 14  # the fewest that plans are calibrated for
+SIDE = 128
+
+
+@pytest.fixture(scope="module", params=["auto", "float32"])
+def painter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Painter:
+    folder = tmp_path_factory.mktemp("cache")
+    options = {"model": (EMBEDDED_IMAGES.name,), "device": "cpu", "cache_dir": str(folder)}
+    config: Config = make_config({**options, "dtype": request.param})
+    (resolved,) = resolve_all(config.models, SilentProgress(), sources=(EMBEDDED_IMAGES,))
+    loaded = DiffusionLoader(resolved, config, *bring_up(config.device)).load(lambda done: None)
+    painter = loaded.runner._painter  # type: ignore[attr-defined]
+    assert isinstance(painter, Painter)
+    return painter
+
+
+def asked(index: int, cache: str, guidance_scale: float) -> ImageRequest:
+    return image_request(
+        prompt=PROMPTS[index],
+        seed=index,
+        width=SIDE,
+        height=SIDE,
+        num_steps=NUM_STEPS,
+        guidance_scale=guidance_scale,
+        cache=StepCache(name=cache),  # type: ignore[arg-type]
+    )
+
+
+@torch.inference_mode()
+def draw(painter: Painter, *requests: ImageRequest) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Latents and bytes of each, drawn together."""
+    begun = painter.begin([(request, 0) for request in requests])
+    pictures = [picture for picture in begun if isinstance(picture, Picture)]
+    for _ in range(NUM_STEPS):
+        painter.advance(pictures, [1] * len(pictures), [False] * len(pictures))
+    latents = [picture.row.sample.sample.clone() for picture in pictures]
+    shown = [pixels.get().clone() for pixels, _ in painter.decode(pictures)]
+    for picture in pictures:
+        picture.release()
+    return list(zip(latents, shown, strict=True))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("guidance_scale", [1.0, 3.5])
+def test_a_picture_alone_equals_itself_in_a_batch(
+    painter: Painter, cache: str, guidance_scale: float
+) -> None:
+    requests = [asked(index, cache, guidance_scale) for index in range(len(PROMPTS))]
+    together = draw(painter, *requests)
+    painter._prompts._cache.clear()  # so that texts are encoded anew, alone
+    for request, (latents, shown) in zip(requests, together, strict=True):
+        ((latents_alone, shown_alone),) = draw(painter, request)
+        assert torch.equal(latents, latents_alone)
+        assert torch.equal(shown, shown_alone)
