@@ -321,7 +321,7 @@ def write(outcomes: Sequence[Outcome], args: argparse.Namespace) -> None:
     document = {
         "machine": found,
         "versions": versions(),
-        "max_foreign_cores": args.max_foreign_cores,
+        "max_foreign_cores": str(args.max_foreign_cores),
         "scenes": {title: asdict(scene) for title, scene in args.scenes.items()},
         "servers": [outcome.document() for outcome in outcomes],
     }
