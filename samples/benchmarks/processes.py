@@ -68,9 +68,13 @@ def busy_s(pid: int) -> float:
 
 @dataclass(slots=True)
 class Neighbours:
-    """How many cores anybody but ours used while it was watched, those stolen included."""
+    """How many cores anybody but ours used while it was watched, those stolen included.
+
+    `own_s` are the processor seconds that ours used.
+    """
 
     num_cores: float = 0.0
+    own_s: float = 0.0
 
 
 @contextlib.contextmanager
@@ -79,8 +83,8 @@ def watch_neighbours(*pids: int) -> Iterator[Neighbours]:
     found = Neighbours()
     started_s, ours_s, all_s = time.perf_counter(), sum(map(busy_s, pids)), _machine_busy_s()
     yield found
-    ours_s = sum(map(busy_s, pids)) - ours_s
-    others_s = _machine_busy_s() - all_s - ours_s
+    found.own_s = sum(map(busy_s, pids)) - ours_s
+    others_s = _machine_busy_s() - all_s - found.own_s
     found.num_cores = max(others_s, 0.0) / (time.perf_counter() - started_s)
 
 

@@ -52,6 +52,8 @@ ROLES = {
     "serve": "supervisor",
 }
 """What each process is, by a word of its command line."""
+RESTARTS = "triptych_engine_restarts"
+MAX_NEW_THREADS = 2  # pools that start threads on demand may have needed one more
 AT_REST = ("kv_pages_leased", "jobs_waiting", "jobs_running", "pictures_running", "units_started")
 """Gauges of the engine that are 0 when nothing is asked of it."""
 
@@ -103,7 +105,7 @@ class Watch:
         text = (await self._http.get("/metrics")).raise_for_status().text
         found: Counter[str] = Counter()
         for family in text_string_to_metric_families(text):
-            if family.type == "gauge":
+            if family.type == "gauge" or family.name == RESTARTS:
                 for sample in family.samples:
                     name = sample.name.removeprefix("triptych_")
                     found[name] += sample.value
@@ -211,10 +213,12 @@ def judge(record: Record) -> list[Finding]:
     findings += [
         judge_growth(f"memory of {role} (RSS)", steady, rss_of(role)) for role in ("engine", "api")
     ]
-    for name in ("num_descriptors", "num_threads", "temp_bytes"):
+    for name, most in (("num_descriptors", 0), ("num_threads", MAX_NEW_THREADS), ("temp_bytes", 0)):
         before, after = getattr(warm, name), getattr(last, name)
         title = name.removeprefix("num_").replace("_", " ")
-        findings.append(Finding(f"{title} at rest", f"{before} -> {after}", after <= before))
+        findings.append(Finding(f"{title} at rest", f"{before} -> {after}", after <= before + most))
+    num_restarts = last.gauges.get("engine_restarts_total", 0.0)
+    findings.append(Finding("restarts of the engine", f"{num_restarts:.0f}", not num_restarts))
     left = {name: last.gauges.get(name, 0.0) for name in AT_REST if last.gauges.get(name)}
     findings.append(Finding("pages and jobs left", str(left or 0), not left))
     bad = {

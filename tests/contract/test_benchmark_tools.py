@@ -68,8 +68,9 @@ def test_memory_that_rises_is_found_whatever_its_noise(load: Any) -> None:
     ("last", "what"),
     [
         ({"num_descriptors": 41}, "descriptors at rest"),
-        ({"num_threads": 21}, "threads at rest"),
+        ({"num_threads": 23}, "threads at rest"),
         ({"temp_bytes": 1}, "temp bytes at rest"),
+        ({"gauges": {"engine_restarts_total": 1.0}}, "restarts of the engine"),
         ({"gauges": {"kv_pages_leased": 1.0}}, "pages and jobs left"),
     ],
 )
