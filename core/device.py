@@ -6,6 +6,7 @@ Owns the choice of device and the dtype policy. Knows nothing of models, pages o
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ Dtype: TypeAlias = torch.dtype
 
 _SPEC = re.compile(r"(?:gpu|cuda)(?::(\d+))?")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from malloc.h
+_PRIMITIVE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_NUM_PRIMITIVES = 256
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
 
@@ -38,6 +41,7 @@ class Device:
         """Open `auto`, `cpu`, `gpu` or `gpu:N`. Raises `DeviceError` in one actionable line."""
         if spec == "cpu" or (spec == "auto" and not torch.cuda.is_available()):
             _keep_freed_memory()
+            _bound_primitive_caches()
             return cls(torch.device("cpu"))
         match = _SPEC.fullmatch("gpu" if spec == "auto" else spec)
         if match is None:
@@ -104,6 +108,17 @@ def _keep_freed_memory() -> None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most glibc accepts
         mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
+
+
+def _bound_primitive_caches() -> None:
+    """Let oneDNN, and torch's layer above it, keep fewer compiled products than 1,024 each.
+
+    There is one for each number of rows that a weight was multiplied with, of half a megabyte:
+    prompts of any length filled the caches for hours, and took gigabytes with what lay between.
+    To compile one again takes a fraction of a millisecond. Read at the first product.
+    """
+    for name in _PRIMITIVE_CACHES:
+        os.environ.setdefault(name, str(_NUM_PRIMITIVES))
 
 
 def _container_bytes() -> int:

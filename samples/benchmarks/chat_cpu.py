@@ -22,7 +22,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from triptych.core.config import ModelOptions
@@ -41,18 +41,26 @@ IGNORE_EOS = {"generation_config": json.dumps({"eos_token_id": -1})}
 
 
 @contextlib.contextmanager
-def server(command: str, log: Path) -> Iterator[None]:
-    """Run a server of this environment, in a process group of its own, until the block ends."""
+def server(
+    command: str, log: Path, *, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server in a process group of its own until the block ends.
+
+    A program without a folder is one of this Python environment.
+    """
     program, *arguments = shlex.split(command)
+    if "/" not in program:
+        program = str(Path(sys.executable).with_name(program))
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [str(Path(sys.executable).parent / program), *arguments],
+            [program, *arguments],
             stdout=sink,
             stderr=subprocess.STDOUT,
             process_group=0,
+            env={**os.environ, **(environment or {})},
         )
         try:
-            yield
+            yield process
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -70,10 +78,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until_ready(url: str, *, timeout_s: float = 300.0) -> None:
-    """Return when `url` answers 200; SystemExit where it never does."""
+def wait_until_ready(
+    url: str, *, timeout_s: float = 300.0, process: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Return when `url` answers 200; SystemExit where it never does, or `process` has ended."""
     ends_s = time.monotonic() + timeout_s
     while time.monotonic() < ends_s:
+        if process is not None and process.poll() is not None:
+            raise SystemExit(f"the server ended with code {process.returncode}; see its log.")
         try:
             urllib.request.urlopen(url, timeout=5).close()
         except (urllib.error.URLError, ConnectionError, TimeoutError):

@@ -13,7 +13,9 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 
 
 SCRIPT = 'if __name__ == "__main__":'
-OTHERS = frozenset({"efficientnet_lite_pytorch", "resvg_py", "sentence_transformers"})
+OTHERS = frozenset(
+    {"efficientnet_lite_pytorch", "openvino_genai", "resvg_py", "sentence_transformers"}
+)
 """What recipes and benchmarks need beyond the tests."""
 PATHS = sorted(SAMPLES.rglob("*.py"))
 

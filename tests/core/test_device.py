@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -98,3 +102,43 @@ def test_determinism_is_refused_where_it_cannot_be_kept(monkeypatch: pytest.Monk
     monkeypatch.setattr(Device, "open", lambda spec: Device(torch.device("meta")))
     with pytest.raises(DeviceError, match=r"^--enable-deterministic-inference: on a GPU"):
         bring_up(options)
+
+
+GROWTH = """
+import ctypes, torch
+from triptych.core.device import Device
+
+class Books(ctypes.Structure):  # mallinfo2 of malloc.h
+    _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Books
+Device.open("cpu")
+torch.set_num_threads(1)
+weight_NK = torch.randn(1536, 576).bfloat16()
+with torch.inference_mode():
+    torch.nn.functional.linear(torch.randn(1, 576).bfloat16(), weight_NK)
+    before = libc.mallinfo2().field_7  # bytes in use
+    for num_rows in range(2, 702):
+        torch.nn.functional.linear(torch.randn(num_rows, 576).bfloat16(), weight_NK)
+print(libc.mallinfo2().field_7 - before)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2") or not device_module.has_fast_cpu_bfloat16(),
+    reason="needs a new glibc, and products that oneDNN compiles",
+)
+def test_prompts_of_any_length_do_not_fill_memory_with_compiled_products() -> None:
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, check=True)
+    assert int(done.stdout) < 250 * 2**20  # without a bound 400 MiB, and more with more lengths
+
+
+def test_a_bound_on_compiled_products_that_somebody_set_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    Device.open("cpu")
+    assert os.environ["LRU_CACHE_CAPACITY"] == "7"
+    assert int(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) < 1024

@@ -43,6 +43,8 @@ _SHOWN = (
     "output_tokens_mean",
     "num_errors",
 )
+_INSTRUCTIONS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
+"""What decides how fast a processor multiplies matrices, widest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +144,13 @@ def _plain(spreads: Mapping[str, Spread]) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Processor, cores this process may use, memory, system and GPUs."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = _first_field(cpuinfo, "flags").split()
     return {
-        "cpu": _first_field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        "cpu": _first_field(cpuinfo, "model name") or platform.machine(),
+        "cpu_family": _first_field(cpuinfo, "cpu family"),
+        "cpu_model": _first_field(cpuinfo, "model\t"),
+        "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "num_cores": num_usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.system(),

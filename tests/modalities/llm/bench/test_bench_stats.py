@@ -116,7 +116,8 @@ def test_machine_is_described_without_its_name() -> None:
     found = machine()
     assert found["num_cores"] >= 1
     assert found["memory_gib"] > 0
-    assert set(found) == {"cpu", "num_cores", "memory_gib", "system", "gpus"}
+    processor = {"cpu", "cpu_family", "cpu_model", "instructions"}
+    assert set(found) == processor | {"num_cores", "memory_gib", "system", "gpus"}
 
 
 def test_prompts_have_the_length_asked_for_and_share_only_the_prefix() -> None:

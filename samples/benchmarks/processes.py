@@ -1,0 +1,93 @@
+"""What a server and everything it started use: processor time, memory, descriptors, threads.
+
+Owns the reading of `/proc` by `psutil`, and the question of whether anybody else used the machine
+meanwhile. Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and its descendants that are alive, the oldest first; empty where it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one process uses at a moment. `pss_bytes` counts shared pages by their share."""
+
+    rss_bytes: int
+    pss_bytes: int
+    num_descriptors: int
+    num_threads: int
+
+
+def usage(process: psutil.Process) -> Usage | None:
+    """What `process` uses now; None where it has just ended."""
+    try:
+        with process.oneshot():
+            memory = process.memory_full_info()
+            return Usage(
+                rss_bytes=memory.rss,
+                pss_bytes=memory.pss,
+                num_descriptors=process.num_fds(),
+                num_threads=process.num_threads(),
+            )
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+
+
+def role_of(process: psutil.Process, roles: Mapping[str, str]) -> str:
+    """The first of `roles` whose key is a word of the process's command line, else its name."""
+    try:
+        words = process.cmdline()
+        return next((role for key, role in roles.items() if key in words), process.name())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def busy_s(pid: int) -> float:
+    """Processor seconds of a tree, those of its children that have ended included."""
+    total_s = 0.0
+    for process in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total_s += times.user + times.system + times.children_user + times.children_system
+    return total_s
+
+
+@dataclass(slots=True)
+class Neighbours:
+    """How many cores anybody but ours used while it was watched, those stolen included.
+
+    `own_s` are the processor seconds that ours used.
+    """
+
+    num_cores: float = 0.0
+    own_s: float = 0.0
+
+
+@contextlib.contextmanager
+def watch_neighbours(*pids: int) -> Iterator[Neighbours]:
+    """Count what the machine did in the block beyond the trees of `pids`."""
+    found = Neighbours()
+    started_s, ours_s, all_s = time.perf_counter(), sum(map(busy_s, pids)), _machine_busy_s()
+    yield found
+    found.own_s = sum(map(busy_s, pids)) - ours_s
+    others_s = _machine_busy_s() - all_s - found.own_s
+    found.num_cores = max(others_s, 0.0) / (time.perf_counter() - started_s)
+
+
+def _machine_busy_s() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
