@@ -132,7 +132,7 @@ class DeviceOptions:
     )
     cpu_isa: str = option(
         "auto",
-        "Instruction level of the CPU kernels; auto is the highest that this processor, the compiler"
+        "Instruction level of the CPU kernels; auto is the highest that the processor, the compiler"
         " and the system have.",
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
         devices="cpu",
