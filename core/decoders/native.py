@@ -44,7 +44,8 @@ class NativeBlueprint:
         """Bytes of the parameters, a tied embedding counted twice where the head is packed."""
         sketch = Decoder(self.config, dtype=self._dtype, device=torch.device("meta"))
         num_values = sum(target.into.numel() for target in decoder_targets(sketch))
-        if self.config.has_tied_embeddings and is_packable(self._dtype, self._device):
+        is_packed = self._native is not None or is_packable(self._dtype, self._device)
+        if self.config.has_tied_embeddings and is_packed:
             num_values += sketch.embedding_VC.numel()
         return num_values * self._dtype.itemsize
 

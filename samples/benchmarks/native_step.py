@@ -1,0 +1,158 @@
+"""One step of a decoder on the CPU kernels, beside what this machine can do at best.
+
+Times SmolLM2-135M's shape with random weights: decode steps of 1, 8 and 32 rows over 512 tokens of
+context, and a prompt of 512. A decode step of one row must read every weight once, so it stands
+beside the time that reading so many bytes takes; a prompt is bound by products, so its rate stands
+beside torch's on large matrices. Everything is measured in turns in one run, at each instruction
+level of this machine or at those asked for; the least time of a number of turns counts.
+
+    python samples/benchmarks/native_step.py
+    python samples/benchmarks/native_step.py --isa avx2 --dtype float32 --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from triptych.core.kernels.native.build import supported_levels
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kernels.paged_attention import AttentionBatch
+from triptych.core.layers.attention import AttentionConfig, KvCache
+from triptych.core.layers.decoder import Decoder, DecoderConfig
+from triptych.core.layers.rotary import RopeConfig
+from triptych.core.threads import num_usable_cores
+
+CPU = torch.device("cpu")
+CONTEXT, PAGE_SIZE, MAX_ROWS, MATRIX = 512, 16, 32, 2048
+PAGES_PER_ROW = 2 * CONTEXT // PAGE_SIZE
+ATTENTION = AttentionConfig(hidden_size=576, num_heads=9, num_kv_heads=3, head_dim=64)
+SHAPE = DecoderConfig(
+    vocab_size=49_152,
+    hidden_size=576,
+    intermediate_size=1536,
+    norm_eps=1e-5,
+    attention=(ATTENTION,) * 30,
+    rope=RopeConfig(num_rotated_dims=64, max_length=2048, trained_length=2048),
+    has_tied_embeddings=True,
+)
+LAYER_WEIGHTS = 30 * (576 * (960 + 576) + 3 * 576 * 1536)
+HEAD_WEIGHTS = 576 * 49_152
+STEPS = {
+    "decode, 1 row": (1, 1),
+    "decode, 8 rows": (8, 1),
+    "decode, 32 rows": (32, 1),
+    "prompt of 512": (1, 512),
+}
+
+
+def make_decoder(dtype: torch.dtype, native: NativeKernels) -> Decoder:
+    """A decoder of random weights, ready to run."""
+    decoder = Decoder(SHAPE, dtype=dtype, device=CPU)
+    decoder.head.weight_OI.normal_(std=0.02)
+    decoder.norm.weight_C.fill_(1)
+    for layer in decoder.layers:
+        for norm in (layer.input_norm, layer.mlp_norm):
+            norm.weight_C.fill_(1)
+        for linear in (
+            layer.attention.qkv,
+            layer.attention.out,
+            layer.mlp.gate_up,
+            layer.mlp.down,
+        ):
+            linear.weight_OI.normal_(std=0.02)
+    decoder.prepare(native)
+    return decoder
+
+
+def make_step(
+    decoder: Decoder, kv: KvCache, native: NativeKernels, num_rows: int, num_tokens: int
+) -> Callable[[], torch.Tensor]:
+    """A call that runs `num_tokens` of each row, which end at `CONTEXT`, and scores the last."""
+    lengths, contexts = np.full(num_rows, num_tokens), np.full(num_rows, CONTEXT)
+    table_BM = torch.arange(num_rows * PAGES_PER_ROW).view(num_rows, -1)
+    positions_T = torch.arange(CONTEXT - num_tokens, CONTEXT).repeat(num_rows)
+    row_T = torch.arange(num_rows).repeat_interleave(num_tokens)
+    pages_T = table_BM[row_T, positions_T // PAGE_SIZE]
+    starts = torch.arange(num_rows) * num_tokens
+    batch = AttentionBatch(
+        page_table_BM=table_BM,
+        context_lengths_B=torch.from_numpy(contexts),
+        query_starts_B=starts,
+        write_slots_T=pages_T * PAGE_SIZE + positions_T % PAGE_SIZE,
+        num_decode_rows=num_rows if num_tokens == 1 else 0,
+        host_query_lengths_B=lengths,
+        host_context_lengths_B=contexts,
+        native=native,
+    )
+    ids_T = torch.randint(0, SHAPE.vocab_size, positions_T.shape)
+
+    def step() -> torch.Tensor:
+        hidden_TC = decoder.forward(ids_T, positions_T, kv, batch)
+        return decoder.logits(hidden_TC[starts + num_tokens - 1])
+
+    return step
+
+
+def least_s(calls: dict[str, Callable[[], object]], num_turns: int) -> dict[str, float]:
+    """The least time of each call, all of them taking turns."""
+    least = dict.fromkeys(calls, float("inf"))
+    for turn in range(num_turns + 1):
+        for name, call in calls.items():
+            started_s = time.perf_counter()
+            call()
+            if turn:  # the first one warms up
+                least[name] = min(least[name], time.perf_counter() - started_s)
+    return least
+
+
+def measure(isa: str, dtype: torch.dtype, folder: Path, num_turns: int) -> None:
+    """Print a level's table."""
+    native = NativeKernels.open("native", folder, isa)
+    assert native is not None
+    decoder = make_decoder(dtype, native)
+    kv = KvCache(SHAPE.kv_layout(PAGE_SIZE, dtype), MAX_ROWS * PAGES_PER_ROW, CPU, native)
+    for pages in (*kv.k_pages, *kv.v_pages):
+        pages.normal_()
+    num_bytes = (LAYER_WEIGHTS + HEAD_WEIGHTS) * dtype.itemsize
+    read = torch.ones(num_bytes // 4)
+    a, b = (torch.randn(MATRIX, MATRIX).to(dtype) for _ in range(2))
+    limits: dict[str, Callable[[], object]] = {"read": read.sum, "product": lambda: a @ b}
+    steps = {name: make_step(decoder, kv, native, *shape) for name, shape in STEPS.items()}
+    with torch.inference_mode():
+        least = least_s(limits | steps, num_turns)
+    rate = 2 * MATRIX**3 / least["product"]
+    print(f"\n{isa}, {dtype}, {torch.get_num_threads()} threads")
+    print(f"  reading the weights   {least['read'] * 1e3:8.2f} ms")
+    print(f"  torch's products      {rate / 1e9:8.0f} GFLOP/s")
+    for name, (num_rows, num_tokens) in STEPS.items():
+        work = 2 * num_rows * (num_tokens * LAYER_WEIGHTS + HEAD_WEIGHTS)
+        reads, share = least[name] / least["read"], work / least[name] / rate
+        print(
+            f"  {name:<20}  {least[name] * 1e3:8.2f} ms  {reads:5.2f} x reading"
+            f"  {share:5.0%} of torch's rate"
+        )
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--isa", choices=supported_levels(), action="append")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=num_usable_cores())
+    parser.add_argument("--turns", type=int, default=30)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        for isa in options.isa or supported_levels():
+            measure(isa, getattr(torch, options.dtype), Path(folder), options.turns)
+
+
+if __name__ == "__main__":
+    main()
