@@ -1,0 +1,100 @@
+/* Products and attention beside plain loops, over memory that ends where it must.
+ *
+ * Prints the number of wrong results and returns whether there were any. Meant for sanitizers and for
+ * processors that are at hand only as a compiler and an emulator.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels.h"
+
+void pack_weight(const void *weight, int64_t num_outputs, int64_t num_inputs, int32_t dtype,
+                 void *packed, int32_t num_threads);
+
+static int num_wrong;
+
+static void *random_values(int64_t count, int dtype) {
+    void *values = malloc((size_t)(count * size_of(dtype)));
+    for (int64_t i = 0; i < count; i++)
+        write_as(values, i, (float)rand() / (float)RAND_MAX - 0.5f, dtype);
+    return values;
+}
+
+static void expect(double value, double expected, double tolerance) {
+    num_wrong += !(fabs(value - expected) <= tolerance);
+}
+
+/* Every row beside a plain sum, and bitwise beside itself alone. */
+static void check_linear(int64_t rows, int64_t outputs, int64_t inputs, int dtype) {
+    int64_t padded = dtype == BFLOAT16 ? (inputs + 31) / 32 * 32 : inputs;
+    void *weight = random_values(outputs * inputs, dtype), *x = random_values(rows * inputs, dtype);
+    void *packed = malloc((size_t)((outputs + 31) / 32 * 32 * padded * size_of(dtype)));
+    float *y = malloc(sizeof(float) * (size_t)(rows * outputs));
+    float *alone = malloc(sizeof(float) * (size_t)outputs);
+    pack_weight(weight, outputs, inputs, dtype, packed, 2);
+    Linear l = {x, packed, NULL, NULL, y, rows, inputs, outputs, dtype, FLOAT32, 2};
+    linear(&l);
+    for (int64_t row = 0; row < rows; row++) {
+        const char *own = (const char *)x + row * inputs * size_of(dtype);
+        Linear one = {own, packed, NULL, NULL, alone, 1, inputs, outputs, dtype, FLOAT32, 1};
+        linear(&one);
+        num_wrong += memcmp(alone, y + row * outputs, sizeof(float) * (size_t)outputs) != 0;
+        for (int64_t output = 0; output < outputs; output++) {
+            double sum = 0;
+            for (int64_t i = 0; i < inputs; i++)
+                sum += (double)read_as(own, i, dtype) * read_as(weight, output * inputs + i, dtype);
+            expect(y[row * outputs + output], sum, 1e-4);
+        }
+    }
+    free(weight), free(x), free(packed), free(y), free(alone);
+}
+
+enum { TOKENS = 40, HEADS = 4, KV_HEADS = 2, DIM = 24, PAGE = 8 };
+
+static double dot_keys(const void *q, const void *k, int token, int head, int key, int dtype) {
+    double sum = 0;
+    for (int i = 0; i < DIM; i++)
+        sum += (double)read_as(q, (token * HEADS + head) * DIM + i, dtype) *
+               read_as(k, (key * KV_HEADS + head / 2) * DIM + i, dtype);
+    return sum;
+}
+
+static void check_attention(int dtype) {
+    void *q = random_values(TOKENS * HEADS * DIM, dtype), *out = random_values(TOKENS * HEADS * DIM, dtype);
+    void *k = random_values(TOKENS * KV_HEADS * DIM, dtype);
+    void *v = random_values(TOKENS * KV_HEADS * DIM, dtype);
+    int64_t table[TOKENS / PAGE], context = TOKENS, start = 0;
+    for (int i = 0; i < TOKENS / PAGE; i++) table[i] = i;
+    Attention a = {.q = q, .k_pages = k, .v_pages = v, .out = out, .page_table = table,
+                   .context_lengths = &context, .query_starts = &start, .num_rows = 1,
+                   .num_tokens = TOKENS, .q_stride = HEADS * DIM, .table_stride = TOKENS / PAGE,
+                   .num_heads = HEADS, .num_kv_heads = KV_HEADS, .head_dim = DIM, .page_shift = 3,
+                   .q_dtype = dtype, .kv_dtype = dtype, .num_threads = 2, .scale = 0.2f};
+    num_wrong += paged_attention(&a);
+    for (int token = 0; token < TOKENS; token++)
+        for (int head = 0; head < HEADS; head++) {
+            double weights[TOKENS], total = 0;
+            for (int key = 0; key <= token; key++)
+                total += weights[key] = exp(0.2 * dot_keys(q, k, token, head, key, dtype));
+            for (int i = 0; i < DIM; i++) {
+                double sum = 0;
+                for (int key = 0; key <= token; key++)
+                    sum += weights[key] * read_as(v, (key * KV_HEADS + head / 2) * DIM + i, dtype);
+                float value = read_as(out, (token * HEADS + head) * DIM + i, dtype);
+                expect(value, sum / total, dtype == BFLOAT16 ? 0.01 : 1e-4);
+            }
+        }
+    free(q), free(k), free(v), free(out);
+}
+
+int main(void) {
+    for (int dtype = FLOAT32; dtype <= BFLOAT16; dtype++) {
+        for (int64_t rows = 1; rows < 40; rows += 5)
+            for (int64_t inputs = 1; inputs < 70; inputs += 9) check_linear(rows, 45, inputs, dtype);
+        check_linear(3, 33, 1100, dtype);
+        check_linear(200, 32, 64, dtype);
+        check_attention(dtype);
+    }
+    printf("%d wrong\n", num_wrong);
+    return num_wrong != 0;
+}
