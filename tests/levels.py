@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # The tile code over a model of the tile instructions, beside the highest vectors below them.
 MODELLED_TILES = "modelled_tiles"
-LEVELS: tuple[str, ...] = (*supported_levels(), MODELLED_TILES)
+LEVELS: tuple[str, ...] = (*supported_levels(), MODELLED_TILES) if supported_levels() else ()
 
 
 def open_kernels(isa: str, folder: Path) -> NativeKernels:

@@ -151,6 +151,8 @@ class NativeKernels:
         that this machine lacks is a `DeviceError`.
         """
         if mode == "torch":
+            if isa != "auto":
+                raise DeviceError("--cpu-isa is for the kernels that --cpu-kernels turns off.")
             return None
         levels = supported_levels()
         if isa != "auto" and levels and isa not in levels:
@@ -161,8 +163,10 @@ class NativeKernels:
                 return cls(build(folder, level), level)
             except (BuildError, OSError) as error:
                 reasons.append(str(error))
-        if mode == "native":
-            raise DeviceError(f"No native kernels: {reasons[-1]}. Use --cpu-kernels torch.")
+        if mode == "native" or isa != "auto":
+            raise DeviceError(
+                f"No native kernels: {reasons[-1]}. Use --cpu-kernels torch without --cpu-isa."
+            )
         _log.warning("no native kernels (%s); torch's run instead, slower", reasons[-1])
         return None
 

@@ -138,7 +138,11 @@ INLINE void multiply_widened(const float *x, int64_t stride, int64_t depth, cons
 #endif
 
 /* The same for a number of rows that is known only now. */
-#define DEFINE(N)                                                                                OWN multiply_##N##_floats(const float *x, int64_t stride, int64_t depth,                                               const void *panel, float *sums) {                                      multiply_floats(x, stride, depth, panel, sums, N, FLOAT32);                              }
+#define DEFINE(N)                                                                      \
+    OWN multiply_##N##_floats(const float *x, int64_t stride, int64_t depth,           \
+                              const void *panel, float *sums) {                        \
+        multiply_floats(x, stride, depth, panel, sums, N, FLOAT32);                    \
+    }
 UP_TO(ROWS, DEFINE)
 #undef DEFINE
 
@@ -164,7 +168,11 @@ INLINE void multiply_part(const void *x, int64_t stride, int64_t depth, const bf
 #define PART_ROWS ROWS
 #define MULTIPLY_PART multiply_widened
 #endif
-#define DEFINE(N)                                                                                OWN multiply_##N##_pairs(const void *x, int64_t stride, int64_t depth,                                                const bf16 *panel, float *sums) {                                       MULTIPLY_PART(x, stride, depth, panel, sums, N);                                         }
+#define DEFINE(N)                                                                      \
+    OWN multiply_##N##_pairs(const void *x, int64_t stride, int64_t depth,             \
+                             const bf16 *panel, float *sums) {                         \
+        MULTIPLY_PART(x, stride, depth, panel, sums, N);                               \
+    }
 UP_TO(PART_ROWS, DEFINE)
 #undef DEFINE
 

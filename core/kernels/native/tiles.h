@@ -25,6 +25,8 @@ typedef struct {
 #if defined(__AMX_BF16__)
 #define HAS_TILES 1
 #include <immintrin.h>
+/* Compilers do not know how much of memory these instructions read: it must be written by then. */
+#define TILE_FENCE() __asm__ volatile("" ::: "memory")
 #define TILE_SHAPE(shapes) _tile_loadconfig(shapes)
 #define TILE_RELEASE() _tile_release()
 #define TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
@@ -33,6 +35,7 @@ typedef struct {
 
 #elif defined(MODEL_TILES)
 #define HAS_TILES 1
+#define TILE_FENCE()
 static _Thread_local TileShapes model_shapes;
 static _Thread_local uint8_t model_tiles[8][TILE_ROWS][64];
 
@@ -82,6 +85,7 @@ INLINE void shape_tiles(int num_rows) {
         shapes.num_rows[tile] = (uint8_t)(tile >= 6 ? TILE_INPUTS / 2 : is_high ? high : low);
         shapes.row_bytes[tile] = shapes.num_rows[tile] ? 64 : 0;
     }
+    TILE_FENCE();
     TILE_SHAPE(&shapes);
 }
 
@@ -91,6 +95,7 @@ INLINE void multiply_tiles(const void *a, int64_t a_stride, const void *b, int64
                            float *c, int64_t c_stride, int64_t depth, int num_rows) {
     int is_tall = num_rows > TILE_ROWS;
     char *tall_c = (char *)c + TILE_ROWS * c_stride;
+    TILE_FENCE();
     TILE_LOAD(0, c, c_stride);
     TILE_LOAD(1, c + LANES, c_stride);
     if (is_tall) {

@@ -2,8 +2,9 @@
  *
  * Owns loads, stores, conversions and the exponential that every operation here needs. On AVX-512
  * a vector is one register; elsewhere the compiler splits it, which costs a few times as much, so
- * the loops that count are written in `reg`, as many floats as a register holds. Never compiled with -ffast-math: the
- * order of every sum is the order written, so a row's result depends on nothing but the row.
+ * the loops that count are written in `reg`, as many floats as a register holds. Never compiled
+ * with -ffast-math: the order of every sum is the order written, so a row's result depends on
+ * nothing but the row.
  */
 #pragma once
 

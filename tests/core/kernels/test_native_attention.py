@@ -34,8 +34,8 @@ class Case:
     v_pages: torch.Tensor
     batch: AttentionBatch
 
-    def run(self, native: NativeKernels | None, window: int | None = None) -> torch.Tensor:
-        batch, scale = replace(self.batch, groups={}, native=native), self.q_THD.shape[2] ** -0.5
+    def run(self, kernels: NativeKernels | None, window: int | None = None) -> torch.Tensor:
+        batch, scale = replace(self.batch, groups={}, native=kernels), self.q_THD.shape[2] ** -0.5
         return paged_attention(
             self.q_THD, self.k_pages, self.v_pages, batch, scale=scale, window=window
         )
@@ -116,7 +116,7 @@ ROWS = st.lists(
     seed=st.integers(0, 1000),
 )
 def test_agrees_with_torch(
-    native: NativeKernels,
+    kernels: NativeKernels,
     rows: list[tuple[int, int]],
     shape: Shape,
     dtypes: tuple[torch.dtype, torch.dtype],
@@ -124,7 +124,7 @@ def test_agrees_with_torch(
     seed: int,
 ) -> None:
     case = make_case(rows, shape, dtypes, seed)
-    out_THD = case.run(native, window)
+    out_THD = case.run(kernels, window)
     exact = Case(case.q_THD.float(), case.k_pages.float(), case.v_pages.float(), case.batch)
     assert out_THD.dtype is dtypes[0]
     tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
@@ -142,7 +142,7 @@ def test_agrees_with_torch(
     num_threads=st.sampled_from((1, 2)),
 )
 def test_a_row_is_bitwise_the_same_in_any_batch(
-    native: NativeKernels,
+    kernels: NativeKernels,
     rows: list[tuple[int, int]],
     shape: Shape,
     dtype: torch.dtype,
@@ -152,16 +152,16 @@ def test_a_row_is_bitwise_the_same_in_any_batch(
     case = make_case(rows, shape, (dtype, dtype), 0)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    together = case.run(native, window).split([n for n, _ in rows])
+    together = case.run(kernels, window).split([n for n, _ in rows])
     torch.set_num_threads(before)
     for index, expected in enumerate(together):
-        assert torch.equal(case.row(index).run(native, window), expected)
+        assert torch.equal(case.row(index).run(kernels, window), expected)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF])
 @pytest.mark.parametrize("window", [None, 50])
 def test_cutting_a_prompt_into_chunks_changes_nothing(
-    native: NativeKernels, dtype: torch.dtype, window: int | None
+    kernels: NativeKernels, dtype: torch.dtype, window: int | None
 ) -> None:
     whole = make_case([(150, 150)], Shape(6, 2, 64, 16), (dtype, dtype), 5)
     table_BM = whole.batch.page_table_BM
@@ -169,24 +169,24 @@ def test_cutting_a_prompt_into_chunks_changes_nothing(
     for first, last in ((0, 1), (1, 38), (38, 149), (149, 150)):
         batch = make_batch(table_BM, [last - first], [last])
         case = Case(whole.q_THD[first:last], whole.k_pages, whole.v_pages, batch)
-        chunks.append(case.run(native, window))
-    assert torch.equal(torch.cat(chunks), whole.run(native, window))
+        chunks.append(case.run(kernels, window))
+    assert torch.equal(torch.cat(chunks), whole.run(kernels, window))
 
 
-def test_nan_stays_in_its_row(native: NativeKernels) -> None:
+def test_nan_stays_in_its_row(kernels: NativeKernels) -> None:
     case = make_case([(1, 40)] * 3, Shape(6, 2, 64, 16), (HALF, HALF), 5)
-    expected = case.run(native)
+    expected = case.run(kernels)
     page = case.batch.page_table_BM[1, 0]
     case.k_pages[page, 3] = torch.nan
-    out_THD = case.run(native)
+    out_THD = case.run(kernels)
     assert out_THD[1].isnan().all()
     assert torch.equal(out_THD[[0, 2]], expected[[0, 2]])
 
 
-def test_what_it_does_not_take_goes_to_torch(native: NativeKernels) -> None:
+def test_what_it_does_not_take_goes_to_torch(kernels: NativeKernels) -> None:
     half_precision = make_case([(1, 9)], Shape(2, 1, 8, 4), (torch.float16, torch.float16), 0)
-    assert not native.can_attend(half_precision.q_THD, half_precision.k_pages)
+    assert not kernels.can_attend(half_precision.q_THD, half_precision.k_pages)
     odd_page = make_case([(1, 9)], Shape(2, 1, 8, 3), (FLOAT, FLOAT), 0)
     wide_head = make_case([(1, 9)], Shape(2, 1, 320, 4), (FLOAT, FLOAT), 0)
     for case in (half_precision, odd_page, wide_head):
-        assert torch.equal(case.run(native), case.run(None))
+        assert torch.equal(case.run(kernels), case.run(None))

@@ -8,6 +8,7 @@ import pytest
 
 from triptych.core.errors import DeviceError
 from triptych.core.kernels.native import build as build_module
+from triptych.core.kernels.native import library as library_module
 from triptych.core.kernels.native.build import BuildError, build
 from triptych.core.kernels.native.library import NativeKernels
 
@@ -108,3 +109,32 @@ def test_an_unwritable_folder(tmp_path: Path) -> None:
 def test_torch_builds_nothing(tmp_path: Path) -> None:
     assert NativeKernels.open("torch", tmp_path / "kernels") is None
     assert not (tmp_path / "kernels").exists()
+
+
+def test_a_level_is_honoured_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = NativeKernels.open("auto", tmp_path, "portable")
+    assert kernels is not None
+    assert kernels.level == "portable"
+    with pytest.raises(DeviceError, match="--cpu-kernels turns off"):
+        NativeKernels.open("torch", tmp_path, "portable")
+    monkeypatch.setattr(build_module, "_macros", lambda *_: frozenset())
+    with pytest.raises(DeviceError, match="no avx2: use --cpu-isa portable"):
+        NativeKernels.open("auto", tmp_path, "avx2")
+    monkeypatch.setattr(build_module, "_COMPILERS", ("no-such-compiler",))
+    with pytest.raises(DeviceError, match="No native kernels: no C compiler"):
+        NativeKernels.open("auto", tmp_path, "avx2")
+
+
+def test_where_the_system_refuses_a_level_the_next_one_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_permission(folder: Path, level: str) -> Path:
+        if level == "avx2":
+            raise BuildError("refused")
+        return build(folder, level)
+
+    monkeypatch.setattr(library_module, "supported_levels", lambda: ("avx2", "portable"))
+    monkeypatch.setattr(library_module, "build", without_permission)
+    kernels = NativeKernels.open("auto", tmp_path)
+    assert kernels is not None
+    assert kernels.level == "portable"

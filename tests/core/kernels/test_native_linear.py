@@ -20,7 +20,7 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def check(
-    native: NativeKernels,
+    kernels: NativeKernels,
     sizes: tuple[int, int, int],
     dtype: torch.dtype,
     out_dtype: torch.dtype,
@@ -39,14 +39,16 @@ def check(
     for part in (bias_O, residual_TO):
         expected += 0 if part is None else part.double()
 
-    assert native.can_pack(weight_OI)
-    packed = native.pack(weight_OI)
-    y_TO = native.linear(x_TI, packed, num_outputs, bias_O, residual_TO, out_dtype)
+    assert kernels.can_pack(weight_OI)
+    packed = kernels.pack(weight_OI)
+    y_TO = kernels.linear(x_TI, packed, num_outputs, bias_O, residual_TO, out_dtype)
     assert y_TO.dtype == out_dtype
     torch.testing.assert_close(y_TO.double(), expected, atol=1e-3, rtol=HALF_UNIT[out_dtype])
     for row in {*range(min(num_rows, 40)), num_rows - 1}:
         residual = None if residual_TO is None else residual_TO[row : row + 1]
-        alone = native.linear(x_TI[row : row + 1], packed, num_outputs, bias_O, residual, out_dtype)
+        alone = kernels.linear(
+            x_TI[row : row + 1], packed, num_outputs, bias_O, residual, out_dtype
+        )
         assert torch.equal(alone[0], y_TO[row])
 
 
@@ -59,48 +61,48 @@ def check(
     seed=st.integers(0, 99),
 )
 def test_agrees_with_torch_row_by_row(
-    native: NativeKernels,
+    kernels: NativeKernels,
     sizes: tuple[int, int, int],
     dtype: torch.dtype,
     out_dtype: torch.dtype,
     parts: tuple[bool, bool],
     seed: int,
 ) -> None:
-    check(native, sizes, dtype, out_dtype, parts, seed)
+    check(kernels, sizes, dtype, out_dtype, parts, seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sizes", LARGE)
 def test_many_rows_and_inputs(
-    native: NativeKernels, sizes: tuple[int, int, int], dtype: torch.dtype
+    kernels: NativeKernels, sizes: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
-    check(native, sizes, dtype, torch.float32, (True, True))
+    check(kernels, sizes, dtype, torch.float32, (True, True))
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_the_number_of_threads_changes_nothing(native: NativeKernels, num_threads: int) -> None:
+def test_the_number_of_threads_changes_nothing(kernels: NativeKernels, num_threads: int) -> None:
     x_TI = random(50, 70, seed=1, dtype=torch.bfloat16)
-    packed = native.pack(random(200, 70, seed=2, dtype=torch.bfloat16))
-    expected = native.linear(x_TI, packed, 200)
+    packed = kernels.pack(random(200, 70, seed=2, dtype=torch.bfloat16))
+    expected = kernels.linear(x_TI, packed, 200)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        assert torch.equal(native.linear(x_TI, packed, 200), expected)
+        assert torch.equal(kernels.linear(x_TI, packed, 200), expected)
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("num_inputs", [31, 32, 64])
-def test_nan_stays_in_its_row(native: NativeKernels, num_inputs: int, dtype: torch.dtype) -> None:
+def test_nan_stays_in_its_row(kernels: NativeKernels, num_inputs: int, dtype: torch.dtype) -> None:
     x_TI = random(20, num_inputs, seed=1, dtype=dtype)
     x_TI[7] = float("nan")
-    packed = native.pack(random(40, num_inputs, seed=2, dtype=dtype))
-    is_nan = native.linear(x_TI, packed, 40).isnan()
+    packed = kernels.pack(random(40, num_inputs, seed=2, dtype=dtype))
+    is_nan = kernels.linear(x_TI, packed, 40).isnan()
     assert is_nan[7].all()
     assert is_nan.sum() == 40
 
 
-def test_what_it_does_not_pack(native: NativeKernels) -> None:
-    assert not native.can_pack(torch.zeros(4, 4, dtype=torch.float16))
-    assert not native.can_pack(torch.zeros(4, 4, dtype=torch.bfloat16, device="meta"))
+def test_what_it_does_not_pack(kernels: NativeKernels) -> None:
+    assert not kernels.can_pack(torch.zeros(4, 4, dtype=torch.float16))
+    assert not kernels.can_pack(torch.zeros(4, 4, dtype=torch.bfloat16, device="meta"))

@@ -44,7 +44,7 @@ def parameters(decoder: Decoder) -> list[torch.Tensor]:
     return tensors
 
 
-def make_decoder(variant: str, dtype: torch.dtype, native: NativeKernels | None = None) -> Decoder:
+def make_decoder(variant: str, dtype: torch.dtype, kernels: NativeKernels | None = None) -> Decoder:
     first, second, num_rotated = VARIANTS[variant]
     config = DecoderConfig(
         vocab_size=50,
@@ -60,17 +60,19 @@ def make_decoder(variant: str, dtype: torch.dtype, native: NativeKernels | None 
     for tensor in parameters(decoder):
         values = torch.randn(tensor.shape, generator=generator).bfloat16()
         tensor.copy_(values * 0.15 if tensor.dim() == 2 and len(tensor) > 2 else values * 0.2 + 1)
-    decoder.prepare(native)
+    decoder.prepare(kernels)
     return decoder
 
 
 def run(
-    decoder: Decoder, rows: list[int], native: NativeKernels | None, cache: torch.dtype
+    decoder: Decoder, rows: list[int], kernels: NativeKernels | None, cache: torch.dtype
 ) -> torch.Tensor:
     """One step of the chosen rows of `ROWS`, over a past of random keys and values."""
     lengths, contexts = (np.array([ROWS[row][which] for row in rows]) for which in (0, 1))
     pages_per_row = 10
-    kv = KvCache(decoder.config.kv_layout(PAGE_SIZE, cache), pages_per_row * len(ROWS), CPU, native)
+    kv = KvCache(
+        decoder.config.kv_layout(PAGE_SIZE, cache), pages_per_row * len(ROWS), CPU, kernels
+    )
     generator = torch.Generator().manual_seed(1)
     for pages in (*kv.k_pages, *kv.v_pages):
         pages.copy_(torch.randn(pages.shape, generator=generator).bfloat16())
@@ -88,7 +90,7 @@ def run(
         num_decode_rows=int((lengths == 1).sum()),
         host_query_lengths_B=lengths,
         host_context_lengths_B=contexts,
-        native=native,
+        native=kernels,
     )
     ids_T = (positions_T * 7 + torch.from_numpy(np.array(rows))[row_T] * 11) % 50
     with torch.inference_mode():
@@ -102,28 +104,28 @@ def error(logits: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_as_close_to_float32_as_torch_in_bfloat16(
-    native: NativeKernels, variant: str, cache: torch.dtype
+    kernels: NativeKernels, variant: str, cache: torch.dtype
 ) -> None:
     rows = list(range(len(ROWS)))
     exact = run(make_decoder(variant, torch.float32), rows, None, torch.float32)
     by_torch = run(make_decoder(variant, torch.bfloat16), rows, None, cache)
-    decoder = make_decoder(variant, torch.bfloat16, native)
-    ours = run(decoder, rows, native, cache)
+    decoder = make_decoder(variant, torch.bfloat16, kernels)
+    ours = run(decoder, rows, kernels, cache)
     assert error(ours, exact) < max(1.1 * error(by_torch, exact), 0.01)
 
 
 @pytest.mark.parametrize("variant", ["llama", "heads of 64"])
-def test_a_row_is_bitwise_the_same_in_any_batch(native: NativeKernels, variant: str) -> None:
-    decoder = make_decoder(variant, torch.bfloat16, native)
-    together = run(decoder, list(range(len(ROWS))), native, torch.bfloat16)
+def test_a_row_is_bitwise_the_same_in_any_batch(kernels: NativeKernels, variant: str) -> None:
+    decoder = make_decoder(variant, torch.bfloat16, kernels)
+    together = run(decoder, list(range(len(ROWS))), kernels, torch.bfloat16)
     for row, expected in enumerate(together.split([length for length, _ in ROWS])):
-        assert torch.equal(run(decoder, [row], native, torch.bfloat16), expected)
-    last_two = run(decoder, [1, 3], native, torch.bfloat16)
+        assert torch.equal(run(decoder, [row], kernels, torch.bfloat16), expected)
+    last_two = run(decoder, [1, 3], kernels, torch.bfloat16)
     assert torch.equal(last_two[1:], together[-40:])
 
 
-def test_a_cache_beyond_its_limits_runs_in_torch(native: NativeKernels) -> None:
-    decoder = make_decoder("llama", torch.bfloat16, native)
+def test_a_cache_beyond_its_limits_runs_in_torch(kernels: NativeKernels) -> None:
+    decoder = make_decoder("llama", torch.bfloat16, kernels)
     exact = run(make_decoder("llama", torch.float32), [0, 2], None, torch.float32)
-    half = run(decoder, [0, 2], native, torch.float16)
+    half = run(decoder, [0, 2], kernels, torch.float16)
     assert error(half, exact) < 0.05
