@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,5 +81,8 @@ def _most_children() -> list[int]:
 
 
 def _num_children() -> int:
-    lists = Path("/proc/self/task").glob("*/children")
-    return sum(len(file.read_text().split()) for file in lists)
+    num_children = 0
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread may end meanwhile
+            num_children += len(file.read_text().split())
+    return num_children

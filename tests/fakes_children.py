@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import psutil
 
 from triptych.modalities.llm import template_child
 
 
 def _workers() -> list[tuple[psutil.Process, list[str]]]:
+    gc.collect()  # those of earlier tests go with what they belonged to
     found = ((child, child.cmdline()) for child in psutil.Process().children())
     return [(child, line) for child, line in found if "triptych.core.media.worker" in line]
 

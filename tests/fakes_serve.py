@@ -120,6 +120,10 @@ class Server:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def halves(self) -> list[psutil.Process]:
+        """The API process and the engine process, as far as they are this server's."""
+        return psutil.Process(self.process.pid).children()
+
     def body(self, prompt: str = "hello", max_tokens: int = 8, **more: Any) -> dict[str, Any]:
         return {
             "model": "tiny",

@@ -93,5 +93,5 @@ def test_chat_goes_on_while_it_speaks(client: openai.OpenAI, models: dict[str, s
 
 
 def test_a_chat_model_does_not_speak(client: openai.OpenAI, models: dict[str, str]) -> None:
-    with pytest.raises(openai.NotFoundError, match=models["speech"]):
+    with pytest.raises(openai.BadRequestError, match=models["speech"]):
         client.audio.speech.create(model=models["chat"], voice="alloy", input="Hello.")

@@ -146,27 +146,27 @@ def with_template(folder: ResolvedModel, template: str) -> TextModel:
     return TextModel.open(folder, ModelOptions(chat_template=str(file)))
 
 
-def test_a_template_that_trims_messages_trims_an_open_one(folder: ResolvedModel) -> None:
+async def test_a_template_that_trims_messages_trims_an_open_one(folder: ResolvedModel) -> None:
     text = with_template(folder, "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}")
     messages = [{"role": "assistant", "content": " a b  "}]
-    assert text.render(messages, continue_final_message=True) == "[a b"
+    assert await text.render(messages, continue_final_message=True) == "[a b"
 
 
-def test_a_template_that_hides_the_message_cannot_continue_it(folder: ResolvedModel) -> None:
+async def test_a_template_that_hides_the_message_cannot_continue_it(folder: ResolvedModel) -> None:
     text = with_template(folder, "{{ messages[0].content }}")
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     with pytest.raises(InvalidRequest, match="does not show the last message"):
-        text.render(messages, continue_final_message=True)
+        await text.render(messages, continue_final_message=True)
 
 
-def test_an_open_message_in_parts_goes_on_with_its_last(folder: ResolvedModel) -> None:
+async def test_an_open_message_in_parts_goes_on_with_its_last(folder: ResolvedModel) -> None:
     text = with_template(folder, "{% for p in messages[-1].content %}[{{ p.text }}]{% endfor %}")
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "assistant", "content": parts}]
-    assert text.render(messages, continue_final_message=True) == "[a][b"
+    assert await text.render(messages, continue_final_message=True) == "[a][b"
     seen = [{"role": "user", "content": [*parts, {"type": "image"}]}]
     with pytest.raises(InvalidRequest, match="ends with text"):
-        text.render(seen, continue_final_message=True)
+        await text.render(seen, continue_final_message=True)
 
 
 def test_a_space_that_a_tokenizer_leaves_out_is_not_counted() -> None:

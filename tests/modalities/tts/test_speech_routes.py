@@ -145,7 +145,7 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
         ({"input": ""}, "input", "empty"),
         ({"input": "🎉"}, "input", "no words"),
         ({"input": "x" * 100_000}, "input", "4096"),
-        ({"input": None}, "input", "string"),
+        ({"input": None}, "input", "required"),
         ({"voice": "nobody"}, "voice", "ada and bob"),
         ({"voice": {"id": "../../etc/passwd"}}, "voice", "ada and bob"),
         ({"voice": {"id": "voice_" + 32 * "a"}}, "voice", "own voices"),

@@ -221,7 +221,8 @@ async def test_a_served_model_speaks_to_several_and_forgets_who_leaves(
             assert deltas[-1].finish_reason == "stop"
             assert deltas[-1].num_output_tokens > deltas[0].num_output_tokens
             alone = without_edges(kokoro.synthesize(IDS[:length], "af_one", seed=7).numpy())
-            np.testing.assert_allclose(samples(deltas[0]), alone, atol=1e-5)
+            # The served model sums in another order, since its linear layers are packed.
+            np.testing.assert_allclose(samples(deltas[0]), alone, atol=5e-4)
         clip = VoiceClip(digest="0", pcm=b"", sample_rate=24_000)
         with pytest.raises(UnsupportedOption, match="mix its own"):
             await anext(client.submit("tiny", _with_clip(clip), job_id="clip"))
