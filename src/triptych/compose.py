@@ -6,19 +6,19 @@ torch, the API's imports FastAPI, neither imports the other's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from triptych.core.config import Config
 from triptych.core.embedding import EmbedDelta, EmbedRequest
-from triptych.core.errors import TriptychError, WeightsError
 from triptych.core.images import ImageDelta, ImageRequest
 from triptych.core.speech import HearDelta, HearRequest, SpeechDelta, SpeechRequest
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.codec import Codec
+from triptych.core.weights.opening import opening
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.roles import role_of, with_role
 
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from triptych.schedulers.admission import Admission
     from triptych.schedulers.base import ModelLoader
     from triptych.schedulers.engine import Engine
-
-
-Options = ParamSpec("Options")
-Opened = TypeVar("Opened")
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,25 +138,6 @@ class _Part:
 
     routers: Sequence[APIRouter]
     cards: Sequence[ModelCard]
-
-
-def opening(
-    model: ResolvedModel,
-    open_model: Callable[Concatenate[ResolvedModel, Options], Opened],
-    *args: Options.args,
-    **kwargs: Options.kwargs,
-) -> Opened:
-    """What `open_model` makes of `model`. Whatever it raises ends the start in one line."""
-    try:
-        return open_model(model, *args, **kwargs)
-    except TriptychError:
-        raise
-    except Exception as error:  # a damaged file may have any reader raise anything
-        reason = " ".join(str(error).split())[:120]
-        raise WeightsError(
-            f"{model.name} cannot be read, its files may be damaged"
-            f" ({type(error).__name__}: {reason})."
-        ) from error
 
 
 def _text(setup: _Setup) -> _Part:
