@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psutil
 
 from triptych.modalities.llm import template_child
@@ -20,3 +22,9 @@ def decoders() -> list[psutil.Process]:
 def renderers() -> list[psutil.Process]:
     """Those that run chat templates; other tests' may not have been collected yet."""
     return [child for child, line in _workers() if template_child.__name__ in line]
+
+
+def renderers_from_now() -> Callable[[], list[psutil.Process]]:
+    """What tells those that were started since."""
+    before = renderers()
+    return lambda: [child for child in renderers() if child not in before]
