@@ -152,14 +152,19 @@ class Pipeline(ABC, Generic[ServiceT]):
         make_service = cls._open_service(resolved, config)  # first: it fails fast where it fails
         device, ledger = bring_up(config.device)
         loader = cls._open_loader(resolved, config, device, ledger)
-        client = LocalClient(Engine([loader], config=config, ledger=ledger))
+        service = make_service(LocalClient(Engine([loader], config=config, ledger=ledger)))
         try:
             if config.models.load == "startup":
-                await client.load(resolved.name)
+                await service.client.load(resolved.name)
         except BaseException:  # Ctrl-C too: nothing may go on running behind the caller's back
-            await client.close()
+            await cls._end(service)
             raise
-        return make_service(client)
+        return service
+
+    @classmethod
+    async def _end(cls, service: ServiceT) -> None:
+        """Stop what runs for `service`."""
+        await service.client.close()
 
     def _map_entries(
         self,
@@ -185,7 +190,7 @@ class Pipeline(ABC, Generic[ServiceT]):
     def close(self) -> None:
         """Stop the engine and give its memory back. Closing twice is fine."""
         if not self._loop.is_closed:
-            self._loop.run(self._service.client.close())
+            self._loop.run(self._end(self._service))
             self._loop.close()
 
     def __enter__(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import psutil
 
@@ -23,3 +24,9 @@ def decoders() -> list[psutil.Process]:
 def renderers() -> list[psutil.Process]:
     """Those that run chat templates; other tests' may not have been collected yet."""
     return [child for child, line in _workers() if template_child.__name__ in line]
+
+
+def renderers_from_now() -> Callable[[], list[psutil.Process]]:
+    """What tells those that were started since."""
+    before = renderers()
+    return lambda: [child for child in renderers() if child not in before]

@@ -12,9 +12,12 @@ import pytest
 from fakes_http import FakeEngine, chat, in_process, until
 from fakes_images import write_image_folder
 from fakes_llm import write_text_folder
+from fakes_looking import write_seeing_folder
 
 from triptych.compose import build_app
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
+from triptych.core.errors import WeightsError
+from triptych.modalities.llm.text import TextModel
 
 OTHERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/embeddings", {"model": "tiny", "input": "hi"}),
@@ -49,3 +52,15 @@ def test_a_key_has_its_share_once_whatever_it_asks_for(
     assert first.status_code == 200
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_a_model_that_sees_and_is_damaged_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*args: Any, **options: Any) -> TextModel:
+        raise KeyError("a field")
+
+    model = write_seeing_folder(tmp_path / "eyes")
+    monkeypatch.setattr(TextModel, "open", read)
+    with pytest.raises(WeightsError, match=r"tiny-eyes cannot be read.*KeyError"):
+        build_app(Config(server=ServerOptions(num_decode_children=1)), [model], FakeEngine())

@@ -41,7 +41,7 @@ def read_torch_file(file: Path) -> Any:
                 return _Archive(archive, file.stat().st_size).read()
     except Refused as error:
         raise WeightsError(f"{file.name} cannot be read: {error}.") from error
-    except (zipfile.BadZipFile, OSError, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, OSError, NotImplementedError, EOFError, ValueError) as error:
         raise WeightsError(f"{file.name} cannot be read: it is damaged.") from error
 
 

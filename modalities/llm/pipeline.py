@@ -96,7 +96,6 @@ class ChatPipeline(Pipeline[LlmService]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], LlmService]:
         text = TextModel.open(resolved, config.models)
-        text.start()
         return lambda client: LlmService.from_config(config, [text], client)
 
     @classmethod
@@ -106,6 +105,11 @@ class ChatPipeline(Pipeline[LlmService]):
         from triptych.modalities.llm.loader import LlmLoader
 
         return LlmLoader(resolved, config, device, ledger)
+
+    @classmethod
+    async def _end(cls, service: LlmService) -> None:
+        await service.close()
+        await super()._end(service)
 
     @overload
     def __call__(self, conversation: Conversation, **options: Any) -> ChatReply: ...

@@ -139,18 +139,30 @@ class LlmService:
         eyes: Mapping[str, Eyes] = MappingProxyType({}),
         admission: Admission | None = None,
     ) -> Self:
-        """The service of `models` with the seed of a configuration, and its bounds.
+        """The service of `models` with the seed of a configuration, and its bounds; it is started.
 
         Models that see have their `eyes` there. An `admission` is shared with other services.
         """
         seed = config.device.seed if config.device.seed >= 0 else None
         admission = admission or Admission(options=config.schedule)
-        return cls(client, models, admission, eyes=eyes, default_seed=seed)
+        service = cls(client, models, admission, eyes=eyes, default_seed=seed)
+        service.start()
+        return service
 
     @property
     def max_jobs(self) -> int:
         """Most samples one call may ask for, over all its prompts."""
         return self._admission.max_jobs
+
+    def start(self) -> None:
+        """Begin what the first conversations would otherwise wait for."""
+        for model in self.models.values():
+            model.start()
+
+    async def close(self) -> None:
+        """End the processes that run chat templates."""
+        for model in self.models.values():
+            await model.close()
 
     def model(self, name: str) -> TextModel:
         """The model called `name`. Raises `UnknownModel`, naming those there are."""

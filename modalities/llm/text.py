@@ -105,6 +105,11 @@ class TextModel:
         if self.template is not None:
             self.template.start()
 
+    async def close(self) -> None:
+        """End what `start` began."""
+        if self.template is not None:
+            await self.template.close()
+
     def encode_text(
         self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
     ) -> tuple[int, ...]:

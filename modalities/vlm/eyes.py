@@ -23,6 +23,7 @@ from triptych.core.media.fetch import MediaFetcher
 from triptych.core.text_threads import on_text_thread
 from triptych.core.transport.codec import MAX_MESSAGE_BYTES
 from triptych.core.vision import Picture, PictureSpan, digest_of_tenant, picture_ids
+from triptych.core.weights.opening import opening
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.eyes import PICTURE, ChatPrompt, PictureSource, pictures_of
 from triptych.modalities.llm.text import TextModel
@@ -208,7 +209,7 @@ def open_eyes(models: Sequence[ResolvedModel], config: Config) -> dict[str, Mode
     facts = ask_facts([model.folder for model in models])
     lens = Lens.from_config(PooledPrepare(models, config), config)
     return {
-        model.name: ModelEyes.open(model, known, lens, config, max_bytes=MAX_MESSAGE_BYTES)
+        model.name: opening(model, ModelEyes.open, known, lens, config, max_bytes=MAX_MESSAGE_BYTES)
         for model, known in zip(models, facts, strict=True)
     }
 

@@ -59,7 +59,6 @@ class SeeingChatPipeline(ChatPipeline):
             return super()._open_service(resolved, config)
         lens = Lens.from_config(OwnPrepare(resolved), config)
         eyes = ModelEyes.open(resolved, read_facts(resolved.folder), lens, config)
-        eyes.text.start()
         return lambda client: LlmService.from_config(
             config, [eyes.text], client, eyes={resolved.name: eyes}
         )

@@ -81,6 +81,7 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
 
     listener = socket.socket(fileno=setup.listener_fd)
     await serve(app, setup.config, on_started=on_started, listener=listener)
+    await app.state.close()
     await client.close()
     beating.cancel()
 

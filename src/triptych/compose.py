@@ -6,19 +6,20 @@ torch, the API's imports FastAPI, neither imports the other's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from triptych.core.config import Config
 from triptych.core.embedding import EmbedDelta, EmbedRequest
-from triptych.core.errors import TriptychError, WeightsError
 from triptych.core.images import ImageDelta, ImageRequest
 from triptych.core.speech import HearDelta, HearRequest, SpeechDelta, SpeechRequest
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.codec import Codec
+from triptych.core.weights.opening import opening
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.roles import role_of, with_role
 
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from triptych.schedulers.admission import Admission
     from triptych.schedulers.base import ModelLoader
     from triptych.schedulers.engine import Engine
-
-
-Options = ParamSpec("Options")
-Opened = TypeVar("Opened")
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +98,7 @@ def _open_loader(
 
 
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
-    """The HTTP app in front of `client`."""
+    """The HTTP app in front of `client`. `app.state.close` ends what its services have started."""
     from triptych.core.http.app import create_app
     from triptych.core.media import pictures
     from triptych.core.media.child import DecodePool
@@ -111,12 +108,15 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
 
     pool = DecodePool.from_options(config.server, [decode.__name__, pictures.__name__])
     admission = Admission(options=config.schedule)
-    setup = _Setup(config, models, client, pool, admission, picture_links(config))
+    links = picture_links(config)
+    setup = _Setup(config, models, client, pool, admission, links, AsyncExitStack())
     parts = [build(setup) for build in (_text, _embeddings, _speech, _images)]
     cards = {card.id: card for part in parts for card in part.cards}
     listed = [cards[model.name] for model in models]
     routers = [router for part in parts for router in part.routers]
-    return create_app(config, client, routers, listed)
+    app = create_app(config, client, routers, listed)
+    app.state.close = setup.ending.aclose
+    return app
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class _Setup:
 
     One pool decodes all that is uploaded. One admission bounds what all of them let in, so that a
     key has its share once, whatever it asks for. Pictures that were answered as links can be shown
-    to models that see.
+    to models that see. `ending` holds what is to be closed in the end.
     """
 
     config: Config
@@ -134,6 +134,7 @@ class _Setup:
     pool: DecodePool
     admission: Admission
     links: PictureLinks
+    ending: AsyncExitStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +143,6 @@ class _Part:
 
     routers: Sequence[APIRouter]
     cards: Sequence[ModelCard]
-
-
-def opening(
-    model: ResolvedModel,
-    open_model: Callable[Concatenate[ResolvedModel, Options], Opened],
-    *args: Options.args,
-    **kwargs: Options.kwargs,
-) -> Opened:
-    """What `open_model` makes of `model`. Whatever it raises ends the start in one line."""
-    try:
-        return open_model(model, *args, **kwargs)
-    except TriptychError:
-        raise
-    except Exception as error:  # a damaged file may have any reader raise anything
-        reason = " ".join(str(error).split())[:120]
-        raise WeightsError(
-            f"{model.name} cannot be read, its files may be damaged"
-            f" ({type(error).__name__}: {reason})."
-        ) from error
 
 
 def _text(setup: _Setup) -> _Part:
@@ -176,12 +158,11 @@ def _text(setup: _Setup) -> _Part:
         for model in with_role(setup.models, "chat")
     ]
     texts += [entry.text for entry in eyes.values()]
-    for text in texts:
-        text.start()
     service = LlmService.from_config(
         setup.config, texts, setup.client, eyes=eyes, admission=setup.admission
     )
     cards = [card_of(text, sees=text.name in eyes) for text in texts]
+    setup.ending.push_async_callback(service.close)
     return _Part([llm_router(service, setup.links.find)], cards)
 
 

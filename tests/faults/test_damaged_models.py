@@ -15,11 +15,11 @@ from fakes_llm import CHATML, write_text_folder
 from fakes_serve import Server
 from fakes_weights import write_gguf
 
-from triptych.compose import opening
 from triptych.core.config import Config, ModelOptions
 from triptych.core.device import Device
 from triptych.core.errors import SetupError, WeightsError
 from triptych.core.ledger import Ledger
+from triptych.core.weights.opening import opening
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
 from triptych.modalities.llm.embedding.text import EmbeddingModel

@@ -16,10 +16,13 @@ from triptych.core.sampling.sampler import FrameSampler
 
 
 class FrameRecorder:
-    """A frame model that remembers the logits it would draw the first code from."""
+    """A frame model that remembers the logits it would draw the first code from: `vocab_size`."""
 
-    def __init__(self, model: Any, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self, model: Any, *, logits: Callable[[torch.Tensor], torch.Tensor], vocab_size: int
+    ) -> None:
         self.model = model
+        self.vocab_size = vocab_size
         self.num_codes = model.num_codes
         self._logits = logits
         self.last_logits_RV = torch.empty(0)
@@ -38,7 +41,7 @@ class FrameRecorder:
 
 
 class FrameRig(Rig):
-    """Its model has `num_logits`, the size of a codebook."""
+    """Its recorder is a `FrameRecorder`."""
 
     head_type = FrameHead
 

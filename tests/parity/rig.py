@@ -95,7 +95,6 @@ class Rig:
         max_length: int = 96,
         recorder: Callable[[Any], Any] = Recorder,
         native: NativeKernels | None = None,
-        vocab_size: int = 0,
     ) -> None:
         self.page_size = layout.page_size
         num_pages = max_batch_size * -(-max_length // self.page_size)
@@ -105,7 +104,7 @@ class Rig:
         self.free_slots = list(range(max_batch_size))
         self.kv = KvCache(layout, num_pages, CPU, native)
         self.recorder = recorder(model)
-        size = vocab_size or model.vocab_size
+        size = self.recorder.vocab_size
         sampler = Sampler(vocab_size=size, max_batch_size=max_batch_size, device=CPU)
         self.runner = TokenRunner(
             self.head_type(self.recorder, sampler, max_batch_size=max_batch_size, device=CPU),

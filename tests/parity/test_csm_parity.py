@@ -49,8 +49,8 @@ def model(folder: Path) -> CsmModel:
 @pytest.fixture
 def rig(model: CsmModel) -> FrameRig:
     layout = model.backbone.config.kv_layout(4, torch.float32)
-    recorder = partial(FrameRecorder, logits=model.head)
-    return FrameRig(model, layout, recorder=recorder, vocab_size=32)
+    recorder = partial(FrameRecorder, logits=model.head, vocab_size=32)
+    return FrameRig(model, layout, recorder=recorder)
 
 
 def generate(reference: Reference, **inputs: torch.Tensor) -> tuple[list[list[int]], torch.Tensor]:
@@ -172,8 +172,8 @@ def test_speech_ends_with_a_frame_of_end_codes(rig: FrameRig, model: CsmModel) -
             codes_1Q = next(draws)[None]
             return replace(drawn, codes_RQ=codes_1Q, is_end_R=model.is_end(codes_1Q))
 
-    script = partial(Script, logits=model.head)
-    rig = FrameRig(model, rig.kv.layout, recorder=script, vocab_size=32)
+    script = partial(Script, logits=model.head, vocab_size=32)
+    rig = FrameRig(model, rig.kv.layout, recorder=script)
     row = rig.open(WORDS)
     rig.prefill(row)
     rig.decode(row, num_steps=3)
@@ -188,7 +188,8 @@ def test_a_row_of_nan_is_said_to_be_one(rig: FrameRig, model: CsmModel) -> None:
             hidden_TC[inputs.slots_T == sick.slot] = torch.nan
             return hidden_TC
 
-    rig = FrameRig(model, rig.kv.layout, recorder=partial(Poison, logits=model.head), vocab_size=32)
+    poison = partial(Poison, logits=model.head, vocab_size=32)
+    rig = FrameRig(model, rig.kv.layout, recorder=poison)
     sick, sound = rig.open(WORDS), rig.open(WORDS)
     result = rig.step((sick, len(WORDS)), (sound, len(WORDS)))
     assert [row.is_finite for row in result.rows] == [False, True]

@@ -51,9 +51,8 @@ def model(folder: Path, blueprint: HiggsBlueprint) -> HiggsModel:
 @pytest.fixture
 def rig(model: HiggsModel) -> FrameRig:
     layout = model.words.config.kv_layout(4, torch.float32)
-    return FrameRig(
-        model, layout, recorder=partial(FrameRecorder, logits=model.head), vocab_size=34
-    )
+    recorder = partial(FrameRecorder, logits=model.head, vocab_size=34)
+    return FrameRig(model, layout, recorder=recorder)
 
 
 def generate(reference: Any, ids: tuple[int, ...], **inputs: torch.Tensor) -> Any:
@@ -160,8 +159,8 @@ def test_the_end_comes_down_the_codebooks_even_of_a_row_computed_again(
     rig: FrameRig, ending: Any, num_before: int
 ) -> None:
     reference, ours = ending
-    recorder = partial(FrameRecorder, logits=ours.head)
-    rig = FrameRig(ours, rig.kv.layout, recorder=recorder, vocab_size=34)
+    recorder = partial(FrameRecorder, logits=ours.head, vocab_size=34)
+    rig = FrameRig(ours, rig.kv.layout, recorder=recorder)
     row = rig.open(WORDS)
     rig.prefill(row)
     if num_before:

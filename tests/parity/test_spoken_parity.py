@@ -217,8 +217,7 @@ def test_a_segment_of_csm_hears_the_one_before(csm_model: tuple[Path, Any], tmp_
     rig = FrameRig(
         model,
         blueprint.kv_layout(4, torch.float32),
-        recorder=partial(FrameRecorder, logits=model.head),
-        vocab_size=32,
+        recorder=partial(FrameRecorder, logits=model.head, vocab_size=32),
     )
     row = rig.open((*first, *frame_ids(frames), 46, *second), frames=frames)
     rig.prefill(row)

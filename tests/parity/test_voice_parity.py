@@ -46,8 +46,9 @@ def model(folder: Path, reference: Talker) -> VoiceTalker:
 @pytest.fixture
 def rig(model: VoiceTalker) -> FrameRig:
     layout = model.stack.config.kv_layout(4, torch.float32)
-    recorder = partial(FrameRecorder, logits=model.ends["output"].scores)
-    return FrameRig(model, layout, recorder=recorder, vocab_size=CODEC.num_levels)
+    logits = model.ends["output"].scores
+    recorder = partial(FrameRecorder, logits=logits, vocab_size=CODEC.num_levels)
+    return FrameRig(model, layout, recorder=recorder)
 
 
 def say(rig: FrameRig, *rows: Row) -> None:

@@ -116,23 +116,57 @@ def test_whatever_is_made_of_tensors(content: Mapping[str, Any], tmp_path: Path)
     assert_read_as_torch_does(content, tmp_path)
 
 
-_WHOLE = io.BytesIO()
-torch.save({"a": torch.arange(6.0), "state": torch.nn.Linear(2, 2).state_dict()}, _WHOLE)
+def _saved() -> bytes:
+    file = io.BytesIO()
+    torch.save({"a": torch.arange(6.0), "state": torch.nn.Linear(2, 2).state_dict()}, file)
+    return file.getvalue()
 
 
-@_SLOWLY
-@given(data=st.data())
-def test_damage_ends_in_one_line(data: st.DataObject, tmp_path: Path) -> None:
-    content = bytearray(_WHOLE.getvalue())
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    file = tmp_path / "a.pt"
-    file.write_bytes(content[: data.draw(st.integers(1, len(content)))])
+_WHOLE = _saved()
+_DIRECTORY = range(_WHOLE.index(b"PK\x01\x02"), len(_WHOLE))
+"""Where the names and places of all records are."""
+_BYTES = st.integers(0, 255)
+
+
+def assert_read_or_refused_in_one_line(content: bytes, folder: Path) -> None:
+    file = folder / "a.pt"
+    file.unlink(missing_ok=True)  # some file systems are slow to empty one
+    file.write_bytes(content)
     try:
         read_torch_file(file)
     except WeightsError as error:
         assert error.message.startswith("a.pt cannot be read: ")  # noqa: PT017
         assert "\n" not in error.message  # noqa: PT017
+
+
+def changed(changes: Mapping[int, int]) -> bytes:
+    content = bytearray(_WHOLE)
+    for place, value in changes.items():
+        content[place] = value
+    return bytes(content)
+
+
+_CHANGES = st.dictionaries(st.integers(0, len(_WHOLE) - 1), _BYTES, min_size=1, max_size=4)
+
+
+@_SLOWLY
+@given(changes=_CHANGES, num_bytes=st.integers(1, len(_WHOLE)))
+def test_damage_ends_in_one_line(
+    changes: Mapping[int, int], num_bytes: int, tmp_path: Path
+) -> None:
+    assert_read_or_refused_in_one_line(changed(changes)[:num_bytes], tmp_path)
+
+
+@pytest.mark.parametrize("value", [0, 0x80, 0xFF])
+def test_a_damaged_byte_of_the_directory_ends_in_one_line(value: int, tmp_path: Path) -> None:
+    for place in _DIRECTORY:
+        assert_read_or_refused_in_one_line(changed({place: value}), tmp_path)
+
+
+@_SLOWLY
+@given(changes=st.dictionaries(st.sampled_from(_DIRECTORY), _BYTES, min_size=1, max_size=3))
+def test_a_damaged_directory_ends_in_one_line(changes: Mapping[int, int], tmp_path: Path) -> None:
+    assert_read_or_refused_in_one_line(changed(changes), tmp_path)
 
 
 # -- files that mean harm ----------------------------------------------------------------------

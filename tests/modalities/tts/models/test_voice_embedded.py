@@ -49,11 +49,11 @@ def test_it_speaks_in_steps() -> None:
     assert blueprint.config.codec.step_s >= 1 / 25
     fields = json.loads((source.FOLDER / "config.json").read_text(encoding="utf-8"))
     symbols = [fields["vocab"][symbol] for symbol in HELLO]
+    logits = talker.ends["output"].scores
     rig = FrameRig(
         talker,
         talker.stack.config.kv_layout(4, torch.float32),
-        recorder=partial(FrameRecorder, logits=talker.ends["output"].scores),
-        vocab_size=blueprint.num_logits,
+        recorder=partial(FrameRecorder, logits=logits, vocab_size=blueprint.num_logits),
     )
     row = rig.open((*fields["prompt_prefix"], *symbols, *fields["prompt_suffix"]))
     rig.prefill(row)

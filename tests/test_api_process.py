@@ -1,0 +1,49 @@
+"""The API process, run in this one: what it leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes_children import renderers_from_now
+from fakes_http import until
+from fakes_llm import write_text_folder
+
+from triptych import api_process
+from triptych.compose import ChildSetup
+from triptych.core.config import Config, ServerOptions
+from triptych.core.http import server
+from triptych.core.http.listener import bind
+from triptych.core.transport.control import ControlLine, FromChild
+
+
+class Line(ControlLine):
+    """A supervisor's that asks for nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def send(self, message: FromChild) -> None:
+        pass
+
+
+async def test_chat_templates_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = renderers_from_now()
+
+    async def serve(*args: Any, **options: Any) -> None:
+        options["listener"].close()
+        until(lambda: bool(started()))
+
+    monkeypatch.setattr(server, "serve", serve)
+    config = Config(server=ServerOptions(host="127.0.0.1", port=0))
+    await api_process._run(
+        Line(),
+        ChildSetup(
+            config=config,
+            models=(write_text_folder(tmp_path / "model"),),
+            folder=str(tmp_path),
+            listener_fd=bind(config.server).detach(),
+        ),
+    )
+    assert not started()
