@@ -67,6 +67,11 @@ class Users:
         body = self._chat_body(num_words, max_tokens=1) | {"model": model}
         (await self._http.post("/v1/chat/completions", json=body)).raise_for_status()
 
+    async def repeat(self, name: str, count: int) -> None:
+        """Do one thing so many times."""
+        for _ in range(count):
+            await self._do(name)
+
     async def live(self, is_over: asyncio.Event, may_act: asyncio.Event) -> None:
         """Do one thing after another until it is over; wait while nobody may."""
         weights = [weight for weight, _ in self._acts.values()]
