@@ -15,7 +15,7 @@ from typing import Any
 import fakes_decode
 import psutil
 import pytest
-from fakes_children import decoders as children
+from fakes_children import decoders
 
 from triptych.core.config import ServerOptions
 from triptych.core.errors import (
@@ -34,6 +34,11 @@ TESTS = Path(fakes_decode.__file__).parent
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+def children() -> list[psutil.Process]:
+    """Those of these tests: other tests' servers may still have some."""
+    return [child for child in decoders() if fakes_decode.MODULE in child.cmdline()]
 
 
 @asynccontextmanager
