@@ -8,6 +8,7 @@ from collections.abc import Callable
 import psutil
 
 from triptych.modalities.llm import template_child
+from triptych.modalities.vlm import intake
 
 
 def _workers() -> list[tuple[psutil.Process, list[str]]]:
@@ -17,8 +18,9 @@ def _workers() -> list[tuple[psutil.Process, list[str]]]:
 
 
 def decoders() -> list[psutil.Process]:
-    """Those that decode files."""
-    return [child for child, line in _workers() if template_child.__name__ not in line]
+    """Those that decode files, but for those that prepare pictures for chats."""
+    others = {template_child.__name__, intake.__name__}
+    return [child for child, line in _workers() if others.isdisjoint(line)]
 
 
 def renderers() -> list[psutil.Process]:

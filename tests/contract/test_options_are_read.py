@@ -174,8 +174,10 @@ async def _ask(role: Role, case: Case, folder: Path, reads: Reads) -> None:
             key: {**value, "model": NAME} if key != "files" else value
             for key, value in case.body.items()
         }
-        async with in_process(build_app(front, models, client), authorization="Bearer key") as http:
+        app = build_app(front, models, client)
+        async with in_process(app, authorization="Bearer key") as http:
             response = await http.post(case.path, timeout=120, **body)
+        await app.state.close()
     finally:
         await client.close()
     assert response.status_code == 200, response.text

