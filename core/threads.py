@@ -2,7 +2,7 @@
 
 Owns the count: affinity and cpusets, cores rather than hardware threads, and the CPU quotas of the
 control groups around this process, of either version. Knows nothing of what the threads do. The
-count is fixed at start: with the native kernels' pool, fewer threads were never faster beside
+count is fixed at start: with the native kernels' pool, fewer threads gained nothing beside
 other work (docs/benchmarks/contention.md).
 """
 

@@ -19,6 +19,8 @@ _learned: set[Any] = set()
 
 
 def _learn(kind: Any) -> None:
+    if kind in _learned:  # only what is learned whole is in there
+        return
     with _lock:
         if kind not in _learned:
             msgspec.json.Decoder(kind)  # also what the other formats, and `convert`, go by
