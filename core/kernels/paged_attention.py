@@ -40,7 +40,7 @@ class AttentionBatch:
     `context_lengths_B` counts the keys a row's last token sees, this step's tokens included.
     `query_starts_B` is the first token of each row. `write_slots_T` is `page * P + offset` of each
     token's key. Entries of `page_table_BM` past a row's pages are ignored. `native` are the CPU
-    kernels to use, if any.
+    kernels that the cache is kept for, if any: they keep values in an order of their own.
     """
 
     page_table_BM: torch.Tensor
@@ -66,6 +66,9 @@ def write_pages(
     """Store this step's keys and values at `batch.write_slots_T`, casting to the cache's type."""
     assert k_TKD.shape == v_TKD.shape
     assert k_TKD.shape[1:] == k_pages_NPKD.shape[2:]
+    if batch.native is not None:
+        batch.native.write_pages(k_TKD, v_TKD, k_pages_NPKD, v_pages_NPKD, batch)
+        return
     slots, dtype = batch.write_slots_T, k_pages_NPKD.dtype
     k_pages_NPKD.flatten(0, 1).index_copy_(0, slots, k_TKD.to(dtype))
     v_pages_NPKD.flatten(0, 1).index_copy_(0, slots, v_TKD.to(dtype))
@@ -83,8 +86,7 @@ def paged_attention(
     """Attention of every token over its row's pages; keys of this step must be written.
 
     A token sees itself and those before it; with a `window`, `window - 1` of them; and its block.
-    Runs on `batch.native` where there is one and it takes the shapes. Returns `out_THD` in the
-    type of `q_THD`.
+    Runs on `batch.native` where there is one. Returns `out_THD` in the type of `q_THD`.
     """
     (_, num_heads, head_dim), (*_, num_kv_heads, page_dim) = q_THD.shape, k_pages_NPKD.shape
     assert k_pages_NPKD.shape == v_pages_NPKD.shape
@@ -94,9 +96,7 @@ def paged_attention(
     assert k_pages_NPKD.is_contiguous()
     assert v_pages_NPKD.is_contiguous()
     assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
-    run, native = _reference, batch.native
-    if native is not None and native.can_attend(q_THD, k_pages_NPKD):
-        run = native.paged_attention
+    run = _reference if batch.native is None else batch.native.paged_attention
     return run(q_THD, k_pages_NPKD, v_pages_NPKD, batch, scale=scale, window=window)
 
 

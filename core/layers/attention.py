@@ -21,9 +21,10 @@ from triptych.core.layers.linear import Linear
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """The shape of one model's cache."""
+    """The shape of one model's cache. `num_heads` are the query heads that read it."""
 
     num_layers: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     page_size: int
@@ -40,7 +41,8 @@ class KvCache:
     """Keys and values of all layers, `[N, P, K, D]` each, allocated once.
 
     Holds one page more than asked for: the null page (see `core.kernels.paged_attention`). On a
-    CPU, `native` are the kernels that read it; `None` leaves that to torch.
+    CPU, `native` are the kernels that read and write it, if it is within their limits: a page then
+    has the order of native/pages.h. `None` leaves that to torch.
     """
 
     __slots__ = ("k_pages", "layout", "native", "v_pages")
@@ -54,7 +56,8 @@ class KvCache:
     ) -> None:
         shape = (num_pages + 1, layout.page_size, layout.num_kv_heads, layout.head_dim)
         self.layout = layout
-        self.native = native
+        is_held = native is not None and native.can_hold(layout.num_heads, shape[1:], layout.dtype)
+        self.native = native if is_held else None
         # Left as the system hands them out: a host page that is never used takes no memory.
         self.k_pages, self.v_pages = (
             [

@@ -53,6 +53,7 @@ class DecoderConfig:
         first = self.attention[0]
         return KvLayout(
             num_layers=len(self.attention),
+            num_heads=max(layer.num_heads for layer in self.attention),
             num_kv_heads=first.num_kv_heads,
             head_dim=first.head_dim,
             page_size=page_size,
@@ -182,7 +183,7 @@ class DecoderStack:
         cos_sin = self.rotations(positions)
         local = self._local_rotary
         local_cos_sin = cos_sin if local is None else local.rows(positions, self.dtype)
-        if self._fused is not None and self._fused.can_read(kv):
+        if self._fused is not None and kv.native is not None:
             return self._fused(x_TC, (cos_sin, local_cos_sin), kv, batch, late)
         for index, layer in enumerate(self.layers):
             is_local = layer.attention.config.uses_local_rope

@@ -21,7 +21,6 @@ from triptych.core.kernels.native.library import (
     NativeKernels,
     StepArguments,
     attention_arguments,
-    can_read_pages,
     pointer,
 )
 from triptych.core.kernels.paged_attention import AttentionBatch
@@ -68,10 +67,6 @@ class NativeLayers:
         num_heads = 2 * first.num_heads + 2 * first.num_kv_heads
         mlp_size = 3 * config.intermediate_size
         self._scratch_size = config.hidden_size + num_heads * first.head_dim + mlp_size
-
-    def can_read(self, kv: KvCache) -> bool:
-        """Whether the cache is within the kernels' limits."""
-        return can_read_pages(kv.k_pages[0], self._num_heads)
 
     def __call__(
         self,

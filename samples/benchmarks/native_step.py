@@ -3,8 +3,8 @@
 Times SmolLM2-135M's shape with random weights: decode steps of 1, 8 and 32 rows over 512 tokens of
 context, and a prompt of 512. A decode step of one row must read every weight once, so it stands
 beside the time that reading so many bytes takes; a prompt is bound by products, so its rate stands
-beside torch's on large matrices. Everything is measured in turns in one run, at each instruction
-level of this machine or at those asked for; the least time of a number of turns counts.
+beside torch's on large matrices. Reading and a product come right before each step, and the median
+of a number of such turns counts: on a shared machine both change from one second to the next.
 
     python samples/benchmarks/native_step.py
     python samples/benchmarks/native_step.py --isa avx2 --dtype float32 --threads 1
@@ -15,10 +15,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import triptych  # noqa: F401  # says how torch's threads wait, before torch is loaded
+
+# isort: split
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from triptych.core.kernels.native.build import supported_levels
@@ -29,8 +34,10 @@ from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.layers.rotary import RopeConfig
 from triptych.core.threads import num_usable_cores
 
+Float64s = npt.NDArray[np.float64]
+
 CPU = torch.device("cpu")
-CONTEXT, PAGE_SIZE, MAX_ROWS, MATRIX = 512, 16, 32, 2048
+CONTEXT, PAGE_SIZE, MAX_ROWS, MATRIX = 512, 32, 32, 2048
 PAGES_PER_ROW = 2 * CONTEXT // PAGE_SIZE
 ATTENTION = AttentionConfig(hidden_size=576, num_heads=9, num_kv_heads=3, head_dim=64)
 SHAPE = DecoderConfig(
@@ -72,7 +79,7 @@ def make_decoder(dtype: torch.dtype, native: NativeKernels) -> Decoder:
 
 
 def make_step(
-    decoder: Decoder, kv: KvCache, native: NativeKernels, num_rows: int, num_tokens: int
+    decoder: Decoder, kv: KvCache, num_rows: int, num_tokens: int
 ) -> Callable[[], torch.Tensor]:
     """A call that runs `num_tokens` of each row, which end at `CONTEXT`, and scores the last."""
     lengths, contexts = np.full(num_rows, num_tokens), np.full(num_rows, CONTEXT)
@@ -89,7 +96,7 @@ def make_step(
         num_decode_rows=num_rows if num_tokens == 1 else 0,
         host_query_lengths_B=lengths,
         host_context_lengths_B=contexts,
-        native=native,
+        native=kv.native,
     )
     ids_T = torch.randint(0, SHAPE.vocab_size, positions_T.shape)
 
@@ -100,16 +107,16 @@ def make_step(
     return step
 
 
-def least_s(calls: dict[str, Callable[[], object]], num_turns: int) -> dict[str, float]:
-    """The least time of each call, all of them taking turns."""
-    least = dict.fromkeys(calls, float("inf"))
-    for turn in range(num_turns + 1):
-        for name, call in calls.items():
-            started_s = time.perf_counter()
-            call()
-            if turn:  # the first one warms up
-                least[name] = min(least[name], time.perf_counter() - started_s)
-    return least
+def elapsed_s(call: Callable[[], object]) -> float:
+    """How long it takes."""
+    started_s = time.perf_counter()
+    call()
+    return time.perf_counter() - started_s
+
+
+def take_turns(calls: Sequence[Callable[[], object]], num_turns: int) -> Float64s:
+    """Seconds of each call in each turn, `[turns, calls]`; a first turn warms up."""
+    return np.array([[elapsed_s(call) for call in calls] for _ in range(num_turns + 1)][1:])
 
 
 def measure(isa: str, dtype: torch.dtype, folder: Path, num_turns: int) -> None:
@@ -123,20 +130,18 @@ def measure(isa: str, dtype: torch.dtype, folder: Path, num_turns: int) -> None:
     num_bytes = (LAYER_WEIGHTS + HEAD_WEIGHTS) * dtype.itemsize
     read = torch.ones(num_bytes // 4)
     a, b = (torch.randn(MATRIX, MATRIX).to(dtype) for _ in range(2))
-    limits: dict[str, Callable[[], object]] = {"read": read.sum, "product": lambda: a @ b}
-    steps = {name: make_step(decoder, kv, native, *shape) for name, shape in STEPS.items()}
-    with torch.inference_mode():
-        least = least_s(limits | steps, num_turns)
-    rate = 2 * MATRIX**3 / least["product"]
     print(f"\n{isa}, {dtype}, {torch.get_num_threads()} threads")
-    print(f"  reading the weights   {least['read'] * 1e3:8.2f} ms")
-    print(f"  torch's products      {rate / 1e9:8.0f} GFLOP/s")
     for name, (num_rows, num_tokens) in STEPS.items():
+        step = make_step(decoder, kv, num_rows, num_tokens)
+        with torch.inference_mode():
+            seconds = take_turns((lambda: a @ b, read.sum, step), num_turns)
+        product_s, read_s, step_s = np.median(seconds, axis=0)
+        reads = np.median(seconds[:, 2] / seconds[:, 1])
         work = 2 * num_rows * (num_tokens * LAYER_WEIGHTS + HEAD_WEIGHTS)
-        reads, share = least[name] / least["read"], work / least[name] / rate
+        share = work / (2 * MATRIX**3) * np.median(seconds[:, 0] / seconds[:, 2])
         print(
-            f"  {name:<20}  {least[name] * 1e3:8.2f} ms  {reads:5.2f} x reading"
-            f"  {share:5.0%} of torch's rate"
+            f"  {name:<16} {step_s * 1e3:8.2f} ms  {reads:6.2f} x reading ({read_s * 1e3:.2f} ms)"
+            f"  {share:4.0%} of torch's {2 * MATRIX**3 / product_s / 1e9:.0f} GFLOP/s"
         )
 
 
@@ -146,7 +151,7 @@ def main() -> None:
     parser.add_argument("--isa", choices=supported_levels(), action="append")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=num_usable_cores())
-    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--turns", type=int, default=60)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
 /* Layers of a decoder in one call: the glue between its products, in float32 or bfloat16. */
-#include "kernels.h"
+#include "pages.h"
 #include "pool.h"
 
 #define TOKENS 8 /* that one task of the glue takes */
@@ -13,6 +13,7 @@ typedef struct {
     const Step *step;
     const Layer *layer;
     const Scratch *scratch;
+    const Attention *attention; /* the layer's */
     const void *weight;
 } Glue;
 
@@ -61,6 +62,14 @@ static void norm_token(const Glue *g, int64_t token) {
     rms_norm(s, x, g->weight, token_of(s, g->scratch->normed, token, s->hidden), s->hidden, s->eps);
 }
 
+/* A lone token's keys go to as many places as they have words, none of them in a cache. */
+static void open_token(const Glue *g, int64_t token) {
+    const Attention *a = &g->step->attention;
+    if (a->num_tokens == a->num_rows)
+        prefetch_slot(a, g->layer->k_pages, g->step->write_slots[token]);
+    norm_token(g, token);
+}
+
 static void finish_token(const Glue *g, int64_t token) {
     const Step *s = g->step;
     void *x = token_of(s, s->x, token, s->hidden);
@@ -92,17 +101,10 @@ INLINE void rotate(void *x, const void *cos, const void *sin, int64_t num_rotate
     }
 }
 
-static void store_head(void *pages, int64_t at, int to_dtype, const void *x, int64_t size,
-                       int dtype) {
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) store_as(pages, at + i, load_as(x, i, dtype), to_dtype);
-    for (; i < size; i++) write_as(pages, at + i, read_as(x, i, dtype), to_dtype);
-}
-
 static void prepare_heads(const Glue *g, int64_t token) {
     const Step *s = g->step;
     const Layer *layer = g->layer;
-    const Attention *a = &s->attention;
+    const Attention *a = g->attention;
     int64_t size = a->head_dim, num_heads = a->num_heads, num_kv = a->num_kv_heads;
     int64_t bytes = size * size_of(a->q_dtype), table = layer->rotation;
     char *qkv = token_of(s, g->scratch->qkv, token, (num_heads + 2 * num_kv) * size);
@@ -121,10 +123,8 @@ static void prepare_heads(const Glue *g, int64_t token) {
             rotate(x, cos, sin, s->num_rotated[table], BFLOAT16);
     }
     for (int64_t head = 0; head < num_kv; head++) {
-        int64_t at = (s->write_slots[token] * num_kv + head) * size;
-        const char *k = qkv + (num_heads + head) * bytes, *v = k + num_kv * bytes;
-        store_head(layer->k_pages, at, a->kv_dtype, k, size, a->q_dtype);
-        store_head(layer->v_pages, at, a->kv_dtype, v, size, a->q_dtype);
+        const char *k = qkv + (num_heads + head) * bytes;
+        store_head(a, s->write_slots[token], head, k, k + num_kv * bytes);
     }
 }
 
@@ -207,15 +207,17 @@ static int attend_layer(const Glue *g) {
     const Scratch *t = g->scratch;
     Attention a = s->attention;
     int64_t width = ((int64_t)a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
-    for_tokens(g, layer->input_norm, norm_token);
-    project(s, t->normed, s->hidden, layer->qkv, layer->qkv_bias, NULL, t->qkv, width);
-    for_tokens(g, NULL, prepare_heads);
+    Glue heads = *g;
     a.q = t->qkv;
     a.k_pages = layer->k_pages;
     a.v_pages = layer->v_pages;
     a.out = t->mixed;
     a.q_stride = width;
     a.window = layer->window;
+    heads.attention = &a;
+    for_tokens(g, layer->input_norm, open_token);
+    project(s, t->normed, s->hidden, layer->qkv, layer->qkv_bias, NULL, t->qkv, width);
+    for_tokens(&heads, NULL, prepare_heads);
     if (paged_attention(&a)) return 1;
     project_back(g, t->mixed, (int64_t)a.num_heads * a.head_dim, layer->out, layer->out_bias,
                  layer->attention_post_norm);
@@ -242,7 +244,7 @@ int decoder_step(const Step *s) {
     t.mixed = token_of(s, t.qkv, num_tokens, (a->num_heads + 2 * a->num_kv_heads) * a->head_dim);
     t.gate_up = token_of(s, t.mixed, num_tokens, (int64_t)a->num_heads * a->head_dim);
     t.gated = token_of(s, t.gate_up, num_tokens, 2 * s->intermediate);
-    Glue g = {s, NULL, &t, NULL};
+    Glue g = {.step = s, .scratch = &t};
     for (int64_t index = 0; index < s->num_layers; index++) {
         g.layer = &s->layers[index];
         if (attend_layer(&g)) return 1;

@@ -5,11 +5,11 @@
 
 #include "vector.h"
 
-/* `blocks`, where given, are [2][num_tokens]: the first and the last position of the block that a
+/* Pages lie as pages.h describes. `blocks`, where given, are [2][num_tokens]: the first and the last position of the block that a
  * token sees as a whole. A window of 0 has no end. */
 typedef struct {
-    const void *q, *k_pages, *v_pages;
-    void *out;
+    const void *q;
+    void *k_pages, *v_pages, *out;
     const int64_t *page_table, *context_lengths, *query_starts, *blocks;
     int64_t num_rows, num_tokens, q_stride, table_stride;
     int32_t num_heads, num_kv_heads, head_dim, page_shift; /* a page holds 2^page_shift tokens */
@@ -19,6 +19,12 @@ typedef struct {
 
 /* Returns 0, or 1 when out of memory. */
 int paged_attention(const Attention *a);
+
+/* Store one token's key and value for one head, of type `q_dtype`, in its slot. */
+void store_head(const Attention *a, int64_t slot, int64_t head, const void *k, const void *v);
+
+/* Store [num_tokens][num_kv_heads][head_dim] keys and values, of type `q_dtype`, in their slots. */
+void write_pages(const Attention *a, const int64_t *slots, const void *k, const void *v);
 
 /* `bias` has the type of x and weight, `residual` that of y. */
 typedef struct {

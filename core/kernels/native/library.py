@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,7 @@ _PACK = (
     ctypes.c_void_p,  # packed
     ctypes.c_int32,  # num_threads
 )
+_WRITE = (ctypes.POINTER(AttentionArguments), *(ctypes.c_void_p,) * 3)  # slots, k, v
 _NUCLEUS = (
     ctypes.c_void_p,  # probs
     *(ctypes.c_int64,) * 2,  # num_rows, size
@@ -119,7 +121,7 @@ class NativeKernels:
     `level` is the instruction level it was compiled for; see `core.kernels.native.build`.
     """
 
-    __slots__ = ("_attention", "_linear", "_nucleus", "_pack", "_snake", "_step", "level")
+    __slots__ = ("_attention", "_linear", "_nucleus", "_pack", "_snake", "_step", "_write", "level")
 
     def __init__(self, path: Path, level: str) -> None:
         library = ctypes.CDLL(str(path))
@@ -128,6 +130,9 @@ class NativeKernels:
         self.level = level
         self._attention = library.paged_attention
         self._attention.argtypes = (ctypes.POINTER(AttentionArguments),)
+        self._write = library.write_pages
+        self._write.argtypes = _WRITE
+        self._write.restype = None
         self._linear = library.linear
         self._linear.argtypes = (ctypes.POINTER(_Linear),)
         self._linear.restype = None
@@ -170,13 +175,31 @@ class NativeKernels:
         _log.warning("no native kernels (%s); torch's run instead, slower", reasons[-1])
         return None
 
-    def can_attend(self, q_THD: torch.Tensor, k_pages_NPKD: torch.Tensor) -> bool:
-        """Whether `paged_attention` takes these types and shapes."""
+    def can_hold(self, num_heads: int, shape_PKD: Sequence[int], dtype: torch.dtype) -> bool:
+        """Whether pages of this shape and type, for so many query heads, are within the limits."""
+        page_size, num_kv_heads, head_dim = shape_PKD
         return (
-            q_THD.dtype in DTYPES
-            and q_THD.stride(1) == q_THD.shape[2]
-            and can_read_pages(k_pages_NPKD, q_THD.shape[1])
+            dtype in DTYPES
+            and head_dim <= _MAX_HEAD_DIM
+            and num_heads // num_kv_heads <= _MAX_GROUP
+            and page_size.bit_count() == 1
         )
+
+    def write_pages(
+        self,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        k_pages_NPKD: torch.Tensor,
+        v_pages_NPKD: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> None:
+        """`core.kernels.paged_attention.write_pages`, in the order of native/pages.h."""
+        k_TKD, v_TKD = (_readable(x).contiguous() for x in (k_TKD, v_TKD))
+        arguments = attention_arguments(batch, k_pages_NPKD, k_TKD.shape, k_TKD.dtype)
+        arguments.k_pages = k_pages_NPKD.data_ptr()
+        arguments.v_pages = v_pages_NPKD.data_ptr()
+        slots_T = batch.write_slots_T
+        self._write(arguments, slots_T.data_ptr(), k_TKD.data_ptr(), v_TKD.data_ptr())
 
     def paged_attention(
         self,
@@ -188,7 +211,10 @@ class NativeKernels:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """`core.kernels.paged_attention.paged_attention`, where `can_attend` allows it."""
+        """`core.kernels.paged_attention.paged_attention`, over pages that `write_pages` wrote."""
+        dtype, q_THD = q_THD.dtype, _readable(q_THD)
+        if q_THD.stride(1) != q_THD.shape[2]:
+            q_THD = q_THD.contiguous()
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype)
         arguments = attention_arguments(batch, k_pages_NPKD, q_THD.shape, q_THD.dtype)
         arguments.q = q_THD.data_ptr()
@@ -199,7 +225,7 @@ class NativeKernels:
         arguments.window = window or 0
         arguments.scale = scale
         _check(self._attention(arguments))
-        return out_THD
+        return out_THD.to(dtype)
 
     def can_pack(self, weight_OI: torch.Tensor) -> bool:
         """Whether `linear` takes this weight."""
@@ -326,17 +352,6 @@ def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple
     return -(-num_outputs // _PANEL) * _PANEL, -(-num_inputs // unit) * unit
 
 
-def can_read_pages(k_pages_NPKD: torch.Tensor, num_heads: int) -> bool:
-    """Whether attention over such pages, for so many query heads, is within the kernel's limits."""
-    _, page_size, num_kv_heads, head_dim = k_pages_NPKD.shape
-    return (
-        k_pages_NPKD.dtype in DTYPES
-        and head_dim <= _MAX_HEAD_DIM
-        and num_heads // num_kv_heads <= _MAX_GROUP
-        and page_size.bit_count() == 1
-    )
-
-
 def attention_arguments(
     batch: AttentionBatch,
     k_pages_NPKD: torch.Tensor,
@@ -363,6 +378,11 @@ def attention_arguments(
         kv_dtype=DTYPES[k_pages_NPKD.dtype],
         num_threads=torch.get_num_threads(),
     )
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """In a type that the kernels know."""
+    return x if x.dtype in DTYPES else x.float()
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:

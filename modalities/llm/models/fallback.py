@@ -96,6 +96,7 @@ class FallbackBlueprint:
         num_heads = config.num_attention_heads
         return KvLayout(
             num_layers=config.num_hidden_layers,
+            num_heads=num_heads,
             num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
             page_size=page_size,

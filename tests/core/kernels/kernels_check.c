@@ -65,11 +65,16 @@ static void check_attention(int dtype) {
     void *v = random_values(TOKENS * KV_HEADS * DIM, dtype);
     int64_t table[TOKENS / PAGE], context = TOKENS, start = 0;
     for (int i = 0; i < TOKENS / PAGE; i++) table[i] = i;
-    Attention a = {.q = q, .k_pages = k, .v_pages = v, .out = out, .page_table = table,
+    Attention a = {.q = q, .out = out, .page_table = table,
                    .context_lengths = &context, .query_starts = &start, .num_rows = 1,
                    .num_tokens = TOKENS, .q_stride = HEADS * DIM, .table_stride = TOKENS / PAGE,
                    .num_heads = HEADS, .num_kv_heads = KV_HEADS, .head_dim = DIM, .page_shift = 3,
                    .q_dtype = dtype, .kv_dtype = dtype, .num_threads = 2, .scale = 0.2f};
+    int64_t slots[TOKENS];
+    for (int i = 0; i < TOKENS; i++) slots[i] = i;
+    a.k_pages = malloc((size_t)(TOKENS * KV_HEADS * DIM * size_of(dtype)));
+    a.v_pages = malloc((size_t)(TOKENS * KV_HEADS * DIM * size_of(dtype)));
+    write_pages(&a, slots, k, v);
     num_wrong += paged_attention(&a);
     for (int token = 0; token < TOKENS; token++)
         for (int head = 0; head < HEADS; head++) {
@@ -84,7 +89,7 @@ static void check_attention(int dtype) {
                 expect(value, sum / total, dtype == BFLOAT16 ? 0.01 : 1e-4);
             }
         }
-    free(q), free(k), free(v), free(out);
+    free(q), free(k), free(v), free(out), free(a.k_pages), free(a.v_pages);
 }
 
 int main(void) {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_pages import in_native_order
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention
@@ -36,9 +37,10 @@ class Case:
 
     def run(self, kernels: NativeKernels | None, window: int | None = None) -> torch.Tensor:
         batch, scale = replace(self.batch, groups={}, native=kernels), self.q_THD.shape[2] ** -0.5
-        return paged_attention(
-            self.q_THD, self.k_pages, self.v_pages, batch, scale=scale, window=window
-        )
+        pages = self.k_pages, self.v_pages
+        if kernels is not None:
+            pages = in_native_order(*pages, kernels)
+        return paged_attention(self.q_THD, *pages, batch, scale=scale, window=window)
 
     def row(self, index: int) -> Case:
         """The same row in a step of its own."""
@@ -183,10 +185,34 @@ def test_nan_stays_in_its_row(kernels: NativeKernels) -> None:
     assert torch.equal(out_THD[[0, 2]], expected[[0, 2]])
 
 
-def test_what_it_does_not_take_goes_to_torch(kernels: NativeKernels) -> None:
-    half_precision = make_case([(1, 9)], Shape(2, 1, 8, 4), (torch.float16, torch.float16), 0)
-    assert not kernels.can_attend(half_precision.q_THD, half_precision.k_pages)
-    odd_page = make_case([(1, 9)], Shape(2, 1, 8, 3), (FLOAT, FLOAT), 0)
-    wide_head = make_case([(1, 9)], Shape(2, 1, 320, 4), (FLOAT, FLOAT), 0)
-    for case in (half_precision, odd_page, wide_head):
-        assert torch.equal(case.run(kernels), case.run(None))
+def test_queries_of_any_type_and_stride(kernels: NativeKernels) -> None:
+    case = make_case([(3, 40), (1, 9)], Shape(4, 2, 32, 32), (FLOAT, HALF), 0)
+    expected = case.run(kernels)
+    half = replace(case, q_THD=case.q_THD.half())
+    assert half.run(kernels).dtype is torch.float16
+    torch.testing.assert_close(half.run(kernels).float(), expected, atol=1e-2, rtol=1e-2)
+    strided = replace(case, q_THD=case.q_THD.repeat(1, 1, 2)[:, :, :32])
+    assert torch.equal(strided.run(kernels), expected)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF])
+@pytest.mark.parametrize("shape", [Shape(2, 2, 7, 1), Shape(2, 2, 6, 4), Shape(2, 2, 64, 64)])
+def test_a_written_cell_holds_one_token_alone(
+    kernels: NativeKernels, shape: Shape, dtype: torch.dtype
+) -> None:
+    case = make_case([(1, 3 * shape.page_size)], shape, (dtype, dtype), 3)
+    before = in_native_order(case.k_pages, case.v_pages, kernels)
+    for pages in (case.k_pages, case.v_pages):
+        pages.flatten(0, 1)[1] = 0
+    after = in_native_order(case.k_pages, case.v_pages, kernels)
+    for old, new in zip(before, after, strict=True):
+        assert (old != new).sum() == shape.num_kv_heads * shape.head_dim
+        assert old[-1].count_nonzero() == 0
+
+
+def test_limits(kernels: NativeKernels) -> None:
+    assert kernels.can_hold(64, (32, 1, 256), HALF)
+    assert not kernels.can_hold(2, (4, 1, 8), torch.float16)
+    assert not kernels.can_hold(2, (3, 1, 8), FLOAT)
+    assert not kernels.can_hold(2, (4, 1, 320), FLOAT)
+    assert not kernels.can_hold(65, (4, 1, 8), FLOAT)

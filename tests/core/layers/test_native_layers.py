@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from native_pages import in_native_order
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
@@ -74,9 +75,12 @@ def run(
         decoder.config.kv_layout(PAGE_SIZE, cache), pages_per_row * len(ROWS), CPU, kernels
     )
     generator = torch.Generator().manual_seed(1)
-    for pages in (*kv.k_pages, *kv.v_pages):
-        pages.copy_(torch.randn(pages.shape, generator=generator).bfloat16())
-        pages[-1] = 0
+    for both in zip(kv.k_pages, kv.v_pages, strict=True):
+        past = torch.randn(2, *both[0].shape, generator=generator).bfloat16().to(cache)
+        past[:, -1] = 0
+        filled = past if kv.native is None else in_native_order(*past, kv.native)
+        for pages, values in zip(both, filled, strict=True):
+            pages.copy_(values)
     table_BM = torch.arange(pages_per_row * len(ROWS)).view(len(ROWS), -1)[rows]
     row_T = np.repeat(np.arange(len(rows)), lengths)
     starts = np.cumsum(lengths) - lengths
@@ -90,7 +94,7 @@ def run(
         num_decode_rows=int((lengths == 1).sum()),
         host_query_lengths_B=lengths,
         host_context_lengths_B=contexts,
-        native=kernels,
+        native=kv.native,
     )
     ids_T = (positions_T * 7 + torch.from_numpy(np.array(rows))[row_T] * 11) % 50
     with torch.inference_mode():
