@@ -282,19 +282,29 @@ class ScheduleOptions:
 class ServerOptions:
     """The HTTP server and its processes."""
 
-    host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(8000, "Port to listen on.", within=Range(low=0, high=65535))
-    api_key: tuple[str, ...] = option((), "Accepted API key; repeat for several.")
-    api_key_file: str = option("", "File with one accepted API key per line.")
-    cors_origin: tuple[str, ...] = option((), "Origin allowed to call from a browser.")
+    host: str = option("127.0.0.1", "Address to listen on.", is_for_server=True)
+    port: int = option(
+        8000, "Port to listen on.", within=Range(low=0, high=65535), is_for_server=True
+    )
+    api_key: tuple[str, ...] = option(
+        (), "Accepted API key; repeat for several.", is_for_server=True
+    )
+    api_key_file: str = option("", "File with one accepted API key per line.", is_for_server=True)
+    cors_origin: tuple[str, ...] = option(
+        (), "Origin allowed to call from a browser.", is_for_server=True
+    )
     max_request_bytes: int = option(
-        4 * 2**20, "Largest request body, files in it not counted.", within=COUNT
+        4 * 2**20,
+        "Largest request body, files in it not counted.",
+        within=COUNT,
+        is_for_server=True,
     )
     max_picture_request_bytes: int = option(
         64 * 2**20,
         "Largest body of a chat with the pictures in it, as data URLs (4/3 of a file's size).",
         within=COUNT,
         roles=("vision",),
+        is_for_server=True,
     )
     max_upload_bytes: int = option(
         26 * 2**20, "Largest form with a file in it, such as sound to transcribe.", within=COUNT
@@ -334,26 +344,34 @@ class ServerOptions:
         "Address under which clients reach this server, for links to pictures; empty: the one that"
         " a request came to.",
         roles=("image",),
+        is_for_server=True,
     )
-    request_timeout_s: float = option(600.0, "Longest time one request may take.", within=DURATION)
+    request_timeout_s: float = option(
+        600.0, "Longest time one request may take.", within=DURATION, is_for_server=True
+    )
     stream_timeout_s: float = option(
-        30.0, "How long a client may stop reading its stream.", within=DURATION
+        30.0, "How long a client may stop reading its stream.", within=DURATION, is_for_server=True
     )
     heartbeat_s: float = option(
-        15.0, "A comment is sent after so many silent seconds of a stream.", within=DURATION
+        15.0,
+        "A comment is sent after so many silent seconds of a stream.",
+        within=DURATION,
+        is_for_server=True,
     )
     drain_timeout_s: float = option(
-        30.0, "How long SIGTERM waits for requests in flight.", within=BOUND
+        30.0, "How long SIGTERM waits for requests in flight.", within=BOUND, is_for_server=True
     )
     share_prefix_across_keys: bool = option(
-        False, "Let different API keys reuse each other's cached prompts (a timing side channel)."
+        False,
+        "Let different API keys reuse each other's cached prompts (a timing side channel).",
+        is_for_server=True,
     )
     zmq_endpoint_base: str = option(
-        "", "Folder for the engine's sockets; empty: a private temporary one."
+        "", "Folder for the engine's sockets; empty: a private temporary one.", is_for_server=True
     )
-    headless: bool = option(False, "Run the engine without an API process.")
+    headless: bool = option(False, "Run the engine without an API process.", is_for_server=True)
     external_engine: bool = option(
-        False, "Run the API without an engine of its own (see headless)."
+        False, "Run the API without an engine of its own (see headless).", is_for_server=True
     )
     log_level: str = option(
         "info", "Least serious log lines shown.", choices=("debug", "info", "warning", "error")
@@ -363,6 +381,7 @@ class ServerOptions:
         False,
         "Write prompts and answers to the log.",
         roles=("chat", "vision", "speech", "recognition", "image"),
+        is_for_server=True,
     )
     min_stall_budget_s: float = option(
         10.0,

@@ -59,10 +59,12 @@ def option(  # noqa: PLR0913 - a declaration is its fields
     devices: str = "cpu,gpu",
     within: Range | None = None,
     roles: tuple[Role, ...] = (),
+    is_for_server: bool = False,
 ) -> Any:
     """Declare one option: `flags` are other spellings of `--field-name` (aliases of peers).
 
-    Models of `roles` alone read it; with none: those of its section's `ROLES`, or else all do.
+    Models of `roles` alone read it; with none: those of its section's `ROLES`, or else all do. One
+    that `is_for_server` says how requests come in, and means nothing to a model in this process.
     """
     metadata = {
         "description": description,
@@ -71,6 +73,7 @@ def option(  # noqa: PLR0913 - a declaration is its fields
         "devices": devices,
         "within": within,
         "roles": roles,
+        "is_for_server": is_for_server,
     }
     if isinstance(default, list | dict):
         raise TypeError("use a tuple or None as default")
@@ -94,6 +97,7 @@ class Option:
     devices: str
     within: Range | None
     roles: tuple[Role, ...]
+    is_for_server: bool
 
     @property
     def flag(self) -> str:

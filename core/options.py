@@ -62,6 +62,7 @@ def _read_field(section: str, cls: type, field: dataclasses.Field[Any]) -> Optio
         devices=metadata["devices"],
         within=metadata["within"],
         roles=metadata["roles"] or getattr(cls, "ROLES", ()),
+        is_for_server=metadata["is_for_server"],
     )
 
 

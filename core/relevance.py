@@ -35,6 +35,20 @@ def check_relevance(resolved: Resolved, roles: Collection[Role]) -> None:
         _log.warning("without effect here: %s", _say(idle, resolved))
 
 
+def check_in_process(resolved: Resolved) -> None:
+    """Raise `ConfigError` for keywords and flags about a server, where none is started."""
+    names = [
+        _spell(option, resolved.sources[option.name])
+        for option in declared().values()
+        if option.is_for_server and option.name in resolved.typed
+    ]
+    if names:
+        raise ConfigError(
+            f"{', '.join(names)} {'are' if names[1:] else 'is'} for `triptych serve`: a model in"
+            " this process takes calls, no requests. Leave it out."
+        )
+
+
 def _say(options: Iterable[Option], resolved: Resolved) -> str:
     """The options as they were given, each group with whom it is for."""
     groups = []

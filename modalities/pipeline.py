@@ -31,7 +31,8 @@ from triptych.core.in_order import in_order
 from triptych.core.loop_thread import LoopThread
 from triptych.core.option import Role
 from triptych.core.options import Resolved, resolve_keywords, resolve_with_sources
-from triptych.core.relevance import check_relevance
+from triptych.core.relevance import check_in_process, check_relevance
+from triptych.core.weights.opening import opening
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
 from triptych.schedulers.base import ModelLoader
@@ -97,10 +98,15 @@ class Pipeline(ABC, Generic[ServiceT]):
     ) -> Self:
         """Load `model` (as `--model` takes it); `options` are those of `triptych serve`.
 
-        Raises errors of `core.errors.SetupError`: an option that is unknown or that such a model
-        does not read, unfit weights, no memory.
+        Raises errors of `core.errors.SetupError`: an option that is unknown, that such a model does
+        not read or that is about a server; unfit weights, no memory.
         """
         resolved = resolve_keywords({"model": (model,), **options})
+        if resolved.typed & {"log_level", "log_format"}:
+            raise ConfigError(
+                "What is logged in this process is yours to say:"
+                " logging.getLogger('triptych').setLevel('DEBUG')."
+            )
         return cls._from_resolved(resolved, RichProgress() if progress else SilentProgress())
 
     @classmethod
@@ -123,6 +129,7 @@ class Pipeline(ABC, Generic[ServiceT]):
     def _from_resolved(
         cls, options: Resolved, progress: Progress, check: Check | None = None
     ) -> Self:
+        check_in_process(options)
         config, models = options.config, options.config.models
         if len(models.model) > 1:
             raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
@@ -149,9 +156,9 @@ class Pipeline(ABC, Generic[ServiceT]):
 
         # Who reads in this process may take their time: they hold up nobody else.
         config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
-        make_service = cls._open_service(resolved, config)  # first: it fails fast where it fails
+        make_service = opening(resolved, cls._open_service, config)  # first: it fails fast
         device, ledger = bring_up(config.device)
-        loader = cls._open_loader(resolved, config, device, ledger)
+        loader = opening(resolved, cls._open_loader, config, device, ledger)
         service = make_service(LocalClient(Engine([loader], config=config, ledger=ledger)))
         try:
             if config.models.load == "startup":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from fakes_http import FakeEngine, chat, in_process, until
 from fakes_images import write_image_folder
@@ -64,3 +65,16 @@ def test_a_model_that_sees_and_is_damaged_is_named(
     monkeypatch.setattr(TextModel, "open", read)
     with pytest.raises(WeightsError, match=r"tiny-eyes cannot be read.*KeyError"):
         build_app(Config(server=ServerOptions(num_decode_children=1)), [model], FakeEngine())
+
+
+async def test_closing_an_app_ends_the_children_that_prepare_pictures(tmp_path: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))
+
+    def started() -> set[psutil.Process]:
+        return set(psutil.Process().children(recursive=True)) - before
+
+    model = write_seeing_folder(tmp_path / "seeing")
+    app = build_app(Config(server=ServerOptions(num_decode_children=1)), [model], FakeEngine())
+    until(lambda: bool(started()))
+    await app.state.close()
+    until(lambda: not started())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -199,15 +200,19 @@ class ModelEyes:
             return ""
 
 
-def open_eyes(models: Sequence[ResolvedModel], config: Config) -> dict[str, ModelEyes]:
+def open_eyes(
+    models: Sequence[ResolvedModel], config: Config, ending: AsyncExitStack
+) -> dict[str, ModelEyes]:
     """The eyes of each model, by name, with one pool of children for all their pictures.
 
-    Raises `WeightsError` where a model's folder is not fit.
+    `ending` closes the pool. Raises `WeightsError` where a model's folder is not fit.
     """
     if not models:
         return {}
     facts = ask_facts([model.folder for model in models])
-    lens = Lens.from_config(PooledPrepare(models, config), config)
+    prepare = PooledPrepare(models, config)
+    ending.push_async_callback(prepare.close)
+    lens = Lens.from_config(prepare, config)
     return {
         model.name: opening(model, ModelEyes.open, known, lens, config, max_bytes=MAX_MESSAGE_BYTES)
         for model, known in zip(models, facts, strict=True)

@@ -154,7 +154,7 @@ def _text(setup: _Setup) -> _Part:
     from triptych.modalities.llm.text import TextModel
     from triptych.modalities.vlm.eyes import open_eyes
 
-    eyes = open_eyes(with_role(setup.models, "vision"), setup.config)
+    eyes = open_eyes(with_role(setup.models, "vision"), setup.config, setup.ending)
     texts = [
         opening(model, TextModel.open, setup.config.models)
         for model in with_role(setup.models, "chat")

@@ -18,7 +18,7 @@ from triptych.core.options import (
     resolve_keywords,
     resolve_with_sources,
 )
-from triptych.core.relevance import check_relevance
+from triptych.core.relevance import check_in_process, check_relevance
 
 
 def _resolved(*argv: str, environ: dict[str, str] | None = None) -> Resolved:
@@ -73,3 +73,15 @@ def test_a_command_has_the_flags_of_its_models_alone() -> None:
     assert all((option.flag in text) == option.is_for(("chat",)) for option in declared().values())
     with pytest.raises(ConfigError, match=r"--no-teacache is no option of .*: it is for image mod"):
         parse(parser, ["--no-teacache"])
+
+
+def test_what_is_about_a_server_is_refused_in_this_process() -> None:
+    resolved = resolve_keywords({"port": 8000, "api_key": ("hush",), "threads": 1})
+    with pytest.raises(ConfigError, match=r"^port, api_key are for `triptych serve`: "):
+        check_in_process(resolved)
+    check_in_process(resolve_keywords({"threads": 1, "max_upload_bytes": 2**20}))
+
+
+def test_a_server_s_environment_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_PORT", "9000")
+    check_in_process(resolve_with_sources())

@@ -102,6 +102,16 @@ def test_mistakes_say_what_to_do(chat: ChatPipeline) -> None:
         ChatPipeline.from_pretrained(kv_cache_pagesize=16)
 
 
+def test_options_of_a_server_are_refused() -> None:
+    with pytest.raises(ConfigError, match="port is for `triptych serve`"):
+        ChatPipeline.from_pretrained(port=1)
+
+
+def test_logging_is_the_caller_s() -> None:
+    with pytest.raises(ConfigError, match=r"triptych.*setLevel"):
+        ChatPipeline.from_pretrained(log_level="debug")
+
+
 def test_a_model_for_the_first_use_is_loaded_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def load(client: LocalClient, model: str) -> None:
         pytest.fail("loaded before its first use")
