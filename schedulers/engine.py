@@ -47,7 +47,7 @@ from triptych.schedulers.base import (
     Scheduler,
 )
 from triptych.schedulers.cost import CostModel
-from triptych.schedulers.health import EngineCrashed, Health
+from triptych.schedulers.health import EngineCrashed, FailureCounter
 from triptych.schedulers.lanes import Clock, Lanes, StepOutcome, ThreadLanes
 from triptych.schedulers.pulse import LoopState, Pulse
 from triptych.schedulers.residency import LoadDone, Residency, ResidencyHooks
@@ -70,7 +70,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Step:
+class _LaunchedStep:
     """A launched step."""
 
     loaded: LoadedModel
@@ -123,11 +123,11 @@ class Engine:
         )
         self._timeline = Timeline()
         self._costs = CostModel()
-        self._health = Health()
+        self._health = FailureCounter()
         self._chaos = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
         self._jobs: dict[str, Job] = {}
         self._deadlines: list[tuple[float, str]] = []
-        self._in_flight: deque[_Step] = deque()
+        self._in_flight: deque[_LaunchedStep] = deque()
         self._turn = 0
         self._next_step_id = 0
         self._wake_s = 0.0
@@ -270,7 +270,7 @@ class Engine:
             return False
         self._next_step_id += 1
         cost_s = self._costs.predict(proposal.model, proposal.kind, proposal.work)
-        step = _Step(
+        step = _LaunchedStep(
             loaded=loaded,
             plan=plan,
             work=proposal.work,
@@ -286,7 +286,7 @@ class Engine:
         self._lanes.launch(runner, plan, partial(self._conclude, step))
         return True
 
-    def _conclude(self, step: _Step, outcome: StepOutcome) -> None:
+    def _conclude(self, step: _LaunchedStep, outcome: StepOutcome) -> None:
         """Commit a step's result, or fail its jobs."""
         finished = self._in_flight.popleft()
         assert finished is step, "steps must end in the order of their launch"

@@ -43,7 +43,7 @@ LoadDone = Callable[[TriptychError | None], None]
 
 
 @dataclass(slots=True)
-class _Entry:
+class _ModelEntry:
     loader: ModelLoader
     state: ModelState = "unloaded"
     progress: float = 0.0
@@ -78,7 +78,7 @@ class Residency:
         lanes: Lanes,
         hooks: ResidencyHooks,
     ) -> None:
-        self._entries = {loader.name: _Entry(loader) for loader in loaders}
+        self._entries = {loader.name: _ModelEntry(loader) for loader in loaders}
         self._config = config
         self._clock = clock
         self._lanes = lanes
@@ -169,12 +169,12 @@ class Residency:
         for name in tuple(self.ready):
             self._unload(name, "shutting down")
 
-    def _entry(self, name: str) -> _Entry:
+    def _entry(self, name: str) -> _ModelEntry:
         if name not in self._entries:
             raise NotFound(f"There is no model {name[:80]!r} here.", param="model")
         return self._entries[name]
 
-    def _refuse_hopeless(self, entry: _Entry) -> None:
+    def _refuse_hopeless(self, entry: _ModelEntry) -> None:
         if len(entry.waiting) >= self._config.schedule.max_queue_size:
             raise Overloaded("Too many requests wait for this model to load.", retry_after_s=5.0)
         left_s = entry.last_failed_s + RETRY_FAILED_AFTER_S - self._clock()
@@ -201,7 +201,7 @@ class Residency:
         """Whether some model is on its way off the device; its memory comes free after that."""
         return any(entry.is_closing for entry in self._entries.values())
 
-    def _load(self, name: str, entry: _Entry, started_s: float) -> None:
+    def _load(self, name: str, entry: _ModelEntry, started_s: float) -> None:
         """On the loader's thread: load, and post what came of it."""
 
         def report(progress: float) -> None:
@@ -310,6 +310,6 @@ class Residency:
 
         self._lanes.run(close)
 
-    def _left(self, entry: _Entry) -> None:
+    def _left(self, entry: _ModelEntry) -> None:
         entry.is_closing = False
         self._pump()

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from triptych.core.config import SpeechOptions
 from triptych.schedulers.speech_costs import Round, SpeechCosts
-from triptych.schedulers.speech_state import Segment, SpeechModel, SpeechState, Stream
+from triptych.schedulers.speech_state import SpeechModel, SpeechState, SpokenSegment, Stream
 from triptych.schedulers.token import TokenScheduler
 from triptych.schedulers.token_draft import Hold
 from triptych.schedulers.token_state import TokenProgress
@@ -89,7 +89,7 @@ class _Need(NamedTuple):
 
     due_s: float
     stream: Stream
-    segment: Segment
+    segment: SpokenSegment
     progress: TokenProgress
 
     @property
@@ -269,7 +269,7 @@ class SpeechDrafter:
         num_rows = bisect_right(due_s, due_s[0] + self._costs.audio_s(len(due_s), len(due_s)))
         return due_s[0] - self._costs.audio_s(num_rows, 2 * num_rows) - self._costs.wait_s
 
-    def _ready(self, stream: Stream, segment: Segment, num_outputs: int) -> tuple[float, int]:
+    def _ready(self, stream: Stream, segment: SpokenSegment, num_outputs: int) -> tuple[float, int]:
         """Seconds of sound that need no more tokens, and steps until there is a frame more."""
         ready_s = 0.0
         for before in stream.segments:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 
-class Ready(Protocol):
+class ReadyPicture(Protocol):
     """A picture at a computed step."""
 
     @property
@@ -38,10 +38,10 @@ class Ready(Protocol):
         ...
 
 
-AnyReady = TypeVar("AnyReady", bound=Ready)
+AnyReady = TypeVar("AnyReady", bound=ReadyPicture)
 
 
-def urgency(row: Ready) -> tuple[float, int, tuple[int, ...]]:
+def urgency(row: ReadyPicture) -> tuple[float, int, tuple[int, ...]]:
     """What comes first, least first: by due time, and of those due together by most left.
 
     The latter finishes a set of pictures in the fewest runs (Hu's rule, optimal for chains of equal

@@ -26,7 +26,7 @@ from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.job import Job, JobState, Output, Sink
 from triptych.core.plan import Plan, StepResult
 from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.vision import Picture, PictureSpan
+from triptych.core.vision import PictureSpan, PromptPicture
 from triptych.core.vision_plan import EncodePlan, EncodeStepResult
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.token import TokenScheduler
@@ -70,7 +70,7 @@ class _Look:
     """A job with pictures: it has references to `held`, and had `awaited` encoded for it."""
 
     job: Job
-    pictures: tuple[Picture, ...]
+    pictures: tuple[PromptPicture, ...]
     num_prompt_tokens: int
     held: set[bytes] = field(default_factory=set)
     awaited: set[bytes] = field(default_factory=set)
@@ -237,7 +237,7 @@ class VisionScheduler:
         chunk = range(start, min(end, limit))
         return self._sight.chunk_end(spans, look.num_prompt_tokens, chunk) if chunk else start
 
-    def _wanted(self, look: _Look) -> Iterator[Picture]:
+    def _wanted(self, look: _Look) -> Iterator[PromptPicture]:
         """Pictures that the job's next chunk may need and that it has no reference to."""
         start = self._tokens.num_covered(look.job.job_id)
         last = start + self._options.max_batch_input_tokens
@@ -261,7 +261,7 @@ class VisionScheduler:
 
     def _propose_encode(self, *, is_shared: bool) -> Proposal | None:
         """As many pictures as share a step; a short one where others wait for the device."""
-        chosen: dict[bytes, Picture] = {}
+        chosen: dict[bytes, PromptPicture] = {}
         due_s, num_patches = math.inf, 0
         most = self._sight.max_step_patches
         if is_shared:
@@ -369,7 +369,7 @@ def _send(look: _Look, sink: Sink, output: Output) -> None:
     sink(output)
 
 
-def _num_patches(picture: Picture) -> int:
+def _num_patches(picture: PromptPicture) -> int:
     """How much work it is to encode: what an encoder takes in, in patches."""
     num_values = max(math.prod(array.shape) for array in picture.inputs.values())
     return max(1, num_values // _PATCH_VALUES)

@@ -20,7 +20,7 @@ from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowResult
 from triptych.core.tokens import TokenRequest
-from triptych.core.vision import Array, Picture, PictureSpan
+from triptych.core.vision import Array, PictureSpan, PromptPicture
 from triptych.core.vision_plan import EncodePlan, EncodeStepResult
 from triptych.schedulers.token import TokenScheduler
 from triptych.schedulers.vision import Sight, VisionScheduler
@@ -45,7 +45,7 @@ def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
         name, length = part
         digest = hashlib.sha256(f"{name}{length}".encode()).digest()
         span = PictureSpan(digest=digest, runs=((len(ids), length),))
-        pictures.append(Picture(span=span, inputs={"pixel_values": patches(length)}))
+        pictures.append(PromptPicture(span=span, inputs={"pixel_values": patches(length)}))
         ids += [CLASH] * length
     plain = token_request(tuple(ids), **options)  # type: ignore[arg-type]
     return TokenRequest(

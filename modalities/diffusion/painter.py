@@ -20,7 +20,7 @@ from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.adapters.adapters import Adapters
 from triptych.modalities.diffusion.caches.methods import CacheMethod
 from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Denoiser, Row
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.prompts import Asked, HeldTexts, PromptCache
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
 from triptych.modalities.diffusion.samplers.rows import clean_samples
@@ -39,7 +39,7 @@ class CacheChoice(Protocol):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Picture:
+class RunningPicture:
     """A picture under way. `release` once, however it ends.
 
     Up to `step`, of which `num_computed` ran the model, its steps were told of, and `num_rows` that
@@ -48,7 +48,7 @@ class Picture:
     """
 
     request: PictureRequest
-    row: Row
+    row: DenoiseRow
     texts: HeldTexts
     step: int
     num_computed: int = 0
@@ -129,7 +129,9 @@ class Painter:
         num_steps = self.recipe.num_steps(asked)
         return replace(asked, cache=self._caches.method(request.cache, num_steps, request.sampler))
 
-    def begin(self, asked: Sequence[tuple[ImageRequest, int]]) -> list[Picture | TriptychError]:
+    def begin(
+        self, asked: Sequence[tuple[ImageRequest, int]]
+    ) -> list[RunningPicture | TriptychError]:
         """Encode and prepare the picture of some index of each request.
 
         What cannot be drawn yields its error. Where this raises, nothing was begun.
@@ -146,7 +148,7 @@ class Painter:
         return [next(begun) if isinstance(order, _Order) else order for order in orders]
 
     def advance(
-        self, pictures: Sequence[Picture], num_steps: Sequence[int], shown: Sequence[bool]
+        self, pictures: Sequence[RunningPicture], num_steps: Sequence[int], shown: Sequence[bool]
     ) -> None:
         """Take steps of each picture, as `Denoiser.advance` does, and note what came of the last.
 
@@ -157,7 +159,7 @@ class Painter:
             id(picture) for picture, is_shown in zip(pictures, shown, strict=True) if is_shown
         }
 
-        def watch(rows: list[Row], velocities: Tensor) -> None:
+        def watch(rows: list[DenoiseRow], velocities: Tensor) -> None:
             sums = HostCopy(velocities.flatten(1).sum(1))
             for place, row in enumerate(rows):
                 picture = of_row[id(row)]
@@ -169,11 +171,11 @@ class Painter:
 
         self._denoiser.advance([picture.row for picture in pictures], num_steps, watch)
 
-    def ask_ahead(self, pictures: Sequence[Picture], num_steps: Sequence[int]) -> None:
+    def ask_ahead(self, pictures: Sequence[RunningPicture], num_steps: Sequence[int]) -> None:
         """Take steps of each picture, and ask a branch more, as `Denoiser.ask_ahead` does."""
         self._denoiser.ask_ahead([picture.row for picture in pictures], num_steps)
 
-    def decode(self, pictures: Sequence[Picture]) -> list[tuple[HostCopy, HostCopy]]:
+    def decode(self, pictures: Sequence[RunningPicture]) -> list[tuple[HostCopy, HostCopy]]:
         """The finished pictures, `[height, width, 3]` bytes, and whether each is finite."""
         return self._viewer.decode([(each.row.sample.sample, each.request) for each in pictures])
 
@@ -189,11 +191,13 @@ class Painter:
         prompts = self.recipe.prompts(understood)
         return _Order(understood, Asked(prompts, request.tenant, acting))
 
-    def _open(self, order: _Order, texts: HeldTexts, stack: ExitStack) -> Picture | TriptychError:
+    def _open(
+        self, order: _Order, texts: HeldTexts, stack: ExitStack
+    ) -> RunningPicture | TriptychError:
         """Prepare a picture; on an error in the stack's time it is let go of."""
         self._viewer.make_room(order.request)
         row = _caught(self.recipe.prepare, order.request, self.pools, texts.texts)
-        if not isinstance(row, Row):
+        if not isinstance(row, DenoiseRow):
             texts.release()
             return row
         stack.callback(row.release)
@@ -202,9 +206,9 @@ class Painter:
             if branch.slot is not None:
                 told = branch.conditioning
                 branch.slot.belong_to((row.sample.pool.shape, told.key, told.adapters))
-        return Picture(request=order.request, row=row, texts=texts, step=row.sample.step)
+        return RunningPicture(request=order.request, row=row, texts=texts, step=row.sample.step)
 
-    def _foretell(self, pictures: list[Picture], velocities: Tensor) -> None:
+    def _foretell(self, pictures: list[RunningPicture], velocities: Tensor) -> None:
         """Previews of pictures of one shape, before they take the step of these velocities."""
         cleans = clean_samples([picture.row.sample for picture in pictures], velocities)
         for picture, clean in zip(pictures, cleans, strict=True):

@@ -30,7 +30,7 @@ from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
 from triptych.modalities.diffusion.calibrate import calibrate, measured
 from triptych.modalities.diffusion.calibration_file import CalibratedRun, TriedPlan
 from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Denoiser, Row
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.recipes.recipe import EncodedText, PictureRequest, Recipe
 from triptych.modalities.diffusion.samplers.names import short_name
 
@@ -181,7 +181,9 @@ class Tuner:
             return self._decode(part, rows), elapsed_s
 
     @contextmanager
-    def _rows(self, part: Sequence[_Subject], method: CacheMethod | None) -> Iterator[list[Row]]:
+    def _rows(
+        self, part: Sequence[_Subject], method: CacheMethod | None
+    ) -> Iterator[list[DenoiseRow]]:
         with ExitStack() as stack:
             rows = []
             for subject in part:
@@ -190,7 +192,7 @@ class Tuner:
                 stack.callback(rows[-1].release)
             yield rows
 
-    def _decode(self, part: Sequence[_Subject], rows: Sequence[Row]) -> list[Tensor]:
+    def _decode(self, part: Sequence[_Subject], rows: Sequence[DenoiseRow]) -> list[Tensor]:
         return [
             self._recipe.decode(row.sample.sample, subject.request).cpu()
             for subject, row in zip(part, rows, strict=True)

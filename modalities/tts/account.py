@@ -13,7 +13,7 @@ import msgspec
 from triptych.core.speech import SpeechDelta, SpeechFinish
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.frontend.base import Planned
-from triptych.modalities.tts.script import Part
+from triptych.modalities.tts.script import SpeechJobPart
 from triptych.modalities.tts.text.coverage import Coverage, spoken_fraction
 from triptych.modalities.tts.text.guard import expected_duration
 
@@ -58,12 +58,12 @@ class Account:
         self._sample_rate = sample_rate
         self._speed = speed
         self._coverage = Coverage()
-        self._part: Part | None = None
+        self._part: SpeechJobPart | None = None
         self._left: deque[Planned] = deque()
         self._num_samples = 0
         self._before = self._usage = SpeechUsage()
 
-    def take(self, part: Part, delta: SpeechDelta) -> None:
+    def take(self, part: SpeechJobPart, delta: SpeechDelta) -> None:
         """Enter what a job said of its part. Parts come one after another, whole."""
         if part is not self._part:
             self._part, self._before = part, self._usage

@@ -32,7 +32,7 @@ a minute long, cut where a paragraph ends if one does in their second half.
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SpeechJobPart:
     """Neighbouring pieces of a text that one job speaks, and those among them without sound."""
 
     index: int
@@ -52,7 +52,7 @@ class Script:
 
     def __init__(self, write: Callable[[], Iterator[Planned]]) -> None:
         self._write = write
-        self._parts: asyncio.Queue[Part | None] = asyncio.Queue()
+        self._parts: asyncio.Queue[SpeechJobPart | None] = asyncio.Queue()
         self._task: asyncio.Task[Coverage] | None = None
 
     async def __aenter__(self) -> Self:
@@ -71,14 +71,14 @@ class Script:
         if not self._task.cancelled():
             self._task.exception()  # whoever wanted to know has asked
 
-    async def next_part(self) -> Part | None:
+    async def next_part(self) -> SpeechJobPart | None:
         """The next part, `None` after the last one; raises what planning raised."""
         part = await self._parts.get()
         if part is None:
             await self.whole()
         return part
 
-    def next_if_ready(self) -> Part | None:
+    def next_if_ready(self) -> SpeechJobPart | None:
         """The next part, if there is one already."""
         if self._parts.empty():
             return None
@@ -106,7 +106,7 @@ class Script:
         return coverage
 
 
-def _parts(write: Callable[[], Iterator[Planned]]) -> Iterator[Part]:
+def _parts(write: Callable[[], Iterator[Planned]]) -> Iterator[SpeechJobPart]:
     """Cut a plan into parts, each with something to say in it.
 
     Raises `InvalidRequest` where there is nothing at all.
@@ -115,7 +115,7 @@ def _parts(write: Callable[[], Iterator[Planned]]) -> Iterator[Part]:
     index, length_s, is_full = 0, 0.0, False
     for entry in write():
         if is_full and not entry.is_silent:
-            yield Part(index, tuple(planned))
+            yield SpeechJobPart(index, tuple(planned))
             planned, index, length_s, is_full = [], index + 1, 0.0, False
         planned.append(entry)
         if not entry.is_silent:
@@ -128,4 +128,4 @@ def _parts(write: Callable[[], Iterator[Planned]]) -> Iterator[Part]:
             "The model has no sounds for any of these words: send text in a language it speaks.",
             param="input",
         )
-    yield Part(index, tuple(planned))
+    yield SpeechJobPart(index, tuple(planned))

@@ -29,7 +29,7 @@ from triptych.modalities.tts.account import BYTES_PER_SAMPLE, Account, SpeechPie
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.audio.speed import TimeStretch
 from triptych.modalities.tts.frontend.base import FrontEnd, Planned
-from triptych.modalities.tts.script import Part, Script
+from triptych.modalities.tts.script import Script, SpeechJobPart
 from triptych.modalities.tts.text.clean import Emoji
 from triptych.modalities.tts.text.coverage import Coverage
 from triptych.modalities.tts.text.guard import check_spoken, check_text, estimate_seconds
@@ -160,7 +160,7 @@ class SpeechService:
             request = await self._request(call, front, voice, speed)
             listener = Playback(time.monotonic())
 
-            def submit(part: Part) -> OutputStream:
+            def submit(part: SpeechJobPart) -> OutputStream:
                 lead_s = listener.lead_s(time.monotonic()) if listener.has_begun else 0.0
                 return self._submit(call, request, part, max(0.0, lead_s))
 
@@ -211,7 +211,7 @@ class SpeechService:
         return clip
 
     def _submit(
-        self, call: SpeechCall, request: SpeechRequest, part: Part, lead_s: float
+        self, call: SpeechCall, request: SpeechRequest, part: SpeechJobPart, lead_s: float
     ) -> OutputStream:
         sampling = msgspec.structs.replace(request.sampling, sample_index=part.index % MAX_SAMPLES)
         return self.client.submit(
@@ -296,14 +296,14 @@ def _check(call: SpeechCall, front: FrontEnd) -> str:
 
 
 async def _in_order(
-    script: Script, submit: Callable[[Part], OutputStream]
-) -> AsyncGenerator[tuple[Part, SpeechDelta], None]:
+    script: Script, submit: Callable[[SpeechJobPart], OutputStream]
+) -> AsyncGenerator[tuple[SpeechJobPart, SpeechDelta], None]:
     """What the jobs of all parts say, one after another; closing this cancels them.
 
     A job is submitted when the one before it comes to its last segment: early enough that no gap
     arises, and so late that only one job at a time runs ahead of its listener.
     """
-    jobs: deque[tuple[Part, OutputStream]] = deque()
+    jobs: deque[tuple[SpeechJobPart, OutputStream]] = deque()
     try:
         while True:
             if not jobs:

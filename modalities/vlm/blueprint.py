@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 
 from triptych.core.decoders.families import is_native as is_native_decoder
 from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.decoders.tensor_names import Part
+from triptych.core.decoders.tensor_names import DecoderTensors
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.decoder import Decoder
 from triptych.core.layers.native_linear import pack_linears
@@ -62,7 +62,7 @@ class VisionBlueprint:
         model_type = self._config.model_type
         self.family = FAMILIES[model_type]
         self._kind = _kind_of(model_type)
-        self._part = Part.find(checkpoint.tensors)
+        self._part = DecoderTensors.find(checkpoint.tensors)
         self.dtype = dtype
         self._device = device
         self._native = native

@@ -23,7 +23,7 @@ from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.media.fetch import MediaFetcher
 from triptych.core.text_threads import on_text_thread
 from triptych.core.transport.codec import MAX_MESSAGE_BYTES
-from triptych.core.vision import Picture, PictureSpan, digest_of_tenant, picture_ids
+from triptych.core.vision import PictureSpan, PromptPicture, digest_of_tenant, picture_ids
 from triptych.core.weights.opening import opening
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.eyes import PICTURE, ChatPrompt, PictureSource, pictures_of
@@ -237,6 +237,6 @@ def _spell(picture: PreparedPicture) -> str:
     return "".join(RUN if isinstance(part, int) else part for part in picture.spelling)
 
 
-def _picture(picture: PreparedPicture, runs: Sequence[tuple[int, int]]) -> Picture:
+def _picture(picture: PreparedPicture, runs: Sequence[tuple[int, int]]) -> PromptPicture:
     span = PictureSpan(digest=picture.digest, runs=tuple(runs), grid=picture.grid)
-    return Picture(span=span, inputs=picture.inputs)
+    return PromptPicture(span=span, inputs=picture.inputs)

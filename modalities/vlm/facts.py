@@ -33,7 +33,7 @@ class VisionFacts(msgspec.Struct, frozen=True):
     text: dict[str, Any]
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _FactsReply(msgspec.Struct, frozen=True):
     facts: tuple[VisionFacts, ...] = ()
     error: str = ""
 
@@ -74,7 +74,7 @@ def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").splitlines() or ["no reason given"]
         raise WeightsError(f"A model that sees cannot be read: {lines[-1][-300:]}")
-    answer = decode_json(done.stdout, _Answer)
+    answer = decode_json(done.stdout, _FactsReply)
     if answer.error:
         raise WeightsError(answer.error)
     return answer.facts
@@ -85,9 +85,9 @@ def main() -> None:
     hide_torch()
     folders = decode_json(sys.stdin.buffer.read(), list[str])
     try:
-        answer = _Answer(tuple(map(read_facts, folders)))
+        answer = _FactsReply(tuple(map(read_facts, folders)))
     except WeightsError as error:
-        answer = _Answer(error=error.message)
+        answer = _FactsReply(error=error.message)
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 

@@ -13,7 +13,7 @@ from triptych.core.options import make_config
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.diffusion.loader import DiffusionLoader
-from triptych.modalities.diffusion.painter import Painter, Picture
+from triptych.modalities.diffusion.painter import Painter, RunningPicture
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
 
 CACHES = ("off", "planned", "teacache", "first-block", "taylorseer", "magcache")
@@ -50,7 +50,7 @@ def asked(index: int, cache: str, guidance_scale: float) -> ImageRequest:
 def draw(painter: Painter, *requests: ImageRequest) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Latents and bytes of each, drawn together."""
     begun = painter.begin([(request, 0) for request in requests])
-    pictures = [picture for picture in begun if isinstance(picture, Picture)]
+    pictures = [picture for picture in begun if isinstance(picture, RunningPicture)]
     for _ in range(NUM_STEPS):
         painter.advance(pictures, [1] * len(pictures), [False] * len(pictures))
     latents = [picture.row.sample.sample.clone() for picture in pictures]

@@ -16,7 +16,7 @@ from fakes_families import TINY, build, conditioning_of, sample_of
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.caches.gates import Signal
+from triptych.modalities.diffusion.caches.gates import GateSignal
 from triptych.modalities.diffusion.caches.methods import (
     Bounds,
     CacheMethod,
@@ -28,8 +28,8 @@ from triptych.modalities.diffusion.caches.methods import (
 )
 from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Denoiser, Row
-from triptych.modalities.diffusion.families.family import Blocks, Family
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow, GuidanceBranch
+from triptych.modalities.diffusion.families.family import Blocks, DenoiserFamily
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
 from triptych.modalities.diffusion.families.span import SpanModel
 from triptych.modalities.diffusion.families.table import family_of, open_model
@@ -60,7 +60,7 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> bool:
 
 def open_row(
     name: str, seed: int, num_steps: int, method: CacheMethod | None, pools: CellPools
-) -> Row:
+) -> DenoiseRow:
     sample = start_row(
         sample_of(name, seed),
         FLOW,
@@ -69,12 +69,13 @@ def open_row(
         pools=pools,
     )
     slot = CacheSlot(method, num_steps, pools) if method else None
-    return Row(
-        sample=sample, branches=[Branch(conditioning=conditioning_of(name, seed), slot=slot)]
+    return DenoiseRow(
+        sample=sample,
+        branches=[GuidanceBranch(conditioning=conditioning_of(name, seed), slot=slot)],
     )
 
 
-def finish(model: DenoiseModel, rows: list[Row]) -> list[Tensor]:
+def finish(model: DenoiseModel, rows: list[DenoiseRow]) -> list[Tensor]:
     denoiser = Denoiser(model)
     while running := [row for row in rows if not row.is_done]:
         denoiser.step(running)
@@ -84,7 +85,7 @@ def finish(model: DenoiseModel, rows: list[Row]) -> list[Tensor]:
     return samples
 
 
-def decisions(row: Row) -> tuple[int, int]:
+def decisions(row: DenoiseRow) -> tuple[int, int]:
     slot = row.branches[0].slot
     assert slot is not None
     return slot.decisions.num_computed, slot.decisions.num_skipped
@@ -100,9 +101,9 @@ def test_rows_at_different_times_are_what_each_is_alone(name: str) -> None:
     assert not torch.allclose(model.velocity(moved), together, atol=1e-6)
 
 
-@pytest.mark.parametrize("signal", [None, *Signal])
+@pytest.mark.parametrize("signal", [None, *GateSignal])
 @pytest.mark.parametrize("name", SPANS)
-def test_the_parts_of_a_run_make_the_run(name: str, signal: Signal | None) -> None:
+def test_the_parts_of_a_run_make_the_run(name: str, signal: GateSignal | None) -> None:
     model, batch = open_model(build(name)), batch_of(name)
     assert isinstance(model, SpanModel)
     whole = model.velocity(batch)
@@ -264,7 +265,7 @@ def test_edited_latents_are_told_and_left_out_of_the_answer() -> None:
         return (arguments["hidden_states"] * 2,)
 
     module.forward = answer
-    model = DenoiseModel(module, Family())
+    model = DenoiseModel(module, DenoiserFamily())
     conditioning = conditioning_of("SanaTransformer2DModel", 1)
     edited = type(conditioning)(rows={}, context=torch.ones(3, 8, 8))
     batch = Batch(samples=torch.ones(1, 4, 8, 8), times=torch.tensor([1.0]), conditioning=[edited])
@@ -275,7 +276,7 @@ def test_edited_latents_are_told_and_left_out_of_the_answer() -> None:
 def test_models_that_cannot_be_run_in_parts_say_so() -> None:
     module = build("UNet2DModel")
     with pytest.raises(WeightsError, match="UNet2DModel has no list of blocks named blocks"):
-        SpanModel(module, Family(span=(Blocks("blocks"),)))
+        SpanModel(module, DenoiserFamily(span=(Blocks("blocks"),)))
     with pytest.raises(WeightsError, match="Linear is no denoising model"):
         family_of(torch.nn.Linear(1, 1))
 

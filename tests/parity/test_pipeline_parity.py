@@ -13,7 +13,7 @@ from torch import Tensor
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.caches.methods import first_block, planned
 from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Denoiser, Row
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.families.table import open_model
 from triptych.modalities.diffusion.recipes.abilities import abilities_of
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe, row_seed
@@ -84,7 +84,7 @@ def theirs(name: str, parts: dict[str, Any], request: PictureRequest, output: st
     return pictures[0]
 
 
-def run(denoiser: Denoiser, rows: list[Row]) -> None:
+def run(denoiser: Denoiser, rows: list[DenoiseRow]) -> None:
     while running := [row for row in rows if not row.is_done]:
         denoiser.step(running)
 

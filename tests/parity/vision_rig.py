@@ -18,7 +18,7 @@ from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.images import Pixels
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.plan import SlotStart
-from triptych.core.vision import Picture
+from triptych.core.vision import PromptPicture
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.modalities.vlm.blueprint import VisionBlueprint
 from triptych.modalities.vlm.config import open_image_processor
@@ -44,7 +44,7 @@ class SeeingRecorder(Recorder):
 
 @dataclass
 class SeeingRow(Row):
-    pictures: tuple[Picture, ...] = field(default=())
+    pictures: tuple[PromptPicture, ...] = field(default=())
 
 
 class VisionRig(Rig):

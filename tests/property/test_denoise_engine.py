@@ -25,7 +25,7 @@ from triptych.core.plan import StepResult
 from triptych.modalities.diffusion.caches.decisions import Decisions
 from triptych.modalities.diffusion.costs import DrawingCosts
 from triptych.modalities.diffusion.loader import measure
-from triptych.modalities.diffusion.painter import Painter, Picture
+from triptych.modalities.diffusion.painter import Painter, RunningPicture
 from triptych.modalities.diffusion.runner import DenoiseRunner, Yield
 from triptych.schedulers.denoise import DenoiseScheduler
 
@@ -71,7 +71,9 @@ class Witness:
         monkeypatch.setattr(Decisions, "_decide", note_decision)
         monkeypatch.setattr(DenoiseRunner, "_decode", note_latents)
 
-    def advance(self, pictures: list[Picture], num_steps: list[int], shown: list[bool]) -> None:
+    def advance(
+        self, pictures: list[RunningPicture], num_steps: list[int], shown: list[bool]
+    ) -> None:
         half = len(pictures) // 2 * self.fails_next
         self._advance(pictures[:half], num_steps[:half], shown[:half])
         self._fail_if_told()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from triptych.modalities.diffusion.caches.decisions import Decisions
 from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.caches.gates import Signal
+from triptych.modalities.diffusion.caches.gates import GateSignal
 from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.cells import CellPool, CellPools, picked, weighted_sum
 
@@ -60,7 +60,7 @@ class CacheSlot:
         self._reference: _Memory | None = None
 
     @property
-    def signal(self) -> Signal | None:
+    def signal(self) -> GateSignal | None:
         """What the rule compares, if anything."""
         return self.decisions.signal
 
@@ -149,7 +149,7 @@ def keep_signals(
     rows = [
         index
         for index, slot in enumerate(slots)
-        if computes[index] or slot.signal is not Signal.FIRST_RESIDUAL
+        if computes[index] or slot.signal is not GateSignal.FIRST_RESIDUAL
     ]
     if rows:
         places = [slots[index].room_for_reference(signals_R[index], at[index]) for index in rows]

@@ -27,7 +27,7 @@ from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.caches.methods import CacheMethod
 from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Guidance, Kept, Row
+from triptych.modalities.diffusion.denoise import DenoiseRow, Guidance, GuidanceBranch, Kept
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.loading.components import denoiser_of
 from triptych.modalities.diffusion.recipes.abilities import Abilities, downscale
@@ -41,7 +41,7 @@ EncodedText: TypeAlias = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
+class BranchPrompt:
     """What one guidance branch is told, and what it is shown with that: mostly nothing."""
 
     text: str
@@ -121,15 +121,15 @@ class Recipe(ABC):
         """Width and height of a picture are multiples of this."""
         return self.abilities.pixel_multiple(self.vae.config)
 
-    def prompts(self, request: PictureRequest) -> list[Prompt]:
+    def prompts(self, request: PictureRequest) -> list[BranchPrompt]:
         """What the request's branches are told, in their order."""
-        prompts = [Prompt(request.prompt)]
+        prompts = [BranchPrompt(request.prompt)]
         is_variation = bool(request.sources) and not request.prompt and not request.negative_prompt
         if self.abilities.is_guided(self.guidance_scale(request)) and not is_variation:
-            prompts.append(Prompt(request.negative_prompt, is_negative=True))
+            prompts.append(BranchPrompt(request.negative_prompt, is_negative=True))
         return prompts
 
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[EncodedText]:
+    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
         """Prompts of any requests, each as if it were alone."""
         return [self.encode(prompt.text, is_negative=prompt.is_negative) for prompt in prompts]
 
@@ -142,7 +142,7 @@ class Recipe(ABC):
         request: PictureRequest,
         pools: CellPools,
         texts: Sequence[EncodedText] | None = None,
-    ) -> Row:
+    ) -> DenoiseRow:
         """A row at its first step. Raises `InvalidRequest` for what the model cannot draw.
 
         `texts` are the request's `prompts`, encoded, where that was done before.
@@ -160,12 +160,12 @@ class Recipe(ABC):
         with ExitStack() as stack:
             stack.callback(release_row, sample)
             branches = [
-                Branch(conditioning=conditioning, slot=self._slot(request, sample, pools))
+                GuidanceBranch(conditioning=conditioning, slot=self._slot(request, sample, pools))
                 for conditioning in told
             ]
             stack.pop_all()
         guidance = self.guidance(self.guidance_scale(request))
-        return Row(sample=sample, branches=branches, guidance=guidance, kept=kept)
+        return DenoiseRow(sample=sample, branches=branches, guidance=guidance, kept=kept)
 
     def decode(self, sample: Tensor, request: PictureRequest) -> Tensor:
         """The picture of finished latents, `[3, height, width]` in 0..1, float32."""

@@ -26,7 +26,7 @@ _FIRST_CHARACTERS = (100, 180)
 _PARAGRAPH_PAUSE_S = 0.4
 
 
-class Words:
+class PromptTokenizer:
     """A model's tokenizer, with which no text can spell a mark."""
 
     def __init__(self, folder: Path, name: str) -> None:

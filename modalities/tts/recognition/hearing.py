@@ -23,13 +23,13 @@ from triptych.core.staged_plan import Stage
 from triptych.core.staged_runner import Yield, advance_each
 from triptych.modalities.tts.recognition.alignment import token_positions
 from triptych.modalities.tts.recognition.features import LogMel, Spectrogram
-from triptych.modalities.tts.recognition.model import WhisperNetwork, WindowDecoder
+from triptych.modalities.tts.recognition.model import WhisperNetwork, WhisperWindow
 from triptych.modalities.tts.recognition.rules import TokenRules
 from triptych.modalities.tts.recognition.spec import FRAMES_PER_POSITION, FRAMES_PER_S
 from triptych.modalities.tts.recognition.windows import (
     Attempt,
-    Reading,
     Stretch,
+    TranscriptCursor,
     compression_ratio,
     temperatures,
 )
@@ -75,7 +75,7 @@ class Hearing:
         self._request = request
         pcm_S = np.frombuffer(request.pcm, np.dtype("<f4"))
         self._spectrogram = Spectrogram(recogniser.mel, torch.from_numpy(pcm_S.copy()))
-        self._reading = Reading(self._spec, request.prompt_ids)
+        self._reading = TranscriptCursor(self._spec, request.prompt_ids)
         self._language = request.language or ("" if self._spec.languages else "en")
         self._num_drawn = 0
         self._said: HearDelta | None = None
@@ -109,7 +109,7 @@ class Hearing:
         for layer in range(self._spec.config.encoder_layers):
             yield Stage("encode", 1)
             hidden_1PD = network.encode(hidden_1PD, layer)
-        decoder = WindowDecoder(network, hidden_1PD)
+        decoder = WhisperWindow(network, hidden_1PD)
         if not self._language:
             yield Stage("decode", 1)
             self._language = self._detect(decoder)
@@ -147,7 +147,7 @@ class Hearing:
             finish_reason="stop" if self._is_over else None,
         )
 
-    def _detect(self, decoder: WindowDecoder) -> str:
+    def _detect(self, decoder: WhisperWindow) -> str:
         """The likeliest language, from what would follow the start token."""
         logits_V = self._recogniser.network.logits(decoder.feed([self._spec.start_id]))[0]
         decoder.rewind(0)
@@ -155,7 +155,7 @@ class Hearing:
         language: str = codes[int(logits_V[list(ids)].argmax())]
         return language
 
-    def _decode(self, decoder: WindowDecoder) -> Generator[Stage, None, Attempt]:
+    def _decode(self, decoder: WhisperWindow) -> Generator[Stage, None, Attempt]:
         """Try temperatures until a result is good; the last stands, good or not."""
         start_ids = self._spec.start_ids(self._language, self._request.task)
         prompt_ids = (*self._reading.prompt_ids, *start_ids)
@@ -168,7 +168,7 @@ class Hearing:
             raise _no_number()
         for temperature in temperatures(self._request.temperature):
             decoder.rewind(len(prompt_ids))
-            draft = _Draft(self, temperature, len(prompt_ids))
+            draft = _WindowAttempt(self, temperature, len(prompt_ids))
             yield from draft.grow(decoder, logits_TV[1].clone())
             attempt = draft.attempt(no_speech_prob)
             if attempt.is_good:
@@ -197,7 +197,7 @@ class Hearing:
 
     def _align(
         self,
-        decoder: WindowDecoder,
+        decoder: WhisperWindow,
         stretches: tuple[Stretch, ...],
         tokens: list[HeardToken],
         window: tuple[int, int],
@@ -222,7 +222,7 @@ class Hearing:
             tokens[place] = HeardToken(token.token_id, start_s, end_s, token.logprob)
 
 
-class _Draft:
+class _WindowAttempt:
     """One attempt at a window, growing."""
 
     def __init__(self, hearing: Hearing, temperature: float, num_prompt_tokens: int) -> None:
@@ -236,7 +236,7 @@ class _Draft:
         self._logprobs: list[float] = []
         self._end_logprob = 0.0
 
-    def grow(self, decoder: WindowDecoder, logits_V: Tensor) -> Iterator[Stage]:
+    def grow(self, decoder: WhisperWindow, logits_V: Tensor) -> Iterator[Stage]:
         """Draw tokens until the end token or the bound, so many a stage."""
         while True:
             self._recogniser.rules.apply(logits_V, self._token_ids)

@@ -21,7 +21,11 @@ from triptych.core.speech import HearDelta, HearRequest
 from triptych.modalities.tts.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.recognition.spec import MAX_PART_S, SAMPLE_RATE, Task
-from triptych.modalities.tts.recognition.transcript import HearingModel, Segment, TranscriptDelta
+from triptych.modalities.tts.recognition.transcript import (
+    HearingModel,
+    TranscriptDelta,
+    TranscriptSegment,
+)
 from triptych.modalities.tts.recognition.windows import MAX_PROMPT_TEMPERATURE
 from triptych.schedulers.admission import Admission
 
@@ -218,7 +222,7 @@ class _Recording:
         self._heard = 0
         self.is_over = request.is_last
 
-    def _text(self, segments: Sequence[Segment]) -> str:
+    def _text(self, segments: Sequence[TranscriptSegment]) -> str:
         """What they add to the text, which begins without a space."""
         text = "".join(segment.text for segment in segments)
         if not self._has_text:

@@ -19,7 +19,7 @@ from triptych.core.tokenizer import encode, read_tokenizer
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.recognition.languages import LANGUAGES, language_code
 from triptych.modalities.tts.recognition.spec import Task, WhisperSpec
-from triptych.modalities.tts.recognition.words import Word, words_of
+from triptych.modalities.tts.recognition.words import WordTiming, words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class TranscriptSegment:
     """A stretch of a transcript. `text` keeps the space before it; times are seconds."""
 
     index: int
@@ -41,7 +41,7 @@ class Segment:
     text: str
     token_ids: tuple[int, ...]
     tokens: tuple[ScoredToken, ...]
-    words: tuple[Word, ...]
+    words: tuple[WordTiming, ...]
     avg_logprob: float
     no_speech_prob: float
     compression_ratio: float
@@ -53,12 +53,12 @@ class Transcript:
     """A whole recording in writing. `language` is a code."""
 
     text: str
-    segments: tuple[Segment, ...]
+    segments: tuple[TranscriptSegment, ...]
     language: str
     duration_s: float
 
     @property
-    def words(self) -> tuple[Word, ...]:
+    def words(self) -> tuple[WordTiming, ...]:
         """All words in order, where their times were asked for."""
         return tuple(word for segment in self.segments for word in segment.words)
 
@@ -68,7 +68,7 @@ class TranscriptDelta:
     """What one window added: finished segments. `text` deltas together are the transcript's."""
 
     text: str
-    segments: tuple[Segment, ...]
+    segments: tuple[TranscriptSegment, ...]
     language: str
     heard_s: float
     duration_s: float
@@ -127,12 +127,14 @@ class HearingModel:
         """The text of tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def segment(self, heard: HeardSegment, index: int, offset_s: float, language: str) -> Segment:
+    def segment(
+        self, heard: HeardSegment, index: int, offset_s: float, language: str
+    ) -> TranscriptSegment:
         """A heard segment in words, in a recording of which its part begins at `offset_s`."""
         tokens = [_later(token, offset_s) for token in heard.tokens]
         ids = tuple(token.token_id for token in tokens)
         has_times = all(token.end_s >= 0 for token in heard.tokens)
-        return Segment(
+        return TranscriptSegment(
             index=index,
             start_s=heard.start_s + offset_s,
             end_s=heard.end_s + offset_s,

@@ -15,7 +15,7 @@ from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
 from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.calibrate import calibrate, measured
 from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Denoiser, Row
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.families.table import open_model
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import start_row
@@ -31,7 +31,7 @@ def open_row(
     cache: CacheMethod | None = None,
     config: dict[str, object] = FLOW,
     name: str = NAME,
-) -> Row:
+) -> DenoiseRow:
     sample = start_row(
         sample_of(name, seed),
         config,
@@ -40,12 +40,13 @@ def open_row(
         pools=pools,
     )
     slot = CacheSlot(cache, num_steps, pools) if cache else None
-    return Row(
-        sample=sample, branches=[Branch(conditioning=conditioning_of(name, seed), slot=slot)]
+    return DenoiseRow(
+        sample=sample,
+        branches=[GuidanceBranch(conditioning=conditioning_of(name, seed), slot=slot)],
     )
 
 
-def finish(denoiser: Denoiser, row: Row) -> torch.Tensor:
+def finish(denoiser: Denoiser, row: DenoiseRow) -> torch.Tensor:
     while not row.is_done:
         denoiser.step([row])
     return row.sample.sample

@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from triptych.modalities.diffusion.caches.methods import CacheMethod, planned, taylorseer
 from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Denoiser, Guidance, Kept, Row
-from triptych.modalities.diffusion.families.family import Conditioning, Family
+from triptych.modalities.diffusion.denoise import (
+    Denoiser,
+    DenoiseRow,
+    Guidance,
+    GuidanceBranch,
+    Kept,
+)
+from triptych.modalities.diffusion.families.family import Conditioning, DenoiserFamily
 from triptych.modalities.diffusion.families.model import DenoiseModel
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import clean_samples, start_row
@@ -47,7 +53,7 @@ def open_row(
     cache: CacheMethod | None = None,
     config: str = "flow euler",
     **guidance: Any,
-) -> Row:
+) -> DenoiseRow:
     sample = start_row(
         noise(seed, shape),
         NATIVE_CONFIGS[config],
@@ -56,21 +62,21 @@ def open_row(
         pools=pools,
     )
     branches = [
-        Branch(
+        GuidanceBranch(
             conditioning=Conditioning(rows={"prompt": torch.tensor(prompt)}),
             slot=CacheSlot(cache, num_steps, pools) if cache else None,
         )
         for prompt in prompts
     ]
-    return Row(sample=sample, branches=branches, guidance=Guidance(**guidance))
+    return DenoiseRow(sample=sample, branches=branches, guidance=Guidance(**guidance))
 
 
 def denoiser() -> tuple[Denoiser, Toy]:
     toy = Toy()
-    return Denoiser(DenoiseModel(toy, Family())), toy
+    return Denoiser(DenoiseModel(toy, DenoiserFamily())), toy
 
 
-def finish(loop: Denoiser, row: Row) -> Tensor:
+def finish(loop: Denoiser, row: DenoiseRow) -> Tensor:
     while not row.is_done:
         loop.step([row])
     sample = row.sample.sample
@@ -78,7 +84,7 @@ def finish(loop: Denoiser, row: Row) -> Tensor:
     return sample
 
 
-def velocity_at(row: Row, prompt: float) -> Tensor:
+def velocity_at(row: DenoiseRow, prompt: float) -> Tensor:
     time = torch.tensor([row.sample.timesteps[row.sample.step]])
     answer: Tensor = Toy()(row.sample.sample[None], time, torch.tensor([prompt]))[0][0].detach()
     return answer
@@ -137,7 +143,7 @@ def test_previews_foretell_the_end_and_cost_no_run() -> None:
     toy.batches.clear()
     apart: list[float] = []
 
-    def foretell(members: list[Row], velocities: Tensor) -> None:
+    def foretell(members: list[DenoiseRow], velocities: Tensor) -> None:
         if members == rows[:1]:
             (clean,) = clean_samples([row.sample for row in members], velocities)
             apart.append(float((clean - plain[0]).norm()))
@@ -169,7 +175,7 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
     loop, toy = denoiser()
     pools = CellPools()
 
-    def begin() -> list[Row]:
+    def begin() -> list[DenoiseRow]:
         rows = [
             open_row(
                 pools,
@@ -238,9 +244,9 @@ def test_nothing_leaks_and_no_row_notices_the_others(choices: list[int]) -> None
     loop, _ = denoiser()
     pools = CellPools()
     alone: dict[tuple[Any, ...], Tensor] = {}
-    live: list[tuple[tuple[Any, ...], Row]] = []
+    live: list[tuple[tuple[Any, ...], DenoiseRow]] = []
 
-    def make(key: tuple[Any, ...]) -> Row:
+    def make(key: tuple[Any, ...]) -> DenoiseRow:
         seed, num_steps, width, cached, guided = key
         return open_row(
             pools,

@@ -152,7 +152,7 @@ class Generator(nn.Module):
         return torch.istft(spectrum_KN, n_fft, self.config.hop, window=window)
 
 
-class Decoder(nn.Module):
+class KokoroDecoder(nn.Module):
     """Frames of phoneme features, pitch and energy to samples, in a voice's timbre."""
 
     def __init__(self, config: KokoroConfig) -> None:

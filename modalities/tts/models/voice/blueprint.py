@@ -18,7 +18,7 @@ from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.speech import VoiceClip
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import Target, load_tensors
+from triptych.core.weights.loading import TensorTarget, load_tensors
 from triptych.modalities.tts.codecs.open import refuse_window_options
 from triptych.modalities.tts.models.blueprint import (
     Codes,
@@ -120,5 +120,7 @@ class VoiceBlueprint:
         )
 
 
-def _codec_targets(codec: VoiceCodec) -> Iterator[Target]:
-    return (Target(CODEC_PREFIX + name, tensor) for name, tensor in codec.state_dict().items())
+def _codec_targets(codec: VoiceCodec) -> Iterator[TensorTarget]:
+    return (
+        TensorTarget(CODEC_PREFIX + name, tensor) for name, tensor in codec.state_dict().items()
+    )

@@ -27,7 +27,7 @@ from triptych.core.layers.native_linear import pack_linears
 from triptych.core.layers.rotary import RopeConfig
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
-from triptych.core.weights.loading import Target
+from triptych.core.weights.loading import TensorTarget
 from triptych.modalities.tts.models.voice.config import VoiceConfig
 from triptych.modalities.tts.models.voice.talker import (
     Kind,
@@ -106,11 +106,11 @@ class VoiceTalker:
         """Codes of a step."""
         return self.config.codec.num_codebooks
 
-    def targets(self) -> Iterator[Target]:
+    def targets(self) -> Iterator[TensorTarget]:
         """Every tensor of the checkpoint that the talker needs."""
         yield from stack_targets(self.stack, "talker.stack")
         for name, tensor in self.ends.state_dict().items():
-            yield Target(f"talker.{name}", tensor)
+            yield TensorTarget(f"talker.{name}", tensor)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""

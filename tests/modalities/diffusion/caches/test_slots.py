@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences, Point
-from triptych.modalities.diffusion.caches.gates import FirstBlockGate, IntervalGate, Signal
+from triptych.modalities.diffusion.caches.gates import FirstBlockGate, GateSignal, IntervalGate
 from triptych.modalities.diffusion.caches.methods import (
     Bounds,
     CacheMethod,
@@ -188,7 +188,7 @@ def test_teacache_compares_with_the_step_before_and_fbcache_with_the_last_comput
         for value, point, computes in zip((1.0, 2.0), points, (True, False), strict=False):
             keep_signals([slot], torch.full((1, 4), value), [point], [computes])
         assert distances([slot], torch.full((1, 4), 3.0)) == pytest.approx([expected])
-        assert slot.signal in {Signal.MODULATED_INPUT, Signal.FIRST_RESIDUAL}
+        assert slot.signal in {GateSignal.MODULATED_INPUT, GateSignal.FIRST_RESIDUAL}
         slot.release()
 
 

@@ -8,7 +8,7 @@ from transformers.models.whisper import tokenization_whisper
 
 from triptych.core.speech import HeardToken
 from triptych.modalities.tts.recognition.languages import LANGUAGES, language_code
-from triptych.modalities.tts.recognition.words import Word, words_of
+from triptych.modalities.tts.recognition.words import WordTiming, words_of
 
 TOKENIZER = tokenizer()
 
@@ -52,7 +52,7 @@ def test_unspaced_languages_count_characters() -> None:
 
 def test_a_character_that_is_never_finished_is_kept() -> None:
     (word,) = words_of([HeardToken(0xE4, 0.0, 1.0)], decode, "zh")
-    assert word == Word("\ufffd", 0.0, 1.0)
+    assert word == WordTiming("\ufffd", 0.0, 1.0)
 
 
 def test_no_words_in_nothing() -> None:
