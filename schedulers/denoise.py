@@ -31,7 +31,6 @@ from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.job import Job, JobState, Output
 from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.base import Proposal, SchedulerStats
-from triptych.schedulers.denoise_course import Stride
 from triptych.schedulers.denoise_draft import DenoiseDraft, Drafter
 from triptych.schedulers.denoise_state import (
     DenoiseState,
@@ -42,6 +41,7 @@ from triptych.schedulers.denoise_state import (
     ScheduledPicture,
 )
 from triptych.schedulers.denoise_times import RunTimes
+from triptych.schedulers.step_spans import StepSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +366,7 @@ def _stepping(picture: PictureState, *, asks_ahead: bool) -> ScheduledPicture:
     stride = picture.stride
     picture.has_asked = asks_ahead
     if asks_ahead:
-        skipped = Stride(stride.num_steps - 1, stride.stop - 1, 0)
+        skipped = StepSpan(stride.num_steps - 1, stride.stop - 1, 0)
         return ScheduledPicture(picture, skipped, asks_ahead=True)
     picture.num_strides += 1
     return ScheduledPicture(picture, stride, picture.preview_after(picture.num_strides))

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
+from triptych.schedulers.denoise_batching import fill_batch, urgency
 from triptych.schedulers.denoise_state import DenoiseState, PictureState
 from triptych.schedulers.denoise_times import RunTimes
-from triptych.schedulers.staggering import fill_batch, urgency
 
 _MAX_PASSED = 8  # times a waiting picture is passed by smaller ones
 _MAX_LOOKAHEAD = 64  # waiting pictures looked at for one step

@@ -11,10 +11,10 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from triptych.core.denoise_plan import Course, PictureCost, PictureKey
+from triptych.core.denoise_plan import PictureCost, PictureKey, PlannedSteps
 from triptych.core.images import ImageRequest
 from triptych.core.job import Job
-from triptych.schedulers.denoise_course import Stride, preview_strides, strides
+from triptych.schedulers.step_spans import StepSpan, preview_strides, strides
 
 _GROWTH = 1.05  # by picture, so that want of memory at every turn still lets pictures be done
 
@@ -64,8 +64,8 @@ class PictureState:
     index: int
     num_shown: int = 0
     stage: PictureStatus = PictureStatus.WAITING
-    course: Course | None = None
-    way: tuple[Stride, ...] = ()
+    course: PlannedSteps | None = None
+    way: tuple[StepSpan, ...] = ()
     shown_after: tuple[int, ...] = ()
     num_strides: int = 0
     has_asked: bool = False
@@ -96,10 +96,10 @@ class PictureState:
         return len(self.way) - self.num_strides
 
     @property
-    def stride(self) -> Stride:
+    def stride(self) -> StepSpan:
         """The next one, or what is left of it."""
         stride = self.way[self.num_strides]
-        return Stride(1, stride.stop, stride.num_rows - 1) if self.has_asked else stride
+        return StepSpan(1, stride.stop, stride.num_rows - 1) if self.has_asked else stride
 
     @property
     def num_rows(self) -> int:
@@ -125,7 +125,7 @@ class PictureState:
     def _can_go_on(self) -> bool:
         return self.stage is PictureStatus.DRAWING and not self.entry.is_paused
 
-    def begin(self, course: Course) -> None:
+    def begin(self, course: PlannedSteps) -> None:
         """Its text is encoded, and its way known."""
         self.stage, self.course, self.step = PictureStatus.DRAWING, course, course.first_step
         self.way = strides(course)
@@ -147,7 +147,7 @@ class ScheduledPicture:
     """
 
     picture: PictureState
-    stride: Stride | None = None
+    stride: StepSpan | None = None
     preview: int = -1
     asks_ahead: bool = False
 

@@ -38,7 +38,13 @@ from triptych.core.plan import (
 )
 from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.schedulers.base import Proposal, SchedulerStats
-from triptych.schedulers.token_draft import NO_HOLD, AdmittedRow, Hold, TokenDraft, make_draft
+from triptych.schedulers.token_draft import (
+    NO_HOLD,
+    AdmittedRow,
+    TokenDraft,
+    TokenLimits,
+    make_draft,
+)
 from triptych.schedulers.token_pace import ChunkPace
 from triptych.schedulers.token_state import (
     ScheduledRow,
@@ -55,7 +61,7 @@ class _TokenIntent:
     """A draft, what it left out, and the version of the state it was made from."""
 
     draft: TokenDraft
-    hold: Hold
+    hold: TokenLimits
     version: int
 
 
@@ -188,7 +194,7 @@ class TokenScheduler:
         """Where other models have jobs, prompts are cut so that no step is long."""
         self._has_company = math.isfinite(gap_s)
 
-    def propose(self, now_s: float, hold: Hold = NO_HOLD) -> Proposal | None:
+    def propose(self, now_s: float, hold: TokenLimits = NO_HOLD) -> Proposal | None:
         """The next step, or none while all depends on steps in flight or on slow readers.
 
         `hold` is for whoever drives this scheduler by a policy of its own.

@@ -47,7 +47,7 @@ def _at_will(job_id: str, start: int, end: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class TokenLimits:
     """What is kept out of a step by whoever owns the scheduler, though it could take part.
 
     Jobs of `job_ids` stand still, waiting or running; prompts take `max_prompt_tokens` at most.
@@ -61,7 +61,7 @@ class Hold:
     chunk_end: Callable[[str, int, int], int] = _at_will
 
 
-NO_HOLD = Hold()
+NO_HOLD = TokenLimits()
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class TokenDraft:
         return "mixed" if num_decode_rows else "prefill"
 
 
-def make_draft(state: TokenState, hold: Hold = NO_HOLD) -> TokenDraft:
+def make_draft(state: TokenState, hold: TokenLimits = NO_HOLD) -> TokenDraft:
     """The next step. Without pieces there is nothing to do before something else happens."""
     if state.retries:
         return _draft_retry(state)
@@ -116,7 +116,7 @@ def _draft_retry(state: TokenState) -> TokenDraft:
 class _Drafter:
     """Fills one draft, keeping count of what it has promised."""
 
-    def __init__(self, state: TokenState, hold: Hold) -> None:
+    def __init__(self, state: TokenState, hold: TokenLimits) -> None:
         self.draft = TokenDraft()
         self._state = state
         self._hold = hold

@@ -30,7 +30,7 @@ from triptych.core.vision import PictureSpan, PromptPicture
 from triptych.core.vision_plan import EncodePlan, EncodeStepResult
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.token_draft import Hold
+from triptych.schedulers.token_draft import TokenLimits
 from triptych.schedulers.token_pace import ChunkPace
 
 _MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahead
@@ -39,7 +39,7 @@ _PATCH_VALUES = 14 * 14 * 3  # of most towers; others' are counted as if they we
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class VisionLimits:
     """What a model sees at once.
 
     A step encodes pictures of `max_step_patches` together, or one. `whole_spans`: what a picture
@@ -66,7 +66,7 @@ class Sight:
 
 
 @dataclass(slots=True, eq=False)
-class _Look:
+class _VisionJob:
     """A job with pictures: it has references to `held`, and had `awaited` encoded for it."""
 
     job: Job
@@ -97,7 +97,7 @@ class VisionScheduler:
         model: str,
         tokens: TokenScheduler,
         features: ContentCache[Any],
-        sight: Sight,
+        sight: VisionLimits,
         options: ScheduleOptions,
     ) -> None:
         self._model = model
@@ -105,8 +105,8 @@ class VisionScheduler:
         self._features = features
         self._sight = sight
         self._options = options
-        self._hold = Hold(chunk_end=self._chunk_end)
-        self._looks: dict[str, _Look] = {}
+        self._hold = TokenLimits(chunk_end=self._chunk_end)
+        self._looks: dict[str, _VisionJob] = {}
         self._encoding: set[bytes] = set()
         self._alone: set[bytes] = set()
         self._in_flight: list[int] = []
@@ -127,7 +127,7 @@ class VisionScheduler:
         self._tokens.submit(job)
         if request.pictures:
             num_prompt_tokens = len(request.prompt_ids)
-            look = _Look(job, request.pictures, num_prompt_tokens)
+            look = _VisionJob(job, request.pictures, num_prompt_tokens)
             job.sink = partial(_send, look, job.sink)
             self._looks[job.job_id] = look
             self._settle()
@@ -237,7 +237,7 @@ class VisionScheduler:
         chunk = range(start, min(end, limit))
         return self._sight.chunk_end(spans, look.num_prompt_tokens, chunk) if chunk else start
 
-    def _wanted(self, look: _Look) -> Iterator[PromptPicture]:
+    def _wanted(self, look: _VisionJob) -> Iterator[PromptPicture]:
         """Pictures that the job's next chunk may need and that it has no reference to."""
         start = self._tokens.num_covered(look.job.job_id)
         last = start + self._options.max_batch_input_tokens
@@ -248,7 +248,7 @@ class VisionScheduler:
             if span.end > start and span.start < last and span.digest not in look.held:
                 yield picture
 
-    def _next_looks(self) -> Iterator[_Look]:
+    def _next_looks(self) -> Iterator[_VisionJob]:
         """Jobs whose pictures may be needed next: those that run, and the first that wait."""
         for look in self._looks.values():
             if look.job.state is not JobState.WAITING:
@@ -360,7 +360,7 @@ class VisionScheduler:
             self._features.release(digest)
 
 
-def _send(look: _Look, sink: Sink, output: Output) -> None:
+def _send(look: _VisionJob, sink: Sink, output: Output) -> None:
     """Pass on what a job yields, and say how many of its pictures were found."""
     delta = output.payload
     if isinstance(delta, TokenDelta):

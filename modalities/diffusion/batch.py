@@ -19,11 +19,11 @@ from fastapi.exceptions import RequestValidationError
 from PIL import Image
 from pydantic import ValidationError
 
-from triptych.core.bars import count_bar
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
 from triptych.core.lines import read_lines
 from triptych.core.options import resolve
+from triptych.core.progress_bars import count_bar
 from triptych.modalities.diffusion.arguments import parse_adapter, writing
 from triptych.modalities.diffusion.pipeline import GeneratedImage, ImagePipeline
 from triptych.modalities.diffusion.protocol import GenerationBody

@@ -19,9 +19,9 @@ from triptych.modalities.diffusion.caches.gates import Gate, GateSignal
 from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.caches.planning import Measured
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.families.span import SpanModel
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _DistanceRecorder(Gate):
         return True
 
 
-def calibrate(denoiser: Denoiser, rows: Sequence[DenoiseRow], pools: CellPools) -> Calibration:
+def calibrate(denoiser: Denoiser, rows: Sequence[DenoiseRow], pools: TensorPools) -> Calibration:
     """Run rows without caches to their ends, in one batch, and measure every step.
 
     Outputs are measured after guidance, since that is what a plan's errors act on. The rows must
@@ -77,7 +77,7 @@ def _has_parts(denoiser: Denoiser) -> bool:
     return isinstance(denoiser.model, SpanModel)
 
 
-def _listen(row: DenoiseRow, num_steps: int, pools: CellPools) -> _DistanceRecorder:
+def _listen(row: DenoiseRow, num_steps: int, pools: TensorPools) -> _DistanceRecorder:
     """Give the row's prompt a cache that only listens; the other branch none."""
     listener = _DistanceRecorder()
     method = CacheMethod(

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from triptych.modalities.diffusion.caches.extrapolation import Point
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPool, joined, picked, sent, weighted_sum
 from triptych.modalities.diffusion.evaluation import evaluate
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
-from triptych.modalities.diffusion.leaps import Leap, leap
+from triptych.modalities.diffusion.fused_skips import FusedSkip, leap
 from triptych.modalities.diffusion.samplers.rows import (
     SampleRow,
     advance,
@@ -33,6 +32,7 @@ from triptych.modalities.diffusion.samplers.rows import (
     overwrite,
     release_row,
 )
+from triptych.modalities.diffusion.tensor_pool import TensorPool, joined, picked, sent, weighted_sum
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class DenoiseRow:
                 num_rows[step] += may_compute
         return num_rows
 
-    def leap(self, num_steps: int) -> Leap | None:
+    def leap(self, num_steps: int) -> FusedSkip | None:
         """The next steps as one map; `None` where they are none, or not known to be skipped."""
         if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
             return None
@@ -143,7 +143,7 @@ class DenoiseRow:
         active = [self.active_at(step) for step in steps]
         if any(branch.slot is None for branches in active for branch in branches):
             return None
-        leap = Leap(self.sample, [self._shares(branches) for branches in active])
+        leap = FusedSkip(self.sample, [self._shares(branches) for branches in active])
         return leap if leap.is_possible else None
 
     def forget_answers(self) -> None:
@@ -292,7 +292,7 @@ class Denoiser:
 
 
 def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:
-    groups: defaultdict[CellPool, list[DenoiseRow]] = defaultdict(list)
+    groups: defaultdict[TensorPool, list[DenoiseRow]] = defaultdict(list)
     for row in rows:
         groups[row.sample.pool].append(row)
     return list(groups.values())

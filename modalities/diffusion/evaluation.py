@@ -25,9 +25,9 @@ from triptych.modalities.diffusion.caches.slot import (
     predict,
     record,
 )
-from triptych.modalities.diffusion.cells import joined, picked
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
 from triptych.modalities.diffusion.families.span import Probed, SpanModel
+from triptych.modalities.diffusion.tensor_pool import joined, picked
 
 
 def evaluate(

@@ -15,20 +15,20 @@ from typing import TypeVar
 import torch
 
 from triptych.core.denoise_plan import (
-    Course,
     DenoisePlan,
     DenoiseStepResult,
     PictureKey,
     PictureRow,
     PictureRowResult,
     PictureStart,
+    PlannedSteps,
 )
 from triptych.core.device_clock import DeviceClock, on_device
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.images import Pixels
 from triptych.core.plan import Plan
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.diffusion.painter import Painter, RunningPicture
+from triptych.modalities.diffusion.executor import ImageExecutor, RunningPicture
 from triptych.schedulers.health import translate
 
 RowT = TypeVar("RowT", PictureRow, PictureStart)
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 class DenoiseRunner:
     """Implements `core.plan.Runner` for `DenoisePlan`s."""
 
-    def __init__(self, painter: Painter, device: torch.device) -> None:
+    def __init__(self, painter: ImageExecutor, device: torch.device) -> None:
         self._painter = painter
         self._device = device
         self._pictures: dict[PictureKey, RunningPicture] = {}
@@ -180,11 +180,11 @@ def _failed(error: Exception) -> Yield:
     return lambda: PictureRowResult(error=told)
 
 
-def _begun(painter: Painter, found: RunningPicture | TriptychError) -> Yield:
+def _begun(painter: ImageExecutor, found: RunningPicture | TriptychError) -> Yield:
     if isinstance(found, TriptychError):
         result = PictureRowResult(error=found)
     else:
-        course = Course(
+        course = PlannedSteps(
             num_rows=tuple(found.row.foresee()),
             first_step=found.step,
             num_prompt_tokens=painter.recipe.num_prompt_tokens(found.request),

@@ -16,11 +16,11 @@ from typing import IO, Any
 from rich.console import Console
 from rich.markup import escape
 
-from triptych.core.bars import count_bar
 from triptych.core.errors import ConfigError, RequestError, TriptychError
 from triptych.core.lines import read_lines
 from triptych.core.option import Role
 from triptych.core.options import add_options
+from triptych.core.progress_bars import count_bar
 from triptych.modalities.llm.pipeline import ChatAnswer, ChatPipeline, Message
 
 _LABELS = frozenset({"id", "custom_id"})

@@ -19,7 +19,7 @@ from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.option import Role
 from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.eyes import PICTURE, PictureSource
+from triptych.modalities.llm.multimodal import PICTURE, PictureSource
 from triptych.modalities.llm.service import (
     GenerateCall,
     LlmService,

@@ -24,7 +24,7 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.fetch import Fetched
-from triptych.modalities.llm.eyes import ChatPrompt
+from triptych.modalities.llm.multimodal import ChatPrompt
 from triptych.modalities.llm.protocol import (
     ChatRequest,
     CompletionRequest,

@@ -33,8 +33,8 @@ from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.typed import convert
 from triptych.core.vision import PromptPicture
 from triptych.modalities.llm.detokenizer import Detokenizer, TextPiece
-from triptych.modalities.llm.eyes import ChatPrompt, Eyes, pictures_of
 from triptych.modalities.llm.merge import merge
+from triptych.modalities.llm.multimodal import ChatPrompt, MultimodalEncoder, pictures_of
 from triptych.modalities.llm.text import TextModel
 from triptych.schedulers.admission import Admission
 
@@ -119,7 +119,7 @@ class LlmService:
         models: Sequence[TextModel],
         admission: Admission,
         *,
-        eyes: Mapping[str, Eyes] = MappingProxyType({}),
+        eyes: Mapping[str, MultimodalEncoder] = MappingProxyType({}),
         default_seed: int | None = None,
     ) -> None:
         self.client = client
@@ -136,7 +136,7 @@ class LlmService:
         models: Sequence[TextModel],
         client: EngineClient,
         *,
-        eyes: Mapping[str, Eyes] = MappingProxyType({}),
+        eyes: Mapping[str, MultimodalEncoder] = MappingProxyType({}),
         admission: Admission | None = None,
     ) -> Self:
         """The service of `models` with the seed of a configuration, and its bounds; it is started.

@@ -21,7 +21,7 @@ from triptych.core.http.fields import (
     Text,
     without_refused,
 )
-from triptych.modalities.tts.account import SpeechPiece
+from triptych.modalities.tts.progress import SpeechPiece
 from triptych.modalities.tts.service import MAX_SPEED, MIN_SPEED
 
 MAX_INSTRUCTION_CHARS = 4096  # OpenAI's

@@ -31,7 +31,7 @@ from triptych.modalities.vlm.encoder import (
     load_encoder,
 )
 from triptych.modalities.vlm.families import FAMILIES
-from triptych.modalities.vlm.head import SeeingTraits
+from triptych.modalities.vlm.head import PlaceholderTraits
 from triptych.modalities.vlm.slots.adapter import AdaptedCheckpoint
 from triptych.modalities.vlm.slots.model import SlotModel
 
@@ -75,10 +75,10 @@ class VisionBlueprint:
         )
 
     @property
-    def traits(self) -> SeeingTraits:
+    def traits(self) -> PlaceholderTraits:
         """What becomes of the positions that pictures fill."""
         image_id = int(self._config.image_token_id)
-        return SeeingTraits(
+        return PlaceholderTraits(
             placeholder_id=image_id if image_id < self.text.vocab_size else 0,
             has_axes=bool(self.text.config.rope.sections),
             whole_spans=self.family.whole_spans,

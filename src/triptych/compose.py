@@ -16,7 +16,7 @@ import msgspec
 from triptych.core.config import Config
 from triptych.core.embedding import EmbedDelta, EmbedRequest
 from triptych.core.images import ImageDelta, ImageRequest
-from triptych.core.speech import HearDelta, HearRequest, SpeechDelta, SpeechRequest
+from triptych.core.speech import SpeechDelta, SpeechRequest, TranscribeDelta, TranscribeRequest
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.codec import MessageCodec
 from triptych.core.weights.opening import opening
@@ -52,8 +52,8 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 def build_codec() -> MessageCodec:
     """The types of every modality that cross between API and engine."""
     return MessageCodec(
-        request=TokenRequest | EmbedRequest | SpeechRequest | HearRequest | ImageRequest,
-        payload=TokenDelta | EmbedDelta | SpeechDelta | HearDelta | ImageDelta,
+        request=TokenRequest | EmbedRequest | SpeechRequest | TranscribeRequest | ImageRequest,
+        payload=TokenDelta | EmbedDelta | SpeechDelta | TranscribeDelta | ImageDelta,
     )
 
 
@@ -152,7 +152,7 @@ def _text(setup: _Setup) -> _ApiPart:
     from triptych.modalities.llm.routes import llm_router
     from triptych.modalities.llm.service import LlmService
     from triptych.modalities.llm.text import TextModel
-    from triptych.modalities.vlm.eyes import open_eyes
+    from triptych.modalities.vlm.prompt_encoder import open_eyes
 
     eyes = open_eyes(with_role(setup.models, "vision"), setup.config, setup.ending)
     texts = [
@@ -188,7 +188,7 @@ def _speech(setup: _Setup) -> _ApiPart:
     from triptych.modalities.tts.frontend import open_front_end
     from triptych.modalities.tts.recognition.routes import recognition_cards, recognition_router
     from triptych.modalities.tts.recognition.service import RecognitionService
-    from triptych.modalities.tts.recognition.transcript import HearingModel
+    from triptych.modalities.tts.recognition.transcript import WhisperTokenizer
     from triptych.modalities.tts.routes import speech_cards, speech_router
     from triptych.modalities.tts.service import SpeechService
     from triptych.modalities.tts.voices.routes import voices_router
@@ -200,7 +200,7 @@ def _speech(setup: _Setup) -> _ApiPart:
         for model in with_role(setup.models, "speech")
     ]
     hearing = [
-        opening(model, HearingModel.open) for model in with_role(setup.models, "recognition")
+        opening(model, WhisperTokenizer.open) for model in with_role(setup.models, "recognition")
     ]
     voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
     speech = SpeechService.from_config(

@@ -27,7 +27,6 @@ from triptych.modalities.diffusion.caches.methods import (
     teacache,
 )
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.families.family import Blocks, DenoiserFamily
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
@@ -35,6 +34,7 @@ from triptych.modalities.diffusion.families.span import SpanModel
 from triptych.modalities.diffusion.families.table import family_of, open_model
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import start_row
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 SPANS = [name for name in TINY if family_of(type(name, (), {})()).span]
 # What diffusers says of itself: a class it moved, a cast that a CPU does not need.
@@ -59,7 +59,7 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> bool:
 
 
 def open_row(
-    name: str, seed: int, num_steps: int, method: CacheMethod | None, pools: CellPools
+    name: str, seed: int, num_steps: int, method: CacheMethod | None, pools: TensorPools
 ) -> DenoiseRow:
     sample = start_row(
         sample_of(name, seed),
@@ -140,7 +140,7 @@ def test_coverage_is_as_recorded() -> None:
 
 
 def _runs(name: str, method: CacheMethod) -> bool:
-    pools = CellPools()
+    pools = TensorPools()
     rows = [open_row(name, seed, 5, method, pools) for seed in range(2)]
     samples = finish(open_model(build(name)), rows)
     skips = [decisions(row)[1] for row in rows]
@@ -167,7 +167,7 @@ def test_fbcache_is_diffusers_on_flux(threshold: float) -> None:
     name, num_steps = "FluxTransformer2DModel", 12
     unbounded = Bounds(max_skips=num_steps, forces_last=False)
     method = replace(first_block(threshold=threshold), bounds=unbounded)
-    row = open_row(name, 1, num_steps, method, CellPools())
+    row = open_row(name, 1, num_steps, method, TensorPools())
     slot = row.branches[0].slot
     assert slot is not None
     ours = finish(open_model(build(name)), [row])[0]
@@ -182,7 +182,7 @@ def test_magcache_is_diffusers_on_flux() -> None:
     name, num_steps = "FluxTransformer2DModel", 12
     ratios = [1.0, *(1 + 0.01 * math.sin(step) for step in range(1, num_steps))]
     ratios[-1] = 2.0  # so that both compute the last step
-    row = open_row(name, 1, num_steps, magcache(ratios), CellPools())
+    row = open_row(name, 1, num_steps, magcache(ratios), TensorPools())
     slot = row.branches[0].slot
     assert slot is not None
     ours = finish(open_model(build(name)), [row])[0]
@@ -212,7 +212,7 @@ def _diffusers_run(module: Any, name: str, num_steps: int) -> tuple[Tensor, int]
 @pytest.mark.parametrize("level", list(Level))
 @pytest.mark.parametrize("name", ["FluxTransformer2DModel", "WanTransformer3DModel"])
 def test_mixed_caches_in_one_batch_are_what_each_is_alone(name: str, level: Level) -> None:
-    model, pools = open_model(build(name)), CellPools()
+    model, pools = open_model(build(name)), TensorPools()
     methods = [
         None,
         first_block(threshold=0.2, level=level),

@@ -27,7 +27,7 @@ from triptych.modalities.vlm.families import FAMILIES
 from triptych.modalities.vlm.features import open_cache
 from triptych.modalities.vlm.head import VisionHead
 from triptych.modalities.vlm.processor import PictureProcessor
-from triptych.schedulers.vision import Sight
+from triptych.schedulers.vision import VisionLimits
 
 Part = Sequence[int] | Pixels
 
@@ -66,7 +66,7 @@ class VisionRig(Rig):
             blueprint = kind(checkpoint, max_length=0, dtype=dtype, device=CPU)
             decoder, self.encoder = blueprint.build(lambda _: None)
         family = blueprint.family
-        self.sight = Sight(
+        self.sight = VisionLimits(
             max_step_patches=64,
             whole_spans=family.whole_spans,
             whole_prompts=family.whole_prompts,

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.caches.gates import GateSignal
-from triptych.modalities.diffusion.cells import picked
 from triptych.modalities.diffusion.families.family import Blocks, DenoiserFamily
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
+from triptych.modalities.diffusion.tensor_pool import picked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,15 +26,15 @@ from torch.nn.functional import interpolate
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.caches.methods import CacheMethod
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import DenoiseRow, Guidance, GuidanceBranch, Kept
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.loading.components import denoiser_of
-from triptych.modalities.diffusion.recipes.abilities import Abilities, downscale
 from triptych.modalities.diffusion.recipes.latents import decode_latents, encode_picture, fitted
+from triptych.modalities.diffusion.recipes.spec import PipelineSpec, downscale
 from triptych.modalities.diffusion.samplers.names import with_sampler
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import SampleRow, release_row, start_row
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 EncodedText: TypeAlias = dict[str, Tensor]
 """A prompt as the model's arguments, without a batch dimension: depends on nothing else."""
@@ -91,7 +91,7 @@ class Recipe(ABC):
 
     draws_sources: ClassVar[bool] = True  # a picture's latents are drawn, not the likeliest
 
-    def __init__(self, components: Mapping[str, Any], abilities: Abilities) -> None:
+    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
         self.components = components
         self.abilities = abilities
 
@@ -140,7 +140,7 @@ class Recipe(ABC):
     def prepare(
         self,
         request: PictureRequest,
-        pools: CellPools,
+        pools: TensorPools,
         texts: Sequence[EncodedText] | None = None,
     ) -> DenoiseRow:
         """A row at its first step. Raises `InvalidRequest` for what the model cannot draw.
@@ -271,7 +271,7 @@ class Recipe(ABC):
         noise: Tensor,
         clean: Tensor | None,
         generator: torch.Generator,
-        pools: CellPools,
+        pools: TensorPools,
     ) -> SampleRow:
         """The row at the noise, or where the strength lets it begin."""
         strength, spacing = self.strength(request), self.spacing(request)
@@ -285,7 +285,7 @@ class Recipe(ABC):
         )
 
     def _slot(
-        self, request: PictureRequest, sample: SampleRow, pools: CellPools
+        self, request: PictureRequest, sample: SampleRow, pools: TensorPools
     ) -> CacheSlot | None:
         if request.cache is None:
             return None

@@ -32,10 +32,10 @@ from triptych.modalities.tts.recognition.service import (
 from triptych.modalities.tts.recognition.source import WHISPER_TINY
 from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, Task
 from triptych.modalities.tts.recognition.transcript import (
-    HearingModel,
     Transcript,
     TranscriptDelta,
     TranscriptSegment,
+    WhisperTokenizer,
     gather,
 )
 from triptych.schedulers.base import ModelLoader
@@ -91,7 +91,7 @@ class TranscriptionPipeline(Pipeline[RecognitionService]):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], RecognitionService]:
-        model = HearingModel.open(resolved)
+        model = WhisperTokenizer.open(resolved)
         return lambda client: RecognitionService.from_config(config, [model], client, OwnIntake())
 
     @classmethod

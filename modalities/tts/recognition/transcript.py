@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from triptych.core.byte_level import unspell
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.speech import HeardSegment, HeardToken
+from triptych.core.speech import TimedTokens, TranscriptToken
 from triptych.core.tokenizer import encode, read_tokenizer
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.recognition.languages import LANGUAGES, language_code
@@ -75,7 +75,7 @@ class TranscriptDelta:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HearingModel:
+class WhisperTokenizer:
     """What the API process knows of one recogniser."""
 
     name: str
@@ -86,7 +86,7 @@ class HearingModel:
         self.tokenizer.encode_special_tokens = True  # a caller's prompt spells none
 
     @classmethod
-    def open(cls, resolved: ResolvedModel) -> HearingModel:
+    def open(cls, resolved: ResolvedModel) -> WhisperTokenizer:
         """Read a resolved model's folder. Raises `WeightsError` when it lacks something."""
         folder = Path(resolved.folder)
         tokenizer = read_tokenizer(folder, resolved.name)
@@ -128,7 +128,7 @@ class HearingModel:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def segment(
-        self, heard: HeardSegment, index: int, offset_s: float, language: str
+        self, heard: TimedTokens, index: int, offset_s: float, language: str
     ) -> TranscriptSegment:
         """A heard segment in words, in a recording of which its part begins at `offset_s`."""
         tokens = [_later(token, offset_s) for token in heard.tokens]
@@ -148,7 +148,7 @@ class HearingModel:
             temperature=heard.temperature,
         )
 
-    def _scored(self, token: HeardToken) -> ScoredToken:
+    def _scored(self, token: TranscriptToken) -> ScoredToken:
         data = unspell(self.tokenizer.id_to_token(token.token_id) or "")
         return ScoredToken(data.decode("utf-8", errors="replace"), data, token.logprob)
 
@@ -164,7 +164,7 @@ def gather(deltas: Sequence[TranscriptDelta]) -> Transcript:
     )
 
 
-def _later(token: HeardToken, offset_s: float) -> HeardToken:
-    return HeardToken(
+def _later(token: TranscriptToken, offset_s: float) -> TranscriptToken:
+    return TranscriptToken(
         token.token_id, token.start_s + offset_s, token.end_s + offset_s, token.logprob
     )

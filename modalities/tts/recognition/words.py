@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from triptych.core.speech import HeardToken
+from triptych.core.speech import TranscriptToken
 from triptych.modalities.tts.recognition.languages import UNSPACED
 
 Decode = Callable[[Sequence[int]], str]
@@ -32,16 +32,18 @@ class WordTiming:
     end_s: float
 
 
-def words_of(tokens: Sequence[HeardToken], decode: Decode, language: str) -> tuple[WordTiming, ...]:
+def words_of(
+    tokens: Sequence[TranscriptToken], decode: Decode, language: str
+) -> tuple[WordTiming, ...]:
     """The words of one segment. Its tokens have times."""
     pieces = list(_characters(tokens, decode))
     words = pieces if language in UNSPACED else list(_joined(pieces))
     return tuple(_within_reason(_with_punctuation(words)))
 
 
-def _characters(tokens: Sequence[HeardToken], decode: Decode) -> Iterator[WordTiming]:
+def _characters(tokens: Sequence[TranscriptToken], decode: Decode) -> Iterator[WordTiming]:
     """The shortest runs of tokens that are whole characters."""
-    run: list[HeardToken] = []
+    run: list[TranscriptToken] = []
     for token in tokens:
         run.append(token)
         text = decode([piece.token_id for piece in run])

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from triptych.modalities.diffusion.caches.methods import CacheMethod, planned, taylorseer
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import (
     Denoiser,
     DenoiseRow,
@@ -27,6 +26,7 @@ from triptych.modalities.diffusion.families.family import Conditioning, Denoiser
 from triptych.modalities.diffusion.families.model import DenoiseModel
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import clean_samples, start_row
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 
 class Toy(nn.Module):
@@ -44,7 +44,7 @@ class Toy(nn.Module):
 
 
 def open_row(
-    pools: CellPools,
+    pools: TensorPools,
     *,
     seed: int = 1,
     num_steps: int = 6,
@@ -92,7 +92,7 @@ def velocity_at(row: DenoiseRow, prompt: float) -> Tensor:
 
 def test_guidance_weighs_two_branches_in_one_run() -> None:
     loop, toy = denoiser()
-    row = open_row(CellPools(), prompts=(0.3, -0.2), scale=4.0)
+    row = open_row(TensorPools(), prompts=(0.3, -0.2), scale=4.0)
     before, (sigma, after) = row.sample.sample, row.sample.noise_levels[:2]
     wanted, unwanted = velocity_at(row, 0.3), velocity_at(row, -0.2)
     loop.step([row])
@@ -104,7 +104,7 @@ def test_guidance_weighs_two_branches_in_one_run() -> None:
 @pytest.mark.parametrize("config", ["flow euler", "flow heun", "euler"])
 def test_a_branch_asked_ahead_changes_no_step_and_is_asked_once(config: str) -> None:
     loop, toy = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
     guided = {"num_steps": 4, "prompts": (0.3, -0.2), "scale": 4.0, "config": config}
     expected = finish(loop, open_row(pools, **guided))
     shared, single = open_row(pools, **guided), open_row(pools, **guided)
@@ -123,7 +123,7 @@ def test_a_branch_asked_ahead_changes_no_step_and_is_asked_once(config: str) -> 
 def test_guidance_can_keep_the_norm_and_end_early() -> None:
     loop, toy = denoiser()
     row = open_row(
-        CellPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True, stop=0.5
+        TensorPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True, stop=0.5
     )
     before, (sigma, after) = row.sample.sample, row.sample.noise_levels[:2]
     wanted, unwanted = velocity_at(row, 0.3), velocity_at(row, -0.2)
@@ -137,7 +137,7 @@ def test_guidance_can_keep_the_norm_and_end_early() -> None:
 
 def test_previews_foretell_the_end_and_cost_no_run() -> None:
     loop, toy = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
     rows = [open_row(pools, seed=seed, shape=(2, 2 + seed)) for seed in (1, 2)]
     plain = [finish(loop, open_row(pools, seed=seed, shape=(2, 2 + seed))) for seed in (1, 2)]
     toy.batches.clear()
@@ -173,7 +173,7 @@ def runs_of(foreseen: Sequence[int]) -> list[int]:
 def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> None:
     """Whether they leap or skip step by step: with fresh noise, or what an edit keeps."""
     loop, toy = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
 
     def begin() -> list[DenoiseRow]:
         rows = [
@@ -214,7 +214,7 @@ def test_what_is_kept_of_an_edited_picture_stays_and_is_as_noisy_as_the_rest() -
     loop, _ = denoiser()
     clean, start = noise(7, (2, 3)), noise(1, (2, 3))
     mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.5]])
-    pools = CellPools()
+    pools = TensorPools()
     row, plain = open_row(pools), open_row(pools)
     row.kept = Kept(clean=clean, mask=mask, noise=start)
     loop.step([row, plain])
@@ -229,7 +229,7 @@ def test_what_is_kept_of_an_edited_picture_stays_and_is_as_noisy_as_the_rest() -
 
 def test_joining_waits_for_no_one() -> None:
     loop, toy = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
     first, second = open_row(pools, seed=1, num_steps=8), open_row(pools, seed=2, num_steps=3)
     loop.step([first])
     loop.step([first, second])
@@ -242,7 +242,7 @@ def test_joining_waits_for_no_one() -> None:
 def test_nothing_leaks_and_no_row_notices_the_others(choices: list[int]) -> None:
     """A thousand events over the examples: rows join, step, are aborted, differ in all there is."""
     loop, _ = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
     alone: dict[tuple[Any, ...], Tensor] = {}
     live: list[tuple[tuple[Any, ...], DenoiseRow]] = []
 
@@ -280,7 +280,7 @@ def test_nothing_leaks_and_no_row_notices_the_others(choices: list[int]) -> None
 
 def test_a_finished_row_cannot_be_stepped() -> None:
     loop, _ = denoiser()
-    row = open_row(CellPools(), num_steps=1)
+    row = open_row(TensorPools(), num_steps=1)
     loop.step([row])
     with pytest.raises((AssertionError, IndexError)):
         loop.step([row])

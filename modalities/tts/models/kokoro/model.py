@@ -25,9 +25,9 @@ from triptych.modalities.tts.models.kokoro.config import (
     KokoroConfig,
 )
 from triptych.modalities.tts.models.kokoro.decoder import KokoroDecoder
-from triptych.modalities.tts.models.kokoro.extent import Extent
 from triptych.modalities.tts.models.kokoro.harmonics import source_noise
 from triptych.modalities.tts.models.kokoro.joints import Joints, finish, gmacs
+from triptych.modalities.tts.models.kokoro.length_mask import LengthMask
 from triptych.modalities.tts.models.kokoro.prosody import ProsodyPredictor
 from triptych.modalities.tts.models.kokoro.text import Albert, PhonemeEncoder
 from triptych.modalities.tts.models.kokoro.voices import Voices, style_of
@@ -122,7 +122,7 @@ class KokoroModel(nn.Module):
             (_padded([plan.pitch_P for plan in plans]), _padded([plan.energy_P for plan in plans])),
             _padded([plan.source_KN.T for plan in plans]).transpose(1, 2),
             torch.stack([plan.timbre_Y for plan in plans]),
-            Extent.of([plan.num_frames for plan in plans], self.device),
+            LengthMask.of([plan.num_frames for plan in plans], self.device),
         )
 
 

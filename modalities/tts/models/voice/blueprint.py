@@ -28,7 +28,7 @@ from triptych.modalities.tts.models.blueprint import (
 )
 from triptych.modalities.tts.models.voice.codec import VoiceCodec
 from triptych.modalities.tts.models.voice.config import VoiceConfig
-from triptych.modalities.tts.models.voice.model import VoiceTalker, decoder_config
+from triptych.modalities.tts.models.voice.model import AcousticModel, decoder_config
 from triptych.modalities.tts.models.voice.streaming import voice_decoder
 
 CODEC_PREFIX, TALKER_PREFIX = "codec.", "talker."
@@ -69,7 +69,7 @@ class VoiceBlueprint:
         """The cache of the talker."""
         return decoder_config(self.config, self.max_length).kv_layout(page_size, dtype)
 
-    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> VoiceTalker:
+    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> AcousticModel:
         """Allocate the talker, stream its weights into place and pack them."""
         talker = self._talker(self._setup.device)
         load_tensors(
@@ -110,8 +110,8 @@ class VoiceBlueprint:
         """It has one voice, its own."""
         raise UnsupportedOption("The embedded voice cannot imitate others.", param="voice")
 
-    def _talker(self, device: torch.device) -> VoiceTalker:
-        return VoiceTalker(
+    def _talker(self, device: torch.device) -> AcousticModel:
+        return AcousticModel(
             self.config,
             num_slots=self._setup.max_batch_size,
             max_length=self.max_length,

@@ -18,7 +18,7 @@ Weights = Sequence[Sequence[float]]
 """A few numbers for each row. They are lists, since arrays are slower to begin with."""
 
 
-class CellPool:
+class TensorPool:
     """Cells of one shape and dtype. A cell belongs to whoever took it until it is given back.
 
     A cell just taken is zero. Not thread-safe: the engine's thread owns it.
@@ -85,17 +85,17 @@ class CellPool:
         self._free.extend(range(2 * size - 1, size - 1, -1))
 
 
-class CellPools:
+class TensorPools:
     """One pool per shape, dtype and device, made when first asked for."""
 
     def __init__(self) -> None:
-        self._pools: dict[tuple[torch.Size, torch.dtype, torch.device], CellPool] = {}
+        self._pools: dict[tuple[torch.Size, torch.dtype, torch.device], TensorPool] = {}
 
-    def pool(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> CellPool:
+    def pool(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorPool:
         """The pool of cells like these."""
         key = (torch.Size(shape), dtype, device)
         if key not in self._pools:
-            self._pools[key] = CellPool(shape, dtype=dtype, device=device)
+            self._pools[key] = TensorPool(shape, dtype=dtype, device=device)
         return self._pools[key]
 
     @property

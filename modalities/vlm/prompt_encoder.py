@@ -26,11 +26,11 @@ from triptych.core.transport.codec import MAX_MESSAGE_BYTES
 from triptych.core.vision import PictureSpan, PromptPicture, digest_of_tenant, picture_ids
 from triptych.core.weights.opening import opening
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.eyes import PICTURE, ChatPrompt, PictureSource, pictures_of
+from triptych.modalities.llm.multimodal import PICTURE, ChatPrompt, PictureSource, pictures_of
 from triptych.modalities.llm.text import TextModel
-from triptych.modalities.vlm.facts import VisionFacts, ask_facts
-from triptych.modalities.vlm.intake import Lens, PooledPrepare
+from triptych.modalities.vlm.preparation import PictureProcessorCache, PooledPreparation
 from triptych.modalities.vlm.prepared import PreparedPicture
+from triptych.modalities.vlm.probe import VisionFacts, ask_facts
 
 RUN = "\uf8fe"
 """Stands for one run of picture positions in a rendered conversation."""
@@ -46,8 +46,8 @@ class _Takes:
     strings: bool
 
 
-class ModelEyes:
-    """Implements `modalities.llm.eyes.Eyes` for `text`, one model that sees.
+class VisionPromptEncoder:
+    """Implements `modalities.llm.multimodal.MultimodalEncoder` for `text`, one model that sees.
 
     `placeholder` is what its chat template puts for a picture. Pictures of one conversation take
     `max_bytes` together, as the model takes them.
@@ -56,7 +56,7 @@ class ModelEyes:
     def __init__(
         self,
         text: TextModel,
-        lens: Lens,
+        lens: PictureProcessorCache,
         fetcher: MediaFetcher,
         config: Config,
         *,
@@ -77,11 +77,11 @@ class ModelEyes:
         cls,
         model: ResolvedModel,
         facts: VisionFacts,
-        lens: Lens,
+        lens: PictureProcessorCache,
         config: Config,
         *,
         max_bytes: int = sys.maxsize,
-    ) -> ModelEyes:
+    ) -> VisionPromptEncoder:
         """Raises as `TextModel.open` does."""
         text = TextModel.open(
             model, config.models, text_config=facts.text, specials=(facts.placeholder, RUN)
@@ -92,7 +92,7 @@ class ModelEyes:
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tenant: str = "", **template_kwargs: Any
     ) -> ChatPrompt:
-        """A conversation with pictures in it; see `modalities.llm.eyes.Eyes`."""
+        """A conversation with pictures in it; see `modalities.llm.multimodal.MultimodalEncoder`."""
         sources = list(pictures_of(messages))
         if len(sources) > self._options.max_pictures:
             raise InvalidRequest(
@@ -202,7 +202,7 @@ class ModelEyes:
 
 def open_eyes(
     models: Sequence[ResolvedModel], config: Config, ending: AsyncExitStack
-) -> dict[str, ModelEyes]:
+) -> dict[str, VisionPromptEncoder]:
     """The eyes of each model, by name, with one pool of children for all their pictures.
 
     `ending` closes the pool. Raises `WeightsError` where a model's folder is not fit.
@@ -210,11 +210,13 @@ def open_eyes(
     if not models:
         return {}
     facts = ask_facts([model.folder for model in models])
-    prepare = PooledPrepare(models, config)
+    prepare = PooledPreparation(models, config)
     ending.push_async_callback(prepare.close)
-    lens = Lens.from_config(prepare, config)
+    lens = PictureProcessorCache.from_config(prepare, config)
     return {
-        model.name: opening(model, ModelEyes.open, known, lens, config, max_bytes=MAX_MESSAGE_BYTES)
+        model.name: opening(
+            model, VisionPromptEncoder.open, known, lens, config, max_bytes=MAX_MESSAGE_BYTES
+        )
         for model, known in zip(models, facts, strict=True)
     }
 

@@ -15,7 +15,7 @@ from typing import Self
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.speech import SpeechSegment
-from triptych.modalities.tts.frontend.base import Planned
+from triptych.modalities.tts.frontend.base import PlannedSegment
 from triptych.modalities.tts.text.coverage import Coverage
 from triptych.modalities.tts.text.guard import estimate_seconds
 from triptych.modalities.tts.text.spoken import Boundary
@@ -36,7 +36,7 @@ class SpeechJobPart:
     """Neighbouring pieces of a text that one job speaks, and those among them without sound."""
 
     index: int
-    planned: tuple[Planned, ...]
+    planned: tuple[PlannedSegment, ...]
 
     @property
     def segments(self) -> tuple[SpeechSegment, ...]:
@@ -44,13 +44,13 @@ class SpeechJobPart:
         return tuple(entry.segment for entry in self.planned if not entry.is_silent)
 
 
-class Script:
+class SpeechPlanner:
     """The parts of a text, planned in the background while this context is open.
 
     `write` is called and iterated on threads, never by two at once.
     """
 
-    def __init__(self, write: Callable[[], Iterator[Planned]]) -> None:
+    def __init__(self, write: Callable[[], Iterator[PlannedSegment]]) -> None:
         self._write = write
         self._parts: asyncio.Queue[SpeechJobPart | None] = asyncio.Queue()
         self._task: asyncio.Task[Coverage] | None = None
@@ -106,12 +106,12 @@ class Script:
         return coverage
 
 
-def _parts(write: Callable[[], Iterator[Planned]]) -> Iterator[SpeechJobPart]:
+def _parts(write: Callable[[], Iterator[PlannedSegment]]) -> Iterator[SpeechJobPart]:
     """Cut a plan into parts, each with something to say in it.
 
     Raises `InvalidRequest` where there is nothing at all.
     """
-    planned: list[Planned] = []
+    planned: list[PlannedSegment] = []
     index, length_s, is_full = 0, 0.0, False
     for entry in write():
         if is_full and not entry.is_silent:

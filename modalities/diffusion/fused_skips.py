@@ -20,7 +20,7 @@ from triptych.modalities.diffusion.samplers.program import Vector
 from triptych.modalities.diffusion.samplers.rows import SampleRow, write_states
 
 
-class Leap:
+class FusedSkip:
     """A row's next steps, without the model.
 
     `shares`: for each step the caches that predict, and how much of each makes the output.
@@ -82,9 +82,9 @@ class Leap:
         self.row.step += len(self.steps)
 
 
-def leap(leaps: Sequence[Leap]) -> None:
+def leap(leaps: Sequence[FusedSkip]) -> None:
     """Take the steps of rows of one shape. Where it raises, each row has leapt or has not."""
-    groups: defaultdict[int, list[Leap]] = defaultdict(list)
+    groups: defaultdict[int, list[FusedSkip]] = defaultdict(list)
     for each in leaps:
         groups[len(each.row.cells)].append(each)
     for members in groups.values():
@@ -93,7 +93,7 @@ def leap(leaps: Sequence[Leap]) -> None:
             each.take()
 
 
-def _leap(leaps: Sequence[Leap]) -> None:
+def _leap(leaps: Sequence[FusedSkip]) -> None:
     rows = [each.row for each in leaps]
     cells_R, weights = [each.cells for each in leaps], [each.weights() for each in leaps]
     num_columns = max(map(len, cells_R))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from triptych.modalities.tts.models.voice.config import CodecConfig, TalkerConfig
+from triptych.modalities.tts.models.voice.config import AcousticConfig, CodecConfig
 
 
 class Kind(IntEnum):
@@ -28,7 +28,7 @@ class Kind(IntEnum):
     STEP = 2
 
 
-class TalkerPositions(NamedTuple):
+class AcousticPositions(NamedTuple):
     """What positions read; leading dims may be any.
 
     `windows` [..., W] are symbols around the one due, `held` for how many steps it has been due,
@@ -48,10 +48,10 @@ class Scores(NamedTuple):
     advance: Tensor
 
 
-class TalkerInput(nn.Module):
+class AcousticInput(nn.Module):
     """Embeds positions."""
 
-    def __init__(self, config: TalkerConfig, codec: CodecConfig) -> None:
+    def __init__(self, config: AcousticConfig, codec: CodecConfig) -> None:
         super().__init__()
         width = config.num_symbols_before + 1 + config.num_symbols_after
         hidden = config.hidden_size
@@ -61,7 +61,7 @@ class TalkerInput(nn.Module):
         self.codes = nn.Linear(codec.num_codebooks, hidden, bias=False)
         self.kinds = nn.Embedding(len(Kind), hidden)
 
-    def forward(self, positions: TalkerPositions) -> Tensor:
+    def forward(self, positions: AcousticPositions) -> Tensor:
         """Their embeddings [..., C]."""
         symbols = self.symbols(positions.windows).flatten(-2)
         is_step = (positions.kinds == Kind.STEP)[..., None]
@@ -71,10 +71,10 @@ class TalkerInput(nn.Module):
         return x
 
 
-class TalkerOutput(nn.Module):
+class AcousticOutput(nn.Module):
     """Scores what a position says."""
 
-    def __init__(self, config: TalkerConfig, codec: CodecConfig) -> None:
+    def __init__(self, config: AcousticConfig, codec: CodecConfig) -> None:
         super().__init__()
         self.shape = (codec.num_codebooks, codec.num_levels)
         self.num_advances = config.max_advance + 1
@@ -88,7 +88,7 @@ class TalkerOutput(nn.Module):
         return Scores(codes, scores[..., -self.num_advances :])
 
 
-def windows(padded: Tensor, due: Tensor, config: TalkerConfig) -> Tensor:
+def windows(padded: Tensor, due: Tensor, config: AcousticConfig) -> Tensor:
     """Symbols around `due`: [..., W].
 
     `padded` [..., P] has `num_symbols_before` outside symbols before the first, and at least

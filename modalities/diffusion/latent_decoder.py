@@ -16,7 +16,7 @@ from triptych.modalities.diffusion.preview import Preview
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
 
 
-class Viewer:
+class LatentDecoder:
     """Shows a recipe's pictures; those of more than `whole_pixels` are decoded in tiles."""
 
     def __init__(self, recipe: Recipe, preview: Preview, whole_pixels: int) -> None:

@@ -12,8 +12,8 @@ import msgspec
 
 from triptych.core.speech import SpeechDelta, SpeechFinish
 from triptych.modalities.tts.audio.resampling import Pcm
-from triptych.modalities.tts.frontend.base import Planned
-from triptych.modalities.tts.script import SpeechJobPart
+from triptych.modalities.tts.frontend.base import PlannedSegment
+from triptych.modalities.tts.planner import SpeechJobPart
 from triptych.modalities.tts.text.coverage import Coverage, spoken_fraction
 from triptych.modalities.tts.text.guard import expected_duration
 
@@ -50,7 +50,7 @@ class SpeechPiece:
     finish_reason: SpeechFinish | None = None
 
 
-class Account:
+class SpeechProgress:
     """The account of one call whose sound comes at `sample_rate` (Hz) and `speed`."""
 
     def __init__(self, sample_rate: int, speed: float) -> None:
@@ -59,7 +59,7 @@ class Account:
         self._speed = speed
         self._coverage = Coverage()
         self._part: SpeechJobPart | None = None
-        self._left: deque[Planned] = deque()
+        self._left: deque[PlannedSegment] = deque()
         self._num_samples = 0
         self._before = self._usage = SpeechUsage()
 

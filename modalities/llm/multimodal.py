@@ -38,7 +38,7 @@ class ChatPrompt:
     pictures: tuple[PromptPicture, ...] = ()
 
 
-class Eyes(Protocol):
+class MultimodalEncoder(Protocol):
     """What one model sees with."""
 
     async def encode_chat(

@@ -11,7 +11,7 @@ import pytest
 from fakes import eventually
 
 from triptych.core.plan import Plan, StepResult
-from triptych.schedulers.lanes import StepOutcome, ThreadLanes
+from triptych.schedulers.executors import StepOutcome, ThreadExecutors
 from triptych.schedulers.virtual import VirtualClock
 
 
@@ -51,14 +51,14 @@ class GatedRunner:
 
 
 @pytest.fixture
-def lanes() -> Iterator[tuple[ThreadLanes, VirtualClock]]:
+def lanes() -> Iterator[tuple[ThreadExecutors, VirtualClock]]:
     clock = VirtualClock()
-    lanes = ThreadLanes(clock)
+    lanes = ThreadExecutors(clock)
     yield lanes, clock
     lanes.close(30.0)
 
 
-def take_until(lanes: ThreadLanes, condition: Callable[[], bool]) -> None:
+def take_until(lanes: ThreadExecutors, condition: Callable[[], bool]) -> None:
     for _ in range(300):
         if condition():
             return
@@ -67,7 +67,7 @@ def take_until(lanes: ThreadLanes, condition: Callable[[], bool]) -> None:
 
 
 def test_launches_run_ahead_and_outcomes_come_in_order(
-    lanes: tuple[ThreadLanes, VirtualClock],
+    lanes: tuple[ThreadExecutors, VirtualClock],
 ) -> None:
     threads, clock = lanes
     runner = GatedRunner(clock)
@@ -85,7 +85,9 @@ def test_launches_run_ahead_and_outcomes_come_in_order(
     assert [outcome.busy_s for outcome in outcomes] == [1.0, 1.0, 0.0, 1.0, 1.0]
 
 
-def test_what_a_failed_step_allocated_goes_with_it(lanes: tuple[ThreadLanes, VirtualClock]) -> None:
+def test_what_a_failed_step_allocated_goes_with_it(
+    lanes: tuple[ThreadExecutors, VirtualClock],
+) -> None:
     threads, _ = lanes
     buffers: list[weakref.ref[object]] = []
 
@@ -111,7 +113,7 @@ def test_what_a_failed_step_allocated_goes_with_it(lanes: tuple[ThreadLanes, Vir
 
 
 def test_calls_between_steps_run_on_the_device_thread_and_posts_on_the_loops(
-    lanes: tuple[ThreadLanes, VirtualClock],
+    lanes: tuple[ThreadExecutors, VirtualClock],
 ) -> None:
     threads, _ = lanes
     names: list[str] = []
@@ -132,7 +134,7 @@ def test_calls_between_steps_run_on_the_device_thread_and_posts_on_the_loops(
 
 
 def test_a_loading_thread_ends_with_its_load_and_loads_keep_their_order(
-    lanes: tuple[ThreadLanes, VirtualClock],
+    lanes: tuple[ThreadExecutors, VirtualClock],
 ) -> None:
     """Its OpenMP workers would stay for as long as it does, and slow down those of the device."""
     threads, _ = lanes
@@ -151,7 +153,7 @@ def test_a_loading_thread_ends_with_its_load_and_loads_keep_their_order(
     eventually(lambda: not loaders[1].is_alive())
 
 
-def test_taking_does_not_wait_longer_than_told(lanes: tuple[ThreadLanes, VirtualClock]) -> None:
+def test_taking_does_not_wait_longer_than_told(lanes: tuple[ThreadExecutors, VirtualClock]) -> None:
     threads, _ = lanes
     threads.take(0.0)
     threads.take(-1.0)
@@ -164,7 +166,7 @@ def test_taking_does_not_wait_longer_than_told(lanes: tuple[ThreadLanes, Virtual
 
 
 def test_a_call_posted_while_taking_waits_for_the_next_turn(
-    lanes: tuple[ThreadLanes, VirtualClock],
+    lanes: tuple[ThreadExecutors, VirtualClock],
 ) -> None:
     threads, _ = lanes
     calls: list[int] = []

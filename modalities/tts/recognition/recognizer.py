@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triptych.core.errors import NonFinite
 from triptych.core.sampling.randomness import stream_key, uniforms
-from triptych.core.speech import HearDelta, HeardSegment, HeardToken, HearRequest
+from triptych.core.speech import TimedTokens, TranscribeDelta, TranscribeRequest, TranscriptToken
 from triptych.core.staged_plan import Stage
 from triptych.core.staged_runner import Yield, advance_each
 from triptych.modalities.tts.recognition.alignment import token_positions
@@ -39,7 +39,7 @@ TOKENS_PER_STAGE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recogniser:
+class SpeechRecognizer:
     """What all recordings share; implements `core.staged_runner.StagedModel`."""
 
     network: WhisperNetwork
@@ -48,7 +48,7 @@ class Recogniser:
     tokenizer: Tokenizer
 
     @classmethod
-    def of(cls, network: WhisperNetwork, tokenizer: Tokenizer) -> Recogniser:
+    def of(cls, network: WhisperNetwork, tokenizer: Tokenizer) -> SpeechRecognizer:
         """The recogniser that a network makes."""
         return cls(
             network=network,
@@ -57,19 +57,19 @@ class Recogniser:
             tokenizer=tokenizer,
         )
 
-    def begin(self, request: HearRequest, unit: int) -> Hearing:
+    def begin(self, request: TranscribeRequest, unit: int) -> TranscriptionJob:
         """Take up a recording, which is one unit."""
-        return Hearing(self, request)
+        return TranscriptionJob(self, request)
 
-    def advance(self, works: Sequence[Hearing]) -> list[Yield]:
+    def advance(self, works: Sequence[TranscriptionJob]) -> list[Yield]:
         """The next stage of each."""
-        return advance_each(Hearing.advance, works)
+        return advance_each(TranscriptionJob.advance, works)
 
 
-class Hearing:
+class TranscriptionJob:
     """One request under way (`core.staged_runner.Work`)."""
 
-    def __init__(self, recogniser: Recogniser, request: HearRequest) -> None:
+    def __init__(self, recogniser: SpeechRecognizer, request: TranscribeRequest) -> None:
         self._recogniser = recogniser
         self._spec = recogniser.network.spec
         self._request = request
@@ -78,11 +78,11 @@ class Hearing:
         self._reading = TranscriptCursor(self._spec, request.prompt_ids)
         self._language = request.language or ("" if self._spec.languages else "en")
         self._num_drawn = 0
-        self._said: HearDelta | None = None
+        self._said: TranscribeDelta | None = None
         self._stages = self._run()
         self.next_stage = next(self._stages, None)
 
-    def advance(self) -> HearDelta | None:
+    def advance(self) -> TranscribeDelta | None:
         """Do the next stage. Raises `NonFinite` where the network computes no number."""
         self.next_stage = next(self._stages, None)
         said, self._said = self._said, None
@@ -122,10 +122,14 @@ class Hearing:
         self._say(attempt, stretches, tokens, start)
 
     def _say(
-        self, attempt: Attempt, stretches: tuple[Stretch, ...], tokens: list[HeardToken], start: int
+        self,
+        attempt: Attempt,
+        stretches: tuple[Stretch, ...],
+        tokens: list[TranscriptToken],
+        start: int,
     ) -> None:
         segments = tuple(
-            HeardSegment(
+            TimedTokens(
                 start_s=(start + stretch.start_frame) / FRAMES_PER_S,
                 end_s=(start + stretch.end_frame) / FRAMES_PER_S,
                 tokens=tuple(
@@ -140,7 +144,7 @@ class Hearing:
             )
             for stretch in stretches
         )
-        self._said = HearDelta(
+        self._said = TranscribeDelta(
             segments=segments,
             language=self._language,
             heard_s=min(self._reading.frame, self._spectrogram.num_frames) / FRAMES_PER_S,
@@ -199,7 +203,7 @@ class Hearing:
         self,
         decoder: WhisperWindow,
         stretches: tuple[Stretch, ...],
-        tokens: list[HeardToken],
+        tokens: list[TranscriptToken],
         window: tuple[int, int],
     ) -> None:
         """Give every text token of the stretches its time, in place."""
@@ -219,13 +223,15 @@ class Hearing:
         times = [(start + FRAMES_PER_POSITION * int(position)) / FRAMES_PER_S for position in heard]
         for place, start_s, end_s in zip(places, times, times[1:], strict=False):
             token = tokens[place]
-            tokens[place] = HeardToken(token.token_id, start_s, end_s, token.logprob)
+            tokens[place] = TranscriptToken(token.token_id, start_s, end_s, token.logprob)
 
 
 class _WindowAttempt:
     """One attempt at a window, growing."""
 
-    def __init__(self, hearing: Hearing, temperature: float, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, hearing: TranscriptionJob, temperature: float, num_prompt_tokens: int
+    ) -> None:
         self._hearing = hearing
         self._recogniser = hearing._recogniser
         self._spec = self._recogniser.network.spec
@@ -271,5 +277,5 @@ def _no_number() -> NonFinite:
     return NonFinite("The model computed no finite numbers for this sound.")
 
 
-def _heard(attempt: Attempt, at: int) -> HeardToken:
-    return HeardToken(attempt.token_ids[at], logprob=attempt.logprobs[at])
+def _heard(attempt: Attempt, at: int) -> TranscriptToken:
+    return TranscriptToken(attempt.token_ids[at], logprob=attempt.logprobs[at])

@@ -23,8 +23,8 @@ from triptych.core.ledger import Ledger
 from triptych.core.transport.messages import Heartbeat, ModelStatus
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.engine import Engine
-from triptych.schedulers.residency import RETRY_FAILED_AFTER_S
-from triptych.schedulers.virtual import VirtualClock, VirtualLanes
+from triptych.schedulers.model_manager import RETRY_FAILED_AFTER_S
+from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
 
 FIRST_USE = Config(models=ModelOptions(load="first-use"))
 
@@ -40,7 +40,7 @@ class Bench:
 
     def __init__(self, *loaders: FakeLoader, ledger: Ledger | None = None, config: Config) -> None:
         self.clock = VirtualClock()
-        self.lanes = VirtualLanes(self.clock, lambda plan: 0.01)
+        self.lanes = VirtualExecutors(self.clock, lambda plan: 0.01)
         self.ledger = ledger or Ledger(0)
         self.engine = Engine(
             loaders, config=config, ledger=self.ledger, clock=self.clock, lanes=self.lanes

@@ -15,25 +15,25 @@ from triptych.core.errors import InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.media.fetch import Fetched
 from triptych.core.vision import Array
-from triptych.modalities.llm.eyes import ChatPrompt, PictureSource
-from triptych.modalities.vlm.eyes import RUN, ModelEyes
-from triptych.modalities.vlm.facts import ask_facts, read_facts
-from triptych.modalities.vlm.intake import Lens, OwnPrepare
+from triptych.modalities.llm.multimodal import ChatPrompt, PictureSource
+from triptych.modalities.vlm.preparation import InProcessPreparation, PictureProcessorCache
 from triptych.modalities.vlm.prepared import PreparedPicture
+from triptych.modalities.vlm.probe import ask_facts, read_facts
+from triptych.modalities.vlm.prompt_encoder import RUN, VisionPromptEncoder
 
 CONFIG = Config(server=ServerOptions(), vision=VisionOptions(max_pictures=3))
 RED = PictureSource(file=Fetched(saved(picture()), "image/png"))
 WIDE = PictureSource(file=Fetched(saved(picture(90, 30)), "image/png"))
 
 
-def open_model(folder: Path, family: str = "llava", template: str = PARTS) -> ModelEyes:
+def open_model(folder: Path, family: str = "llava", template: str = PARTS) -> VisionPromptEncoder:
     model = write_seeing_folder(folder, family, template=template)
-    lens = Lens.from_config(OwnPrepare(model), CONFIG)
-    return ModelEyes.open(model, read_facts(model.folder), lens, CONFIG)
+    lens = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
+    return VisionPromptEncoder.open(model, read_facts(model.folder), lens, CONFIG)
 
 
 @pytest.fixture(scope="module")
-def eyes(tmp_path_factory: pytest.TempPathFactory) -> ModelEyes:
+def eyes(tmp_path_factory: pytest.TempPathFactory) -> VisionPromptEncoder:
     return open_model(tmp_path_factory.mktemp("llava"))
 
 
@@ -44,7 +44,7 @@ def said(*parts: str | PictureSource, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def words(eyes: ModelEyes, prompt: ChatPrompt) -> str:
+def words(eyes: VisionPromptEncoder, prompt: ChatPrompt) -> str:
     """The prompt as text, a `*` for each position of a picture."""
     ids = [FIRST_FRAME_ID if token_id >= FIRST_FRAME_ID else token_id for token_id in prompt.ids]
     decode = eyes.text.tokenizer.decode
@@ -54,7 +54,7 @@ def words(eyes: ModelEyes, prompt: ChatPrompt) -> str:
     )
 
 
-async def test_pictures_stand_where_they_were_shown(eyes: ModelEyes) -> None:
+async def test_pictures_stand_where_they_were_shown(eyes: VisionPromptEncoder) -> None:
     prompt = await eyes.encode_chat([said("a", RED, "b", RED, WIDE, "c")])
     stars = 16 * "*"
     assert words(eyes, prompt) == (
@@ -80,7 +80,7 @@ async def test_separators_of_a_family_are_special_tokens(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("spelled", [*EXTRA, RUN, "<|im_end|>", "\ue000"])
-async def test_a_caller_cannot_spell_a_picture(eyes: ModelEyes, spelled: str) -> None:
+async def test_a_caller_cannot_spell_a_picture(eyes: VisionPromptEncoder, spelled: str) -> None:
     prompt = await eyes.encode_chat([said(f"x{spelled}y", RED)])
     assert len(prompt.pictures) == 1
     assert words(eyes, prompt).count("*") == 16
@@ -99,7 +99,7 @@ async def test_templates_that_take_strings(tmp_path: Path) -> None:
     assert "system\nYou see.<" in words(eyes, prompt)
 
 
-async def test_text_alone_is_read_as_by_any_model(eyes: ModelEyes) -> None:
+async def test_text_alone_is_read_as_by_any_model(eyes: VisionPromptEncoder) -> None:
     as_string = await eyes.encode_chat([{"role": "user", "content": "hi"}])
     assert as_string == await eyes.encode_chat([said("hi")])
     assert as_string.pictures == ()
@@ -112,16 +112,16 @@ async def test_a_template_that_drops_pictures_is_told(tmp_path: Path) -> None:
         await eyes.encode_chat([said(RED, "a"), said("b")])
 
 
-async def test_too_many_pictures(eyes: ModelEyes) -> None:
+async def test_too_many_pictures(eyes: VisionPromptEncoder) -> None:
     with pytest.raises(InvalidRequest, match="at most 3 pictures"):
         await eyes.encode_chat([said(*[RED] * 4)])
 
 
 async def test_pictures_that_are_too_much_together(tmp_path: Path) -> None:
     model = write_seeing_folder(tmp_path)
-    lens = Lens.from_config(OwnPrepare(model), CONFIG)
+    lens = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
     facts, two = read_facts(model.folder), 2 * 3 * 28 * 28
-    eyes = ModelEyes.open(model, facts, lens, CONFIG, max_bytes=two)
+    eyes = VisionPromptEncoder.open(model, facts, lens, CONFIG, max_bytes=two)
     assert len((await eyes.encode_chat([said(RED, WIDE)])).pictures) == 2
     with pytest.raises(PayloadTooLarge, match="3 pictures of this chat") as refused:
         await eyes.encode_chat([said(RED, WIDE, RED)])
@@ -137,14 +137,14 @@ async def test_a_coarse_picture_is_scaled_down(tmp_path: Path) -> None:
         return PreparedPicture(digest=bytes(32), inputs={"p": array}, spelling=(2,))
 
     model = write_seeing_folder(tmp_path)
-    lens = Lens(prepare, max_bytes=100)
-    eyes = ModelEyes.open(model, read_facts(model.folder), lens, CONFIG)
+    lens = PictureProcessorCache(prepare, max_bytes=100)
+    eyes = VisionPromptEncoder.open(model, read_facts(model.folder), lens, CONFIG)
     coarse = PictureSource(file=RED.file, is_coarse=True)
     await eyes.encode_chat([said(RED, coarse)])
     assert sorted(asked) == [512 * 512, CONFIG.vision.max_picture_pixels]
 
 
-async def test_tenants_share_nothing_of_a_picture(eyes: ModelEyes) -> None:
+async def test_tenants_share_nothing_of_a_picture(eyes: VisionPromptEncoder) -> None:
     prompts = [
         await eyes.encode_chat([said(RED, "?")], tenant=tenant) for tenant in ("", "a", "b", "a")
     ]
@@ -182,11 +182,11 @@ class Kitchen:
         return PreparedPicture(digest=bytes(32), inputs={"pixel_values": array}, spelling=(1,))
 
 
-async def look(lens: Lens, data: bytes, **given: Any) -> PreparedPicture:
+async def look(lens: PictureProcessorCache, data: bytes, **given: Any) -> PreparedPicture:
     return await lens.look(Fetched(data, ""), **{"model": "m", "max_pixels": 1, **given})
 
 
-async def waiting(lens: Lens, number: int) -> None:
+async def waiting(lens: PictureProcessorCache, number: int) -> None:
     """Return when so many wait for pictures that are being prepared."""
     while sum(run.num_waiting for run in lens._running.values()) < number:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -196,7 +196,7 @@ async def waiting(lens: Lens, number: int) -> None:
 async def test_a_picture_is_prepared_once() -> None:
     kitchen = Kitchen()
     kitchen.gate.set()
-    lens = Lens(kitchen, max_bytes=25)
+    lens = PictureProcessorCache(kitchen, max_bytes=25)
     for data in (b"a", b"a", b"b", b"a", b"c", b"a", b"b"):
         await look(lens, data)
         assert lens.num_bytes <= 25
@@ -209,7 +209,7 @@ async def test_a_picture_is_prepared_once() -> None:
 
 async def test_those_who_wait_share_the_work_and_the_error() -> None:
     kitchen = Kitchen()
-    lens = Lens(kitchen, max_bytes=0)
+    lens = PictureProcessorCache(kitchen, max_bytes=0)
     good = [asyncio.create_task(look(lens, b"a")) for _ in range(3)]
     bad = [asyncio.create_task(look(lens, b"bad")) for _ in range(2)]
     await waiting(lens, 5)
@@ -225,7 +225,7 @@ async def test_those_who_wait_share_the_work_and_the_error() -> None:
 
 async def test_work_that_nobody_waits_for_ends() -> None:
     kitchen = Kitchen()
-    lens = Lens(kitchen, max_bytes=100)
+    lens = PictureProcessorCache(kitchen, max_bytes=100)
     tasks = [asyncio.create_task(look(lens, b"a")) for _ in range(2)]
     await waiting(lens, 2)
     for task in tasks:

@@ -1,7 +1,7 @@
 """What the API process needs to know of a model that sees, read by a process of its own.
 
 Owns the question and its answer. transformers knows the defaults of every configuration, but loads
-torch where it finds it, which the API process must not: `python -m triptych.modalities.vlm.facts`
+torch where it finds it, which the API process must not: `python -m triptych.modalities.vlm.probe`
 reads folders' names as JSON, answers, and is gone.
 """
 
@@ -63,7 +63,7 @@ def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
     """The facts of each folder, in order. Raises as `read_facts` does."""
     try:
         done = subprocess.run(
-            (sys.executable, "-P", "-m", "triptych.modalities.vlm.facts"),
+            (sys.executable, "-P", "-m", "triptych.modalities.vlm.probe"),
             input=msgspec.json.encode(folders),
             capture_output=True,
             timeout=_TIMEOUT_S,

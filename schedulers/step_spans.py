@@ -1,6 +1,6 @@
 """A picture's way from noise to its end: what it takes of a step, and where it is shown.
 
-Owns the arithmetic of a `Course`. Knows no queue and no time.
+Owns the arithmetic of a `PlannedSteps`. Knows no queue and no time.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from triptych.core.denoise_plan import Course
+from triptych.core.denoise_plan import PlannedSteps
 
 
-class Stride(NamedTuple):
+class StepSpan(NamedTuple):
     """Steps taken together: those known to be skipped, and one that computes.
 
     `stop` steps of the whole way are done after it. `num_rows` guidance branches compute at its
@@ -25,19 +25,19 @@ class Stride(NamedTuple):
     num_rows: int
 
 
-def strides(course: Course) -> tuple[Stride, ...]:
+def strides(course: PlannedSteps) -> tuple[StepSpan, ...]:
     """The whole way, from the step it begins at."""
-    found: list[Stride] = []
+    found: list[StepSpan] = []
     start = course.first_step
     for stop in range(course.first_step + 1, course.num_steps + 1):
         num_rows = course.num_rows[stop - 1]
         if num_rows or stop == course.num_steps:
-            found.append(Stride(stop - start, stop, num_rows))
+            found.append(StepSpan(stop - start, stop, num_rows))
             start = stop
     return tuple(found)
 
 
-def preview_strides(way: Sequence[Stride], num_previews: int) -> tuple[int, ...]:
+def preview_strides(way: Sequence[StepSpan], num_previews: int) -> tuple[int, ...]:
     """After which strides to show a picture, counted from 0, in order.
 
     Evenly over what is computed, and none at the end: of k previews the first comes after at most

@@ -37,7 +37,7 @@ class LoopState:
     models: tuple[ModelStatus, ...]
 
 
-class Pulse:
+class HeartbeatSender:
     """Beats through `on_beat`, with the metrics of engine, ledger and schedulers."""
 
     def __init__(self, *, ledger: Ledger, metrics: Metrics, min_stall_budget_s: float) -> None:

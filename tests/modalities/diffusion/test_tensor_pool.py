@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.modalities.diffusion.cells import (
-    CellPool,
-    CellPools,
+from triptych.modalities.diffusion.tensor_pool import (
+    TensorPool,
+    TensorPools,
     joined,
     picked,
     weighted_sum,
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=40))
 def test_cells_are_conserved_and_keep_what_was_written(moves: list[int]) -> None:
-    pool = CellPool((2,), dtype=torch.float32, device=CPU, num_cells=2)
+    pool = TensorPool((2,), dtype=torch.float32, device=CPU, num_cells=2)
     held: list[tuple[int, ...]] = []
     for value, move in enumerate(moves, start=1):
         if move and held:
@@ -40,7 +40,7 @@ def test_cells_are_conserved_and_keep_what_was_written(moves: list[int]) -> None
 
 
 def test_a_cell_cannot_be_given_back_twice() -> None:
-    pool = CellPool((1,), dtype=torch.float32, device=CPU)
+    pool = TensorPool((1,), dtype=torch.float32, device=CPU)
     cells = pool.take(2)
     pool.give_back(cells)
     with pytest.raises(AssertionError, match="twice"):
@@ -48,7 +48,7 @@ def test_a_cell_cannot_be_given_back_twice() -> None:
 
 
 def test_pools_are_shared_by_kind_and_trimmed() -> None:
-    pools = CellPools()
+    pools = TensorPools()
     pool = pools.pool((4,), torch.float32, CPU)
     assert pools.pool(torch.Size([4]), torch.float32, CPU) is pool
     assert pools.pool((4,), torch.bfloat16, CPU) is not pool

@@ -16,26 +16,26 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class LengthMask:
     """How much of each padded row is real. `mask_BT` is `None` when every row is full."""
 
     lengths: tuple[int, ...]
     mask_BT: Tensor | None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> Extent:
+    def of(cls, lengths: Sequence[int], device: torch.device) -> LengthMask:
         """The extent of rows padded to the longest of them."""
         if min(lengths) == max(lengths):
             return cls(tuple(lengths), None)
         lengths_B = torch.tensor(lengths, device=device)
         return cls(tuple(lengths), torch.arange(max(lengths), device=device) < lengths_B[:, None])
 
-    def stretched(self, factor: int, extra: int = 0) -> Extent:
+    def stretched(self, factor: int, extra: int = 0) -> LengthMask:
         """The extent after upsampling by `factor` and `extra` positions more."""
         lengths = tuple(length * factor + extra for length in self.lengths)
         if self.mask_BT is None:
-            return Extent(lengths, None)
-        return Extent.of(lengths, self.mask_BT.device)
+            return LengthMask(lengths, None)
+        return LengthMask.of(lengths, self.mask_BT.device)
 
     def clear(self, x_BCT: Tensor) -> Tensor:
         """The same with zeros as padding, as a lone row would be padded."""

@@ -47,7 +47,7 @@ class StepClock:
 
 
 @dataclass(slots=True)
-class Easel:
+class ImageReplyBuilder:
     """One call being drawn, as its answer tells it.
 
     `form` is what its pictures came in, which lives and counts as memory as long as they do.

@@ -7,18 +7,18 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.core.denoise_plan import Course
-from triptych.schedulers.denoise_course import preview_strides, strides
+from triptych.core.denoise_plan import PlannedSteps
+from triptych.schedulers.step_spans import preview_strides, strides
 
 COURSES = st.builds(
-    lambda rows, first: Course(num_rows=tuple(rows), first_step=min(first, len(rows))),
+    lambda rows, first: PlannedSteps(num_rows=tuple(rows), first_step=min(first, len(rows))),
     rows=st.lists(st.integers(0, 2), max_size=30),
     first=st.integers(0, 8),
 )
 
 
 @given(COURSES)
-def test_strides_cover_the_way_and_compute_at_their_ends_alone(course: Course) -> None:
+def test_strides_cover_the_way_and_compute_at_their_ends_alone(course: PlannedSteps) -> None:
     step = course.first_step
     for stride in strides(course):
         rows = course.num_rows[step : stride.stop]
@@ -31,7 +31,7 @@ def test_strides_cover_the_way_and_compute_at_their_ends_alone(course: Course) -
 
 
 @given(COURSES, st.integers(0, 3))
-def test_previews_come_in_order_early_and_never_at_the_end(course: Course, num: int) -> None:
+def test_previews_come_in_order_early_and_never_at_the_end(course: PlannedSteps, num: int) -> None:
     way = strides(course)
     shown = preview_strides(way, num)
     assert all(before < after for before, after in pairwise(shown))
@@ -44,8 +44,8 @@ def test_previews_come_in_order_early_and_never_at_the_end(course: Course, num: 
 
 
 def test_a_long_even_way_is_shown_at_even_distances() -> None:
-    way = strides(Course(num_rows=(1,) * 50))
+    way = strides(PlannedSteps(num_rows=(1,) * 50))
     assert preview_strides(way, 1) == (15,)
     assert preview_strides(way, 3) == (9, 19, 29)
-    skipping = strides(Course(num_rows=(1, 0, 0, 1, 0) * 10 + (1,)))
+    skipping = strides(PlannedSteps(num_rows=(1, 0, 0, 1, 0) * 10 + (1,)))
     assert [skipping[at].stop for at in preview_strides(skipping, 1)] == [16]

@@ -19,12 +19,12 @@ from triptych.core.images import ImageRequest, Pixels, StepCache
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.adapters.adapters import Adapters
 from triptych.modalities.diffusion.caches.methods import CacheMethod
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow
+from triptych.modalities.diffusion.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.prompts import Asked, HeldTexts, PromptCache
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
 from triptych.modalities.diffusion.samplers.rows import clean_samples
-from triptych.modalities.diffusion.viewer import Viewer
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 P = ParamSpec("P")
 Found = TypeVar("Found")
@@ -81,7 +81,7 @@ class _Order:
     asked: Asked
 
 
-class Painter:
+class ImageExecutor:
     """Draws with one model. All calls come from one thread, but for `understand`."""
 
     def __init__(
@@ -92,10 +92,10 @@ class Painter:
         caches: CacheChoice,
         prompts: PromptCache,
         adapters: Adapters,
-        viewer: Viewer,
+        viewer: LatentDecoder,
     ) -> None:
         self.recipe = recipe
-        self.pools = CellPools()
+        self.pools = TensorPools()
         self._denoiser = denoiser
         self._caches = caches
         self._prompts = prompts

@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 AnyError = TypeVar("AnyError", bound=Exception)
 
 
-class Lane:
+class Executor:
     """A thread that makes calls one after another."""
 
     def __init__(self, name: str) -> None:
@@ -56,7 +56,7 @@ class StepOutcome:
     busy_s: float
 
 
-class Lanes(Protocol):
+class Executors(Protocol):
     """Where things run. The tests have one that runs everything in place, in virtual time."""
 
     def post(self, call: Callable[[], None]) -> None:
@@ -84,15 +84,15 @@ class Lanes(Protocol):
         ...
 
 
-class ThreadLanes:
+class ThreadExecutors:
     """The loop's inbox, the device thread, the thread that collects results, those that load."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._device = Lane("triptych-device")
-        self._collector = Lane("triptych-results")
-        self._loads = Lane("triptych-loads")
+        self._device = Executor("triptych-device")
+        self._collector = Executor("triptych-results")
+        self._loads = Executor("triptych-loads")
         self._last_finished_s = -math.inf
 
     def post(self, call: Callable[[], None]) -> None:

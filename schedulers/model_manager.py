@@ -29,7 +29,7 @@ from triptych.core.job import Job
 from triptych.core.metrics import Metrics
 from triptych.core.transport.messages import ModelState, ModelStatus
 from triptych.schedulers.base import LoadedModel, ModelLoader
-from triptych.schedulers.lanes import Clock, Lanes, without_locals
+from triptych.schedulers.executors import Clock, Executors, without_locals
 
 RETRY_FAILED_AFTER_S = 10.0
 """A model that failed to load is not tried again for a new job before so long."""
@@ -66,7 +66,7 @@ class ResidencyHooks:
     metrics: Metrics
 
 
-class Residency:
+class ModelManager:
     """Models by name."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Residency:
         *,
         config: Config,
         clock: Clock,
-        lanes: Lanes,
+        lanes: Executors,
         hooks: ResidencyHooks,
     ) -> None:
         self._entries = {loader.name: _ModelEntry(loader) for loader in loaders}

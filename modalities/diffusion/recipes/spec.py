@@ -15,7 +15,7 @@ from triptych.core.errors import InvalidRequest, WeightsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
+class PipelineSpec:
     """A pipeline class's facts.
 
     `default_steps`, `default_guidance` and `default_strength` hold where a request says nothing.
@@ -120,38 +120,42 @@ def downscale(vae: Mapping[str, Any]) -> int:
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-_LUMINA2 = Abilities(default_steps=30, default_guidance=4.0, size=None)
-_QWEN = Abilities(default_steps=50, default_guidance=4.0)
-_FLUX = Abilities(default_steps=28, default_guidance=3.5, has_negative=False)
+_LUMINA2 = PipelineSpec(default_steps=30, default_guidance=4.0, size=None)
+_QWEN = PipelineSpec(default_steps=50, default_guidance=4.0)
+_FLUX = PipelineSpec(default_steps=28, default_guidance=3.5, has_negative=False)
 
-_ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
+_ABILITIES: MappingProxyType[str, PipelineSpec] = MappingProxyType(
     {
-        "AuraFlowPipeline": Abilities(default_steps=50, default_guidance=3.5),
-        "ChromaPipeline": Abilities(default_steps=35, default_guidance=5.0, default_strength=0.9),
-        "Flux2KleinPipeline": Abilities(default_steps=50, default_guidance=4.0, max_references=10),
-        "Flux2Pipeline": Abilities(
+        "AuraFlowPipeline": PipelineSpec(default_steps=50, default_guidance=3.5),
+        "ChromaPipeline": PipelineSpec(
+            default_steps=35, default_guidance=5.0, default_strength=0.9
+        ),
+        "Flux2KleinPipeline": PipelineSpec(
+            default_steps=50, default_guidance=4.0, max_references=10
+        ),
+        "Flux2Pipeline": PipelineSpec(
             default_steps=50, default_guidance=4.0, max_references=10, has_negative=False
         ),
         "FluxKontextPipeline": replace(_FLUX, max_references=1),
         "FluxPipeline": _FLUX,
-        "HiDreamImagePipeline": Abilities(default_steps=50, default_guidance=5.0),
+        "HiDreamImagePipeline": PipelineSpec(default_steps=50, default_guidance=5.0),
         "Lumina2Pipeline": _LUMINA2,
         "Lumina2Text2ImgPipeline": _LUMINA2,  # its name when the model came out
-        "PixArtAlphaPipeline": Abilities(
+        "PixArtAlphaPipeline": PipelineSpec(
             default_steps=20, default_guidance=4.5, size=None, rounds_down=True
         ),
-        "PixArtSigmaPipeline": Abilities(
+        "PixArtSigmaPipeline": PipelineSpec(
             default_steps=20, default_guidance=4.5, size=None, rounds_down=True
         ),
         "QwenImageEditPipeline": replace(_QWEN, max_references=1, needs_reference=True),
         "QwenImageEditPlusPipeline": replace(_QWEN, max_references=10, needs_reference=True),
         "QwenImagePipeline": _QWEN,
-        "SanaPipeline": Abilities(default_steps=20, default_guidance=4.5, patch=1, size=None),
-        "SanaSprintPipeline": Abilities(
+        "SanaPipeline": PipelineSpec(default_steps=20, default_guidance=4.5, patch=1, size=None),
+        "SanaSprintPipeline": PipelineSpec(
             default_steps=2, default_guidance=4.5, patch=1, size=None, has_negative=False
         ),
-        "StableDiffusion3Pipeline": Abilities(default_steps=28, default_guidance=7.0, size=None),
-        "StableDiffusionPipeline": Abilities(
+        "StableDiffusion3Pipeline": PipelineSpec(default_steps=28, default_guidance=7.0, size=None),
+        "StableDiffusionPipeline": PipelineSpec(
             default_steps=50,
             default_guidance=7.5,
             default_strength=0.8,
@@ -159,7 +163,7 @@ _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
             size=None,
             rounds_down=True,
         ),
-        "StableDiffusionXLPipeline": Abilities(
+        "StableDiffusionXLPipeline": PipelineSpec(
             default_steps=50,
             default_guidance=5.0,
             default_strength=0.3,
@@ -167,14 +171,16 @@ _ABILITIES: MappingProxyType[str, Abilities] = MappingProxyType(
             size=None,
             rounds_down=True,
         ),
-        "WanPipeline": Abilities(
+        "WanPipeline": PipelineSpec(
             default_steps=50,
             default_guidance=5.0,
             default_strength=0.8,
             size=(832, 480),
             rounds_down=True,
         ),
-        "ZImagePipeline": Abilities(default_steps=50, default_guidance=5.0, neutral_guidance=0.0),
+        "ZImagePipeline": PipelineSpec(
+            default_steps=50, default_guidance=5.0, neutral_guidance=0.0
+        ),
     }
 )
 
@@ -184,7 +190,7 @@ PIPELINES = tuple(_ABILITIES)
 
 def abilities_of(
     pipeline: str, model: Mapping[str, Any] = _NOTHING, facts: Mapping[str, Any] = _NOTHING
-) -> Abilities:
+) -> PipelineSpec:
     """The abilities of a pipeline's class name. Raises `WeightsError` if it is not known.
 
     `model`: the config.json of the transformer or UNet. `facts`: plain entries of model_index.json,

@@ -29,8 +29,8 @@ from triptych.core.media.fetch import Fetched
 from triptych.core.media.pictures import PictureLimits, measure, read_picture
 from triptych.core.typed import decode_msgpack
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.vlm.facts import hide_torch
 from triptych.modalities.vlm.prepared import PreparedPicture
+from triptych.modalities.vlm.probe import hide_torch
 
 if TYPE_CHECKING:
     from triptych.modalities.vlm.processor import PictureProcessor
@@ -42,7 +42,7 @@ _SAMPLES = ((64, 64), (320, 48), (48, 320))
 """Pictures that a child processes first, whereby all is loaded that it will need."""
 
 
-class Prepare(Protocol):
+class PreparePicture(Protocol):
     """Decodes a file and processes the picture for a model, off the event loop."""
 
     def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> Awaitable[PreparedPicture]:
@@ -104,8 +104,8 @@ def prepare_picture(
 # -- in the API process --------------------------------------------------------------------------
 
 
-class PooledPrepare:
-    """Implements `Prepare` with limited children: for strangers' pictures."""
+class PooledPreparation:
+    """Implements `PreparePicture` with limited children: for strangers' pictures."""
 
     def __init__(self, models: Sequence[ResolvedModel], config: Config) -> None:
         self._limits = PictureLimits()
@@ -138,8 +138,8 @@ class PooledPrepare:
         await self._pool.close()
 
 
-class OwnPrepare:
-    """Implements `Prepare` in a thread of this process: for one's own pictures alone."""
+class InProcessPreparation:
+    """Implements `PreparePicture` in a thread of this process: for one's own pictures alone."""
 
     def __init__(self, model: ResolvedModel) -> None:
         from triptych.modalities.vlm.processor import PictureProcessor
@@ -158,10 +158,10 @@ class OwnPrepare:
         )
 
 
-class Lens:
+class PictureProcessorCache:
     """Prepares pictures, each once: what came out is kept, the least recent gives way."""
 
-    def __init__(self, prepare: Prepare, *, max_bytes: int) -> None:
+    def __init__(self, prepare: PreparePicture, *, max_bytes: int) -> None:
         self._prepare = prepare
         self._max_bytes = max_bytes
         self._num_bytes = 0
@@ -169,7 +169,7 @@ class Lens:
         self._running: dict[bytes, _Run] = {}
 
     @classmethod
-    def from_config(cls, prepare: Prepare, config: Config) -> Self:
+    def from_config(cls, prepare: PreparePicture, config: Config) -> Self:
         """With the bounds of a configuration."""
         return cls(prepare, max_bytes=config.vision.prepared_pictures_mb * 2**20)
 
