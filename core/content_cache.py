@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
-class _Entry(Generic[Value]):
+class _CacheEntry(Generic[Value]):
     value: Value
     num_bytes: int
     num_references: int = 0
@@ -44,7 +44,7 @@ class ContentCache(Generic[Value]):
         self.capacity_bytes = capacity_bytes
         self.max_entries = max_entries
         self._copy = copy
-        self._entries: OrderedDict[Hashable, _Entry[Value]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _CacheEntry[Value]] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
 
@@ -79,7 +79,7 @@ class ContentCache(Generic[Value]):
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                entry = self._entries[key] = _Entry(owned, num_bytes)
+                entry = self._entries[key] = _CacheEntry(owned, num_bytes)
                 self._num_bytes += num_bytes
             kept = self._reference(key, entry)
             self._shrink()
@@ -105,7 +105,7 @@ class ContentCache(Generic[Value]):
             idle = [entry for entry in self._entries.values() if not entry.num_references]
             assert not idle or not self._is_over, "it holds more than it may"
 
-    def _reference(self, key: Hashable, entry: _Entry[Value]) -> Value:
+    def _reference(self, key: Hashable, entry: _CacheEntry[Value]) -> Value:
         entry.num_references += 1
         self._entries.move_to_end(key)
         return entry.value

@@ -65,7 +65,7 @@ class DenoisePlan(Plan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class PlannedSteps:
     """What is known of a picture's way once it is encoded.
 
     `num_rows` are the guidance branches that the model is run for, step by step: 0 where every
@@ -91,7 +91,7 @@ class PictureRowResult:
     `pixels` are a preview or the picture. An `error` ends the picture's job, and no other.
     """
 
-    course: Course | None = None
+    course: PlannedSteps | None = None
     num_computed: int = 0
     num_rows: int = 0
     pixels: Pixels | None = None

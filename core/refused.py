@@ -17,7 +17,7 @@ from triptych.core.once import once
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class FixedOption:
     """An option whose value is fixed here. Switches accept `true` (`--x`) or `false` (`--no-x`)."""
 
     flags: tuple[str, ...]
@@ -69,8 +69,8 @@ _SPLIT = (
 )
 _SCANNED = "code from model repositories never runs; use a model that --model-impl can run."
 
-STANDING: tuple[Standing, ...] = (
-    Standing(
+STANDING: tuple[FixedOption, ...] = (
+    FixedOption(
         _named(
             "data-parallel-degree data-parallel-size dp-size dp tensor-parallel-size tp-size tp"
             " pipeline-parallel-size pp-size pp ep-size expert-parallel-size ep nnodes"
@@ -79,52 +79,56 @@ STANDING: tuple[Standing, ...] = (
         ("1",),
         _ONE_DEVICE,
     ),
-    Standing(_named("node-rank"), ("0",), _ONE_DEVICE),
-    Standing(_named("pipeline-role"), ("prefill_and_decode", "prefillanddecode"), _SPLIT),
-    Standing(_named("disaggregation-mode"), ("null",), _SPLIT),
-    Standing(_named("cache-strategy"), ("paged", "model_default"), "the cache is always paged."),
-    Standing(_named("kv-connector"), ("null",), _TIERS),
-    Standing(_named("radix-eviction-policy"), ("lru",), "the least recently used page goes first."),
-    Standing(_named("task"), ("text_generation",), _KNOWN),
-    Standing(_named("max-num-steps"), ("1", "-1"), "every step is scheduled on its own."),
-    Standing(
+    FixedOption(_named("node-rank"), ("0",), _ONE_DEVICE),
+    FixedOption(_named("pipeline-role"), ("prefill_and_decode", "prefillanddecode"), _SPLIT),
+    FixedOption(_named("disaggregation-mode"), ("null",), _SPLIT),
+    FixedOption(_named("cache-strategy"), ("paged", "model_default"), "the cache is always paged."),
+    FixedOption(_named("kv-connector"), ("null",), _TIERS),
+    FixedOption(
+        _named("radix-eviction-policy"), ("lru",), "the least recently used page goes first."
+    ),
+    FixedOption(_named("task"), ("text_generation",), _KNOWN),
+    FixedOption(_named("max-num-steps"), ("1", "-1"), "every step is scheduled on its own."),
+    FixedOption(
         _named("num-continuous-decode-steps scheduler-recv-interval"),
         ("1",),
         "every step is scheduled on its own.",
     ),
-    Standing(_named("stream-interval"), ("1",), "each step's text is sent at once."),
-    Standing(_named("tokenizer-mode"), ("auto",), "tokenizers are always the fast ones."),
-    Standing(_named("tokenizer-worker-num"), ("1",), "one API process tokenizes."),
-    Standing(
+    FixedOption(_named("stream-interval"), ("1",), "each step's text is sent at once."),
+    FixedOption(_named("tokenizer-mode"), ("auto",), "tokenizers are always the fast ones."),
+    FixedOption(_named("tokenizer-worker-num"), ("1",), "one API process tokenizes."),
+    FixedOption(
         _named("load-format"),
         ("auto",),
         "the format is read off the files: safetensors or GGUF, never pickles.",
     ),
-    Standing(
+    FixedOption(
         _named("sampling-defaults"),
         ("model",),
         "defaults are the model's; send others with each request.",
     ),
-    Standing(_named("grammar-backend"), ("none",), GRAMMAR),
-    Standing(_named("gpu-profiling"), ("off",), "use `nsys profile triptych serve ...`."),
-    Standing(_named("moe-a2a-backend elastic-ep-backend"), ("none",), _EXPERTS),
-    Standing(
+    FixedOption(_named("grammar-backend"), ("none",), GRAMMAR),
+    FixedOption(_named("gpu-profiling"), ("off",), "use `nsys profile triptych serve ...`."),
+    FixedOption(_named("moe-a2a-backend elastic-ep-backend"), ("none",), _EXPERTS),
+    FixedOption(
         _named("enable-penalties enable-min-tokens enable-echo enable-variable-logits"),
         ("true",),
         "it is a field of each request and cannot be switched off.",
     ),
-    Standing(
+    FixedOption(
         _named("enable-overlap-scheduler"), ("true",), "planning always overlaps the running step."
     ),
-    Standing(_named("enable-multimodal"), ("true",), "pictures are taken wherever a model sees."),
-    Standing(
+    FixedOption(
+        _named("enable-multimodal"), ("true",), "pictures are taken wherever a model sees."
+    ),
+    FixedOption(
         _named("enable-fp32-lm-head"), ("true",), "the language head always writes float32 logits."
     ),
-    Standing(_named("enable-metrics"), ("true",), "/metrics is always there."),
-    Standing(_named("enable-cache-report"), ("true",), "usage always counts cached tokens."),
-    Standing(_named("enable-nan-detection"), ("true",), "NaN always ends the one job it is in."),
-    Standing(_named("sleep-on-idle"), ("true",), "an idle engine always sleeps."),
-    Standing(
+    FixedOption(_named("enable-metrics"), ("true",), "/metrics is always there."),
+    FixedOption(_named("enable-cache-report"), ("true",), "usage always counts cached tokens."),
+    FixedOption(_named("enable-nan-detection"), ("true",), "NaN always ends the one job it is in."),
+    FixedOption(_named("sleep-on-idle"), ("true",), "an idle engine always sleeps."),
+    FixedOption(
         _named(
             "allow-safetensors-weights-fp32-bf6-bidirectional-cast"
             " allow-safetensors-weights-fp32-bf16-bidirectional-cast"
@@ -132,28 +136,30 @@ STANDING: tuple[Standing, ...] = (
         ("true",),
         "weights are always cast to the compute type; name it with --dtype.",
     ),
-    Standing(_named("trust-remote-code"), ("false",), _SCANNED),
-    Standing(
+    FixedOption(_named("trust-remote-code"), ("false",), _SCANNED),
+    FixedOption(
         _named("force-download"),
         ("false",),
         "use `triptych models remove` and `triptych models fetch`.",
     ),
-    Standing(_named("enable-structured-output"), ("false",), GRAMMAR),
-    Standing(_named("enable-kvcache-swapping-to-host"), ("false",), _TIERS),
-    Standing(
+    FixedOption(_named("enable-structured-output"), ("false",), GRAMMAR),
+    FixedOption(_named("enable-kvcache-swapping-to-host"), ("false",), _TIERS),
+    FixedOption(
         _named("device-graph-capture debug-verify-replay use-subgraphs"), ("false",), _COMPILED
     ),
-    Standing(
+    FixedOption(
         _named("prefer-module-v3 use-legacy-module"),
         ("false",),
         "there is one implementation of each model; see --model-impl.",
     ),
-    Standing(_named("force"), ("false",), "options are always validated; correct the refused one."),
-    Standing(_named("defer-resolve"), ("false",), "options are always resolved at start."),
-    Standing(_named("execute-empty-batches"), ("false",), "a step always has work."),
-    Standing(_named("ep-use-allreduce"), ("false",), _ONE_DEVICE),
-    Standing(_named("use-relaxed-acceptance-for-thinking"), ("false",), _SPECULATIVE),
-    Standing(_named("profile-serve"), ("false",), "use `py-spy record -- triptych serve ...`."),
+    FixedOption(
+        _named("force"), ("false",), "options are always validated; correct the refused one."
+    ),
+    FixedOption(_named("defer-resolve"), ("false",), "options are always resolved at start."),
+    FixedOption(_named("execute-empty-batches"), ("false",), "a step always has work."),
+    FixedOption(_named("ep-use-allreduce"), ("false",), _ONE_DEVICE),
+    FixedOption(_named("use-relaxed-acceptance-for-thinking"), ("false",), _SPECULATIVE),
+    FixedOption(_named("profile-serve"), ("false",), "use `py-spy record -- triptych serve ...`."),
 )
 """Options that may be given, with the values that name what happens anyway."""
 
@@ -468,7 +474,7 @@ def refused() -> Mapping[str, str]:
 
 
 @once
-def standing() -> Mapping[str, Standing]:
+def standing() -> Mapping[str, FixedOption]:
     """Each standing flag's entry."""
     return {flag: entry for entry in STANDING for flag in entry.flags}
 

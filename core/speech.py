@@ -77,7 +77,7 @@ class SpeechDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     num_output_tokens: int = 0
 
 
-class HearRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear"):
+class TranscribeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hear"):
     """Speech to be written down: samples at the model's rate, and how to write.
 
     `prompt_ids` are words that came before, `language` is empty where the model knows but one or
@@ -96,7 +96,7 @@ class HearRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     tenant: str = ""
 
 
-class HeardToken(msgspec.Struct, frozen=True, array_like=True):
+class TranscriptToken(msgspec.Struct, frozen=True, array_like=True):
     """One token of a transcript: when it is heard (seconds, -1 where unknown), how sure it is."""
 
     token_id: int
@@ -105,25 +105,25 @@ class HeardToken(msgspec.Struct, frozen=True, array_like=True):
     logprob: float = 0.0
 
 
-class HeardSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TimedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stretch of a transcript between two timestamps."""
 
     start_s: float
     end_s: float
-    tokens: tuple[HeardToken, ...]
+    tokens: tuple[TranscriptToken, ...]
     avg_logprob: float = 0.0
     no_speech_prob: float = 0.0
     compression_ratio: float = 0.0
     temperature: float = 0.0
 
 
-class HearDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="heard"):
+class TranscribeDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="heard"):
     """What one step added to a transcript: the segments of a window, once nothing changes them.
 
     `heard_s` counts from the beginning of the sound; times of segments and tokens do, too.
     """
 
-    segments: tuple[HeardSegment, ...] = ()
+    segments: tuple[TimedTokens, ...] = ()
     language: str = ""
     heard_s: float = 0.0
     finish_reason: Literal["stop", "cancelled"] | None = None

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from triptych.core.sampling.params import SamplingParams
-from triptych.core.vision import Picture
+from triptych.core.vision import PromptPicture
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -27,7 +27,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     prompt_frames: tuple[tuple[int, ...], ...] = ()
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[PromptPicture, ...] = ()
     priority: int = 0
     tenant: str = ""
     adapter: str = ""

@@ -75,7 +75,7 @@ class PictureSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         )
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
+class PromptPicture(msgspec.Struct, frozen=True, kw_only=True):
     """A picture in a prompt. `inputs` are what its encoder is called with, by name."""
 
     span: PictureSpan

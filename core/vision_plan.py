@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from triptych.core.errors import TriptychError
 from triptych.core.plan import Plan, StepResult
-from triptych.core.vision import Picture
+from triptych.core.vision import PromptPicture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodePlan(Plan):
     """Features of some pictures, all different, none of which is in the cache."""
 
-    pictures: tuple[Picture, ...]
+    pictures: tuple[PromptPicture, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ class Scheduler(Protocol):
 
 
 @runtime_checkable
-class FitsGaps(Protocol):
+class FitsStepBudget(Protocol):
     """A scheduler that can make its steps shorter where others wait for them."""
 
     def set_gap(self, gap_s: float) -> None:

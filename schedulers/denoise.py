@@ -31,17 +31,24 @@ from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.job import Job, JobState, Output
 from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.base import Proposal, SchedulerStats
-from triptych.schedulers.denoise_course import Stride
-from triptych.schedulers.denoise_draft import Draft, Drafter
-from triptych.schedulers.denoise_state import DenoiseState, Entry, Picture, Piece, Stage, Step
+from triptych.schedulers.denoise_draft import DenoiseDraft, Drafter
+from triptych.schedulers.denoise_state import (
+    DenoiseState,
+    DenoiseStep,
+    Entry,
+    PictureState,
+    PictureStatus,
+    ScheduledPicture,
+)
 from triptych.schedulers.denoise_times import RunTimes
+from triptych.schedulers.step_spans import StepSpan
 
 
 @dataclass(frozen=True, slots=True)
-class _Intent:
+class _DenoiseIntent:
     """A draft, and the version of the state it was made from."""
 
-    draft: Draft
+    draft: DenoiseDraft
     version: int
 
 
@@ -144,13 +151,13 @@ class DenoiseScheduler:
             work=draft.work,
             due_s=math.inf,
             num_rows=len(draft.pictures),
-            intent=_Intent(draft, self._version),
+            intent=_DenoiseIntent(draft, self._version),
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
         """Let pictures in, move them on, and make the plan; chooses anew if anything changed."""
         intent = proposal.intent
-        assert isinstance(intent, _Intent), "a proposal of this scheduler"
+        assert isinstance(intent, _DenoiseIntent), "a proposal of this scheduler"
         is_fresh = intent.version == self._version
         draft = intent.draft if is_fresh else self._drafter.draft()
         if draft is None:
@@ -162,7 +169,7 @@ class DenoiseScheduler:
         for picture in draft.passed:
             picture.num_times_passed += 1
         pieces = tuple(self._book_piece(draft, picture, now_s) for picture in draft.pictures)
-        state.steps[step_id] = Step(draft.kind, pieces, size)
+        state.steps[step_id] = DenoiseStep(draft.kind, pieces, size)
         if is_start:
             self._tell_line()
         return DenoisePlan(
@@ -183,7 +190,7 @@ class DenoiseScheduler:
         for piece, row in zip(step.pieces, result.rows, strict=True):
             picture = piece.picture
             picture.num_in_flight -= 1
-            if picture.stage is Stage.OVER:
+            if picture.stage is PictureStatus.OVER:
                 continue
             if row.error is not None:
                 self._end(picture.entry, JobState.FAILED, error=row.error)
@@ -207,7 +214,7 @@ class DenoiseScheduler:
         for piece in step.pieces:
             picture = piece.picture
             picture.num_in_flight -= 1
-            if picture.stage is Stage.OVER:
+            if picture.stage is PictureStatus.OVER:
                 continue
             if is_retried:
                 self._counters.num_retries += 1
@@ -247,7 +254,9 @@ class DenoiseScheduler:
 
     # Booking and recording.
 
-    def _book_piece(self, draft: Draft, picture: Picture, now_s: float) -> Piece:
+    def _book_piece(
+        self, draft: DenoiseDraft, picture: PictureState, now_s: float
+    ) -> ScheduledPicture:
         """Move a picture on, and note that a step of it is launched."""
         picture.num_in_flight += 1
         match draft.kind:
@@ -256,12 +265,12 @@ class DenoiseScheduler:
                 picture.entry.job.state = JobState.RUNNING
                 picture.entry.job.timings.setdefault("scheduled_s", now_s)
             case "decode":
-                picture.stage = Stage.DECODING
+                picture.stage = PictureStatus.DECODING
             case "denoise":
                 return _stepping(picture, asks_ahead=draft.asks_ahead)
-        return Piece(picture)
+        return ScheduledPicture(picture)
 
-    def _observe(self, step: Step, result: DenoiseStepResult) -> None:
+    def _observe(self, step: DenoiseStep, result: DenoiseStepResult) -> None:
         """Count what ran, and learn how long runs take; sizes share a step's time as foreseen."""
         if step.kind != "denoise":
             return
@@ -279,13 +288,13 @@ class DenoiseScheduler:
             share = foreseen_s[size] / sum(foreseen_s.values())
             self._times.observe(size, num_rows, result.elapsed_s * share)
 
-    def _accept_course(self, picture: Picture, row: PictureRowResult, now_s: float) -> None:
+    def _accept_course(self, picture: PictureState, row: PictureRowResult, now_s: float) -> None:
         assert row.course is not None, "encoding tells the way"
         picture.begin(row.course)
         if picture.entry.request.has_progress:
             self._send(picture, now_s)
 
-    def _accept_stride(self, piece: Piece, row: PictureRowResult, now_s: float) -> None:
+    def _accept_stride(self, piece: ScheduledPicture, row: PictureRowResult, now_s: float) -> None:
         picture = piece.picture
         assert piece.stride is not None, "what is denoised takes a stride"
         picture.step = piece.stride.stop
@@ -296,7 +305,7 @@ class DenoiseScheduler:
         elif picture.entry.request.has_progress and not piece.asks_ahead:
             self._send(picture, now_s)
 
-    def _accept_picture(self, picture: Picture, row: PictureRowResult, now_s: float) -> None:
+    def _accept_picture(self, picture: PictureState, row: PictureRowResult, now_s: float) -> None:
         assert row.pixels is not None, "decoding yields a picture"
         self._counters.num_pictures += 1
         self._state.widen()
@@ -304,13 +313,13 @@ class DenoiseScheduler:
         self._send(picture, now_s, row.pixels)
 
     def _send(
-        self, picture: Picture, now_s: float, pixels: Pixels | None = None, preview: int = -1
+        self, picture: PictureState, now_s: float, pixels: Pixels | None = None, preview: int = -1
     ) -> None:
         """Tell a job how far one of its pictures is; its last picture ends it."""
         entry, course = picture.entry, picture.course
         assert course is not None, "what is told of is encoded"
         entry.job.timings.setdefault("first_output_s", now_s)
-        is_last = all(each.stage is Stage.OVER for each in entry.pictures)
+        is_last = all(each.stage is PictureStatus.OVER for each in entry.pictures)
         delta = ImageDelta(
             picture=picture.index,
             step=picture.step,
@@ -352,18 +361,18 @@ class DenoiseScheduler:
         self._tell_line()
 
 
-def _stepping(picture: Picture, *, asks_ahead: bool) -> Piece:
+def _stepping(picture: PictureState, *, asks_ahead: bool) -> ScheduledPicture:
     """Move a picture through its next stride, or up to the step that computes."""
     stride = picture.stride
     picture.has_asked = asks_ahead
     if asks_ahead:
-        skipped = Stride(stride.num_steps - 1, stride.stop - 1, 0)
-        return Piece(picture, skipped, asks_ahead=True)
+        skipped = StepSpan(stride.num_steps - 1, stride.stop - 1, 0)
+        return ScheduledPicture(picture, skipped, asks_ahead=True)
     picture.num_strides += 1
-    return Piece(picture, stride, picture.preview_after(picture.num_strides))
+    return ScheduledPicture(picture, stride, picture.preview_after(picture.num_strides))
 
 
-def _row(piece: Piece) -> PictureRow:
+def _row(piece: ScheduledPicture) -> PictureRow:
     return PictureRow(
         key=piece.picture.key,
         num_steps=piece.stride.num_steps if piece.stride else 0,
@@ -372,5 +381,5 @@ def _row(piece: Piece) -> PictureRow:
     )
 
 
-def _start(piece: Piece) -> PictureStart:
+def _start(piece: ScheduledPicture) -> PictureStart:
     return PictureStart(key=piece.picture.key, request=piece.picture.entry.request)

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from triptych.schedulers.denoise_state import DenoiseState, Picture
+from triptych.schedulers.denoise_batching import fill_batch, urgency
+from triptych.schedulers.denoise_state import DenoiseState, PictureState
 from triptych.schedulers.denoise_times import RunTimes
-from triptych.schedulers.staggering import fill_batch, urgency
 
 _MAX_PASSED = 8  # times a waiting picture is passed by smaller ones
 _MAX_LOOKAHEAD = 64  # waiting pictures looked at for one step
@@ -33,15 +33,15 @@ _MAX_PIXELS = 1 << 20  # decoded together: beyond, a decoder is busy with one pi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class DenoiseDraft:
     """What booking will do: `kind` to `pictures`. `passed` waited for room longer than they.
 
     With `asks_ahead` the only picture's step is asked of one guidance branch, and not taken.
     """
 
     kind: str
-    pictures: tuple[Picture, ...] = ()
-    passed: tuple[Picture, ...] = ()
+    pictures: tuple[PictureState, ...] = ()
+    passed: tuple[PictureState, ...] = ()
     asks_ahead: bool = False
 
     @property
@@ -64,7 +64,7 @@ class Draft:
         return {"size": self.size} if self.pictures else {}
 
 
-def size_of(kind: str, picture: Picture) -> float:
+def size_of(kind: str, picture: PictureState) -> float:
     """What a picture adds to the size of a step."""
     if kind == "denoise":
         return picture.num_rows * picture.num_tokens
@@ -83,7 +83,7 @@ class Drafter:
         self._times = times
         self._max_rows = max_rows
 
-    def draft(self) -> Draft | None:
+    def draft(self) -> DenoiseDraft | None:
         """The next step; none while all depends on steps in flight or on slow readers."""
         return self._decode() or self._encode() or self._denoise() or self._release()
 
@@ -91,27 +91,27 @@ class Drafter:
     def _has_company(self) -> bool:
         return math.isfinite(self.gap_s)
 
-    def _decode(self) -> Draft | None:
+    def _decode(self) -> DenoiseDraft | None:
         drawn = [picture for picture in self._state.running if picture.can_decode]
         ordered = sorted(drawn, key=lambda picture: (picture.due_s, picture.place))
         pictures = tuple(self._together("decode", ordered, _MAX_PIXELS))
-        return Draft(kind="decode", pictures=pictures) if pictures else None
+        return DenoiseDraft(kind="decode", pictures=pictures) if pictures else None
 
-    def _encode(self) -> Draft | None:
+    def _encode(self) -> DenoiseDraft | None:
         able, passed = self._admissible()
         pictures = tuple(self._together("encode", able, self._max_rows))
         if not pictures:
             return None
         last = pictures[-1].place
-        return Draft(
+        return DenoiseDraft(
             kind="encode",
             pictures=pictures,
             passed=tuple(picture for picture in passed if picture.place < last),
         )
 
     def _together(
-        self, kind: str, pictures: Iterable[Picture], max_size: float
-    ) -> Iterator[Picture]:
+        self, kind: str, pictures: Iterable[PictureState], max_size: float
+    ) -> Iterator[PictureState]:
         """The first of `pictures`, and the next as far as they fit into one step."""
         left = min(max_size, self._state.max_size.get(kind, math.inf))
         for index, picture in enumerate(pictures):
@@ -120,10 +120,10 @@ class Drafter:
                 return
             yield picture
 
-    def _admissible(self) -> tuple[list[Picture], list[Picture]]:
+    def _admissible(self) -> tuple[list[PictureState], list[PictureState]]:
         """Who may begin, in line, and who has to let others pass."""
-        able: list[Picture] = []
-        passed: list[Picture] = []
+        able: list[PictureState] = []
+        passed: list[PictureState] = []
         num_left = self._state.max_pictures - len(self._state.running)
         bytes_left = self._state.max_state_bytes - self._state.state_bytes
         in_line = (picture for picture in self._state.waiting if not picture.entry.is_paused)
@@ -139,24 +139,24 @@ class Drafter:
                 break
         return able, passed
 
-    def _denoise(self) -> Draft | None:
+    def _denoise(self) -> DenoiseDraft | None:
         ready = sorted((p for p in self._state.running if p.can_step), key=urgency)
         if not ready:
             return None
         if skipping := [picture for picture in ready if not picture.num_rows]:
-            return Draft(kind="denoise", pictures=tuple(skipping))
+            return DenoiseDraft(kind="denoise", pictures=tuple(skipping))
         pictures = tuple(self._batches(ready))
         is_long = self._has_company and pictures[0].num_rows > self._most_rows(pictures[0])
         asks_ahead = is_long and pictures[0].num_rows > 1
-        return Draft(kind="denoise", pictures=pictures, asks_ahead=asks_ahead)
+        return DenoiseDraft(kind="denoise", pictures=pictures, asks_ahead=asks_ahead)
 
-    def _most_rows(self, picture: Picture) -> int:
+    def _most_rows(self, picture: PictureState) -> int:
         """How many rows like a picture's make a run that may be made now."""
         return len(self._run_s(picture.num_tokens, self._max_rows))
 
-    def _batches(self, ready: list[Picture]) -> list[Picture]:
+    def _batches(self, ready: list[PictureState]) -> list[PictureState]:
         """Runs of one size each, the first of which may have a picture that exceeds all bounds."""
-        chosen: list[Picture] = []
+        chosen: list[PictureState] = []
         rows_left = self._max_rows
         tokens_left = self._state.max_size.get("denoise", math.inf)
         for num_tokens in dict.fromkeys(picture.num_tokens for picture in ready):
@@ -178,5 +178,5 @@ class Drafter:
         run_s = self._times.table(num_tokens)[: max(0, max_rows)]
         return list(takewhile(lambda seconds: seconds <= _CAUTION * self.gap_s, run_s))
 
-    def _release(self) -> Draft | None:
-        return Draft(kind="release") if self._state.dropped else None
+    def _release(self) -> DenoiseDraft | None:
+        return DenoiseDraft(kind="release") if self._state.dropped else None

@@ -11,15 +11,15 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from triptych.core.denoise_plan import Course, PictureCost, PictureKey
+from triptych.core.denoise_plan import PictureCost, PictureKey, PlannedSteps
 from triptych.core.images import ImageRequest
 from triptych.core.job import Job
-from triptych.schedulers.denoise_course import Stride, preview_strides, strides
+from triptych.schedulers.step_spans import StepSpan, preview_strides, strides
 
 _GROWTH = 1.05  # by picture, so that want of memory at every turn still lets pictures be done
 
 
-class Stage(enum.Enum):
+class PictureStatus(enum.Enum):
     """Where a picture stands, with steps in flight counted as done (but for what they tell)."""
 
     WAITING = "waiting"
@@ -39,7 +39,7 @@ class Entry:
     number: int
     is_paused: bool = False
     told_position: int = -1
-    pictures: list[Picture] = field(default_factory=list)
+    pictures: list[PictureState] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -49,11 +49,11 @@ class Entry:
     @property
     def is_waiting(self) -> bool:
         """Whether none of its pictures is begun."""
-        return all(picture.stage is Stage.WAITING for picture in self.pictures)
+        return all(picture.stage is PictureStatus.WAITING for picture in self.pictures)
 
 
 @dataclass(slots=True, eq=False)
-class Picture:
+class PictureState:
     """One picture. `num_strides` of its `way` are done or in flight, `step` steps surely done.
 
     With `has_asked` one branch of the next stride was asked ahead. A picture that has to begin anew
@@ -63,9 +63,9 @@ class Picture:
     entry: Entry
     index: int
     num_shown: int = 0
-    stage: Stage = Stage.WAITING
-    course: Course | None = None
-    way: tuple[Stride, ...] = ()
+    stage: PictureStatus = PictureStatus.WAITING
+    course: PlannedSteps | None = None
+    way: tuple[StepSpan, ...] = ()
     shown_after: tuple[int, ...] = ()
     num_strides: int = 0
     has_asked: bool = False
@@ -96,10 +96,10 @@ class Picture:
         return len(self.way) - self.num_strides
 
     @property
-    def stride(self) -> Stride:
+    def stride(self) -> StepSpan:
         """The next one, or what is left of it."""
         stride = self.way[self.num_strides]
-        return Stride(1, stride.stop, stride.num_rows - 1) if self.has_asked else stride
+        return StepSpan(1, stride.stop, stride.num_rows - 1) if self.has_asked else stride
 
     @property
     def num_rows(self) -> int:
@@ -123,11 +123,11 @@ class Picture:
 
     @property
     def _can_go_on(self) -> bool:
-        return self.stage is Stage.DRAWING and not self.entry.is_paused
+        return self.stage is PictureStatus.DRAWING and not self.entry.is_paused
 
-    def begin(self, course: Course) -> None:
+    def begin(self, course: PlannedSteps) -> None:
         """Its text is encoded, and its way known."""
-        self.stage, self.course, self.step = Stage.DRAWING, course, course.first_step
+        self.stage, self.course, self.step = PictureStatus.DRAWING, course, course.first_step
         self.way = strides(course)
         self.shown_after = preview_strides(self.way, self.entry.request.num_partials)
 
@@ -140,24 +140,24 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ScheduledPicture:
     """One picture's part of a step; `stride` where it is denoised, `preview` if it shows one.
 
     With `asks_ahead` its stride ends before the step that computes, of which one branch is asked.
     """
 
-    picture: Picture
-    stride: Stride | None = None
+    picture: PictureState
+    stride: StepSpan | None = None
     preview: int = -1
     asks_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DenoiseStep:
     """A booked step. `size` is how much it holds at once, in the units of its kind."""
 
     kind: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ScheduledPicture, ...]
     size: float
 
 
@@ -171,10 +171,10 @@ class DenoiseState:
     max_pictures: int
     max_state_bytes: int
     entries: dict[str, Entry] = field(default_factory=dict)
-    waiting: list[Picture] = field(default_factory=list)
-    running: dict[Picture, None] = field(default_factory=dict)
+    waiting: list[PictureState] = field(default_factory=list)
+    running: dict[PictureState, None] = field(default_factory=dict)
     dropped: list[PictureKey] = field(default_factory=list)
-    steps: dict[int, Step] = field(default_factory=dict)
+    steps: dict[int, DenoiseStep] = field(default_factory=dict)
     max_size: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -191,36 +191,36 @@ class DenoiseState:
         """Put a job and its pictures in line."""
         self.entries[entry.job.job_id] = entry
         for index in range(entry.request.num_images):
-            entry.pictures.append(Picture(entry, index))
+            entry.pictures.append(PictureState(entry, index))
         self.waiting += entry.pictures
 
-    def let_in(self, picture: Picture) -> None:
+    def let_in(self, picture: PictureState) -> None:
         """Begin a picture."""
         self.waiting.remove(picture)
         self.running[picture] = None
-        picture.stage = Stage.ENCODING
+        picture.stage = PictureStatus.ENCODING
 
-    def finish(self, picture: Picture) -> None:
+    def finish(self, picture: PictureState) -> None:
         """A picture is decoded; the runner has let go of it."""
         del self.running[picture]
-        picture.stage = Stage.OVER
+        picture.stage = PictureStatus.OVER
 
     def remove(self, entry: Entry) -> None:
         """Forget a job, whatever becomes of its pictures in steps in flight."""
         del self.entries[entry.job.job_id]
         for picture in entry.pictures:
-            if picture.stage is Stage.WAITING:
+            if picture.stage is PictureStatus.WAITING:
                 self.waiting.remove(picture)
-            elif picture.stage is not Stage.OVER:
+            elif picture.stage is not PictureStatus.OVER:
                 self._drop(picture)
-            picture.stage = Stage.OVER
+            picture.stage = PictureStatus.OVER
 
     def widen(self) -> None:
         """A picture is done: steps may become larger again, little by little."""
         for kind in self.max_size:
             self.max_size[kind] *= _GROWTH
 
-    def take_back(self, piece: Piece) -> None:
+    def take_back(self, piece: ScheduledPicture) -> None:
         """Let a picture stand where it stood before a step that failed.
 
         Where it was in a later step already, it took that one from a place that is not known here:
@@ -229,26 +229,26 @@ class DenoiseState:
         picture = piece.picture
         if picture.num_in_flight:
             self._drop(picture)
-            picture.stage = Stage.OVER
-            fresh = Picture(picture.entry, picture.index, num_shown=picture.num_shown)
+            picture.stage = PictureStatus.OVER
+            fresh = PictureState(picture.entry, picture.index, num_shown=picture.num_shown)
             picture.entry.pictures[picture.index] = fresh
             self._wait(fresh)
-        elif picture.stage is Stage.ENCODING:
+        elif picture.stage is PictureStatus.ENCODING:
             del self.running[picture]
             self._wait(picture)
         else:
-            picture.stage = Stage.DRAWING
+            picture.stage = PictureStatus.DRAWING
             picture.has_asked = False
             if piece.stride is not None and not piece.asks_ahead:
                 picture.num_strides -= 1
                 picture.has_asked = piece.stride != picture.stride  # it was what was left of it
 
-    def _wait(self, picture: Picture) -> None:
+    def _wait(self, picture: PictureState) -> None:
         """Put a picture back at its place in line."""
-        picture.stage = Stage.WAITING
+        picture.stage = PictureStatus.WAITING
         insort(self.waiting, picture, key=lambda each: each.place)
 
-    def _drop(self, picture: Picture) -> None:
+    def _drop(self, picture: PictureState) -> None:
         del self.running[picture]
         self.dropped.append(picture.key)
 
@@ -259,12 +259,14 @@ class DenoiseState:
         assert len(set(self.dropped)) == len(self.dropped), "a picture is dropped once"
         places = [picture.place for picture in self.waiting]
         assert places == sorted(set(places)), "who waits stands in line once"
-        assert all(picture.stage is Stage.WAITING for picture in self.waiting)
+        assert all(picture.stage is PictureStatus.WAITING for picture in self.waiting)
         open_pictures = {*self.waiting, *self.running}
         assert len(open_pictures) == len(self.waiting) + len(self.running)
         for entry in self.entries.values():
             assert not entry.is_done, "a job that ended is forgotten"
-            left = {picture for picture in entry.pictures if picture.stage is not Stage.OVER}
+            left = {
+                picture for picture in entry.pictures if picture.stage is not PictureStatus.OVER
+            }
             assert left, "a live job has pictures to draw"
             assert left <= open_pictures, "a picture is lost"
             open_pictures -= left
@@ -276,5 +278,5 @@ class DenoiseState:
         for picture in {*pieces, *self.running}:
             assert picture.num_in_flight == pieces.count(picture), "a step in flight is lost"
             assert picture.num_strides <= len(picture.way)
-            is_asked = picture.stage in (Stage.ENCODING, Stage.DECODING)
+            is_asked = picture.stage in (PictureStatus.ENCODING, PictureStatus.DECODING)
             assert picture.num_in_flight or not is_asked, "somebody encodes or decodes it"

@@ -40,17 +40,17 @@ from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
 from triptych.core.transport.messages import Heartbeat
 from triptych.schedulers.base import (
-    FitsGaps,
+    FitsStepBudget,
     LoadedModel,
     ModelLoader,
     Proposal,
     Scheduler,
 )
 from triptych.schedulers.cost import CostModel
-from triptych.schedulers.health import EngineCrashed, Health
-from triptych.schedulers.lanes import Clock, Lanes, StepOutcome, ThreadLanes
-from triptych.schedulers.pulse import LoopState, Pulse
-from triptych.schedulers.residency import LoadDone, Residency, ResidencyHooks
+from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
+from triptych.schedulers.health import EngineCrashed, FailureCounter
+from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
+from triptych.schedulers.model_manager import LoadDone, ModelManager, ResidencyHooks
 from triptych.schedulers.timeline import Candidate, Timeline
 
 DEPTH = 2
@@ -70,7 +70,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Step:
+class _LaunchedStep:
     """A launched step."""
 
     loaded: LoadedModel
@@ -96,15 +96,15 @@ class Engine:
         config: Config,
         ledger: Ledger,
         clock: Clock = time.monotonic,
-        lanes: Lanes | None = None,
+        lanes: Executors | None = None,
     ) -> None:
         self.config = config
         self.ledger = ledger
         self.clock = clock
         self.metrics = Metrics()
         self.on_turn: Callable[[], None] = lambda: None
-        self._lanes = lanes if lanes is not None else ThreadLanes(clock)
-        self._residency = Residency(
+        self._lanes = lanes if lanes is not None else ThreadExecutors(clock)
+        self._residency = ModelManager(
             loaders,
             config=config,
             clock=clock,
@@ -116,18 +116,18 @@ class Engine:
                 metrics=self.metrics,
             ),
         )
-        self._pulse = Pulse(
+        self._pulse = HeartbeatSender(
             ledger=ledger,
             metrics=self.metrics,
             min_stall_budget_s=config.server.min_stall_budget_s,
         )
         self._timeline = Timeline()
         self._costs = CostModel()
-        self._health = Health()
+        self._health = FailureCounter()
         self._chaos = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
         self._jobs: dict[str, Job] = {}
         self._deadlines: list[tuple[float, str]] = []
-        self._in_flight: deque[_Step] = deque()
+        self._in_flight: deque[_LaunchedStep] = deque()
         self._turn = 0
         self._next_step_id = 0
         self._wake_s = 0.0
@@ -260,7 +260,7 @@ class Engine:
         if _fits_gaps(type(scheduler)):
             longest_s = self.config.schedule.max_step_s or math.inf
             gap_s = min(longest_s, self._timeline.gap_s(others))
-            cast("FitsGaps", scheduler).set_gap(gap_s if others else math.inf)
+            cast("FitsStepBudget", scheduler).set_gap(gap_s if others else math.inf)
 
     def _launch(self, proposal: Proposal, now_s: float) -> bool:
         """Book a proposal and hand its plan to the device; false if nothing was left of it."""
@@ -270,7 +270,7 @@ class Engine:
             return False
         self._next_step_id += 1
         cost_s = self._costs.predict(proposal.model, proposal.kind, proposal.work)
-        step = _Step(
+        step = _LaunchedStep(
             loaded=loaded,
             plan=plan,
             work=proposal.work,
@@ -282,11 +282,11 @@ class Engine:
         self._in_flight.append(step)
         self._has_news = True
         is_sabotaged = self._chaos.random() * 100 < self.config.debug.sim_failure
-        runner = _Saboteur(loaded.runner) if is_sabotaged else loaded.runner
+        runner = _FaultInjector(loaded.runner) if is_sabotaged else loaded.runner
         self._lanes.launch(runner, plan, partial(self._conclude, step))
         return True
 
-    def _conclude(self, step: _Step, outcome: StepOutcome) -> None:
+    def _conclude(self, step: _LaunchedStep, outcome: StepOutcome) -> None:
         """Commit a step's result, or fail its jobs."""
         finished = self._in_flight.popleft()
         assert finished is step, "steps must end in the order of their launch"
@@ -443,7 +443,7 @@ class Engine:
 @cache
 def _fits_gaps(kind: type[Scheduler]) -> bool:
     """Whether it can be told of company; asked of the class once, since that takes a while."""
-    return issubclass(kind, FitsGaps)
+    return issubclass(kind, FitsStepBudget)
 
 
 def _discard(output: Output) -> None:
@@ -451,7 +451,7 @@ def _discard(output: Output) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Saboteur:
+class _FaultInjector:
     """A runner that fails once its work is launched, for `sim_failure`."""
 
     runner: Runner

@@ -25,7 +25,7 @@ class EngineCrashed(RuntimeError):
     """The engine cannot go on in this process; its message is safe to show."""
 
 
-class Health:
+class FailureCounter:
     """Counts failures; `verdict` says when they are too many."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ _BOUNDS_S = MappingProxyType({"100ms": 0.1, "300ms": 0.3, "1s": 1.0, "3s": 3.0, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Intent:
+class _SpeechIntent:
     """What a proposal is for: tokens, audio, or reading the voice that a stream waits for."""
 
     step: Proposal | AudioDraft | Stream | None
@@ -59,7 +59,7 @@ class _Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _SpeechStep:
     """A booked step: by when it should be over, and which chunks it decodes."""
 
     expected_s: float
@@ -98,7 +98,7 @@ class SpeechScheduler:
         self._costs = SpeechCosts(model.clock)
         self._drafter = SpeechDrafter(model, speech, self._state, self._tokens, self._costs)
         self._voices: OrderedDict[str, VoicePrompt] = OrderedDict()
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, _SpeechStep] = {}
         self._resumed: list[Stream] = []
         self._num_submitted = 0
         self._version = 0
@@ -196,7 +196,7 @@ class SpeechScheduler:
         assert step is not None, "what is booked is ready"
         plan = self._tokens.book(step, step_id, now_s)
         if plan is not None:
-            self._steps[step_id] = _Step(expected_s)
+            self._steps[step_id] = _SpeechStep(expected_s)
         return plan
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
@@ -287,7 +287,7 @@ class SpeechScheduler:
             return None
         inner = self._tokens.propose(now_s, turn.hold) or self._tokens.propose(now_s, turn.must)
         if inner is not None:
-            intent = _Intent(inner, turn.cost_s, self._version)
+            intent = _SpeechIntent(inner, turn.cost_s, self._version)
             return dataclasses.replace(inner, due_s=turn.due_s, intent=intent)
         if turn.not_before_s <= now_s:
             return None
@@ -323,12 +323,12 @@ class SpeechScheduler:
             work=work,
             due_s=due_s,
             num_rows=len(step.pieces) if isinstance(step, AudioDraft) else 1,
-            intent=_Intent(step, cost_s, self._version),
+            intent=_SpeechIntent(step, cost_s, self._version),
             not_before_s=not_before_s,
         )
 
     def _book_audio(self, draft: AudioDraft, step_id: int, expected_s: float) -> AudioPlan:
-        self._steps[step_id] = _Step(expected_s, draft.pieces)
+        self._steps[step_id] = _SpeechStep(expected_s, draft.pieces)
         return AudioPlan(
             step_id=step_id,
             model=self._model.name,
@@ -339,7 +339,7 @@ class SpeechScheduler:
     def _book_voice(self, stream: Stream, step_id: int, expected_s: float) -> VoicePlan:
         clip = stream.request.clip
         assert clip is not None, "this stream waits for a clip's voice"
-        self._steps[step_id] = _Step(expected_s)
+        self._steps[step_id] = _SpeechStep(expected_s)
         self._state.reading.add(clip.digest)
         return VoicePlan(step_id=step_id, model=self._model.name, kind="voice", clip=clip)
 
@@ -364,7 +364,7 @@ class SpeechScheduler:
         self._tokens.commit(plan, result, now_s)
         self._streams.take_tokens(codes, now_s)
 
-    def _commit_audio(self, step: _Step, result: StepResult, now_s: float) -> None:
+    def _commit_audio(self, step: _SpeechStep, result: StepResult, now_s: float) -> None:
         assert isinstance(result, AudioStepResult), "the codec's result"
         num_frames = sum(piece.num_frames for piece in step.pieces)
         self._costs.observe_audio(len(step.pieces), num_frames, result.elapsed_s)
@@ -399,9 +399,9 @@ class SpeechScheduler:
         return self._model.voices.get(request.voice, VoicePrompt())
 
 
-def _intent(proposal: Proposal) -> _Intent:
+def _intent(proposal: Proposal) -> _SpeechIntent:
     intent = proposal.intent
-    assert isinstance(intent, _Intent), "a proposal of this scheduler"
+    assert isinstance(intent, _SpeechIntent), "a proposal of this scheduler"
     return intent
 
 

@@ -21,7 +21,7 @@ _WORTHWHILE = 0.97  # doubling a chunk must lower the price of a frame to this
 _FADE = 0.005  # of the longest wait per step: it is forgotten after some 200 steps
 
 
-class Round(NamedTuple):
+class SpeechRound(NamedTuple):
     """What it takes to give everybody a step and a frame, and the chunks that follow from it.
 
     `first_frames` are the fewest with which a stream can begin, and not run dry before its turn
@@ -40,12 +40,12 @@ class SpeechCosts:
     def __init__(self, clock: FrameClock) -> None:
         self._costs = CostModel()
         self._clock = clock
-        self._rounds: dict[int, Round] = {}
+        self._rounds: dict[int, SpeechRound] = {}
         self.wait_s = 0.0
         """How much longer than predicted it took lately, at worst, until a booked step was over:
         most of it is the wait for steps before it."""
 
-    def round(self, num_rows: int) -> Round:
+    def round(self, num_rows: int) -> SpeechRound:
         """A round of `num_rows` streams."""
         if num_rows not in self._rounds:
             token_s, audio_s = self.token_s(num_rows), self.audio_s(num_rows, num_rows)
@@ -53,7 +53,7 @@ class SpeechCosts:
             first_frames = math.ceil(cushion_s / self._clock.frame_s)
             first_frames = max(1, first_frames) + self._clock.lookahead_frames
             best_frames = max(first_frames, self._efficient_frames(max(1, num_rows)))
-            self._rounds[num_rows] = Round(token_s, audio_s, first_frames, best_frames)
+            self._rounds[num_rows] = SpeechRound(token_s, audio_s, first_frames, best_frames)
         return self._rounds[num_rows]
 
     def token_s(self, num_rows: int, num_prompt_tokens: int = 0) -> float:

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from triptych.core.config import SpeechOptions
-from triptych.schedulers.speech_costs import Round, SpeechCosts
-from triptych.schedulers.speech_state import Segment, SpeechModel, SpeechState, Stream
+from triptych.schedulers.speech_costs import SpeechCosts, SpeechRound
+from triptych.schedulers.speech_state import SpeechModel, SpeechState, SpokenSegment, Stream
 from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.token_draft import Hold
+from triptych.schedulers.token_draft import TokenLimits
 from triptych.schedulers.token_state import TokenProgress
 
 EASE_STEPS = 8
@@ -77,8 +77,8 @@ class TokenTurn:
     `hold` besides only if others can make use of that.
     """
 
-    hold: Hold
-    must: Hold
+    hold: TokenLimits
+    must: TokenLimits
     due_s: float
     cost_s: float
     not_before_s: float
@@ -89,7 +89,7 @@ class _Need(NamedTuple):
 
     due_s: float
     stream: Stream
-    segment: Segment
+    segment: SpokenSegment
     progress: TokenProgress
 
     @property
@@ -190,7 +190,7 @@ class SpeechDrafter:
             return 0.0
         return RESERVE_STEPS * self._costs.round(len(self._state.speaking)).token_s
 
-    def _chunk(self, stream: Stream, pace: Round) -> Iterator[AudioPiece]:
+    def _chunk(self, stream: Stream, pace: SpeechRound) -> Iterator[AudioPiece]:
         """What of a stream could be decoded now: nothing, or one piece."""
         if stream.is_paused or stream.is_decoding:
             return
@@ -209,7 +209,7 @@ class SpeechDrafter:
         sizes = self._options.chunk_size
         return sizes[min(stream.num_chunks, len(sizes) - 1)] if sizes else 0
 
-    def _ripe_s(self, piece: AudioPiece, pace: Round) -> float:
+    def _ripe_s(self, piece: AudioPiece, pace: SpeechRound) -> float:
         """From when on a chunk may be decoded."""
         fixed = self._fixed_frames(piece.stream)
         if piece.is_last or piece.num_frames >= (fixed or self._target(piece.stream, pace)):
@@ -218,7 +218,7 @@ class SpeechDrafter:
             return math.inf
         return piece.due_s - pace.token_s - pace.audio_s - self._costs.wait_s
 
-    def _target(self, stream: Stream, pace: Round) -> int:
+    def _target(self, stream: Stream, pace: SpeechRound) -> int:
         """Frames a chunk should have: the first as few as can be, then twice as many each time."""
         if not stream.request.is_live:
             return pace.best_frames
@@ -234,8 +234,8 @@ class SpeechDrafter:
         must, not_before_s = self._must_wait(needs, now_s)
         fill = self._fill([need for need in needs if need.segment.job_id not in must], now_s)
         return TokenTurn(
-            hold=Hold(frozenset(fill.held | must), fill.num_tokens),
-            must=Hold(frozenset(must)),
+            hold=TokenLimits(frozenset(fill.held | must), fill.num_tokens),
+            must=TokenLimits(frozenset(must)),
             due_s=fill.due_s,
             cost_s=fill.cost_s(),
             not_before_s=not_before_s,
@@ -269,7 +269,7 @@ class SpeechDrafter:
         num_rows = bisect_right(due_s, due_s[0] + self._costs.audio_s(len(due_s), len(due_s)))
         return due_s[0] - self._costs.audio_s(num_rows, 2 * num_rows) - self._costs.wait_s
 
-    def _ready(self, stream: Stream, segment: Segment, num_outputs: int) -> tuple[float, int]:
+    def _ready(self, stream: Stream, segment: SpokenSegment, num_outputs: int) -> tuple[float, int]:
         """Seconds of sound that need no more tokens, and steps until there is a frame more."""
         ready_s = 0.0
         for before in stream.segments:

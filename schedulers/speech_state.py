@@ -40,7 +40,7 @@ class SpeechModel:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Segment:
+class SpokenSegment:
     """A segment that is being spoken.
 
     `codes` were drawn, and of those `num_pushed` are decoded or being decoded; they gave
@@ -80,7 +80,7 @@ class Stream:
     is_decoding: bool = False
     is_alone: bool = False
     """Ran out of memory beside others: it is tried once more, by itself."""
-    segments: deque[Segment] = field(default_factory=deque)
+    segments: deque[SpokenSegment] = field(default_factory=deque)
     num_started: int = 0
     num_chunks: int = 0
     chunk_frames: int = 0
@@ -95,7 +95,7 @@ class Stream:
         return self.job.state.is_final
 
     @property
-    def drawing(self) -> Segment | None:
+    def drawing(self) -> SpokenSegment | None:
         """The segment whose codes are being drawn."""
         return self.segments[-1] if self.segments and self.segments[-1].end is None else None
 

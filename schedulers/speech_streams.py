@@ -25,9 +25,9 @@ from triptych.core.speech import SpeechDelta, SpeechFinish, SpeechSegment
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.schedulers.speech_draft import AudioPiece
 from triptych.schedulers.speech_state import (
-    Segment,
     SpeechModel,
     SpeechState,
+    SpokenSegment,
     Stream,
     segment_prompt,
 )
@@ -65,7 +65,7 @@ class SpeechStreams:
         self._state = state
         self._tokens = tokens
         self._max_tokens = max_tokens
-        self._heard: deque[tuple[Stream, Segment, Output[TokenDelta]]] = deque()
+        self._heard: deque[tuple[Stream, SpokenSegment, Output[TokenDelta]]] = deque()
         self.counters = SpeechCounters()
 
     # Beginning.
@@ -108,7 +108,7 @@ class SpeechStreams:
         job, index = stream.job, stream.num_started
         spec = stream.request.segments[index]
         request = self._token_request(stream, index, spec, with_context=True)
-        segment = Segment(
+        segment = SpokenSegment(
             index=index,
             job_id=f"{job.job_id}#{index}",
             spec=spec,
@@ -136,7 +136,7 @@ class SpeechStreams:
 
     # Codes.
 
-    def _hear(self, stream: Stream, segment: Segment, output: Output[TokenDelta]) -> None:
+    def _hear(self, stream: Stream, segment: SpokenSegment, output: Output[TokenDelta]) -> None:
         """The sink of token jobs; what they say is taken up when their step is booked off."""
         if not stream.is_done and segment.end is None:
             self._heard.append((stream, segment, output))
@@ -155,7 +155,7 @@ class SpeechStreams:
                     self._tokens_over(stream, now_s)
 
     def _take_delta(
-        self, stream: Stream, segment: Segment, delta: TokenDelta, codes: StepCodes
+        self, stream: Stream, segment: SpokenSegment, delta: TokenDelta, codes: StepCodes
     ) -> None:
         stream.job.state = JobState.RUNNING
         stream.num_cached_tokens += delta.num_cached_tokens - segment.num_cached_tokens
@@ -169,7 +169,7 @@ class SpeechStreams:
                 return
         segment.end = delta.finish_reason
 
-    def _break_off(self, segment: Segment) -> None:
+    def _break_off(self, segment: SpokenSegment) -> None:
         """End a segment that repeats itself; what is not decoded yet of the repeats is dropped."""
         self.counters.num_loops += 1
         segment.end = "loop"

@@ -42,7 +42,7 @@ _GAIN = 0.2  # of the newest observation in what stages and units are expected t
 class _Unit:
     """One unit of a job that is not over, or whose yield waits for the units before it."""
 
-    entry: _Entry
+    entry: _StagedJob
     index: int
     stage: Stage
     first_size: float
@@ -56,7 +56,7 @@ class _Unit:
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _StagedJob:
     """A job, its open units in order, and when it last had a turn."""
 
     job: Job
@@ -83,7 +83,7 @@ class StageLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class _StagedDraft:
     """The rows of a step; without any it only lets go of what was dropped."""
 
     rows: tuple[_Unit, ...]
@@ -95,7 +95,7 @@ class _Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _StagedStep:
     rows: tuple[_Unit, ...]
     started: frozenset[_Unit]
 
@@ -119,8 +119,8 @@ class StagedScheduler:
         self._max_jobs = max_jobs
         self._limits = limits
         self._gap_s = math.inf
-        self._entries: dict[str, _Entry] = {}
-        self._steps: dict[int, _Step] = {}
+        self._entries: dict[str, _StagedJob] = {}
+        self._steps: dict[int, _StagedStep] = {}
         self._dropped: list[str] = []
         self._started: set[_Unit] = set()
         self._num_pressed = 0
@@ -135,7 +135,7 @@ class StagedScheduler:
             raise Overloaded("The queue is full; try again later.", retry_after_s=1.0)
         pace = self._open_pace(job)
         self._version += 1
-        entry = _Entry(job, pace, waiting_since_s=job.arrival_s, is_paused=job.is_paused)
+        entry = _StagedJob(job, pace, waiting_since_s=job.arrival_s, is_paused=job.is_paused)
         self._entries[job.job_id] = entry
         self._open_units(entry)
 
@@ -179,7 +179,7 @@ class StagedScheduler:
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
         """Make the plan; chooses anew if anything changed since the proposal."""
         draft = proposal.intent
-        assert isinstance(draft, _Draft), "a proposal of this scheduler"
+        assert isinstance(draft, _StagedDraft), "a proposal of this scheduler"
         fresh = draft if draft.version == self._version else self._draft(now_s)
         if fresh is None or fresh.not_before_s > now_s:
             return None
@@ -187,7 +187,7 @@ class StagedScheduler:
         self._num_pressed = self._num_pressed + 1 if fresh.presses else 0
         starts = tuple(unit for unit in fresh.rows if not unit.is_started)
         dropped, self._dropped = tuple(self._dropped), []
-        self._steps[step_id] = _Step(fresh.rows, frozenset(starts))
+        self._steps[step_id] = _StagedStep(fresh.rows, frozenset(starts))
         for unit in fresh.rows:
             self._begin(unit, now_s)
         return StagedPlan(
@@ -261,27 +261,27 @@ class StagedScheduler:
 
     # Choosing.
 
-    def _draft(self, now_s: float) -> _Draft | None:
+    def _draft(self, now_s: float) -> _StagedDraft | None:
         able = list(self._candidates())
         ready = [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]
         if ready:
             return self._choice(ready)
         if self._dropped:
-            return _Draft((), math.inf, self._version)
+            return _StagedDraft((), math.inf, self._version)
         if not able:
             return None
         first = min(able, key=lambda unit: unit.entry.pace.not_before_s())
         not_before_s = first.entry.pace.not_before_s()
-        return _Draft((first,), math.inf, self._version, not_before_s=not_before_s)
+        return _StagedDraft((first,), math.inf, self._version, not_before_s=not_before_s)
 
-    def _choice(self, ready: list[_Unit]) -> _Draft:
+    def _choice(self, ready: list[_Unit]) -> _StagedDraft:
         patient = min(ready, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
         order = sorted(ready, key=self._urgency)
         first = patient if self._num_pressed >= _MAX_PRESSED else order[0]
         rows = tuple(self._rows(first, order))
         due_s = min(self._due_s(unit) for unit in rows)
         presses = all(unit.entry is not patient.entry for unit in rows)
-        return _Draft(rows, due_s, self._version, presses)
+        return _StagedDraft(rows, due_s, self._version, presses)
 
     def _rows(self, first: _Unit, order: list[_Unit]) -> Iterator[_Unit]:
         """`first`, and the next in order that can share its step."""
@@ -328,7 +328,7 @@ class StagedScheduler:
 
     # Recording.
 
-    def _open_units(self, entry: _Entry) -> None:
+    def _open_units(self, entry: _StagedJob) -> None:
         while (
             len(entry.units) < self._limits.units_per_job
             and entry.num_opened < entry.pace.num_units
@@ -363,7 +363,7 @@ class StagedScheduler:
             self._observe("", unit.elapsed_s, unit.first_size)
         self._send(unit.entry, now_s)
 
-    def _send(self, entry: _Entry, now_s: float) -> None:
+    def _send(self, entry: _StagedJob, now_s: float) -> None:
         """Everything that is next in order; the last of it ends the job."""
         payloads: list[Any] = []
         while entry.units:
@@ -384,7 +384,7 @@ class StagedScheduler:
 
     def _end(
         self,
-        entry: _Entry,
+        entry: _StagedJob,
         state: JobState,
         *,
         payload: Any = None,

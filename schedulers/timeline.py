@@ -62,7 +62,7 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class _Gap:
+class _StepBudget:
     """Time that others took since a model's last step with a deadline, and what they may take.
 
     `num_narrow` gaps since the last wide one were narrow.
@@ -94,10 +94,10 @@ class _Gap:
             return self.taken_s <= self.room_s
         return not (candidate.is_known or self.taken_s)
 
-    def next(self, room_s: float) -> _Gap:
+    def next(self, room_s: float) -> _StepBudget:
         """The gap after this one, which was wide if it was used so."""
         was_wide = self.taken_s > self.room_s
-        return _Gap(room_s=room_s, num_narrow=0 if was_wide else self.num_narrow + 1)
+        return _StepBudget(room_s=room_s, num_narrow=0 if was_wide else self.num_narrow + 1)
 
 
 class Timeline:
@@ -114,7 +114,7 @@ class Timeline:
         # Service given to deadlines since they began to overrule the fair choice, and despite them.
         self._pressed_s = 0.0
         self._spared_s = 0.0
-        self._gaps: dict[str, _Gap] = {}
+        self._gaps: dict[str, _StepBudget] = {}
 
     def pick(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
         """The candidate to run next; charge its service with `charge`."""
@@ -166,7 +166,7 @@ class Timeline:
 
     def _note_gaps(self, chosen: Candidate) -> None:
         if chosen.has_deadline:
-            gap = self._gaps.get(chosen.model, _Gap())
+            gap = self._gaps.get(chosen.model, _StepBudget())
             self._gaps[chosen.model] = gap.next(GAP_SHARE * chosen.cost_s)
             return
         for model, gap in self._gaps.items():

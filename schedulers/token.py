@@ -38,24 +38,30 @@ from triptych.core.plan import (
 )
 from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.schedulers.base import Proposal, SchedulerStats
-from triptych.schedulers.token_draft import NO_HOLD, Admission, Draft, Hold, make_draft
+from triptych.schedulers.token_draft import (
+    NO_HOLD,
+    AdmittedRow,
+    TokenDraft,
+    TokenLimits,
+    make_draft,
+)
 from triptych.schedulers.token_pace import ChunkPace
 from triptych.schedulers.token_state import (
-    Piece,
-    Row,
-    Step,
+    ScheduledRow,
+    SequenceState,
     TokenCounters,
     TokenProgress,
     TokenState,
+    TokenStep,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Intent:
+class _TokenIntent:
     """A draft, what it left out, and the version of the state it was made from."""
 
-    draft: Draft
-    hold: Hold
+    draft: TokenDraft
+    hold: TokenLimits
     version: int
 
 
@@ -98,7 +104,7 @@ class TokenScheduler:
         if len(self._state.rows) >= self._options.max_queue_size + self._options.max_batch_size:
             raise Overloaded("The queue is full; try again later.", retry_after_s=1.0)
         is_ranked = self._options.schedule_policy == "priority"
-        row = Row(
+        row = SequenceState(
             job=job,
             request=request,
             rank=(-request.priority if is_ranked else 0, self._num_submitted),
@@ -188,7 +194,7 @@ class TokenScheduler:
         """Where other models have jobs, prompts are cut so that no step is long."""
         self._has_company = math.isfinite(gap_s)
 
-    def propose(self, now_s: float, hold: Hold = NO_HOLD) -> Proposal | None:
+    def propose(self, now_s: float, hold: TokenLimits = NO_HOLD) -> Proposal | None:
         """The next step, or none while all depends on steps in flight or on slow readers.
 
         `hold` is for whoever drives this scheduler by a policy of its own.
@@ -210,20 +216,20 @@ class TokenScheduler:
             },
             due_s=min(self._due_s(piece.row) for piece in draft.pieces),
             num_rows=len(draft.pieces),
-            intent=_Intent(draft, hold, self._version),
+            intent=_TokenIntent(draft, hold, self._version),
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
         """Take slots and pages and make the plan; chooses anew if anything changed since."""
         intent = proposal.intent
-        assert isinstance(intent, _Intent), "a proposal of this scheduler"
+        assert isinstance(intent, _TokenIntent), "a proposal of this scheduler"
         is_fresh = intent.version == self._version
         draft = intent.draft if is_fresh else make_draft(self._state, intent.hold)
         if not draft.pieces:
             return None
         self._version += 1
         self._take(draft, now_s)
-        self._state.steps[step_id] = Step(draft.pieces, draft.is_retry)
+        self._state.steps[step_id] = TokenStep(draft.pieces, draft.is_retry)
         return TokenPlan(
             step_id=step_id,
             model=self._model,
@@ -327,13 +333,13 @@ class TokenScheduler:
             )
         return max_outputs
 
-    def _due_s(self, row: Row) -> float:
+    def _due_s(self, row: SequenceState) -> float:
         """When the row's next token is due. Tokens in flight count as on time."""
         if not row.has_answered:
             return row.job.arrival_s + self._options.target_first_token_s
         return row.last_token_s + (1 + row.num_unknown) * self._options.target_inter_token_s
 
-    def _take(self, draft: Draft, now_s: float) -> None:
+    def _take(self, draft: TokenDraft, now_s: float) -> None:
         """Give and take pages and slots as drafted.
 
         Cached pages are pinned before any page is handed out, lest one evicts the other.
@@ -358,7 +364,7 @@ class TokenScheduler:
         for admission in draft.admissions:
             self._start(admission, now_s)
 
-    def _start(self, admission: Admission, now_s: float) -> None:
+    def _start(self, admission: AdmittedRow, now_s: float) -> None:
         row = admission.row
         self._state.admit(row, admission.num_pages)
         row.job.state = JobState.RUNNING
@@ -368,7 +374,7 @@ class TokenScheduler:
             self._counters.num_prompt_tokens += row.num_prompt_tokens
             self._counters.num_cached_tokens += row.num_cached_tokens
 
-    def _preempt(self, row: Row) -> None:
+    def _preempt(self, row: SequenceState) -> None:
         """Take a row's pages and slot back; it waits and will be computed again."""
         self._counters.num_preemptions += 1
         row.num_preemptions += 1
@@ -378,7 +384,7 @@ class TokenScheduler:
         self._state.enqueue(row)
         row.prompt_logprobs.clear()
 
-    def _accept(self, piece: Piece, result: TokenRowResult, now_s: float) -> None:
+    def _accept(self, piece: ScheduledRow, result: TokenRowResult, now_s: float) -> None:
         row = piece.row
         row.num_committed = piece.start + piece.num_tokens
         row.num_unknown -= piece.is_sampled
@@ -394,7 +400,7 @@ class TokenScheduler:
         if piece.is_sampled:
             self._answer(row, result, now_s)
 
-    def _answer(self, row: Row, result: TokenRowResult, now_s: float) -> None:
+    def _answer(self, row: SequenceState, result: TokenRowResult, now_s: float) -> None:
         """Send the token a step has drawn, or the end of the answer."""
         sampling = row.request.sampling
         if sampling.returns_state:
@@ -420,7 +426,7 @@ class TokenScheduler:
 
     def _send(
         self,
-        row: Row,
+        row: SequenceState,
         result: TokenRowResult | None = None,
         *,
         finish_reason: FinishReason | None = None,
@@ -441,23 +447,23 @@ class TokenScheduler:
         is_final = finish_reason is not None
         row.job.sink(Output(job_id=row.job.job_id, payload=delta, is_final=is_final))
 
-    def _fail_row(self, row: Row, error: TriptychError) -> None:
+    def _fail_row(self, row: SequenceState, error: TriptychError) -> None:
         row.job.sink(Output(job_id=row.job.job_id, is_final=True, error=to_info(error)))
         self._end(row, JobState.FAILED)
 
-    def _end(self, row: Row, job_state: JobState) -> None:
+    def _end(self, row: SequenceState, job_state: JobState) -> None:
         """Let the row go; what it holds is freed once no step in flight uses it."""
         row.job.state = job_state
         self._state.leave(row)
         self._settle(row)
 
-    def _settle(self, row: Row) -> None:
+    def _settle(self, row: SequenceState) -> None:
         if row in self._state.leaving and not row.num_in_flight:
             self._state.leaving.remove(row)
             self._state.release(row)
 
 
-def _slot_start(row: Row) -> SlotStart:
+def _slot_start(row: SequenceState) -> SlotStart:
     return SlotStart(
         slot=row.slot,
         sampling=row.request.sampling,

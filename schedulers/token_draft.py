@@ -1,7 +1,7 @@
 """Which rows take part in the next token step: the policy of continuous batching.
 
-Owns the choice. Reads the scheduler's state and writes nothing: a `Draft` says what booking would
-do, and booking does just that. The rules, in the order they are applied:
+Owns the choice. Reads the scheduler's state and writes nothing: a `TokenDraft` says what booking
+would do, and booking does just that. The rules, in the order they are applied:
 
 - Every row that is being answered takes one token, oldest first. Where the pool has no page for
   one, the newest row gives way (is preempted: it will be computed again later). A row never
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from triptych.schedulers.token_state import Piece, Row, TokenState
+from triptych.schedulers.token_state import ScheduledRow, SequenceState, TokenState
 
 _MAX_PASSED = 16  # times a waiting prompt is passed by later ones
 _MAX_BLOCKED = 8  # prompts without room that are looked behind
@@ -34,10 +34,10 @@ _MAX_LOOKAHEAD = 128  # waiting prompts looked at in one step
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmittedRow:
     """A waiting row that starts: `num_cached` pages are found, `num_pages` is what it will hold."""
 
-    row: Row
+    row: SequenceState
     num_cached: int
     num_pages: int
 
@@ -47,7 +47,7 @@ def _at_will(job_id: str, start: int, end: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class TokenLimits:
     """What is kept out of a step by whoever owns the scheduler, though it could take part.
 
     Jobs of `job_ids` stand still, waiting or running; prompts take `max_prompt_tokens` at most.
@@ -61,18 +61,18 @@ class Hold:
     chunk_end: Callable[[str, int, int], int] = _at_will
 
 
-NO_HOLD = Hold()
+NO_HOLD = TokenLimits()
 
 
 @dataclass(slots=True)
-class Draft:
+class TokenDraft:
     """What booking will do. Decode pieces come first."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    victims: list[Row] = field(default_factory=list)
-    admissions: list[Admission] = field(default_factory=list)
-    passed: list[Row] = field(default_factory=list)
-    awaited: list[tuple[Row, bytes]] = field(default_factory=list)
+    pieces: list[ScheduledRow] = field(default_factory=list)
+    victims: list[SequenceState] = field(default_factory=list)
+    admissions: list[AdmittedRow] = field(default_factory=list)
+    passed: list[SequenceState] = field(default_factory=list)
+    awaited: list[tuple[SequenceState, bytes]] = field(default_factory=list)
     is_retry: bool = False
 
     @property
@@ -89,7 +89,7 @@ class Draft:
         return "mixed" if num_decode_rows else "prefill"
 
 
-def make_draft(state: TokenState, hold: Hold = NO_HOLD) -> Draft:
+def make_draft(state: TokenState, hold: TokenLimits = NO_HOLD) -> TokenDraft:
     """The next step. Without pieces there is nothing to do before something else happens."""
     if state.retries:
         return _draft_retry(state)
@@ -104,20 +104,20 @@ def make_draft(state: TokenState, hold: Hold = NO_HOLD) -> Draft:
     return drafter.draft
 
 
-def _draft_retry(state: TokenState) -> Draft:
+def _draft_retry(state: TokenState) -> TokenDraft:
     """Half of a step that ran out of memory, once none of its rows is in flight any more."""
     group = state.retries[0]
     if any(piece.row.num_in_flight for piece in group):
-        return Draft(is_retry=True)
-    pieces = [Piece(p.row, p.start, p.num_tokens, p.is_sampled) for p in group]
-    return Draft(pieces=pieces, is_retry=True)
+        return TokenDraft(is_retry=True)
+    pieces = [ScheduledRow(p.row, p.start, p.num_tokens, p.is_sampled) for p in group]
+    return TokenDraft(pieces=pieces, is_retry=True)
 
 
 class _Drafter:
     """Fills one draft, keeping count of what it has promised."""
 
-    def __init__(self, state: TokenState, hold: Hold) -> None:
-        self.draft = Draft()
+    def __init__(self, state: TokenState, hold: TokenLimits) -> None:
+        self.draft = TokenDraft()
         self._state = state
         self._hold = hold
         self._options = state.options
@@ -129,7 +129,7 @@ class _Drafter:
         self._total_tokens = 0
         self._is_short = False
         self._must_wait = bool(state.leaving)
-        self._sitting_out: set[Row] = set()
+        self._sitting_out: set[SequenceState] = set()
         self._dropped: Counter[int] = Counter()
         self._pinned: set[int] = set()
         self._claimed: set[bytes] = set()
@@ -142,7 +142,7 @@ class _Drafter:
             if not row.is_decoding or not self._can_step(row):
                 continue
             if self._find_page(row, victims):
-                self.draft.pieces.append(Piece(row, row.num_booked, 1, is_sampled=True))
+                self.draft.pieces.append(ScheduledRow(row, row.num_booked, 1, is_sampled=True))
                 self._total_tokens += self._rounded(row)
         self._num_tokens_left -= len(self.draft.pieces)
 
@@ -163,17 +163,17 @@ class _Drafter:
         if has_rows and not self._is_short:
             self._add_waiting()
 
-    def _can_step(self, row: Row) -> bool:
+    def _can_step(self, row: SequenceState) -> bool:
         """Whether `row`, which runs, may take part."""
         is_held = row in self._sitting_out or row.job.job_id in self._hold.job_ids
         return row.can_step and not is_held
 
-    def _is_idle(self, row: Row) -> bool:
+    def _is_idle(self, row: SequenceState) -> bool:
         """Whether `row` only keeps its place for a slow reader, and may lose it to a prompt."""
         is_kept = row.num_in_flight or self._state.is_protected(row)
         return row.is_paused and row not in self._sitting_out and not is_kept
 
-    def _victims(self) -> Iterator[Row]:
+    def _victims(self) -> Iterator[SequenceState]:
         """Rows that may be pushed out, first first: slow readers, then the newest."""
         running = self._state.running
         yield from (row for row in reversed(running) if row.is_paused)
@@ -183,7 +183,7 @@ class _Drafter:
             if not row.is_paused and not self._state.is_protected(row)
         )
 
-    def _find_page(self, row: Row, victims: Iterator[Row]) -> bool:
+    def _find_page(self, row: SequenceState, victims: Iterator[SequenceState]) -> bool:
         """Make room for the next position of `row`; false if it stands still in this step."""
         assert row.lease is not None, "a running row holds a lease"
         if row.num_booked < len(row.lease) * self._pool.page_size:
@@ -196,7 +196,7 @@ class _Drafter:
         self._num_pages_left -= 1
         return True
 
-    def _push_out(self, row: Row, victims: Iterator[Row]) -> None:
+    def _push_out(self, row: SequenceState, victims: Iterator[SequenceState]) -> None:
         """Choose rows to give way until a page comes free."""
         while not self._num_pages_left and not self._must_wait:
             victim = next(victims, None)
@@ -208,7 +208,7 @@ class _Drafter:
             else:
                 self._drop(victim)
 
-    def _drop(self, victim: Row) -> None:
+    def _drop(self, victim: SequenceState) -> None:
         assert victim.lease is not None, "a running row holds a lease"
         self._sitting_out.add(victim)
         self.draft.victims.append(victim)
@@ -228,7 +228,7 @@ class _Drafter:
         return victim is not None
 
     def _add_waiting(self) -> None:
-        blocked: list[Row] = []
+        blocked: list[SequenceState] = []
         for row in islice(self._state.waiting, _MAX_LOOKAHEAD):
             if len(blocked) == _MAX_BLOCKED:
                 return
@@ -252,7 +252,7 @@ class _Drafter:
             else:
                 blocked.append(row)
 
-    def _still_awaits(self, row: Row) -> bool:
+    def _still_awaits(self, row: SequenceState) -> bool:
         return row.awaited_key is not None and self._is_coming(row.awaited_key)
 
     def _is_coming(self, key: bytes) -> bool:
@@ -263,7 +263,7 @@ class _Drafter:
         )
         return key in self._claimed or is_moving
 
-    def _find_awaited(self, row: Row, num_found: int) -> bytes | None:
+    def _find_awaited(self, row: SequenceState, num_found: int) -> bytes | None:
         """The last of the pages that `row` lacks and that are coming in one go.
 
         Where one is coming, those before it are: whoever computes it computes them first.
@@ -278,7 +278,7 @@ class _Drafter:
             return self._num_tokens_left > 0
         return not self._num_prompts or num_remaining <= self._num_tokens_left
 
-    def _has_context(self, row: Row) -> bool:
+    def _has_context(self, row: SequenceState) -> bool:
         """Whether the contexts of all rows in the step stay within their bound with `row`.
 
         A resumed row may have outgrown the bound; it runs alone.
@@ -288,10 +288,10 @@ class _Drafter:
             not limit or not self.draft.pieces or self._total_tokens + self._rounded(row) <= limit
         )
 
-    def _rounded(self, row: Row) -> int:
+    def _rounded(self, row: SequenceState) -> int:
         return self._pool.num_pages_for(row.num_tokens) * self._pool.page_size
 
-    def _try_admit(self, row: Row, found: list[int]) -> bool:
+    def _try_admit(self, row: SequenceState, found: list[int]) -> bool:
         """Start `row` if the pool has room for all of its tokens, and use stays below the mark."""
         is_protected = self._state.is_protected(row)
         num_pages = self._pool.num_pages_for(row.max_positions if is_protected else row.num_tokens)
@@ -305,7 +305,7 @@ class _Drafter:
         self._num_rows_left -= 1
         self._pinned.update(found)
         self._claimed.update(row.keys[len(found) :])
-        self.draft.admissions.append(Admission(row, len(found), num_pages))
+        self.draft.admissions.append(AdmittedRow(row, len(found), num_pages))
         self._add_chunk(row, len(found) * self._pool.page_size)
         return True
 
@@ -319,7 +319,7 @@ class _Drafter:
         """Whether nothing else is active."""
         return not self.draft.admissions and all(row.is_paused for row in self._state.running)
 
-    def _chunk_size(self, row: Row, start: int) -> int:
+    def _chunk_size(self, row: SequenceState, start: int) -> int:
         """How many tokens of `row` the step can take from `start` on; 0 if it has to wait."""
         num_remaining = row.num_tokens - start
         room = num_remaining
@@ -329,12 +329,12 @@ class _Drafter:
         is_cut = num_tokens < num_remaining and not self._options.enable_chunked_prefill
         return 0 if is_cut else num_tokens
 
-    def _add_chunk(self, row: Row, start: int) -> None:
+    def _add_chunk(self, row: SequenceState, start: int) -> None:
         num_remaining, num_tokens = row.num_tokens - start, self._chunk_size(row, start)
         if not num_tokens:
             return
         self._num_tokens_left -= num_tokens
         self._num_prompts += 1
         self._total_tokens += self._rounded(row)
-        piece = Piece(row, start, num_tokens, is_sampled=num_tokens == num_remaining)
+        piece = ScheduledRow(row, start, num_tokens, is_sampled=num_tokens == num_remaining)
         self.draft.pieces.append(piece)

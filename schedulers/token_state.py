@@ -21,7 +21,7 @@ from triptych.core.tokens import TokenLogprob, TokenRequest
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Row:
+class SequenceState:
     """One job's way through the batch.
 
     Its tokens are the prompt, the committed output, and `num_unknown` tokens more that steps in
@@ -131,10 +131,10 @@ class Row:
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class ScheduledRow:
     """A row's part of a step in flight. A stale one follows a step that failed: it counts not."""
 
-    row: Row
+    row: SequenceState
     start: int
     num_tokens: int
     is_sampled: bool
@@ -172,10 +172,10 @@ class Piece:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class TokenStep:
     """A booked step that is not over. `is_retry` marks the second try after an OutOfMemory."""
 
-    pieces: list[Piece]
+    pieces: list[ScheduledRow]
     is_retry: bool = False
 
 
@@ -208,35 +208,35 @@ class RankedRows:
     """Rows by rank, first first; adding and removing cost one binary search and a memmove."""
 
     def __init__(self) -> None:
-        self._rows: list[Row] = []
+        self._rows: list[SequenceState] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[SequenceState]:
         return iter(self._rows)
 
-    def __reversed__(self) -> Iterator[Row]:
+    def __reversed__(self) -> Iterator[SequenceState]:
         return reversed(self._rows)
 
-    def __contains__(self, row: Row) -> bool:
+    def __contains__(self, row: SequenceState) -> bool:
         index = self._find(row)
         return index < len(self._rows) and self._rows[index] is row
 
-    def add(self, row: Row) -> None:
+    def add(self, row: SequenceState) -> None:
         """Put `row` in its place."""
         insort(self._rows, row, key=_rank)
 
-    def remove(self, row: Row) -> None:
+    def remove(self, row: SequenceState) -> None:
         """Take `row` out."""
         assert row in self, "no such row"
         del self._rows[self._find(row)]
 
-    def _find(self, row: Row) -> int:
+    def _find(self, row: SequenceState) -> int:
         return bisect_left(self._rows, row.rank, key=_rank)
 
 
-def _rank(row: Row) -> tuple[int, int]:
+def _rank(row: SequenceState) -> tuple[int, int]:
     return row.rank
 
 
@@ -252,14 +252,14 @@ class TokenState:
     def __init__(self, *, pool: PagePool, options: ScheduleOptions) -> None:
         self.pool = pool
         self.options = options
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, SequenceState] = {}
         self.waiting = RankedRows()
-        self.held_back: set[Row] = set()
+        self.held_back: set[SequenceState] = set()
         self.running = RankedRows()
-        self.leaving: set[Row] = set()
-        self.steps: dict[int, Step] = {}
-        self.retries: deque[list[Piece]] = deque()
-        self.computing: dict[bytes, Row] = {}
+        self.leaving: set[SequenceState] = set()
+        self.steps: dict[int, TokenStep] = {}
+        self.retries: deque[list[ScheduledRow]] = deque()
+        self.computing: dict[bytes, SequenceState] = {}
         self.free_slots = list(range(options.max_batch_size))
 
     @property
@@ -267,25 +267,25 @@ class TokenState:
         """Rows that may run at once: at most half a step's tokens, so that prompts get the rest."""
         return min(self.options.max_batch_size, max(1, self.options.max_batch_input_tokens // 2))
 
-    def is_protected(self, row: Row) -> bool:
+    def is_protected(self, row: SequenceState) -> bool:
         """Whether `row` gave way so often that it takes all its pages when it starts."""
         return row.num_preemptions >= self.options.max_preemptions
 
-    def enqueue(self, row: Row) -> None:
+    def enqueue(self, row: SequenceState) -> None:
         """Let `row` wait for its turn, by rank; a paused one waits aside."""
         if row.is_paused:
             self.held_back.add(row)
         else:
             self.waiting.add(row)
 
-    def dequeue(self, row: Row) -> None:
+    def dequeue(self, row: SequenceState) -> None:
         """Take `row` out of the queue."""
         if row in self.held_back:
             self.held_back.remove(row)
         else:
             self.waiting.remove(row)
 
-    def set_paused(self, row: Row, is_paused: bool) -> None:
+    def set_paused(self, row: SequenceState, is_paused: bool) -> None:
         """Hold `row` back, or let it go on."""
         if row.lease is None:
             self.dequeue(row)
@@ -295,7 +295,7 @@ class TokenState:
         elif is_paused:
             self.drop_retry(row)
 
-    def admit(self, row: Row, num_pages: int) -> None:
+    def admit(self, row: SequenceState, num_pages: int) -> None:
         """Give a waiting row the cached beginning of its tokens, blank pages and a slot."""
         self.dequeue(row)
         lease = row.lease
@@ -308,7 +308,7 @@ class TokenState:
         for key in row.keys[lease.num_published :]:
             self.computing[key] = row
 
-    def publish(self, row: Row) -> None:
+    def publish(self, row: SequenceState) -> None:
         """Make the committed full pages of `row` findable."""
         lease = row.lease
         assert lease is not None, "a running row holds a lease"
@@ -321,7 +321,7 @@ class TokenState:
         for key in keys:
             self.computing.pop(key, None)
 
-    def release(self, row: Row) -> None:
+    def release(self, row: SequenceState) -> None:
         """Take back everything `row` holds; nothing of it is in flight."""
         assert not row.num_in_flight, "a step in flight may still write to its pages"
         lease = row.lease
@@ -333,7 +333,7 @@ class TokenState:
         row.is_bound = row.is_decoding = False
         row.num_booked = row.num_committed = row.num_bound_pages = 0
 
-    def leave(self, row: Row) -> None:
+    def leave(self, row: SequenceState) -> None:
         """Take a row that has ended out of every queue; it keeps what it holds until released."""
         del self.rows[row.job.job_id]
         if row.lease is None:
@@ -344,25 +344,25 @@ class TokenState:
         self.drop_retry(row)
         self.leaving.add(row)
 
-    def pop_step(self, step_id: int) -> tuple[Step, list[Step]]:
+    def pop_step(self, step_id: int) -> tuple[TokenStep, list[TokenStep]]:
         """Take out a step in flight; also returns those booked after it."""
         step_ids = list(self.steps)
         later = [self.steps[other] for other in step_ids[step_ids.index(step_id) + 1 :]]
         return self.steps.pop(step_id), later
 
-    def retry(self, pieces: list[Piece]) -> None:
+    def retry(self, pieces: list[ScheduledRow]) -> None:
         """Try `pieces` once more, each half as a step of its own, before anything else."""
         pieces = [piece for piece in pieces if not piece.row.is_paused]
         half = -(-len(pieces) // 2)
         self.retries.extend(group for group in (pieces[:half], pieces[half:]) if group)
 
-    def drop_retry(self, row: Row) -> None:
+    def drop_retry(self, row: SequenceState) -> None:
         """Leave `row` out of what is to be tried again."""
         for group in self.retries:
             group[:] = [piece for piece in group if piece.row is not row]
         self.retries = deque(group for group in self.retries if group)
 
-    def unclaim(self, row: Row) -> None:
+    def unclaim(self, row: SequenceState) -> None:
         """Nobody need wait any more for pages that `row` was going to compute."""
         assert row.lease is not None, "a running row holds a lease"
         for key in row.keys[row.lease.num_published :]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from triptych.core.plan import Plan, Runner
-from triptych.schedulers.lanes import StepOutcome, wait_for
+from triptych.schedulers.executors import StepOutcome, wait_for
 
 _LONGEST_S = 1e5
 
@@ -33,8 +33,8 @@ class VirtualClock:
         self.now_s += seconds
 
 
-class VirtualLanes:
-    """Implements `schedulers.lanes.Lanes`: a step takes what `cost_s(plan)` says.
+class VirtualExecutors:
+    """Implements `schedulers.executors.Executors`: a step takes what `cost_s(plan)` says.
 
     Waiting moves the clock to the next thing that happens. `started` are the plans and the moments
     at which the device took them up.

@@ -26,11 +26,11 @@ from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.job import Job, JobState, Output, Sink
 from triptych.core.plan import Plan, StepResult
 from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.vision import Picture, PictureSpan
+from triptych.core.vision import PictureSpan, PromptPicture
 from triptych.core.vision_plan import EncodePlan, EncodeStepResult
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.token_draft import Hold
+from triptych.schedulers.token_draft import TokenLimits
 from triptych.schedulers.token_pace import ChunkPace
 
 _MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahead
@@ -39,7 +39,7 @@ _PATCH_VALUES = 14 * 14 * 3  # of most towers; others' are counted as if they we
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class VisionLimits:
     """What a model sees at once.
 
     A step encodes pictures of `max_step_patches` together, or one. `whole_spans`: what a picture
@@ -66,11 +66,11 @@ class Sight:
 
 
 @dataclass(slots=True, eq=False)
-class _Look:
+class _VisionJob:
     """A job with pictures: it has references to `held`, and had `awaited` encoded for it."""
 
     job: Job
-    pictures: tuple[Picture, ...]
+    pictures: tuple[PromptPicture, ...]
     num_prompt_tokens: int
     held: set[bytes] = field(default_factory=set)
     awaited: set[bytes] = field(default_factory=set)
@@ -97,7 +97,7 @@ class VisionScheduler:
         model: str,
         tokens: TokenScheduler,
         features: ContentCache[Any],
-        sight: Sight,
+        sight: VisionLimits,
         options: ScheduleOptions,
     ) -> None:
         self._model = model
@@ -105,8 +105,8 @@ class VisionScheduler:
         self._features = features
         self._sight = sight
         self._options = options
-        self._hold = Hold(chunk_end=self._chunk_end)
-        self._looks: dict[str, _Look] = {}
+        self._hold = TokenLimits(chunk_end=self._chunk_end)
+        self._looks: dict[str, _VisionJob] = {}
         self._encoding: set[bytes] = set()
         self._alone: set[bytes] = set()
         self._in_flight: list[int] = []
@@ -127,7 +127,7 @@ class VisionScheduler:
         self._tokens.submit(job)
         if request.pictures:
             num_prompt_tokens = len(request.prompt_ids)
-            look = _Look(job, request.pictures, num_prompt_tokens)
+            look = _VisionJob(job, request.pictures, num_prompt_tokens)
             job.sink = partial(_send, look, job.sink)
             self._looks[job.job_id] = look
             self._settle()
@@ -237,7 +237,7 @@ class VisionScheduler:
         chunk = range(start, min(end, limit))
         return self._sight.chunk_end(spans, look.num_prompt_tokens, chunk) if chunk else start
 
-    def _wanted(self, look: _Look) -> Iterator[Picture]:
+    def _wanted(self, look: _VisionJob) -> Iterator[PromptPicture]:
         """Pictures that the job's next chunk may need and that it has no reference to."""
         start = self._tokens.num_covered(look.job.job_id)
         last = start + self._options.max_batch_input_tokens
@@ -248,7 +248,7 @@ class VisionScheduler:
             if span.end > start and span.start < last and span.digest not in look.held:
                 yield picture
 
-    def _next_looks(self) -> Iterator[_Look]:
+    def _next_looks(self) -> Iterator[_VisionJob]:
         """Jobs whose pictures may be needed next: those that run, and the first that wait."""
         for look in self._looks.values():
             if look.job.state is not JobState.WAITING:
@@ -261,7 +261,7 @@ class VisionScheduler:
 
     def _propose_encode(self, *, is_shared: bool) -> Proposal | None:
         """As many pictures as share a step; a short one where others wait for the device."""
-        chosen: dict[bytes, Picture] = {}
+        chosen: dict[bytes, PromptPicture] = {}
         due_s, num_patches = math.inf, 0
         most = self._sight.max_step_patches
         if is_shared:
@@ -360,7 +360,7 @@ class VisionScheduler:
             self._features.release(digest)
 
 
-def _send(look: _Look, sink: Sink, output: Output) -> None:
+def _send(look: _VisionJob, sink: Sink, output: Output) -> None:
     """Pass on what a job yields, and say how many of its pictures were found."""
     delta = output.payload
     if isinstance(delta, TokenDelta):
@@ -369,7 +369,7 @@ def _send(look: _Look, sink: Sink, output: Output) -> None:
     sink(output)
 
 
-def _num_patches(picture: Picture) -> int:
+def _num_patches(picture: PromptPicture) -> int:
     """How much work it is to encode: what an encoder takes in, in patches."""
     num_values = max(math.prod(array.shape) for array in picture.inputs.values())
     return max(1, num_values // _PATCH_VALUES)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 
 from triptych.modalities.llm import template_child
-from triptych.modalities.vlm import intake
+from triptych.modalities.vlm import preparation
 
 
 def _workers() -> list[tuple[psutil.Process, list[str]]]:
@@ -19,7 +19,7 @@ def _workers() -> list[tuple[psutil.Process, list[str]]]:
 
 def decoders() -> list[psutil.Process]:
     """Those that decode files, but for those that prepare pictures for chats."""
-    others = {template_child.__name__, intake.__name__}
+    others = {template_child.__name__, preparation.__name__}
     return [child for child, line in _workers() if others.isdisjoint(line)]
 
 

@@ -15,13 +15,13 @@ from typing import Any
 from fakes import Done, Recorder
 
 from triptych.core.denoise_plan import (
-    Course,
     DenoisePlan,
     DenoiseStepResult,
     PictureCost,
     PictureKey,
     PictureRow,
     PictureRowResult,
+    PlannedSteps,
 )
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.images import ImageDelta, ImageRequest, Pixels, StepCache
@@ -46,7 +46,7 @@ def request_of(size: int = 64, interval: int = 1, **fields: Any) -> ImageRequest
     return ImageRequest(**{**defaults, **fields})
 
 
-def course_of(request: ImageRequest) -> Course:
+def course_of(request: ImageRequest) -> PlannedSteps:
     num_steps, interval = request.num_steps or 8, request.cache.interval or 1
     first = math.floor((1 - request.strength) * num_steps) if request.strength else 0
     num_branches = 2 if (request.guidance_scale or 1.0) > 1 else 1
@@ -55,7 +55,9 @@ def course_of(request: ImageRequest) -> Course:
         for at in range(num_steps)
     ]
     num_rows[:first] = [0] * first
-    return Course(num_rows=tuple(num_rows), first_step=first, num_prompt_tokens=NUM_PROMPT_TOKENS)
+    return PlannedSteps(
+        num_rows=tuple(num_rows), first_step=first, num_prompt_tokens=NUM_PROMPT_TOKENS
+    )
 
 
 def measure(request: ImageRequest) -> PictureCost:
@@ -85,7 +87,7 @@ def linear_costs(
 @dataclass(slots=True)
 class _Drawn:
     request: ImageRequest
-    course: Course
+    course: PlannedSteps
     done: int
     has_asked: bool = False
 

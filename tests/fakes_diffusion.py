@@ -17,7 +17,6 @@ from triptych.modalities.diffusion.caches.slot import (
     predict,
     record,
 )
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import (
     SampleRow,
@@ -26,6 +25,7 @@ from triptych.modalities.diffusion.samplers.rows import (
     release_row,
     start_row,
 )
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]  # samples [R, ...], timesteps [R]
 
@@ -118,7 +118,7 @@ def begin(
     config: dict[str, Any],
     num_steps: int,
     seed: int,
-    pools: CellPools,
+    pools: TensorPools,
     *,
     first: int = 0,
     clean: Tensor | None = None,

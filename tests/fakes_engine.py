@@ -16,7 +16,7 @@ from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.messages import Heartbeat
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.virtual import VirtualClock, VirtualLanes
+from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
 
 PAGE_SIZE = 4
 VOCAB_SIZE = 1000
@@ -49,7 +49,7 @@ class World:
         cost_s: Callable[[Plan], float] = lambda plan: 0.01,
     ) -> None:
         self.clock = VirtualClock()
-        self.lanes = VirtualLanes(self.clock, cost_s)
+        self.lanes = VirtualExecutors(self.clock, cost_s)
         self.ledger = Ledger(1 << 30)
         self.engine = Engine(
             loaders,

@@ -24,7 +24,7 @@ from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.media.pictures import PictureReader
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.image_model import ImageModel
-from triptych.modalities.diffusion.recipes.abilities import Abilities
+from triptych.modalities.diffusion.recipes.spec import PipelineSpec
 from triptych.modalities.diffusion.routes import image_cards, images_router, picture_links
 from triptych.modalities.diffusion.service import ImageCall, ImageService
 
@@ -41,7 +41,7 @@ def image_model(name: str = "paint", **facts: Any) -> ImageModel:
     known = {"default_steps": 10, "default_guidance": 3.0, **facts}
     return ImageModel(
         name=name,
-        abilities=Abilities(**known),
+        abilities=PipelineSpec(**known),
         multiple=16,
         default_size=(128, 128),
         samplers=("euler", "heun"),

@@ -13,13 +13,13 @@ from triptych.core.loop_thread import LoopThread
 from triptych.core.media.pictures import PictureReader
 from triptych.modalities.diffusion.image_model import ImageModel
 from triptych.modalities.diffusion.pipeline import ImagePipeline
-from triptych.modalities.diffusion.recipes.abilities import Abilities
+from triptych.modalities.diffusion.recipes.spec import PipelineSpec
 from triptych.modalities.diffusion.service import ImageService
 
 COLOURS = ((200, 30, 30), (30, 160, 60), (40, 60, 200))
 MODEL = ImageModel(
     name="plain",
-    abilities=Abilities(default_steps=6, default_guidance=2.0, max_references=2),
+    abilities=PipelineSpec(default_steps=6, default_guidance=2.0, max_references=2),
     multiple=8,
     default_size=(64, 64),
     samplers=("euler", "heun"),

@@ -10,13 +10,13 @@ import torch
 from fakes_pipelines import SCHEDULERS, components
 
 from triptych.core.denoise_plan import (
-    Course,
     DenoisePlan,
     DenoiseStepResult,
     PictureKey,
     PictureRow,
     PictureRowResult,
     PictureStart,
+    PlannedSteps,
 )
 from triptych.core.images import ImageRequest, Pixels, StepCache
 from triptych.modalities.diffusion.adapters.adapters import Adapters
@@ -31,13 +31,13 @@ from triptych.modalities.diffusion.caches.methods import (
     teacache,
 )
 from triptych.modalities.diffusion.denoise import Denoiser
+from triptych.modalities.diffusion.executor import ImageExecutor
 from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.painter import Painter
+from triptych.modalities.diffusion.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.preview import Preview
 from triptych.modalities.diffusion.prompts import PromptCache
 from triptych.modalities.diffusion.recipes.registry import open_recipe
 from triptych.modalities.diffusion.runner import DenoiseRunner
-from triptych.modalities.diffusion.viewer import Viewer
 
 PIPELINE = "PixArtSigmaPipeline"
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def open_painter(
     pipeline: str = PIPELINE,
     scheduler: int = 0,
     adapt: Callable[[dict[str, Any]], dict[str, list[LowRank]]] = lambda parts: {},
-) -> Painter:
+) -> ImageExecutor:
     """`adapt` makes adapters for the parts it is shown."""
     parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][scheduler]}
     recipe = open_recipe(pipeline, parts)
@@ -71,13 +71,13 @@ def open_painter(
         preview = Preview.fit(recipe)
     model = open_model(recipe.model)
     adapters = model.adapters = Adapters(parts, adapt(parts), max_in_run=4)
-    return Painter(
+    return ImageExecutor(
         recipe,
         Denoiser(model),
         caches=TinyCaches(),
         prompts=PromptCache(recipe, adapters, "tiny", PROMPTS_BYTES),
         adapters=adapters,
-        viewer=Viewer(recipe, preview, whole_pixels=2**20),
+        viewer=LatentDecoder(recipe, preview, whole_pixels=2**20),
     )
 
 
@@ -89,10 +89,10 @@ def image_request(**fields: Any) -> ImageRequest:
 class Easel:
     """Drives a runner by hand, one picture per key."""
 
-    def __init__(self, painter: Painter) -> None:
+    def __init__(self, painter: ImageExecutor) -> None:
         self.painter = painter
         self.runner = DenoiseRunner(painter, CPU)
-        self.courses: dict[PictureKey, Course] = {}
+        self.courses: dict[PictureKey, PlannedSteps] = {}
         self._ids = count()
 
     def run(self, kind: str, **fields: Any) -> tuple[PictureRowResult, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from triptych.core.vision import Picture, PictureSpan, picture_ids
+from triptych.core.vision import PictureSpan, PromptPicture, picture_ids
 from triptych.modalities.vlm.prepared import PreparedPicture
 
 
@@ -14,7 +14,7 @@ class SeeingPrompt:
     """What a `TokenRequest` takes: ids, those of picture positions among them, and the pictures."""
 
     prompt_ids: tuple[int, ...]
-    pictures: tuple[Picture, ...]
+    pictures: tuple[PromptPicture, ...]
 
 
 def join_prompt(
@@ -22,7 +22,7 @@ def join_prompt(
 ) -> SeeingPrompt:
     """Text as ids and pictures, in order; `encode` reads spelled special tokens as such."""
     ids: list[int] = []
-    pictures: list[Picture] = []
+    pictures: list[PromptPicture] = []
     for part in parts:
         if isinstance(part, PreparedPicture):
             pictures.append(_place(part, ids, encode))
@@ -33,7 +33,7 @@ def join_prompt(
 
 def _place(
     picture: PreparedPicture, ids: list[int], encode: Callable[[str], Sequence[int]]
-) -> Picture:
+) -> PromptPicture:
     """Spell `picture` at the end of `ids`."""
     filled = iter(picture_ids(picture.digest, picture.num_features))
     runs: list[tuple[int, int]] = []
@@ -44,4 +44,4 @@ def _place(
             runs.append((len(ids), part))
             ids += [next(filled) for _ in range(part)]
     span = PictureSpan(digest=picture.digest, runs=tuple(runs), grid=picture.grid)
-    return Picture(span=span, inputs=picture.inputs)
+    return PromptPicture(span=span, inputs=picture.inputs)

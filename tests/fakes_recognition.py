@@ -21,17 +21,17 @@ from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
 from triptych.core.job import Output
-from triptych.core.speech import HearDelta, HeardSegment, HeardToken, HearRequest
+from triptych.core.speech import TimedTokens, TranscribeDelta, TranscribeRequest, TranscriptToken
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.audio.containers import encode_clip
 from triptych.modalities.tts.audio.intake import ClipLimits, read_clip
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.recognition.convert import ranked_tokenizer
-from triptych.modalities.tts.recognition.hearing import Hearing
+from triptych.modalities.tts.recognition.recognizer import TranscriptionJob
 from triptych.modalities.tts.recognition.routes import recognition_router
 from triptych.modalities.tts.recognition.service import RecognitionService
 from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, WhisperSpec
-from triptych.modalities.tts.recognition.transcript import HearingModel
+from triptych.modalities.tts.recognition.transcript import WhisperTokenizer
 from triptych.schedulers.admission import Admission
 
 WINDOW_S = 3
@@ -123,17 +123,17 @@ def noise(seconds: float, seed: int = 0) -> Pcm:
     return sound.astype(np.float32)
 
 
-def said(text: str, start_s: float, end_s: float, *, has_times: bool = False) -> HeardSegment:
+def said(text: str, start_s: float, end_s: float, *, has_times: bool = False) -> TimedTokens:
     """A segment that spells `text` in the vocabulary of bytes, evenly spread over its time."""
     data = text.encode()
     step_s = (end_s - start_s) / max(len(data), 1)
     tokens = tuple(
-        HeardToken(byte, start_s + n * step_s, start_s + (n + 1) * step_s, -0.25)
+        TranscriptToken(byte, start_s + n * step_s, start_s + (n + 1) * step_s, -0.25)
         if has_times
-        else HeardToken(byte, logprob=-0.25)
+        else TranscriptToken(byte, logprob=-0.25)
         for n, byte in enumerate(data)
     )
-    return HeardSegment(
+    return TimedTokens(
         start_s=start_s,
         end_s=end_s,
         tokens=tokens,
@@ -143,7 +143,7 @@ def said(text: str, start_s: float, end_s: float, *, has_times: bool = False) ->
     )
 
 
-def run(hearing: Hearing) -> list[HearDelta]:
+def run(hearing: TranscriptionJob) -> list[TranscribeDelta]:
     """Everything a hearing says, stage by stage."""
     deltas = []
     with torch.inference_mode():
@@ -153,12 +153,12 @@ def run(hearing: Hearing) -> list[HearDelta]:
     return deltas
 
 
-def hear(pcm_S: Pcm, **fields: Any) -> HearRequest:
+def hear(pcm_S: Pcm, **fields: Any) -> TranscribeRequest:
     """A request for `pcm_S`."""
-    return HearRequest(pcm=pcm_S.astype("<f4").tobytes(), **fields)
+    return TranscribeRequest(pcm=pcm_S.astype("<f4").tobytes(), **fields)
 
 
-def text_ids(deltas: Sequence[HearDelta]) -> list[int]:
+def text_ids(deltas: Sequence[TranscribeDelta]) -> list[int]:
     """All heard tokens in order."""
     return [t.token_id for delta in deltas for s in delta.segments for t in s.tokens]
 
@@ -171,12 +171,12 @@ class DictatedEngine:
     became of every job.
     """
 
-    windows: Sequence[tuple[float, tuple[HeardSegment, ...]]]
+    windows: Sequence[tuple[float, tuple[TimedTokens, ...]]]
     language: str = "en"
     error: Exception | None = None
     num_good: int = 0
     gate: asyncio.Event | None = None
-    submitted: dict[str, HearRequest] = field(default_factory=dict)
+    submitted: dict[str, TranscribeRequest] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
@@ -192,7 +192,7 @@ class DictatedEngine:
                 if self.error is not None and n >= self.num_good:
                     raise self.error
                 has_ended = n == len(self.windows) - 1
-                delta = HearDelta(
+                delta = TranscribeDelta(
                     segments=segments,
                     language=self.language,
                     heard_s=heard_s,
@@ -219,10 +219,10 @@ class OwnThread:
         return read_clip(bytes(data), sample_rate=sample_rate, limits=limits)
 
 
-def hearing_model(*, is_multilingual: bool = False) -> HearingModel:
+def hearing_model(*, is_multilingual: bool = False) -> WhisperTokenizer:
     """What the API process knows of the small model."""
     generation = MULTILINGUAL if is_multilingual else {}
-    return HearingModel(name="ears", spec=spec(**generation), tokenizer=tokenizer())
+    return WhisperTokenizer(name="ears", spec=spec(**generation), tokenizer=tokenizer())
 
 
 def recognition_service(

@@ -20,10 +20,10 @@ from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowResult
 from triptych.core.tokens import TokenRequest
-from triptych.core.vision import Array, Picture, PictureSpan
+from triptych.core.vision import Array, PictureSpan, PromptPicture
 from triptych.core.vision_plan import EncodePlan, EncodeStepResult
 from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.vision import Sight, VisionScheduler
+from triptych.schedulers.vision import VisionLimits, VisionScheduler
 
 CLASH = FIRST_FRAME_ID + 1
 """The id of every picture position here, whatever the picture."""
@@ -45,7 +45,7 @@ def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
         name, length = part
         digest = hashlib.sha256(f"{name}{length}".encode()).digest()
         span = PictureSpan(digest=digest, runs=((len(ids), length),))
-        pictures.append(Picture(span=span, inputs={"pixel_values": patches(length)}))
+        pictures.append(PromptPicture(span=span, inputs={"pixel_values": patches(length)}))
         ids += [CLASH] * length
     plain = token_request(tuple(ids), **options)  # type: ignore[arg-type]
     return TokenRequest(
@@ -75,7 +75,7 @@ class SeeingRunner(ShadowRunner):
         self,
         *,
         features: ContentCache[str],
-        sight: Sight,
+        sight: VisionLimits,
         num_pages: int,
         page_size: int,
         requests: dict[str, TokenRequest],
@@ -124,10 +124,10 @@ class SeeingWorld(World):
     """A `VisionScheduler` and its runner; pages may be too few, and the cache too small."""
 
     def __init__(
-        self, *, sight: Sight | None = None, max_entries: int = 4, **options: object
+        self, *, sight: VisionLimits | None = None, max_entries: int = 4, **options: object
     ) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
-        self.sight = sight or Sight(max_step_patches=16)
+        self.sight = sight or VisionLimits(max_step_patches=16)
         self.features: ContentCache[str] = ContentCache(10**6, copy=str, max_entries=max_entries)
         self.pool.enable_prefix_caching = not self.sight.whole_prompts
         tokens = TokenScheduler(
@@ -254,7 +254,7 @@ def live(seed: int, num_actions: int) -> SeeingWorld:
     rng = random.Random(seed)
     whole = rng.choice(("", "", "spans", "prompts"))
     world = SeeingWorld(
-        sight=Sight(
+        sight=VisionLimits(
             max_step_patches=rng.choice((4, 12)),
             whole_spans=whole == "spans",
             whole_prompts=whole == "prompts",

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
+from triptych.modalities.tts.models.voice.acoustic import AcousticInput, AcousticOutput
 from triptych.modalities.tts.models.voice.codec import VoiceCodec
-from triptych.modalities.tts.models.voice.config import CodecConfig, TalkerConfig, VoiceConfig
-from triptych.modalities.tts.models.voice.talker import TalkerInput, TalkerOutput
+from triptych.modalities.tts.models.voice.config import AcousticConfig, CodecConfig, VoiceConfig
 
 CODEC = CodecConfig(
     hop=60,
@@ -27,7 +27,7 @@ CODEC = CodecConfig(
     num_frame_layers=2,
     pitch_dim=6,
 )
-TALKER = TalkerConfig(
+TALKER = AcousticConfig(
     num_symbols=20,
     hidden_size=16,
     intermediate_size=24,
@@ -57,7 +57,7 @@ class Talker(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.input = TalkerInput(TALKER, CODEC)
+        self.input = AcousticInput(TALKER, CODEC)
         config = LlamaConfig(
             vocab_size=1,
             hidden_size=TALKER.hidden_size,
@@ -73,7 +73,7 @@ class Talker(nn.Module):
         )
         self.stack = LlamaModel(config)
         self.stack.embed_tokens = nn.Identity()
-        self.output = TalkerOutput(TALKER, CODEC)
+        self.output = AcousticOutput(TALKER, CODEC)
 
 
 def talker() -> Talker:

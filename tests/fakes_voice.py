@@ -19,7 +19,7 @@ from triptych.core.http.app import create_app
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment, VoiceClip
 from triptych.core.streams import JobStream
-from triptych.modalities.tts.frontend.base import Planned, Voice
+from triptych.modalities.tts.frontend.base import PlannedSegment, Voice
 from triptych.modalities.tts.routes import speech_router
 from triptych.modalities.tts.service import SpeechService, VoiceSource
 from triptych.modalities.tts.text.chunks import ChunkLimits, split_utterances
@@ -58,13 +58,13 @@ class SpellingFrontEnd:
 
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
-    ) -> Iterator[Planned]:
+    ) -> Iterator[PlannedSegment]:
         self.planned.append((spoken.text, voice, instructions, language))
         for utterance in split_utterances(spoken, ChunkLimits(most=self.most)):
             text = utterance.text
             ids = tuple(ord(char) for char in text if char.isalpha() and char.isascii())
             lost = [at for at, char in enumerate(text) if char.isalpha() and not char.isascii()]
-            yield Planned(
+            yield PlannedSegment(
                 segment=SpeechSegment(
                     prompt_ids=ids, max_steps=2 * len(ids), pause_s=self.pause_s if ids else 0.0
                 ),

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from triptych.core.config import Config, ServerOptions
 from triptych.core.http.app import create_app
 from triptych.core.media.child import DecodePool
-from triptych.modalities.tts.frontend.base import Planned, Voice
+from triptych.modalities.tts.frontend.base import PlannedSegment, Voice
 from triptych.modalities.tts.text.spoken import SpokenText
 from triptych.modalities.tts.voices.routes import voices_router
 from triptych.modalities.tts.voices.service import VoiceService
@@ -43,7 +43,7 @@ class FakeFrontEnd:
 
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
-    ) -> Iterator[Planned]:
+    ) -> Iterator[PlannedSegment]:
         yield from ()
 
 

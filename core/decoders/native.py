@@ -12,7 +12,13 @@ from typing import Any
 import torch
 
 from triptych.core.decoders.families import read_decoder_config
-from triptych.core.decoders.tensor_names import BARE, WHOLE, Part, decoder_targets, is_unused
+from triptych.core.decoders.tensor_names import (
+    BARE,
+    WHOLE,
+    DecoderTensors,
+    decoder_targets,
+    is_unused,
+)
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
@@ -59,7 +65,10 @@ class NativeBlueprint:
         return self.config.kv_layout(page_size, dtype)
 
     def build(
-        self, checkpoint: Checkpoint, report: Callable[[float], None], part: Part | None = None
+        self,
+        checkpoint: Checkpoint,
+        report: Callable[[float], None],
+        part: DecoderTensors | None = None,
     ) -> Decoder:
         """Allocate, stream the weights into place and pack them.
 

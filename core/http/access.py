@@ -48,7 +48,7 @@ class Access:
         given = Headers(scope=scope).get("x-request-id", "")
         state["request_id"] = given if _SANE_ID.fullmatch(given) else f"req-{state['call_id']}"
         state["principal"] = Principal()
-        answer = _Answer(send, state["request_id"])
+        answer = _StampedResponse(send, state["request_id"])
         started_s = time.perf_counter()
         try:
             await self._app(scope, receive, answer.send)
@@ -79,7 +79,7 @@ class Access:
         )
 
 
-class _Answer:
+class _StampedResponse:
     """Stamps the request id on an answer and remembers its status."""
 
     def __init__(self, send: Send, request_id: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from triptych.core.http.disconnect import Lifeline
+from triptych.core.http.disconnect import DisconnectWatcher
 from triptych.core.http.sse import log_broken
 
 
@@ -48,7 +48,7 @@ class ByteStream(Response):
                     await self._send(send, chunk, is_last=False)
             await self._send(send, b"", is_last=True)
         except asyncio.CancelledError:
-            line: Lifeline = scope["state"]["lifeline"]
+            line: DisconnectWatcher = scope["state"]["lifeline"]
             reason = line.take_reason() if self._has_started else None
             if reason is None:
                 raise
@@ -69,6 +69,6 @@ class ByteStream(Response):
 
 async def _cut(error: BaseException, scope: Scope) -> None:
     log_broken(error, scope)
-    line: Lifeline = scope["state"]["lifeline"]
+    line: DisconnectWatcher = scope["state"]["lifeline"]
     if not await line.abort():
         raise error  # no server here whose connection could be cut

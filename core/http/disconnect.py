@@ -22,7 +22,7 @@ from triptych.core.http.errors import error_response
 _GOODBYE_S = 1.0  # for a cut connection to be reported closed, and for last words on a drain
 
 
-class Lifeline:
+class DisconnectWatcher:
     """One request's tie to its client. Stands in for the server's `receive` and `send`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, stall_s: float) -> None:
@@ -115,7 +115,7 @@ class InFlight:
     """The requests being answered, and whether new ones are taken."""
 
     def __init__(self) -> None:
-        self._lines: set[Lifeline] = set()
+        self._lines: set[DisconnectWatcher] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False
@@ -123,12 +123,12 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def add(self, line: Lifeline) -> None:
+    def add(self, line: DisconnectWatcher) -> None:
         """Count a request in."""
         self._lines.add(line)
         self._is_empty.clear()
 
-    def remove(self, line: Lifeline) -> None:
+    def remove(self, line: DisconnectWatcher) -> None:
         """Count a request out."""
         self._lines.discard(line)
         if not self._lines:
@@ -174,7 +174,7 @@ class FollowClient:
             await self._follow(scope, receive, send)
 
     async def _follow(self, scope: Scope, receive: Receive, send: Send) -> None:
-        line = Lifeline(scope, receive, send, self._options.stream_timeout_s)
+        line = DisconnectWatcher(scope, receive, send, self._options.stream_timeout_s)
         limit_s = self._options.request_timeout_s
         late = RequestTimeout(f"The answer was not complete within {limit_s:g} s.")
         timer = asyncio.get_running_loop().call_later(limit_s, line.cut, late)

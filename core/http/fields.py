@@ -98,14 +98,14 @@ def inert(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedField:
     """What to do `instead`, and the `neutral` values that change nothing."""
 
     instead: str
     neutral: tuple[Any, ...] = ()
 
 
-def without_refused(fields: Any, table: Mapping[str, Refused]) -> Any:
+def without_refused(fields: Any, table: Mapping[str, RefusedField]) -> Any:
     """`fields` less those of `table`. Raises `UnsupportedOption` where one asks for something."""
     if not isinstance(fields, dict):
         return fields

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from triptych.core.http.disconnect import Lifeline
+from triptych.core.http.disconnect import DisconnectWatcher
 from triptych.core.http.errors import ErrorBody, error_body, to_public
 from triptych.core.logs import fields
 
@@ -57,7 +57,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
-        line: Lifeline = scope["state"]["lifeline"]
+        line: DisconnectWatcher = scope["state"]["lifeline"]
         writer = _Writer(send, self.raw_headers)
         heart = asyncio.create_task(writer.beat(self._heartbeat_s))
         try:

@@ -130,7 +130,7 @@ async def read_form(request: Request) -> Form:
     `Overloaded` where other forms hold too much memory. Hold on to the form as long as to its file.
     """
     state = request.app.state
-    reader = _Reader(_boundary(request), state.upload_budget)
+    reader = _FormReader(_boundary(request), state.upload_budget)
     await receive_body(request, reader.take, state.options.max_upload_bytes)
     return reader.finish()
 
@@ -151,7 +151,7 @@ def form_body(
     return {"requestBody": {"required": True, "content": content}}
 
 
-class _Reader:
+class _FormReader:
     """A form under construction."""
 
     def __init__(self, boundary: str, budget: UploadBudget) -> None:

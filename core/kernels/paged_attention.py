@@ -52,7 +52,7 @@ class AttentionBatch:
     host_context_lengths_B: Int64s
     native: NativeKernels | None = None
     blocks_2T: torch.Tensor | None = None
-    groups: dict[int | None, list[_Group]] = field(default_factory=dict)
+    groups: dict[int | None, list[_RowGroup]] = field(default_factory=dict)
     """The reference's own plan of a step, by window; made by the first layer that asks."""
 
 
@@ -126,7 +126,7 @@ def _reference(
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _RowGroup:
     """Rows of similar size, padded to one block. `query_index_L` is `None` for "all, in order"."""
 
     num_rows: int
@@ -139,7 +139,7 @@ def _attend_group(
     q_THD: torch.Tensor,
     k_slots: torch.Tensor,
     v_slots: torch.Tensor,
-    group: _Group,
+    group: _RowGroup,
     scale: float,
 ) -> torch.Tensor:
     (num_heads, head_dim), num_kv_heads = q_THD.shape[1:], k_slots.shape[1]
@@ -164,7 +164,9 @@ def _attend_group(
     return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
 
 
-def _plan_groups(batch: AttentionBatch, storage_NP: torch.Size, window: int | None) -> list[_Group]:
+def _plan_groups(
+    batch: AttentionBatch, storage_NP: torch.Size, window: int | None
+) -> list[_RowGroup]:
     """Put rows whose query and key counts agree within a factor of two into one group."""
     query_lengths, context_lengths = batch.host_query_lengths_B, batch.host_context_lengths_B
     num_keys_B = context_lengths
@@ -187,7 +189,7 @@ def _make_group(
     num_keys_B: Int64s,
     storage_NP: torch.Size,
     window: int | None,
-) -> _Group:
+) -> _RowGroup:
     device = batch.page_table_BM.device
     num_pages, page_size = storage_NP
     max_queries = int(batch.host_query_lengths_B[rows].max())
@@ -222,4 +224,4 @@ def _make_group(
     index = None
     if not is_whole_batch or is_padded:
         index = token_GQ.flatten()
-    return _Group(len(rows), index, slots_GS.flatten(), mask_GQS.unsqueeze(1))
+    return _RowGroup(len(rows), index, slots_GS.flatten(), mask_GQS.unsqueeze(1))

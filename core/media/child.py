@@ -40,7 +40,7 @@ from triptych.core.errors import (
     from_info,
 )
 from triptych.core.logs import fields
-from triptych.core.media.wire import Call, Failed, Line, Piece, Ready, Setup
+from triptych.core.media.wire import Call, DecodedChunk, DecodeFailed, DecoderReady, Line, Setup
 
 _START_TIMEOUT_S: Final = 60.0
 _GOODBYE_S: Final = 1.0
@@ -100,7 +100,7 @@ class DecodePool:
         self._things = things
         self._setup = Setup(tuple(modules), limits.memory_bytes, dict(args), limits.niceness)
         self._num_children = num_children
-        self._idle: list[_Child] = []
+        self._idle: list[_DecodeChild] = []
         self._jobs: set[_Job] = set()
         self._is_closed = False
         # One thread per child talks to it, so that no file passes the event loop. The threads last
@@ -162,16 +162,16 @@ class DecodePool:
         task = asyncio.current_task()
         return self._is_closed and task is not None and not task.cancelling()
 
-    def _start(self) -> _Child:
+    def _start(self) -> _DecodeChild:
         try:
-            return _Child(self._setup, self.limits)
+            return _DecodeChild(self._setup, self.limits)
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             _log.exception("a decode child did not start")
             raise Unavailable(
                 f"{self._things.capitalize()} cannot be read right now; the server's log says why."
             ) from error
 
-    def _take(self) -> _Child:
+    def _take(self) -> _DecodeChild:
         while True:
             try:
                 child = self._idle.pop()
@@ -203,7 +203,7 @@ class _Job:
     name: str
     data: bytes | bytearray | memoryview
     args: Mapping[str, Any]
-    _child: _Child | None = None
+    _child: _DecodeChild | None = None
     _is_unwanted: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -211,7 +211,7 @@ class _Job:
         """The job as a child hears of it."""
         return Call(self.name, dict(self.args), len(self.data), cpu_s)
 
-    def adopt(self, child: _Child) -> None:
+    def adopt(self, child: _DecodeChild) -> None:
         """From here on `child` is killed when the job is abandoned."""
         with self._lock:
             if self._is_unwanted:
@@ -231,7 +231,7 @@ class _Job:
                 self._child.kill()
 
 
-class _Child:
+class _DecodeChild:
     """One process. All but `kill` is called by one thread at a time.
 
     Raises OSError, EOFError or `msgspec.MsgspecError` where it does not start.
@@ -246,7 +246,7 @@ class _Child:
         self._line.deadline_s = time.monotonic() + _START_TIMEOUT_S
         try:
             self._line.send(setup)
-            self._line.receive(Ready)
+            self._line.receive(DecoderReady)
         except (OSError, EOFError, msgspec.MsgspecError):
             self.end()
             raise
@@ -276,16 +276,16 @@ class _Child:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         view = memoryview(mmap.mmap(-1, self._limits.output_bytes, flags=flags))
         num_bytes = 0
-        while isinstance(reply := self._line.receive_reply(), Piece):
+        while isinstance(reply := self._line.receive_reply(), DecodedChunk):
             if not 0 <= reply.num_bytes <= len(view) - num_bytes:
                 raise PayloadTooLarge(f"The file holds over {len(view)} bytes when decoded.")
             self._line.fill(view[num_bytes : num_bytes + reply.num_bytes])
             num_bytes += reply.num_bytes
-        if isinstance(reply, Failed):
+        if isinstance(reply, DecodeFailed):
             raise self._told(reply)
         return Decoded(view[:num_bytes], reply.value)
 
-    def _told(self, reply: Failed) -> TriptychError:
+    def _told(self, reply: DecodeFailed) -> TriptychError:
         error = from_info(reply.error)
         if reply.detail:
             _log.warning("a file could not be decoded", extra=fields(traceback=ascii(reply.detail)))
@@ -341,7 +341,7 @@ def _spawn(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], Line]:
     return process, Line(ours)
 
 
-def _end_all(children: list[_Child]) -> None:
+def _end_all(children: list[_DecodeChild]) -> None:
     while children:
         children.pop().end()
 

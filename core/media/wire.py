@@ -34,7 +34,7 @@ class Setup(msgspec.Struct, frozen=True):
     niceness: int = 0
 
 
-class Ready(msgspec.Struct, frozen=True):
+class DecoderReady(msgspec.Struct, frozen=True):
     """Up, once: the modules are imported and the limits stand."""
 
 
@@ -47,7 +47,7 @@ class Call(msgspec.Struct, frozen=True):
     cpu_s: int
 
 
-class Piece(msgspec.Struct, frozen=True, tag=True):
+class DecodedChunk(msgspec.Struct, frozen=True, tag=True):
     """Up, any number: `num_bytes` of the result follow."""
 
     num_bytes: int
@@ -59,14 +59,14 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     value: Any = None
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class DecodeFailed(msgspec.Struct, frozen=True, tag=True):
     """Up: the function raised. `detail` is for the log; empty where the error was meant."""
 
     error: ErrorInfo
     detail: str = ""
 
 
-Reply = Piece | Done | Failed
+Reply = DecodedChunk | Done | DecodeFailed
 _DECODE_REPLY: Final = msgspec.msgpack.Decoder(Reply).decode
 
 

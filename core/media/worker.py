@@ -29,7 +29,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, to_info
-from triptych.core.media.wire import MAX_SETUP_BYTES, Call, Done, Failed, Line, Piece, Ready, Setup
+from triptych.core.media.wire import (
+    MAX_SETUP_BYTES,
+    Call,
+    DecodedChunk,
+    DecodeFailed,
+    DecoderReady,
+    Done,
+    Line,
+    Setup,
+)
 from triptych.core.transport.control import die_with_parent
 
 DecodeFunction = Callable[..., Iterator[Any]]
@@ -47,7 +56,7 @@ def main() -> None:
         functions = _functions(setup)
         os.nice(setup.niceness)
         _confine(setup.memory_bytes)
-        line.send(Ready())
+        line.send(DecoderReady())
         while True:
             _answer(line, functions)
     except (EOFError, OSError):
@@ -105,9 +114,11 @@ def _answer(line: Line, functions: Mapping[str, DecodeFunction]) -> None:
     try:
         line.send(Done(_relay(line, functions[call.name](data, **call.args))))
     except RequestError as error:
-        line.send(Failed(to_info(error)))
+        line.send(DecodeFailed(to_info(error)))
     except MemoryError:
-        line.send(Failed(to_info(PayloadTooLarge("The file takes too much memory to decode."))))
+        line.send(
+            DecodeFailed(to_info(PayloadTooLarge("The file takes too much memory to decode.")))
+        )
     except Exception as error:  # the process boundary: whatever a file makes a decoder raise
         line.send(_unexpected(error))
 
@@ -120,13 +131,13 @@ def _relay(line: Line, pieces: Iterator[Any]) -> Any:
         except StopIteration as end:
             return end.value
         if piece.nbytes:
-            line.send(Piece(piece.nbytes), piece.cast("B"))
+            line.send(DecodedChunk(piece.nbytes), piece.cast("B"))
 
 
-def _unexpected(error: Exception) -> Failed:
+def _unexpected(error: Exception) -> DecodeFailed:
     public = InvalidRequest("The file could not be decoded; it seems to be damaged.")
     detail = "".join(traceback.format_exception(error))
-    return Failed(to_info(public), detail[-_MAX_DETAIL_CHARS:])
+    return DecodeFailed(to_info(public), detail[-_MAX_DETAIL_CHARS:])
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class TypedDecoder(Generic[Message]):
         return message
 
 
-class Codec:
+class MessageCodec:
     """Both directions. `request` and `payload` are tagged unions of the modalities' types.
 
     >>> codec = Codec(request=TokenRequest, payload=TokenDelta)  # doctest: +SKIP

@@ -21,7 +21,7 @@ import zmq
 
 from triptych.core.errors import TriptychError, to_info
 from triptych.core.job import Job, Output
-from triptych.core.transport.codec import Codec
+from triptych.core.transport.codec import MessageCodec
 from triptych.core.transport.endpoint import connect_dealer, send_if_connected
 from triptych.core.transport.messages import (
     Cancel,
@@ -72,7 +72,7 @@ class EngineLoop(Protocol):
 class EngineServer:
     """Connects `engine` to the API process. `send_beat` is for the engine's `on_beat`."""
 
-    def __init__(self, engine: EngineLoop, folder: Path, codec: Codec) -> None:
+    def __init__(self, engine: EngineLoop, folder: Path, codec: MessageCodec) -> None:
         self._engine = engine
         self._codec = codec
         self._turn: list[Output] = []

@@ -27,7 +27,7 @@ from triptych.core.errors import (
     from_info,
 )
 from triptych.core.streams import JobStream, StreamTable
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES, Codec
+from triptych.core.transport.codec import MAX_MESSAGE_BYTES, MessageCodec
 from triptych.core.transport.endpoint import bind_router
 from triptych.core.transport.messages import (
     Cancel,
@@ -62,7 +62,7 @@ def engine_identity(epoch_ns: int) -> bytes:
 class RemoteClient:
     """`EngineClient` over a socket. Made, used and closed on one asyncio loop."""
 
-    def __init__(self, folder: Path, codec: Codec, *, stream_timeout_s: float) -> None:
+    def __init__(self, folder: Path, codec: MessageCodec, *, stream_timeout_s: float) -> None:
         self._codec = codec
         self._loop = asyncio.get_running_loop()
         self._streams = StreamTable(

@@ -85,7 +85,7 @@ class Supervisor:
         self._specs = specs
         self._policy = policy
         self._observer = observer
-        self._children: dict[str, _Child] = {}
+        self._children: dict[str, _SupervisedProcess] = {}
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         self._stopping = asyncio.Event()
 
@@ -122,7 +122,9 @@ class Supervisor:
         crashes: deque[float] = deque(maxlen=self._policy.max_crashes)
         was_ready = False
         while not self._stopping.is_set():
-            child = await _Child.start(spec, self._policy.start_budget_s, self._observer)
+            child = await _SupervisedProcess.start(
+                spec, self._policy.start_budget_s, self._observer
+            )
             self._children[spec.name] = child
             try:
                 reason = await child.run()
@@ -174,7 +176,7 @@ class Supervisor:
         return is_clean
 
 
-class _Child:
+class _SupervisedProcess:
     """One incarnation of a supervised process."""
 
     def __init__(
@@ -195,7 +197,9 @@ class _Child:
         self._watchdog = asyncio.get_running_loop().call_later(start_budget_s, self._suspect)
 
     @classmethod
-    async def start(cls, spec: ChildSpec, start_budget_s: float, observer: Observer) -> _Child:
+    async def start(
+        cls, spec: ChildSpec, start_budget_s: float, observer: Observer
+    ) -> _SupervisedProcess:
         """Start the process in a group of its own and hand it its configuration."""
         ours, theirs = socket.socketpair()
         with theirs:

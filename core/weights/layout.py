@@ -52,7 +52,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-class _Entry(msgspec.Struct):
+class _HeaderEntry(msgspec.Struct):
     """One header entry, as the format defines it. Defaults let `__metadata__` pass as one."""
 
     dtype: str = ""
@@ -131,7 +131,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     try:
         # Typed decoding keeps a hostile header from growing into many times its size. Of a name
         # given twice the last wins, as in the library, and coverage finds the hole it leaves.
-        entries = decode_json(raw, dict[str, _Entry])
+        entries = decode_json(raw, dict[str, _HeaderEntry])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsError(f"{file.name} has a damaged header: {_brief(error)}.") from error
     entries.pop("__metadata__", None)
@@ -191,7 +191,7 @@ def _read_raw_header(file: Path) -> tuple[bytes, int]:
         raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
 
 
-def _check_entry(file: str, name: str, entry: _Entry) -> None:
+def _check_entry(file: str, name: str, entry: _HeaderEntry) -> None:
     item_bytes = DTYPE_BYTES.get(entry.dtype)
     if item_bytes is None:
         raise WeightsError(f"Tensor {name!r} in {file} has the unsupported type {entry.dtype!r}.")
@@ -206,7 +206,7 @@ def _check_entry(file: str, name: str, entry: _Entry) -> None:
         )
 
 
-def _check_coverage(file: str, entries: dict[str, _Entry], data_bytes: int) -> None:
+def _check_coverage(file: str, entries: dict[str, _HeaderEntry], data_bytes: int) -> None:
     """Offsets must tile the data: no hole, no overlap, nothing past the end, nothing left."""
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):

@@ -18,7 +18,7 @@ MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TensorTarget:
     """Where the tensor `name` goes: a view of a parameter, such as one slice of a fused weight."""
 
     name: str
@@ -27,7 +27,7 @@ class Target:
 
 def load_tensors(
     checkpoint: TensorSource,
-    targets: Iterable[Target],
+    targets: Iterable[TensorTarget],
     *,
     ignored: Collection[str] | Callable[[str], bool] = (),
     report: Callable[[float], None] | None = None,
@@ -53,7 +53,7 @@ def load_tensors(
 
 def _check_complete(
     checkpoint: TensorSource,
-    targets: tuple[Target, ...],
+    targets: tuple[TensorTarget, ...],
     ignored: Collection[str] | Callable[[str], bool],
 ) -> None:
     wanted = {target.name for target in targets}
@@ -70,7 +70,7 @@ def _check_complete(
         raise WeightsError(f"{files} holds {_tensors(extra)}, which this model does not have.")
 
 
-def _check_shapes(checkpoint: TensorSource, targets: tuple[Target, ...]) -> None:
+def _check_shapes(checkpoint: TensorSource, targets: tuple[TensorTarget, ...]) -> None:
     for target in targets:
         info = checkpoint.tensors[target.name]
         if info.shape != tuple(target.into.shape):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.overrides import PartOverride, read_overrides
-from triptych.core.weights.pipeline_index import PIPELINE_INDEX, Part, PipelineIndex
+from triptych.core.weights.pipeline_index import PIPELINE_INDEX, PipelineComponent, PipelineIndex
 
 _STEM = r"(?:model|diffusion_pytorch_model)"
 _WEIGHTS = re.compile(
@@ -44,7 +44,7 @@ def needed_files(index: PipelineIndex, files: Iterable[str], options: ModelOptio
 
 
 def _of_part(
-    part: Part, names: list[str], override: PartOverride, options: ModelOptions
+    part: PipelineComponent, names: list[str], override: PartOverride, options: ModelOptions
 ) -> list[str]:
     variants: dict[str, list[str]] = {}
     for name in names:

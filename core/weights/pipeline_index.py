@@ -24,7 +24,7 @@ _UNUSED = frozenset({"safety_checker", "feature_extractor", "image_encoder", "im
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PipelineComponent:
     """One model, tokenizer or configuration: its folder, and the class that diffusers gives it."""
 
     name: str
@@ -45,7 +45,7 @@ class PipelineIndex:
     """
 
     pipeline: str
-    parts: Mapping[str, Part]
+    parts: Mapping[str, PipelineComponent]
     facts: Mapping[str, Any]
 
 
@@ -76,12 +76,12 @@ def read_pipeline(folder: Path) -> PipelineIndex:
     return PipelineIndex(pipeline=pipeline, parts=parts, facts=facts)
 
 
-def _read_part(name: str, value: list[Any]) -> Part | None:
+def _read_part(name: str, value: list[Any]) -> PipelineComponent | None:
     match value:
         case [None, None]:
             return None
         case [str(library), str(class_name)] if _NEEDED.fullmatch(name):
-            return Part(name, library, class_name)
+            return PipelineComponent(name, library, class_name)
         case [str(), str()]:
             raise WeightsError(f"{PIPELINE_INDEX} has the part {name!r:.60}, which is not known.")
     raise WeightsError(f"{PIPELINE_INDEX} is damaged: {name!r:.60} is no [library, class].")

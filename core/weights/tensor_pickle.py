@@ -50,7 +50,7 @@ _FRESH: Mapping[str, Callable[[], Any]] = {
 _TUPLES: Mapping[str, int] = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-class Refused(ValueError):
+class UnsafePickle(ValueError):
     """The pickle says something else than a dictionary of tensors; the text says what."""
 
 
@@ -64,7 +64,7 @@ class StorageRef:
 
 
 class Rebuild(Protocol):
-    """Makes a tensor over a storage. Raises `Refused` where it would reach beyond it."""
+    """Makes a tensor over a storage. Raises `UnsafePickle` where it would reach beyond it."""
 
     def __call__(
         self, storage: StorageRef, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
@@ -81,23 +81,23 @@ class _Name:
 
 
 def read_pickle(data: bytes, rebuild: Rebuild, tensor_type: type) -> Any:
-    """What `data` describes. Raises `Refused`."""
+    """What `data` describes. Raises `UnsafePickle`."""
     if len(data) > MAX_BYTES:
-        raise Refused(f"its description has {len(data)} bytes")
-    reader = _Reader(rebuild, tensor_type)
+        raise UnsafePickle(f"its description has {len(data)} bytes")
+    reader = _StackMachine(rebuild, tensor_type)
     try:
         for opcode, argument, _ in islice(pickletools.genops(data), MAX_OPCODES):
             if opcode.name == "STOP":
                 return reader.result()
             reader.take(opcode.name, argument)
-    except Refused:
+    except UnsafePickle:
         raise
     except (IndexError, KeyError, ValueError) as error:  # an empty stack or memo, or cut short
-        raise Refused("its description is damaged") from error
-    raise Refused(f"its description has more than {MAX_OPCODES} instructions")
+        raise UnsafePickle("its description is damaged") from error
+    raise UnsafePickle(f"its description has more than {MAX_OPCODES} instructions")
 
 
-class _Reader:
+class _StackMachine:
     """The stack machine, less everything that acts."""
 
     def __init__(self, rebuild: Rebuild, tensor_type: type) -> None:
@@ -134,18 +134,20 @@ class _Reader:
         elif name in self._steps:
             self._steps[name](argument)
         else:
-            raise Refused(f"it holds the instruction {name}")
+            raise UnsafePickle(f"it holds the instruction {name}")
 
     def result(self) -> Any:
         """What all of it came to."""
         if self._below or len(self._stack) != 1:
-            raise Refused("its description is damaged")
+            raise UnsafePickle("its description is damaged")
         _check_depth(self._stack[0])
         return self._stack[0]
 
     def _expect_protocol(self, version: int) -> None:
         if version != 2:
-            raise Refused(f"it is written in pickle protocol {version}, not 2 as torch.save's are")
+            raise UnsafePickle(
+                f"it is written in pickle protocol {version}, not 2 as torch.save's are"
+            )
 
     def _mark(self, _: None) -> None:
         self._below.append(self._stack)
@@ -166,12 +168,12 @@ class _Reader:
         value = self._memo[key]
         parts = value if isinstance(value, tuple) else (value,)
         if any(isinstance(part, dict | list | tuple) for part in parts):
-            raise Refused("it mentions a container twice")
+            raise UnsafePickle("it mentions a container twice")
         self._stack.append(value)
 
     def _name(self, text: str) -> None:
         if text not in _NAMES:
-            raise Refused(f"it names {text.replace(' ', '.')[:80]!a}")
+            raise UnsafePickle(f"it names {text.replace(' ', '.')[:80]!a}")
         self._stack.append(_Name(text))
 
     def _storage(self, _: None) -> None:
@@ -181,7 +183,7 @@ class _Reader:
             ):
                 self._stack.append(StorageRef(key, STORAGES[kind], count))
             case _:
-                raise Refused("it refers to what is no storage")
+                raise UnsafePickle("it refers to what is no storage")
 
     def _reduce(self, _: None) -> None:
         arguments, name = self._stack.pop(), self._stack.pop()
@@ -198,34 +200,34 @@ class _Reader:
             ) if text == _TENSOR and isinstance(hooks, OrderedDict):
                 self._stack.append(self._rebuild(storage, offset, _sizes(size), _sizes(stride)))
             case _:
-                raise Refused("it calls what makes no tensor")
+                raise UnsafePickle("it calls what makes no tensor")
 
     def _drop_attributes(self, _: None) -> None:
         """A state dict has its modules' versions as attributes: nobody needs them."""
         attributes = self._stack.pop()
         if not isinstance(self._stack[-1], OrderedDict) or type(attributes) is not dict:
-            raise Refused("it sets up an object")
+            raise UnsafePickle("it sets up an object")
 
     def _set_items(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if not isinstance(target, dict) or len(items) % 2:
-            raise Refused("its description is damaged")
+            raise UnsafePickle("its description is damaged")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | int):
-                raise Refused("a key in it is neither text nor number")
+                raise UnsafePickle("a key in it is neither text nor number")
             target[key] = value
 
     def _append(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if not isinstance(target, list):
-            raise Refused("its description is damaged")
+            raise UnsafePickle("its description is damaged")
         target.extend(items)
 
 
 def _sizes(values: tuple[Any, ...]) -> tuple[int, ...]:
     is_plain = all(type(n) is int and 0 <= n <= MAX_SIZE for n in values)
     if not is_plain or len(values) > MAX_RANK:
-        raise Refused("a tensor in it has no proper shape")
+        raise UnsafePickle("a tensor in it has no proper shape")
     return values
 
 
@@ -240,8 +242,8 @@ def _check_depth(root: Any) -> None:
             elif isinstance(value, list | tuple):
                 below.extend(value)
             elif isinstance(value, _Name | StorageRef):
-                raise Refused("it holds a name where data belongs")
+                raise UnsafePickle("it holds a name where data belongs")
         if not below:
             return
         level = below
-    raise Refused(f"it is nested more than {MAX_DEPTH} deep")
+    raise UnsafePickle(f"it is nested more than {MAX_DEPTH} deep")

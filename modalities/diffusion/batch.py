@@ -19,13 +19,13 @@ from fastapi.exceptions import RequestValidationError
 from PIL import Image
 from pydantic import ValidationError
 
-from triptych.core.bars import count_bar
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
 from triptych.core.lines import read_lines
 from triptych.core.options import resolve
+from triptych.core.progress_bars import count_bar
 from triptych.modalities.diffusion.arguments import parse_adapter, writing
-from triptych.modalities.diffusion.pipeline import ImagePipeline, Picture
+from triptych.modalities.diffusion.pipeline import GeneratedImage, ImagePipeline
 from triptych.modalities.diffusion.protocol import GenerationBody
 
 _RESULTS = "results.jsonl"
@@ -155,7 +155,7 @@ def _drawn(
 
 
 def _written(
-    pictures: Sequence[Picture], body: GenerationBody, folder: Path, number: int
+    pictures: Sequence[GeneratedImage], body: GenerationBody, folder: Path, number: int
 ) -> Record:
     """Write a line's pictures; returns what there is to tell of them."""
     names = [f"{number:05}-{each.index + 1}.{body.output_format}" for each in pictures]

@@ -15,20 +15,20 @@ from typing_extensions import override
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.caches.calibration import Calibration
 from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
-from triptych.modalities.diffusion.caches.gates import Gate, Signal
+from triptych.modalities.diffusion.caches.gates import Gate, GateSignal
 from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.caches.planning import Measured
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Denoiser, Row
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.families.span import SpanModel
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 
 @dataclass
-class _Listener(Gate):
+class _DistanceRecorder(Gate):
     """Always computes, and writes down the distances TeaCache's rule would be told."""
 
-    signal: ClassVar[Signal | None] = Signal.MODULATED_INPUT
+    signal: ClassVar[GateSignal | None] = GateSignal.MODULATED_INPUT
     heard: list[float] = field(default_factory=list)
 
     @override
@@ -38,7 +38,7 @@ class _Listener(Gate):
         return True
 
 
-def calibrate(denoiser: Denoiser, rows: Sequence[Row], pools: CellPools) -> Calibration:
+def calibrate(denoiser: Denoiser, rows: Sequence[DenoiseRow], pools: TensorPools) -> Calibration:
     """Run rows without caches to their ends, in one batch, and measure every step.
 
     Outputs are measured after guidance, since that is what a plan's errors act on. The rows must
@@ -50,7 +50,7 @@ def calibrate(denoiser: Denoiser, rows: Sequence[Row], pools: CellPools) -> Cali
     listeners = [_listen(row, num_steps, pools) for row in rows] if _has_parts(denoiser) else []
     outputs: dict[int, list[Tensor]] = {id(row): [] for row in rows}
 
-    def watch(members: list[Row], velocities: Tensor) -> None:
+    def watch(members: list[DenoiseRow], velocities: Tensor) -> None:
         for row, velocity in zip(members, velocities, strict=True):
             outputs[id(row)].append(velocity.clone())
 
@@ -63,7 +63,7 @@ def calibrate(denoiser: Denoiser, rows: Sequence[Row], pools: CellPools) -> Cali
     return calibration
 
 
-def measured(calibration: Calibration, row: Row) -> Measured:
+def measured(calibration: Calibration, row: DenoiseRow) -> Measured:
     """What a search for plans needs, of a calibration and any of its rows.
 
     Raises `InvalidRequest` if the sampler is one whose influence is not known.
@@ -77,9 +77,9 @@ def _has_parts(denoiser: Denoiser) -> bool:
     return isinstance(denoiser.model, SpanModel)
 
 
-def _listen(row: Row, num_steps: int, pools: CellPools) -> _Listener:
+def _listen(row: DenoiseRow, num_steps: int, pools: TensorPools) -> _DistanceRecorder:
     """Give the row's prompt a cache that only listens; the other branch none."""
-    listener = _Listener()
+    listener = _DistanceRecorder()
     method = CacheMethod(
         open_gate=lambda _: listener, extrapolator=DividedDifferences(), level=Level.VELOCITY
     )

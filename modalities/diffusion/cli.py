@@ -26,9 +26,9 @@ from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse
 from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind
 from triptych.modalities.diffusion.pipeline import (
     DrawOptions,
+    GeneratedImage,
+    GenerationProgress,
     ImagePipeline,
-    Picture,
-    Progress,
     checking,
     kind_of,
 )
@@ -187,7 +187,7 @@ class _Sink:
             raise ConfigError("Name a file to write the picture to: -o picture.png.")
         return cls(None, args.format or "png", quality, is_numbered=False)
 
-    def take(self, picture: Picture) -> str:
+    def take(self, picture: GeneratedImage) -> str:
         """Write a picture; returns a line that says so."""
         data = picture.encode(self.kind, quality=self.quality)
         name = "stdout"
@@ -206,7 +206,7 @@ class _Sink:
 
 
 @contextmanager
-def _shown(console: Console, strip: PictureStrip) -> Iterator[Callable[[Progress], None]]:
+def _shown(console: Console, strip: PictureStrip) -> Iterator[Callable[[GenerationProgress], None]]:
     """What to call with each progress: a terminal shows the pictures and a bar, a file nothing."""
     if not console.is_terminal:
         yield lambda progress: None
@@ -214,7 +214,7 @@ def _shown(console: Console, strip: PictureStrip) -> Iterator[Callable[[Progress
     bar = _Bar(console, strip.num_pictures)
     with Live(Group(strip, bar.columns), console=console, refresh_per_second=5) as live:
 
-        def show(progress: Progress) -> None:
+        def show(progress: GenerationProgress) -> None:
             bar.add(progress)
             image = progress.picture.image if progress.picture else progress.preview
             if image is not None:
@@ -236,10 +236,10 @@ class _Bar:
         )
         self._task = self.columns.add_task("drawing", total=None, told="")
         self._num_pictures = num_pictures
-        self._latest: dict[int, Progress] = {}
+        self._latest: dict[int, GenerationProgress] = {}
         self._begun: tuple[float, int] | None = None
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: GenerationProgress) -> None:
         """A picture of the call is so far."""
         if not progress.num_steps:
             waits = progress.queue_position > 0

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from triptych.modalities.diffusion.caches.extrapolation import Point
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPool, joined, picked, sent, weighted_sum
 from triptych.modalities.diffusion.evaluation import evaluate
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
-from triptych.modalities.diffusion.leaps import Leap, leap
+from triptych.modalities.diffusion.fused_skips import FusedSkip, leap
 from triptych.modalities.diffusion.samplers.rows import (
     SampleRow,
     advance,
@@ -33,10 +32,11 @@ from triptych.modalities.diffusion.samplers.rows import (
     overwrite,
     release_row,
 )
+from triptych.modalities.diffusion.tensor_pool import TensorPool, joined, picked, sent, weighted_sum
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Branch:
+class GuidanceBranch:
     """One side of guidance: what it is told, and its cache.
 
     `batch_key`: with whom it may share a run, which the loop works out once. `answer`: its
@@ -87,14 +87,14 @@ class Kept:
 
 
 @dataclass(eq=False, kw_only=True)
-class Row:
+class DenoiseRow:
     """A picture being drawn. `release` once, however it ends.
 
     `branches`: the prompt's, then the negative prompt's where there is guidance.
     """
 
     sample: SampleRow
-    branches: list[Branch]
+    branches: list[GuidanceBranch]
     guidance: Guidance = field(default_factory=Guidance)
     kept: Kept | None = None
 
@@ -114,7 +114,7 @@ class Row:
         step = self.sample.step
         return Point(step, self.sample.noise_levels[step])
 
-    def active_at(self, step: int) -> list[Branch]:
+    def active_at(self, step: int) -> list[GuidanceBranch]:
         """The branches asked at a step."""
         if len(self.branches) == 1:
             return self.branches
@@ -135,7 +135,7 @@ class Row:
                 num_rows[step] += may_compute
         return num_rows
 
-    def leap(self, num_steps: int) -> Leap | None:
+    def leap(self, num_steps: int) -> FusedSkip | None:
         """The next steps as one map; `None` where they are none, or not known to be skipped."""
         if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
             return None
@@ -143,7 +143,7 @@ class Row:
         active = [self.active_at(step) for step in steps]
         if any(branch.slot is None for branches in active for branch in branches):
             return None
-        leap = Leap(self.sample, [self._shares(branches) for branches in active])
+        leap = FusedSkip(self.sample, [self._shares(branches) for branches in active])
         return leap if leap.is_possible else None
 
     def forget_answers(self) -> None:
@@ -158,7 +158,7 @@ class Row:
             if branch.slot is not None:
                 branch.slot.release()
 
-    def _shares(self, branches: Sequence[Branch]) -> list[tuple[CacheSlot, float]]:
+    def _shares(self, branches: Sequence[GuidanceBranch]) -> list[tuple[CacheSlot, float]]:
         """What guidance makes of the caches' outputs."""
         scale = self.guidance.scale
         of_output = (scale, 1 - scale) if len(branches) == 2 else (1.0,)
@@ -167,7 +167,7 @@ class Row:
 
 
 # Rows of one shape, and their velocities after guidance, `[R, ...]`.
-Watch = Callable[[list[Row], Tensor], None]
+Watch = Callable[[list[DenoiseRow], Tensor], None]
 
 
 class Denoiser:
@@ -176,7 +176,7 @@ class Denoiser:
     def __init__(self, model: DenoiseModel) -> None:
         self.model = model
 
-    def step(self, rows: Sequence[Row], watch: Watch | None = None) -> None:
+    def step(self, rows: Sequence[DenoiseRow], watch: Watch | None = None) -> None:
         """One step of each row. None may be done. `watch` is told before the step is taken.
 
         Where it raises, each row has either taken its step or can be asked to take it again.
@@ -192,7 +192,7 @@ class Denoiser:
                     _restore(row.sample, row.kept)
 
     def advance(
-        self, rows: Sequence[Row], num_steps: Sequence[int], watch: Watch | None = None
+        self, rows: Sequence[DenoiseRow], num_steps: Sequence[int], watch: Watch | None = None
     ) -> None:
         """Each row takes its number of steps, of which all but the last should be skipped.
 
@@ -202,7 +202,7 @@ class Denoiser:
         self._skip(rows, [count - 1 for count in num_steps])
         self.step(rows, watch)
 
-    def ask_ahead(self, rows: Sequence[Row], num_steps: Sequence[int]) -> None:
+    def ask_ahead(self, rows: Sequence[DenoiseRow], num_steps: Sequence[int]) -> None:
         """Each row takes its number of steps, which should be skipped, and asks one branch more.
 
         So half of a guided step is done, and may be followed by work for others. Its next step asks
@@ -215,7 +215,7 @@ class Denoiser:
             for branch, answer in zip(branches, answers, strict=True):
                 branch.answer = answer
 
-    def _skip(self, rows: Sequence[Row], num_steps: Sequence[int]) -> None:
+    def _skip(self, rows: Sequence[DenoiseRow], num_steps: Sequence[int]) -> None:
         ends = {
             id(row): row.sample.step + count for row, count in zip(rows, num_steps, strict=True)
         }
@@ -226,7 +226,7 @@ class Denoiser:
         while left := [row for row in skipping if row.sample.step < ends[id(row)]]:
             self.step(left)
 
-    def _guided(self, rows: list[Row]) -> Tensor:
+    def _guided(self, rows: list[DenoiseRow]) -> Tensor:
         """Velocities of rows of one shape, `[R, ...]`."""
         active = [row.active_at(row.sample.step) for row in rows]
         guided = [index for index, branches in enumerate(active) if len(branches) == 2]
@@ -243,7 +243,9 @@ class Denoiser:
         both = _guide(guidances, picked(prompted, guided), negative)
         return joined([(alone, picked(prompted, alone)), (guided, both)])
 
-    def _ask(self, rows: list[Row], of_row: list[int], branches: list[Branch]) -> Tensor:
+    def _ask(
+        self, rows: list[DenoiseRow], of_row: list[int], branches: list[GuidanceBranch]
+    ) -> Tensor:
         """Velocities of branches, `[B, ...]`; the model is asked of those that have no answer."""
         parts: list[tuple[list[int], Tensor]] = []
         if left := [index for index, branch in enumerate(branches) if branch.answer is None]:
@@ -256,7 +258,9 @@ class Denoiser:
             parts.append((answered, torch.stack([each for each in answers if each is not None])))
         return joined(parts)
 
-    def _run(self, rows: list[Row], of_row: list[int], branches: list[Branch]) -> Tensor:
+    def _run(
+        self, rows: list[DenoiseRow], of_row: list[int], branches: list[GuidanceBranch]
+    ) -> Tensor:
         """Velocities of branches, `[B, ...]`, in one run for each group that can share one."""
         inputs_R = model_inputs([row.sample for row in rows])
         times = [rows[index].sample.timesteps[rows[index].sample.step] for index in of_row]
@@ -281,14 +285,14 @@ class Denoiser:
             parts.append((members, evaluate(self.model, batch.select(members), chosen, at)))
         return joined(parts)
 
-    def _batch_key(self, sample_shape: torch.Size, branch: Branch) -> Hashable:
+    def _batch_key(self, sample_shape: torch.Size, branch: GuidanceBranch) -> Hashable:
         is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
         is_exact = is_on_cpu or (branch.slot is not None and branch.slot.keeps_hidden)
         return self.model.batch_key(sample_shape, branch.conditioning, is_exact=is_exact)
 
 
-def _by_shape(rows: Sequence[Row]) -> list[list[Row]]:
-    groups: defaultdict[CellPool, list[Row]] = defaultdict(list)
+def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:
+    groups: defaultdict[TensorPool, list[DenoiseRow]] = defaultdict(list)
     for row in rows:
         groups[row.sample.pool].append(row)
     return list(groups.values())

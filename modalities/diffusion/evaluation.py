@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.caches.gates import Signal
+from triptych.modalities.diffusion.caches.gates import GateSignal
 from triptych.modalities.diffusion.caches.methods import Level
 from triptych.modalities.diffusion.caches.slot import (
     CacheSlot,
@@ -25,9 +25,9 @@ from triptych.modalities.diffusion.caches.slot import (
     predict,
     record,
 )
-from triptych.modalities.diffusion.cells import joined, picked
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
 from triptych.modalities.diffusion.families.span import Probed, SpanModel
+from triptych.modalities.diffusion.tensor_pool import joined, picked
 
 
 def evaluate(
@@ -44,7 +44,7 @@ def evaluate(
 
 
 @dataclass(frozen=True, slots=True)
-class _Probe:
+class _ProbeRows:
     """Rows probed together, and what was found, in their order."""
 
     rows: list[int]
@@ -82,16 +82,16 @@ class _Evaluation:
             parts.append((rows, self._follow(rows)))
         return joined(parts)
 
-    def _probe(self) -> list[_Probe]:
+    def _probe(self) -> list[_ProbeRows]:
         """One pass for each signal that is wanted, and one for span rows whose rule wants none."""
-        groups: dict[Signal | None, list[int]] = {}
+        groups: dict[GateSignal | None, list[int]] = {}
         for row, slot in self._slots.items():
             if slot.signal or slot.method.level is Level.SPAN:
                 groups.setdefault(slot.signal, []).append(row)
         probes = []
         for signal, rows in groups.items():
             assert isinstance(self._model, SpanModel), "the cache needs a model in parts"
-            probes.append(_Probe(rows, self._model.probe(self._batch.select(rows), signal)))
+            probes.append(_ProbeRows(rows, self._model.probe(self._batch.select(rows), signal)))
         return probes
 
     def _decide(self) -> list[int]:

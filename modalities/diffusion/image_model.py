@@ -15,7 +15,7 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.recipes.abilities import Abilities, abilities_of
+from triptych.modalities.diffusion.recipes.spec import PipelineSpec, abilities_of
 from triptych.modalities.diffusion.samplers.names import sampler_names
 
 Size = tuple[int, int]
@@ -36,7 +36,7 @@ class ImageModel:
     """
 
     name: str
-    abilities: Abilities
+    abilities: PipelineSpec
     multiple: int
     default_size: Size
     samplers: tuple[str, ...]

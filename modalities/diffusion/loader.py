@@ -22,16 +22,16 @@ from triptych.modalities.diffusion.adapters.adapters import Adapters, adapter_by
 from triptych.modalities.diffusion.cache_choice import CacheBook
 from triptych.modalities.diffusion.costs import DrawingCosts, own_request
 from triptych.modalities.diffusion.denoise import Denoiser
+from triptych.modalities.diffusion.executor import ImageExecutor
 from triptych.modalities.diffusion.families.span import SpanModel
 from triptych.modalities.diffusion.families.table import open_model
+from triptych.modalities.diffusion.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.loading import Components, component_bytes, open_components
-from triptych.modalities.diffusion.painter import Painter
 from triptych.modalities.diffusion.preview import Preview
 from triptych.modalities.diffusion.prompts import PromptCache
 from triptych.modalities.diffusion.recipes.recipe import Recipe
 from triptych.modalities.diffusion.recipes.registry import open_recipe
 from triptych.modalities.diffusion.runner import DenoiseRunner
-from triptych.modalities.diffusion.viewer import Viewer
 from triptych.modalities.loader import DeviceLoader
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.denoise import DenoiseScheduler
@@ -117,11 +117,11 @@ class DiffusionLoader(DeviceLoader):
         memory.reserve("pictures", state_bytes)
         return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1))
 
-    def _painter(self, components: Components, recipe: Recipe, room: _Room) -> Painter:
+    def _painter(self, components: Components, recipe: Recipe, room: _Room) -> ImageExecutor:
         folder = Path(self._resolved.folder)
         model = open_model(recipe.model)
         adapters = model.adapters = Adapters.open(self._config, components)
-        return Painter(
+        return ImageExecutor(
             recipe,
             Denoiser(model),
             caches=CacheBook.open(
@@ -132,12 +132,12 @@ class DiffusionLoader(DeviceLoader):
             ),
             prompts=PromptCache(recipe, adapters, self._resolved.digest, _PROMPTS_BYTES),
             adapters=adapters,
-            viewer=Viewer(recipe, Preview.open(folder, recipe), room.whole_pixels),
+            viewer=LatentDecoder(recipe, Preview.open(folder, recipe), room.whole_pixels),
         )
 
 
 def measure(
-    painter: Painter, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
+    painter: ImageExecutor, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
 ) -> PictureCost:
     """What a picture of the request takes. Raises `RequestError` where it cannot be drawn."""
     if request.width * request.height > max_pixels:

@@ -69,7 +69,7 @@ class DrawOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Picture:
+class GeneratedImage:
     """A finished picture, the `index`-th of its call, and how it came about.
 
     The same call with `seed` draws it again. Of `num_steps` steps `num_computed` ran the model;
@@ -100,7 +100,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Progress:
+class GenerationProgress:
     """How far one picture of a call is. `preview` is a small picture of what it will be.
 
     `picture` is set once it is finished. While the call waits `queue_position` tells how many are
@@ -113,7 +113,7 @@ class Progress:
     num_computed: int
     queue_position: int = -1
     preview: Image.Image | None = None
-    picture: Picture | None = None
+    picture: GeneratedImage | None = None
 
 
 def kind_of(path: str | Path) -> PictureKind:
@@ -164,20 +164,20 @@ class ImagePipeline(Pipeline[ImageService]):
         """What it can draw: sizes, samplers, what it does with pictures."""
         return self._service.model(self._model)
 
-    def __call__(self, prompt: str = "", **options: Unpack[DrawOptions]) -> list[Picture]:
+    def __call__(self, prompt: str = "", **options: Unpack[DrawOptions]) -> list[GeneratedImage]:
         """Draw pictures of a prompt; without one, variations of the `image` that is given.
 
         Raises errors of `core.errors.RequestError`: a size the model cannot draw, an unknown cache.
         """
         return self._loop.run(self._whole(prompt, options))
 
-    async def acall(self, prompt: str = "", **options: Unpack[DrawOptions]) -> list[Picture]:
+    async def acall(self, prompt: str = "", **options: Unpack[DrawOptions]) -> list[GeneratedImage]:
         """Async twin of calling the pipeline."""
         return await self._loop.run_async(self._whole(prompt, options))
 
     def stream(
         self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[DrawOptions]
-    ) -> Iterator[Progress]:
+    ) -> Iterator[GenerationProgress]:
         """Draw, and tell of each step. Leaving the loop early ends the work.
 
         Each picture has up to `num_previews` previews on its way, at most 3.
@@ -186,18 +186,20 @@ class ImagePipeline(Pipeline[ImageService]):
 
     def astream(
         self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[DrawOptions]
-    ) -> AsyncGenerator[Progress, None]:
+    ) -> AsyncGenerator[GenerationProgress, None]:
         """Async twin of `stream`."""
         return self._loop.iterate_async(lambda: self._progress(prompt, options, num_previews))
 
-    def map(self, entries: Sequence[Mapping[str, Any]]) -> Iterator[list[Picture] | TriptychError]:
+    def map(
+        self, entries: Sequence[Mapping[str, Any]]
+    ) -> Iterator[list[GeneratedImage] | TriptychError]:
         """Draw many calls, as many at once as are admitted; their pictures come in order.
 
         An entry holds `prompt` and options of a call. One that cannot be drawn yields its error and
         harms no other.
         """
 
-        def draw(entry: Mapping[str, Any]) -> Coroutine[Any, Any, list[Picture]]:
+        def draw(entry: Mapping[str, Any]) -> Coroutine[Any, Any, list[GeneratedImage]]:
             options: Any = {name: value for name, value in entry.items() if name != "prompt"}
             return self._whole(entry.get("prompt", ""), options)
 
@@ -205,7 +207,7 @@ class ImagePipeline(Pipeline[ImageService]):
         num_at_once = max(1, self._service.max_pictures // largest)
         return self._map_entries(draw, entries, num_at_once)
 
-    async def _whole(self, prompt: str, options: DrawOptions) -> list[Picture]:
+    async def _whole(self, prompt: str, options: DrawOptions) -> list[GeneratedImage]:
         async with aclosing(self._progress(prompt, options, 0, has_steps=False)) as stream:
             found = [progress.picture async for progress in stream]
         pictures = [picture for picture in found if picture is not None]
@@ -213,7 +215,7 @@ class ImagePipeline(Pipeline[ImageService]):
 
     async def _progress(
         self, prompt: str, options: DrawOptions, num_previews: int, *, has_steps: bool = True
-    ) -> AsyncGenerator[Progress, None]:
+    ) -> AsyncGenerator[GenerationProgress, None]:
         started_s = time.monotonic()
         call = _call(self._model, prompt, options, num_previews, has_steps=has_steps)
         async with aclosing(self._service.draw(call)) as drawing:
@@ -255,12 +257,12 @@ def _call(
     )
 
 
-def _told(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> Progress:
+def _told(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> GenerationProgress:
     image = None if delta.pixels is None else _image(delta.pixels)
     is_preview = delta.partial_index >= 0
     picture = None
     if image is not None and not is_preview:
-        picture = Picture(
+        picture = GeneratedImage(
             image=image,
             index=delta.picture,
             seed=drawing.request.seed,
@@ -268,7 +270,7 @@ def _told(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> Progress:
             num_computed=delta.num_computed,
             elapsed_s=elapsed_s,
         )
-    return Progress(
+    return GenerationProgress(
         index=delta.picture,
         step=delta.step,
         num_steps=delta.num_steps,

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.recipes.abilities import downscale
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.recipes.spec import downscale
 
 FILE_NAME = "preview.safetensors"
 _SIDE = 12  # latents a side of the pictures that a map is fitted to

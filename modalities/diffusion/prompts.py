@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from triptych.core.content_cache import ContentCache
 from triptych.core.images import AdapterUse
 from triptych.modalities.diffusion.families.model import RowAdapters
-from triptych.modalities.diffusion.recipes.recipe import EncodedText, Prompt, Recipe
+from triptych.modalities.diffusion.recipes.recipe import BranchPrompt, EncodedText, Recipe
 
 
 @dataclass(eq=False, slots=True)
@@ -35,7 +35,7 @@ class HeldTexts:
 class Asked:
     """A picture's prompts: whose they are, and which adapters act on the text encoders."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[BranchPrompt]
     tenant: str
     adapters: tuple[AdapterUse, ...] = ()
 
@@ -62,7 +62,7 @@ class PromptCache:
     def hold(self, asked: Sequence[Asked]) -> list[HeldTexts]:
         """The encoded prompts of pictures; what is new is encoded together."""
         keys = [[self._key(each, prompt) for prompt in each.prompts] for each in asked]
-        unknown: defaultdict[tuple[AdapterUse, ...], dict[str, Prompt]] = defaultdict(dict)
+        unknown: defaultdict[tuple[AdapterUse, ...], dict[str, BranchPrompt]] = defaultdict(dict)
         with ExitStack() as stack:
             for found, each in zip(keys, asked, strict=True):
                 for key, prompt in zip(found, each.prompts, strict=True):
@@ -85,7 +85,7 @@ class PromptCache:
         return is_known
 
     def _encode(
-        self, adapters: tuple[AdapterUse, ...], prompts: dict[str, Prompt], stack: ExitStack
+        self, adapters: tuple[AdapterUse, ...], prompts: dict[str, BranchPrompt], stack: ExitStack
     ) -> None:
         with self._adapters.applied([adapters]) if adapters else nullcontext():
             encoded = self._encoded(list(prompts.values()))
@@ -93,7 +93,7 @@ class PromptCache:
             self._cache.insert(key, text, sum(tensor.nbytes for tensor in text.values()))
             stack.callback(self._cache.release, key)
 
-    def _encoded(self, prompts: list[Prompt]) -> list[EncodedText]:
+    def _encoded(self, prompts: list[BranchPrompt]) -> list[EncodedText]:
         """On a CPU one by one, since what shares a run there differs in its last bits."""
         if self._recipe.device.type != "cpu":
             return self._recipe.encode_all(prompts)
@@ -103,7 +103,7 @@ class PromptCache:
         texts = [self._cache.acquire(key) for key in keys]
         return HeldTexts([text for text in texts if text is not None], list(keys), self._cache)
 
-    def _key(self, asked: Asked, prompt: Prompt) -> str:
+    def _key(self, asked: Asked, prompt: BranchPrompt) -> str:
         acting = [f"{use.name}={use.scale!r}" for use in asked.adapters]
         named = (self._identity, asked.tenant, *acting, prompt.digest)
         return hashlib.sha256("\0".join(named).encode()).hexdigest()

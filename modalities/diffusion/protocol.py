@@ -27,7 +27,7 @@ from triptych.core.http.fields import (
     Label,
     Name,
     NullIsAbsent,
-    Refused,
+    RefusedField,
     Strict,
     inert,
     without_refused,
@@ -60,38 +60,38 @@ _QUALITIES: Mapping[str, Quality] = MappingProxyType(
 )
 
 _STILL = "pictures stand still here; ask for png, jpeg or webp."
-_SIZE = Refused("send size, as in 1024x768.")
-_GUIDANCE = Refused("send guidance.")
-_LORA = Refused("send lora, a list of names and scales.")
-_CACHE = Refused("send cache, a name or an object.")
-REFUSED: Mapping[str, Refused] = MappingProxyType(
+_SIZE = RefusedField("send size, as in 1024x768.")
+_GUIDANCE = RefusedField("send guidance.")
+_LORA = RefusedField("send lora, a list of names and scales.")
+_CACHE = RefusedField("send cache, a name or an object.")
+REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "batch_size": Refused("send n."),
+        "batch_size": RefusedField("send n."),
         "cache_dit_config": _CACHE,
         "cfg_scale": _GUIDANCE,
-        "complexity": Refused("send quality, or steps."),
-        "controlnet": Refused("send a picture to /v1/images/edits."),
+        "complexity": RefusedField("send quality, or steps."),
+        "controlnet": RefusedField("send a picture to /v1/images/edits."),
         "enable_teacache": _CACHE,
-        "frame_count": Refused(_STILL),
-        "frame_duration_ms": Refused(_STILL),
+        "frame_count": RefusedField(_STILL),
+        "frame_duration_ms": RefusedField(_STILL),
         "height": _SIZE,
-        "input_fidelity": Refused("send strength.", ("low",)),
+        "input_fidelity": RefusedField("send strength.", ("low",)),
         "loras": _LORA,
-        "markup": Refused("draw on the picture itself, or send a mask."),
-        "num_frames": Refused(_STILL, (1,)),
-        "num_outputs_per_prompt": Refused("send n."),
-        "scheduler": Refused("send sampler."),
-        "step": Refused("send steps."),
-        "style": Refused("say it in the prompt."),
-        "svg": Refused("pictures are made of pixels here; ask for png, jpeg or webp."),
+        "markup": RefusedField("draw on the picture itself, or send a mask."),
+        "num_frames": RefusedField(_STILL, (1,)),
+        "num_outputs_per_prompt": RefusedField("send n."),
+        "scheduler": RefusedField("send sampler."),
+        "step": RefusedField("send steps."),
+        "style": RefusedField("say it in the prompt."),
+        "svg": RefusedField("pictures are made of pixels here; ask for png, jpeg or webp."),
         "teacache_params": _CACHE,
         "true_cfg_scale": _GUIDANCE,
         "width": _SIZE,
     }
 )
 """Fields of newer models and other servers, and what to do instead."""
-_FOR_PICTURES = Refused("it is for /v1/images/edits.")
-_NOT_DRAWN_FROM: Mapping[str, Refused] = MappingProxyType(
+_FOR_PICTURES = RefusedField("it is for /v1/images/edits.")
+_NOT_DRAWN_FROM: Mapping[str, RefusedField] = MappingProxyType(
     dict.fromkeys(("image", "image[]", "mask", "strength"), _FOR_PICTURES)
 )
 

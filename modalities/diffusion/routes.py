@@ -24,7 +24,6 @@ from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
 from triptych.core.logs import fields
-from triptych.modalities.diffusion.easel import Easel
 from triptych.modalities.diffusion.files import MEDIA_TYPES
 from triptych.modalities.diffusion.links import FILES_ROUTE, PictureLinks
 from triptych.modalities.diffusion.protocol import (
@@ -43,6 +42,7 @@ from triptych.modalities.diffusion.replies import (
     PictureData,
     Route,
 )
+from triptych.modalities.diffusion.reply_builder import ImageReplyBuilder
 from triptych.modalities.diffusion.service import ImageCall, ImageService, PictureFile
 from triptych.modalities.diffusion.store import ID_CHARS, PictureStore
 
@@ -66,7 +66,7 @@ _logger = logging.getLogger(__name__)
 def images_router(service: ImageService, links: PictureLinks) -> APIRouter:
     """Routes of the images API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["images"])
-    studio = _Studio(service, links)
+    studio = _ImageEndpoints(service, links)
     _add_generations(router, studio)
     _add_edits(router, studio)
     _add_files(router, links)
@@ -85,7 +85,7 @@ def image_cards(service: ImageService) -> list[ModelCard]:
     return [ModelCard(id=name, task="image") for name in service.models]
 
 
-def _add_generations(router: APIRouter, studio: _Studio) -> None:
+def _add_generations(router: APIRouter, studio: _ImageEndpoints) -> None:
     @router.post("/v1/images/generations", response_model=None, responses=_ANSWER)
     async def generations(body: GenerationBody, request: Request) -> Response:
         """Draw what a prompt says."""
@@ -93,7 +93,7 @@ def _add_generations(router: APIRouter, studio: _Studio) -> None:
         return await studio.answer(call, body, request, "image_generation")
 
 
-def _add_edits(router: APIRouter, studio: _Studio) -> None:
+def _add_edits(router: APIRouter, studio: _ImageEndpoints) -> None:
     @router.post(
         "/v1/images/edits",
         response_model=None,
@@ -176,7 +176,7 @@ def _call(body: DrawFields, context: Context, **given: Any) -> ImageCall:
 
 
 @dataclass(frozen=True, slots=True)
-class _Studio:
+class _ImageEndpoints:
     """What every route draws with, and where links lead."""
 
     service: ImageService
@@ -196,7 +196,7 @@ class _Studio:
         if context.options.log_prompts:
             ids = {"request_id": context.request_id, "call_id": context.call_id}
             _logger.info("image", extra=fields(**ids, text=[call.prompt]))
-        easel = Easel(drawing, body, context, route, form)
+        easel = ImageReplyBuilder(drawing, body, context, route, form)
         if isinstance(body, PromptFields) and body.stream:
             heartbeat_s = context.options.heartbeat_s
             return EventStream(easel.events(), heartbeat_s=heartbeat_s, end=b"", is_named=True)

@@ -15,20 +15,20 @@ from typing import TypeVar
 import torch
 
 from triptych.core.denoise_plan import (
-    Course,
     DenoisePlan,
     DenoiseStepResult,
     PictureKey,
     PictureRow,
     PictureRowResult,
     PictureStart,
+    PlannedSteps,
 )
 from triptych.core.device_clock import DeviceClock, on_device
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.images import Pixels
 from triptych.core.plan import Plan
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.diffusion.painter import Painter, Picture
+from triptych.modalities.diffusion.executor import ImageExecutor, RunningPicture
 from triptych.schedulers.health import translate
 
 RowT = TypeVar("RowT", PictureRow, PictureStart)
@@ -41,10 +41,10 @@ _log = logging.getLogger(__name__)
 class DenoiseRunner:
     """Implements `core.plan.Runner` for `DenoisePlan`s."""
 
-    def __init__(self, painter: Painter, device: torch.device) -> None:
+    def __init__(self, painter: ImageExecutor, device: torch.device) -> None:
         self._painter = painter
         self._device = device
-        self._pictures: dict[PictureKey, Picture] = {}
+        self._pictures: dict[PictureKey, RunningPicture] = {}
 
     def launch(self, plan: Plan) -> PendingPictures:
         """Start a step; on a CPU the work is done when this returns. Raises `OutOfMemory`.
@@ -90,7 +90,7 @@ class DenoiseRunner:
     def _encode(self, starts: Sequence[PictureStart]) -> list[Yield]:
         begun = self._painter.begin([(start.request, start.key.picture) for start in starts])
         for start, found in zip(starts, begun, strict=True):
-            if isinstance(found, Picture):
+            if isinstance(found, RunningPicture):
                 self._pictures[start.key] = found
         return [_begun(self._painter, found) for found in begun]
 
@@ -119,7 +119,7 @@ class DenoiseRunner:
             self._drop(row.key)
         return [_decoded(*copies) for copies in decoded]
 
-    def _known(self, rows: Sequence[PictureRow]) -> list[Picture]:
+    def _known(self, rows: Sequence[PictureRow]) -> list[RunningPicture]:
         unknown = [row.key for row in rows if row.key not in self._pictures]
         assert not unknown, f"planned before they were begun, or after they were over: {unknown}"
         return [self._pictures[row.key] for row in rows]
@@ -180,11 +180,11 @@ def _failed(error: Exception) -> Yield:
     return lambda: PictureRowResult(error=told)
 
 
-def _begun(painter: Painter, found: Picture | TriptychError) -> Yield:
+def _begun(painter: ImageExecutor, found: RunningPicture | TriptychError) -> Yield:
     if isinstance(found, TriptychError):
         result = PictureRowResult(error=found)
     else:
-        course = Course(
+        course = PlannedSteps(
             num_rows=tuple(found.row.foresee()),
             first_step=found.step,
             num_prompt_tokens=painter.recipe.num_prompt_tokens(found.request),
@@ -193,7 +193,7 @@ def _begun(painter: Painter, found: Picture | TriptychError) -> Yield:
     return lambda: result
 
 
-def _stepped(picture: Picture, row: PictureRow, end: int) -> Yield:
+def _stepped(picture: RunningPicture, row: PictureRow, end: int) -> Yield:
     """Note that the scheduler counts on these steps from now on."""
     # A step that is not taken yet is told of with the branch that takes it.
     num_told = picture.num_computed if row.asks_ahead else picture.num_runs

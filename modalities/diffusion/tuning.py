@@ -29,10 +29,10 @@ from triptych.modalities.diffusion.caches.planning import (
 from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
 from triptych.modalities.diffusion.calibrate import calibrate, measured
 from triptych.modalities.diffusion.calibration_file import CalibratedRun, TriedPlan
-from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Denoiser, Row
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.recipes.recipe import EncodedText, PictureRequest, Recipe
 from triptych.modalities.diffusion.samplers.names import short_name
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 SHARES = (0.12, 0.16, 0.2, 0.28, 0.34, 0.4, 0.5, 0.65)
 """Which parts of all steps the plans that are tried compute."""
@@ -80,7 +80,7 @@ class Tuner:
         self._recipe = recipe
         self._denoiser = denoiser
         self._batch_size = batch_size
-        self._pools = CellPools()
+        self._pools = TensorPools()
 
     @torch.inference_mode()
     def tune(
@@ -181,7 +181,9 @@ class Tuner:
             return self._decode(part, rows), elapsed_s
 
     @contextmanager
-    def _rows(self, part: Sequence[_Subject], method: CacheMethod | None) -> Iterator[list[Row]]:
+    def _rows(
+        self, part: Sequence[_Subject], method: CacheMethod | None
+    ) -> Iterator[list[DenoiseRow]]:
         with ExitStack() as stack:
             rows = []
             for subject in part:
@@ -190,7 +192,7 @@ class Tuner:
                 stack.callback(rows[-1].release)
             yield rows
 
-    def _decode(self, part: Sequence[_Subject], rows: Sequence[Row]) -> list[Tensor]:
+    def _decode(self, part: Sequence[_Subject], rows: Sequence[DenoiseRow]) -> list[Tensor]:
         return [
             self._recipe.decode(row.sample.sample, subject.request).cpu()
             for subject, row in zip(part, rows, strict=True)

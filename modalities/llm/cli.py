@@ -16,12 +16,12 @@ from typing import IO, Any
 from rich.console import Console
 from rich.markup import escape
 
-from triptych.core.bars import count_bar
 from triptych.core.errors import ConfigError, RequestError, TriptychError
 from triptych.core.lines import read_lines
 from triptych.core.option import Role
 from triptych.core.options import add_options
-from triptych.modalities.llm.pipeline import ChatPipeline, ChatReply, Message
+from triptych.core.progress_bars import count_bar
+from triptych.modalities.llm.pipeline import ChatAnswer, ChatPipeline, Message
 
 _LABELS = frozenset({"id", "custom_id"})
 """Fields of an entry that are the caller's own: they come back with the answer."""
@@ -186,7 +186,7 @@ def run_generate(args: argparse.Namespace) -> int:
         answers = pipeline.map(asked, num_in_flight=args.batch, **call_options(args))
         for entry, answer in zip(entries, answers, strict=True):
             num_failed += isinstance(answer, TriptychError)
-            if isinstance(answer, ChatReply):
+            if isinstance(answer, ChatAnswer):
                 num_tokens += sum(sample.usage.num_output_tokens for sample in answer.samples)
             out.write(json.dumps({**entry, **_result(answer)}, ensure_ascii=False) + "\n")
             out.flush()
@@ -199,7 +199,7 @@ def run_generate(args: argparse.Namespace) -> int:
     return 1 if num_failed else 0
 
 
-def _result(answer: ChatReply | TriptychError) -> dict[str, Any]:
+def _result(answer: ChatAnswer | TriptychError) -> dict[str, Any]:
     """What an answer adds to its entry."""
     if isinstance(answer, TriptychError):
         return {"error": {"code": answer.code, "message": answer.message}}

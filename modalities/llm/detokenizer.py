@@ -19,7 +19,7 @@ _PRIMING_TOKENS = 8  # enough prompt to decide whether the first new token keeps
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """What a push released: text, the log-probabilities of its tokens, and the stop string met."""
 
     text: str
@@ -82,7 +82,7 @@ class Detokenizer:
         self._num_released_chars = 0
         self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()  # first char, end, entry
 
-    def push(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob]) -> Piece:
+    def push(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob]) -> TextPiece:
         """Decode further tokens (with their log-probabilities, or none) into safe text."""
         text = ""
         begins: list[int] = []
@@ -96,14 +96,14 @@ class Detokenizer:
         safe, stop = self._filter.push(text)
         return self._release(safe, stop)
 
-    def flush(self) -> Piece:
+    def flush(self) -> TextPiece:
         """Release everything held back. Half a character at the very end is dropped."""
         piece = self._release(self._filter.flush(), None)
         rest = tuple(entry for _, _, entry in self._waiting)
         self._waiting.clear()
-        return Piece(piece.text, piece.logprobs + rest)
+        return TextPiece(piece.text, piece.logprobs + rest)
 
-    def _release(self, safe: str, stop: str | None) -> Piece:
+    def _release(self, safe: str, stop: str | None) -> TextPiece:
         self._num_released_chars += len(safe)
         released = self._num_released_chars
         entries = []
@@ -112,4 +112,4 @@ class Detokenizer:
             self._waiting[0][1] <= released if stop is None else self._waiting[0][0] < released
         ):
             entries.append(self._waiting.popleft()[2])
-        return Piece(safe, tuple(entries), stop)
+        return TextPiece(safe, tuple(entries), stop)

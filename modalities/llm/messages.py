@@ -15,7 +15,7 @@ from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.media.fetch import Fetched
-from triptych.modalities.llm.eyes import PictureSource
+from triptych.modalities.llm.multimodal import PictureSource
 from triptych.modalities.llm.unsupported import MESSAGE
 
 FindFile = Callable[[str], Fetched | None]

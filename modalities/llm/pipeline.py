@@ -19,13 +19,13 @@ from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.option import Role
 from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.eyes import PICTURE, PictureSource
+from triptych.modalities.llm.multimodal import PICTURE, PictureSource
 from triptych.modalities.llm.service import (
     GenerateCall,
     LlmService,
-    TextDelta,
+    SampleDelta,
     TokenText,
-    Usage,
+    TokenUsage,
     sampling_params,
 )
 from triptych.modalities.llm.text import TextModel
@@ -41,21 +41,21 @@ Conversation = str | Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class ChatSample:
     """One finished answer."""
 
     text: str
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
-    usage: Usage
+    usage: TokenUsage
     logprobs: tuple[TokenText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatReply:
+class ChatAnswer:
     """The answer to one conversation: `n` samples, the first of which is `text`."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[ChatSample, ...]
 
     @property
     def text(self) -> str:
@@ -68,7 +68,7 @@ class ChatReply:
         return self.samples[0].finish_reason
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """Token counts of the first sample."""
         return self.samples[0].usage
 
@@ -112,14 +112,16 @@ class ChatPipeline(Pipeline[LlmService]):
         await super()._end(service)
 
     @overload
-    def __call__(self, conversation: Conversation, **options: Any) -> ChatReply: ...
+    def __call__(self, conversation: Conversation, **options: Any) -> ChatAnswer: ...
     @overload
-    def __call__(self, conversation: Sequence[Conversation], **options: Any) -> list[ChatReply]: ...
-    def __call__(self, conversation: Any, **options: Any) -> ChatReply | list[ChatReply]:
+    def __call__(
+        self, conversation: Sequence[Conversation], **options: Any
+    ) -> list[ChatAnswer]: ...
+    def __call__(self, conversation: Any, **options: Any) -> ChatAnswer | list[ChatAnswer]:
         """Answer one conversation, or a batch of them (a list of strings or of message lists)."""
         return self._loop.run(self._reply(conversation, options))
 
-    async def acall(self, conversation: Any, **options: Any) -> ChatReply | list[ChatReply]:
+    async def acall(self, conversation: Any, **options: Any) -> ChatAnswer | list[ChatAnswer]:
         """Async twin of calling the pipeline."""
         return await self._loop.run_async(self._reply(conversation, options))
 
@@ -133,18 +135,18 @@ class ChatPipeline(Pipeline[LlmService]):
 
     def map(
         self, entries: Sequence[Mapping[str, Any]], *, num_in_flight: int = 64, **options: Any
-    ) -> Iterator[ChatReply | TriptychError]:
+    ) -> Iterator[ChatAnswer | TriptychError]:
         """Answer many entries, results in order, `num_in_flight` at a time.
 
         An entry holds `prompt` or `messages`; its other fields are call options that override
         `options`. An entry that cannot be answered yields its error and harms no other.
         """
 
-        async def answer(entry: Mapping[str, Any]) -> ChatReply:
+        async def answer(entry: Mapping[str, Any]) -> ChatAnswer:
             own = {k: v for k, v in entry.items() if k not in ("prompt", "messages")}
             conversation = entry.get("messages", entry.get("prompt"))
             reply = await self._reply(conversation, {**options, **own})
-            if not isinstance(reply, ChatReply):
+            if not isinstance(reply, ChatAnswer):
                 raise InvalidRequest("An entry holds one conversation.", param="messages")
             return reply
 
@@ -153,7 +155,7 @@ class ChatPipeline(Pipeline[LlmService]):
 
     async def _reply(
         self, conversation: Any, options: Mapping[str, Any]
-    ) -> ChatReply | list[ChatReply]:
+    ) -> ChatAnswer | list[ChatAnswer]:
         conversations = _as_batch(conversation)
         if conversations is None:
             return (await self._replies([conversation], options))[0]
@@ -167,14 +169,14 @@ class ChatPipeline(Pipeline[LlmService]):
 
     async def _replies(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
-    ) -> list[ChatReply]:
+    ) -> list[ChatAnswer]:
         call = await self._call(conversations, options)
         rows = [_Assembly() for _ in range(len(call.prompts) * call.num_samples)]
         async for delta in self._service.generate(call):
             rows[delta.index].add(delta)
         samples = tuple(row.finish() for row in rows)
         n = call.num_samples
-        return [ChatReply(samples=samples[at : at + n]) for at in range(0, len(samples), n)]
+        return [ChatAnswer(samples=samples[at : at + n]) for at in range(0, len(samples), n)]
 
     async def _texts(
         self, conversation: Conversation, options: Mapping[str, Any]
@@ -280,17 +282,17 @@ class _Assembly:
     def __init__(self) -> None:
         self._text: list[str] = []
         self._logprobs: list[TokenText] = []
-        self._last: TextDelta | None = None
+        self._last: SampleDelta | None = None
 
-    def add(self, delta: TextDelta) -> None:
+    def add(self, delta: SampleDelta) -> None:
         self._text.append(delta.text)
         self._logprobs.extend(delta.logprobs)
         self._last = delta
 
-    def finish(self) -> Sample:
+    def finish(self) -> ChatSample:
         assert self._last is not None
         assert self._last.finish_reason is not None
-        return Sample(
+        return ChatSample(
             text="".join(self._text),
             finish_reason=self._last.finish_reason,
             stop_reason=self._last.stop_reason,

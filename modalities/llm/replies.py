@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel
 
 from triptych.core.http.models import ModelCard
-from triptych.modalities.llm.service import TextDelta, TokenText, Usage
+from triptych.modalities.llm.service import SampleDelta, TokenText, TokenUsage
 from triptych.modalities.llm.text import TextModel
 
 FinishReason = Literal["stop", "length"]
@@ -171,9 +171,9 @@ class UsageTotals:
 
     def __init__(self, num_samples: int) -> None:
         self._num_samples = num_samples
-        self._last: dict[int, Usage] = {}
+        self._last: dict[int, TokenUsage] = {}
 
-    def add(self, delta: TextDelta) -> None:
+    def add(self, delta: SampleDelta) -> None:
         """Take note of a sample's latest counts."""
         self._last[delta.index] = delta.usage
 
@@ -197,7 +197,7 @@ class UsageTotals:
 class Shape(Protocol):
     """How one route dresses deltas. `chunks` yields no usage; `usage_chunk` nothing but."""
 
-    def chunks(self, delta: TextDelta) -> Iterator[Chunk]:
+    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
         """Events for one delta: none where there is nothing to show."""
         ...
 
@@ -205,7 +205,7 @@ class Shape(Protocol):
         """The last event of a stream that asked for usage."""
         ...
 
-    def reply(self, samples: Sequence[Sequence[TextDelta]], usage: UsageReply) -> BaseModel:
+    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
         """The whole answer, from every sample's deltas in order."""
         ...
 
@@ -233,7 +233,7 @@ class ChatShape(_Header):
         self._has_logprobs = has_logprobs
         self._begun: set[int] = set()
 
-    def chunks(self, delta: TextDelta) -> Iterator[Chunk]:
+    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
         """The role first, once; then text; then why it ended."""
         if delta.index not in self._begun:
             self._begun.add(delta.index)
@@ -248,12 +248,12 @@ class ChatShape(_Header):
         """A chunk without choices."""
         return ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
 
-    def reply(self, samples: Sequence[Sequence[TextDelta]], usage: UsageReply) -> BaseModel:
+    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
         """The whole answer."""
         choices = [self._choice(index, deltas) for index, deltas in enumerate(samples)]
         return ChatReply(**self._head, object="chat.completion", choices=choices, usage=usage)
 
-    def _choice(self, index: int, deltas: Sequence[TextDelta]) -> ChatChoice:
+    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice:
         text = "".join(delta.text for delta in deltas)
         entries = [entry for delta in deltas for entry in delta.logprobs]
         finish = deltas[-1].finish_reason
@@ -312,7 +312,7 @@ class CompletionShape(_Header):
         self._has_logprobs = has_logprobs
         self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
 
-    def chunks(self, delta: TextDelta) -> Iterator[Chunk]:
+    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
         """At most one event."""
         if delta.text or delta.logprobs or delta.finish_reason is not None:
             choice = self._choice(delta.index, [delta])
@@ -324,12 +324,12 @@ class CompletionShape(_Header):
         """An event without choices."""
         return CompletionReply(**self._head, object="text_completion", choices=[], usage=usage)
 
-    def reply(self, samples: Sequence[Sequence[TextDelta]], usage: UsageReply) -> BaseModel:
+    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
         """The whole answer."""
         choices = [self._choice(index, deltas) for index, deltas in enumerate(samples)]
         return CompletionReply(**self._head, object="text_completion", choices=choices, usage=usage)
 
-    def _choice(self, index: int, deltas: Sequence[TextDelta]) -> CompletionChoice:
+    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> CompletionChoice:
         entries = [entry for delta in deltas for entry in delta.logprobs]
         return CompletionChoice(
             index=index,

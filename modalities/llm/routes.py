@@ -24,7 +24,7 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.fetch import Fetched
-from triptych.modalities.llm.eyes import ChatPrompt
+from triptych.modalities.llm.multimodal import ChatPrompt
 from triptych.modalities.llm.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -43,7 +43,7 @@ from triptych.modalities.llm.replies import (
     Tokens,
     UsageTotals,
 )
-from triptych.modalities.llm.service import GenerateCall, LlmService, TextDelta, sampling_params
+from triptych.modalities.llm.service import GenerateCall, LlmService, SampleDelta, sampling_params
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
@@ -208,7 +208,7 @@ async def _answer(
     if body.stream:
         documents = _documents(deltas, shape, usage, body)
         return EventStream(documents, heartbeat_s=context.options.heartbeat_s)
-    samples: list[list[TextDelta]] = [[] for _ in range(len(call.prompts) * call.num_samples)]
+    samples: list[list[SampleDelta]] = [[] for _ in range(len(call.prompts) * call.num_samples)]
     async with aclosing(deltas) as stream:
         async for delta in stream:
             samples[delta.index].append(delta)
@@ -217,7 +217,10 @@ async def _answer(
 
 
 async def _documents(
-    deltas: AsyncGenerator[TextDelta, None], shape: Shape, usage: UsageTotals, body: SamplingFields
+    deltas: AsyncGenerator[SampleDelta, None],
+    shape: Shape,
+    usage: UsageTotals,
+    body: SamplingFields,
 ) -> AsyncGenerator[BaseModel, None]:
     async with aclosing(deltas) as stream:
         async for delta in stream:
@@ -230,11 +233,11 @@ async def _documents(
 
 
 async def _observed(
-    deltas: AsyncGenerator[TextDelta, None],
+    deltas: AsyncGenerator[SampleDelta, None],
     body: SamplingFields,
     context: Context,
     usage: UsageTotals,
-) -> AsyncGenerator[TextDelta, None]:
+) -> AsyncGenerator[SampleDelta, None]:
     """Pass deltas through; count and time them, and log texts where the operator wants it."""
     clock = context.metrics.token_clock(body.model, context.arrived_s)
     texts: defaultdict[int, str] = defaultdict(str)

@@ -31,10 +31,10 @@ from triptych.core.sampling.params import MAX_SAMPLES, MAX_STOP_STRINGS, Samplin
 from triptych.core.text_threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.typed import convert
-from triptych.core.vision import Picture
-from triptych.modalities.llm.detokenizer import Detokenizer, Piece
-from triptych.modalities.llm.eyes import ChatPrompt, Eyes, pictures_of
+from triptych.core.vision import PromptPicture
+from triptych.modalities.llm.detokenizer import Detokenizer, TextPiece
 from triptych.modalities.llm.merge import merge
+from triptych.modalities.llm.multimodal import ChatPrompt, MultimodalEncoder, pictures_of
 from triptych.modalities.llm.text import TextModel
 from triptych.schedulers.admission import Admission
 
@@ -64,7 +64,7 @@ class GenerateCall:
     priority: int = 0
     deadline_s: float | None = None
     echo: bool = False
-    pictures: tuple[tuple[Picture, ...], ...] = ()
+    pictures: tuple[tuple[PromptPicture, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class TokenText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class TokenUsage:
     """Tokens of one sample so far; the output counts a stop token, which costs a step too.
 
     Prompt tokens count those that pictures fill, which are `num_image_tokens`. Of the pictures
@@ -98,7 +98,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
+class SampleDelta:
     """What one step added to one sample (`index` = prompt index x n + sample index)."""
 
     index: int
@@ -107,7 +107,7 @@ class TextDelta:
     logprobs: tuple[TokenText, ...]
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None
-    usage: Usage
+    usage: TokenUsage
 
 
 class LlmService:
@@ -119,7 +119,7 @@ class LlmService:
         models: Sequence[TextModel],
         admission: Admission,
         *,
-        eyes: Mapping[str, Eyes] = MappingProxyType({}),
+        eyes: Mapping[str, MultimodalEncoder] = MappingProxyType({}),
         default_seed: int | None = None,
     ) -> None:
         self.client = client
@@ -136,7 +136,7 @@ class LlmService:
         models: Sequence[TextModel],
         client: EngineClient,
         *,
-        eyes: Mapping[str, Eyes] = MappingProxyType({}),
+        eyes: Mapping[str, MultimodalEncoder] = MappingProxyType({}),
         admission: Admission | None = None,
     ) -> Self:
         """The service of `models` with the seed of a configuration, and its bounds; it is started.
@@ -213,7 +213,7 @@ class LlmService:
         _check_length(text, num_prompt_tokens, 1 if requested is None else requested)
         return text.context_length - num_prompt_tokens if requested is None else requested
 
-    def generate(self, call: GenerateCall) -> AsyncGenerator[TextDelta, None]:
+    def generate(self, call: GenerateCall) -> AsyncGenerator[SampleDelta, None]:
         """Run a call; deltas of all samples come merged, in the order they are made.
 
         Closing the iterator cancels every sample. Checks the call before anything is submitted.
@@ -224,7 +224,7 @@ class LlmService:
 
     async def _admitted(
         self, call: GenerateCall, model: TextModel
-    ) -> AsyncGenerator[TextDelta, None]:
+    ) -> AsyncGenerator[SampleDelta, None]:
         num_rows = len(call.prompts) * call.num_samples
         num_prompt_tokens = sum(map(len, call.prompts)) * call.num_samples
         num_tokens = num_prompt_tokens + num_rows * call.sampling.max_tokens
@@ -261,7 +261,7 @@ class LlmService:
 
     async def _sample(
         self, call: GenerateCall, model: TextModel, prompt_index: int, sample_index: int, seed: int
-    ) -> AsyncGenerator[TextDelta, None]:
+    ) -> AsyncGenerator[SampleDelta, None]:
         index = prompt_index * call.num_samples + sample_index
         request = TokenRequest(
             prompt_ids=call.prompts[prompt_index],
@@ -273,7 +273,7 @@ class LlmService:
         outputs = self.client.submit(
             call.model, request, job_id=f"{call.call_id}.{index}", deadline_s=call.deadline_s
         )
-        row = _Row(index, request, model, call)
+        row = _SampleText(index, request, model, call)
         async with aclosing(outputs) as stream:
             async for output in stream:
                 if isinstance(output.payload, TokenDelta):
@@ -305,7 +305,7 @@ def sampling_params(
         raise InvalidRequest(f"Sampling options: {error}.") from error
 
 
-class _Row:
+class _SampleText:
     """Turns one job's token deltas into text deltas."""
 
     def __init__(
@@ -322,7 +322,7 @@ class _Row:
         self._echo_ids = request.prompt_ids if call.echo else ()
         self._scores_prompt = request.sampling.prompt_logprobs
 
-    def push(self, delta: TokenDelta) -> TextDelta:
+    def push(self, delta: TokenDelta) -> SampleDelta:
         """The text delta of one engine delta; the first also carries an echoed prompt."""
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
         self._num_cached_images = max(self._num_cached_images, delta.num_cached_pictures)
@@ -335,15 +335,15 @@ class _Row:
         elif delta.finish_reason is not None:
             finish = "length" if delta.finish_reason == "length" else "stop"
             rest = self._detokenizer.flush()
-            piece = Piece(piece.text + rest.text, piece.logprobs + rest.logprobs)
-        return TextDelta(
+            piece = TextPiece(piece.text + rest.text, piece.logprobs + rest.logprobs)
+        return SampleDelta(
             index=self._index,
             text=echo_text + piece.text,
             token_ids=delta.token_ids,
             logprobs=echo_logprobs + tuple(map(self._token_text, piece.logprobs)),
             finish_reason=finish,
             stop_reason=piece.stop if piece.stop is not None else delta.stop_token_id,
-            usage=Usage(
+            usage=TokenUsage(
                 num_prompt_tokens=self._num_prompt_tokens,
                 num_cached_tokens=self._num_cached_tokens,
                 num_output_tokens=self._num_output_tokens,

@@ -23,9 +23,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from triptych.core.errors import ConfigError
 from triptych.core.options import add_options
-from triptych.modalities.tts.account import SpeechPiece
 from triptych.modalities.tts.audio.containers import FORMATS, AudioEncoder, open_encoder
 from triptych.modalities.tts.pipeline import SpeakOptions, SpeechPipeline, format_of
+from triptych.modalities.tts.progress import SpeechPiece
 
 _STDIO = "-"
 PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -24,12 +24,12 @@ from triptych.core.option import Role
 from triptych.core.speech import SpeechFinish, VoiceClip
 from triptych.core.weights.resolve import ResolvedModel, Source
 from triptych.modalities.pipeline import Pipeline
-from triptych.modalities.tts.account import SpeechPiece, SpeechUsage
 from triptych.modalities.tts.audio import decode
 from triptych.modalities.tts.audio.containers import FORMATS, encode_clip
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.frontend import open_front_end
 from triptych.modalities.tts.frontend.base import Voice
+from triptych.modalities.tts.progress import SpeechPiece, SpeechUsage
 from triptych.modalities.tts.service import Speaking, SpeechCall, SpeechService
 from triptych.modalities.tts.sources import DEFAULT_SPEECH, SPEECH_SOURCES
 from triptych.modalities.tts.voices.service import VoiceService

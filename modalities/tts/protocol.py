@@ -13,8 +13,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from triptych.core import limits
-from triptych.core.http.fields import Name, NullIsAbsent, Refused, Strict, Text, without_refused
-from triptych.modalities.tts.account import SpeechPiece
+from triptych.core.http.fields import (
+    Name,
+    NullIsAbsent,
+    RefusedField,
+    Strict,
+    Text,
+    without_refused,
+)
+from triptych.modalities.tts.progress import SpeechPiece
 from triptych.modalities.tts.service import MAX_SPEED, MIN_SPEED
 
 MAX_INSTRUCTION_CHARS = 4096  # OpenAI's
@@ -24,26 +31,28 @@ AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 _OWN_SAMPLING = "speech is drawn as its model recommends; send a seed to repeat an answer."
 _CLONE = "make a voice of the clip with POST /v1/audio/voices and send its id as voice."
 
-REFUSED: Mapping[str, Refused] = MappingProxyType(
+REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "emotion": Refused("describe it in instructions, where the model takes them."),
-        "lang_code": Refused("send language."),
-        "max_new_tokens": Refused("how long speech takes follows from its text; send less text."),
-        "normalization_options": Refused("send normalize."),
-        "pitch": Refused("choose a voice that speaks the way you want."),
-        "ref_audio": Refused(_CLONE),
-        "ref_text": Refused(_CLONE),
-        "repetition_penalty": Refused(_OWN_SAMPLING),
-        "return_download_link": Refused("keep the answer's bytes.", (False,)),
-        "return_timestamps": Refused("transcribe the answer with word timestamps.", (False,)),
-        "sample_rate": Refused(
+        "emotion": RefusedField("describe it in instructions, where the model takes them."),
+        "lang_code": RefusedField("send language."),
+        "max_new_tokens": RefusedField(
+            "how long speech takes follows from its text; send less text."
+        ),
+        "normalization_options": RefusedField("send normalize."),
+        "pitch": RefusedField("choose a voice that speaks the way you want."),
+        "ref_audio": RefusedField(_CLONE),
+        "ref_text": RefusedField(_CLONE),
+        "repetition_penalty": RefusedField(_OWN_SAMPLING),
+        "return_download_link": RefusedField("keep the answer's bytes.", (False,)),
+        "return_timestamps": RefusedField("transcribe the answer with word timestamps.", (False,)),
+        "sample_rate": RefusedField(
             "pcm comes at 24 kHz, every other format at a rate that its header tells."
         ),
-        "stream": Refused("every answer is streamed.", (True, False)),
-        "temperature": Refused(_OWN_SAMPLING),
-        "top_k": Refused(_OWN_SAMPLING),
-        "top_p": Refused(_OWN_SAMPLING),
-        "volume_multiplier": Refused("scale the samples of the answer.", (1.0,)),
+        "stream": RefusedField("every answer is streamed.", (True, False)),
+        "temperature": RefusedField(_OWN_SAMPLING),
+        "top_k": RefusedField(_OWN_SAMPLING),
+        "top_p": RefusedField(_OWN_SAMPLING),
+        "volume_multiplier": RefusedField("scale the samples of the answer.", (1.0,)),
     }
 )
 """Fields of other servers, and what to do instead."""

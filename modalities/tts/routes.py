@@ -25,8 +25,8 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
-from triptych.modalities.tts.account import SpeechPiece
 from triptych.modalities.tts.audio.containers import AudioEncoder, open_encoder
+from triptych.modalities.tts.progress import SpeechPiece
 from triptych.modalities.tts.protocol import (
     AudioDelta,
     AudioDone,

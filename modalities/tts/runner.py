@@ -95,7 +95,7 @@ class AudioSteps:
         first = [row for row in plan.rows if row.is_first]
         if first:
             self._begin(first)
-        parts: list[list[_Part]] = [[] for _ in plan.rows]
+        parts: list[list[_RowSamples]] = [[] for _ in plan.rows]
         whole = {index: self._take(row) for index, row in enumerate(plan.rows)}
         unknown = {index for index, codes_QF in whole.items() if self._is_unknown(codes_QF)}
         known = {index: codes_QF for index, codes_QF in whole.items() if index not in unknown}
@@ -140,7 +140,7 @@ class AudioSteps:
         return self._frames(_steps_array(steps)) if num_frames else np.zeros((0, 0), np.int64)
 
     def _decode(
-        self, whole: dict[int, Codes], plan: AudioPlan, parts: Sequence[list[_Part]]
+        self, whole: dict[int, Codes], plan: AudioPlan, parts: Sequence[list[_RowSamples]]
     ) -> None:
         if not whole:
             return
@@ -158,7 +158,7 @@ class AudioSteps:
         indexes: Sequence[int],
         slots: Sequence[int],
         audio: DecodedAudio,
-        parts: Sequence[list[_Part]],
+        parts: Sequence[list[_RowSamples]],
     ) -> None:
         """Note where each row's samples will be, the voice's own left out."""
         pcm = HostCopy(audio.pcm_BS.float())
@@ -166,11 +166,11 @@ class AudioSteps:
             start, stop = audio.starts[at], audio.stops[at]
             num_skipped = min(self._num_skipped[slot], stop - start)
             self._num_skipped[slot] -= num_skipped
-            parts[index].append(_Part(pcm, at, start + num_skipped, stop))
+            parts[index].append(_RowSamples(pcm, at, start + num_skipped, stop))
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _RowSamples:
     """Samples of one row, on their way to the host."""
 
     pcm: HostCopy
@@ -187,7 +187,7 @@ class PendingAudio:
     """Implements `core.plan.PendingStep`. Rows of `unknown` codes have no sound."""
 
     step_id: int
-    parts: Sequence[Sequence[_Part]]
+    parts: Sequence[Sequence[_RowSamples]]
     unknown: Collection[int]
     clock: DeviceClock
 
@@ -200,7 +200,7 @@ class PendingAudio:
         return AudioStepResult(step_id=self.step_id, elapsed_s=self.clock.elapsed_s(), rows=rows)
 
 
-def _audio_row(parts: Sequence[_Part]) -> AudioRowResult:
+def _audio_row(parts: Sequence[_RowSamples]) -> AudioRowResult:
     if not parts:
         return AudioRowResult()
     samples_S = np.concatenate([part.samples() for part in parts])

@@ -25,11 +25,11 @@ from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NotFound, UnknownModel, UnsupportedOption
 from triptych.core.limits import MAX_SAMPLES, MAX_SEED
 from triptych.core.speech import SpeechDelta, SpeechRequest, VoiceClip
-from triptych.modalities.tts.account import BYTES_PER_SAMPLE, Account, SpeechPiece
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.audio.speed import TimeStretch
-from triptych.modalities.tts.frontend.base import FrontEnd, Planned
-from triptych.modalities.tts.script import Part, Script
+from triptych.modalities.tts.frontend.base import FrontEnd, PlannedSegment
+from triptych.modalities.tts.planner import SpeechJobPart, SpeechPlanner
+from triptych.modalities.tts.progress import BYTES_PER_SAMPLE, SpeechPiece, SpeechProgress
 from triptych.modalities.tts.text.clean import Emoji
 from triptych.modalities.tts.text.coverage import Coverage
 from triptych.modalities.tts.text.guard import check_spoken, check_text, estimate_seconds
@@ -144,15 +144,15 @@ class SpeechService:
         front = self.front_end(call.model)
         check_text(call.text, max_characters=self.max_characters)
         voice = _check(call, front)
-        script = Script(partial(self._write, call, front, voice))
+        script = SpeechPlanner(partial(self._write, call, front, voice))
         return Speaking(front.sample_rate, script, self._pieces(call, front, voice, script))
 
     async def _pieces(
-        self, call: SpeechCall, front: FrontEnd, voice: str, script: Script
+        self, call: SpeechCall, front: FrontEnd, voice: str, script: SpeechPlanner
     ) -> AsyncGenerator[SpeechPiece, None]:
         is_stretched = call.speed != 1.0 and not front.takes_speed
         speed = 1.0 if is_stretched else call.speed
-        account = Account(front.sample_rate, speed)
+        account = SpeechProgress(front.sample_rate, speed)
         rate = call.speed if is_stretched else 1.0
         stretch = TimeStretch(rate, front.sample_rate) if is_stretched else None
         num_tokens = math.ceil(estimate_seconds(call.text) / call.speed * TOKENS_PER_S)
@@ -160,7 +160,7 @@ class SpeechService:
             request = await self._request(call, front, voice, speed)
             listener = Playback(time.monotonic())
 
-            def submit(part: Part) -> OutputStream:
+            def submit(part: SpeechJobPart) -> OutputStream:
                 lead_s = listener.lead_s(time.monotonic()) if listener.has_begun else 0.0
                 return self._submit(call, request, part, max(0.0, lead_s))
 
@@ -211,7 +211,7 @@ class SpeechService:
         return clip
 
     def _submit(
-        self, call: SpeechCall, request: SpeechRequest, part: Part, lead_s: float
+        self, call: SpeechCall, request: SpeechRequest, part: SpeechJobPart, lead_s: float
     ) -> OutputStream:
         sampling = msgspec.structs.replace(request.sampling, sample_index=part.index % MAX_SAMPLES)
         return self.client.submit(
@@ -223,7 +223,7 @@ class SpeechService:
             deadline_s=call.deadline_s,
         )
 
-    def _write(self, call: SpeechCall, front: FrontEnd, voice: str) -> Iterator[Planned]:
+    def _write(self, call: SpeechCall, front: FrontEnd, voice: str) -> Iterator[PlannedSegment]:
         """Read the text out and plan it. Raises `InvalidRequest` where nothing would be heard."""
         spoken = self._normalizer(call, front, voice)(call.text)
         check_spoken(spoken)
@@ -249,7 +249,7 @@ class Speaking:
     """A call being spoken: its pieces, in order. Nothing happens before the first is asked for."""
 
     def __init__(
-        self, sample_rate: int, script: Script, pieces: AsyncGenerator[SpeechPiece, None]
+        self, sample_rate: int, script: SpeechPlanner, pieces: AsyncGenerator[SpeechPiece, None]
     ) -> None:
         self.sample_rate = sample_rate
         self._script = script
@@ -296,14 +296,14 @@ def _check(call: SpeechCall, front: FrontEnd) -> str:
 
 
 async def _in_order(
-    script: Script, submit: Callable[[Part], OutputStream]
-) -> AsyncGenerator[tuple[Part, SpeechDelta], None]:
+    script: SpeechPlanner, submit: Callable[[SpeechJobPart], OutputStream]
+) -> AsyncGenerator[tuple[SpeechJobPart, SpeechDelta], None]:
     """What the jobs of all parts say, one after another; closing this cancels them.
 
     A job is submitted when the one before it comes to its last segment: early enough that no gap
     arises, and so late that only one job at a time runs ahead of its listener.
     """
-    jobs: deque[tuple[Part, OutputStream]] = deque()
+    jobs: deque[tuple[SpeechJobPart, OutputStream]] = deque()
     try:
         while True:
             if not jobs:

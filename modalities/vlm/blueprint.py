@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 
 from triptych.core.decoders.families import is_native as is_native_decoder
 from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.decoders.tensor_names import Part
+from triptych.core.decoders.tensor_names import DecoderTensors
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.decoder import Decoder
 from triptych.core.layers.native_linear import pack_linears
@@ -31,7 +31,7 @@ from triptych.modalities.vlm.encoder import (
     load_encoder,
 )
 from triptych.modalities.vlm.families import FAMILIES
-from triptych.modalities.vlm.head import SeeingTraits
+from triptych.modalities.vlm.head import PlaceholderTraits
 from triptych.modalities.vlm.slots.adapter import AdaptedCheckpoint
 from triptych.modalities.vlm.slots.model import SlotModel
 
@@ -62,7 +62,7 @@ class VisionBlueprint:
         model_type = self._config.model_type
         self.family = FAMILIES[model_type]
         self._kind = _kind_of(model_type)
-        self._part = Part.find(checkpoint.tensors)
+        self._part = DecoderTensors.find(checkpoint.tensors)
         self.dtype = dtype
         self._device = device
         self._native = native
@@ -75,10 +75,10 @@ class VisionBlueprint:
         )
 
     @property
-    def traits(self) -> SeeingTraits:
+    def traits(self) -> PlaceholderTraits:
         """What becomes of the positions that pictures fill."""
         image_id = int(self._config.image_token_id)
-        return SeeingTraits(
+        return PlaceholderTraits(
             placeholder_id=image_id if image_id < self.text.vocab_size else 0,
             has_axes=bool(self.text.config.rope.sections),
             whole_spans=self.family.whole_spans,

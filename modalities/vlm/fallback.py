@@ -36,7 +36,7 @@ from triptych.modalities.llm.models.fallback import (
 from triptych.modalities.vlm.config import open_image_processor, read_config
 from triptych.modalities.vlm.encoder import PictureEncoder, Scaling, encoder_sketch
 from triptych.modalities.vlm.families import family_of
-from triptych.modalities.vlm.head import SeeingTraits
+from triptych.modalities.vlm.head import PlaceholderTraits
 
 _BOTH_WAYS = ("token_type_ids", "mm_token_type_ids")
 
@@ -74,10 +74,10 @@ class FallbackVisionBlueprint:
         self._native = native
 
     @property
-    def traits(self) -> SeeingTraits:
+    def traits(self) -> PlaceholderTraits:
         """What becomes of the positions that pictures fill."""
         image_id = int(self._config.image_token_id)
-        return SeeingTraits(placeholder_id=image_id if image_id < self.text.vocab_size else 0)
+        return PlaceholderTraits(placeholder_id=image_id if image_id < self.text.vocab_size else 0)
 
     @property
     def feature_bytes(self) -> int:
@@ -94,7 +94,7 @@ class FallbackVisionBlueprint:
         """A generous guess: towers are about as wide as the language model."""
         return 16 * num_patches * self.feature_bytes
 
-    def build(self, report: Callable[[float], None]) -> tuple[SeeingFallback, PictureEncoder]:
+    def build(self, report: Callable[[float], None]) -> tuple[FallbackVisionModel, PictureEncoder]:
         """Load through transformers, prove completeness, and try two tokens."""
         try:
             with without_progress_bar():
@@ -114,7 +114,7 @@ class FallbackVisionBlueprint:
         check_complete(info, self._checkpoint)
         pin_rope(model.get_decoder(), self.text.max_length)
         pack_linears(model.to(self._device), self._native)
-        built = SeeingFallback(model.eval(), self.text.vocab_size)
+        built = FallbackVisionModel(model.eval(), self.text.vocab_size)
         built.prove(self.text.kv_layout(2, self.dtype), self._device)
         report(1.0)
         scaling = None
@@ -124,7 +124,7 @@ class FallbackVisionBlueprint:
         return built, PictureEncoder(model, scaling, batch_axis=axis, dtype=self.dtype)
 
 
-class SeeingFallback(FallbackModel):
+class FallbackVisionModel(FallbackModel):
     """Implements `head.SeeingModel` around a transformers model."""
 
     def __init__(self, model: Any, vocab_size: int) -> None:

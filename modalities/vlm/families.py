@@ -37,7 +37,7 @@ def _no_options(config: Any) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class VisionFamily:
     """How a kind of model takes pictures.
 
     `placeholder` is what a chat template puts where one goes, `spell` gives what takes its place.
@@ -63,7 +63,7 @@ class Family:
     whole_prompts: bool = False
 
 
-def family_of(config: Any) -> Family:
+def family_of(config: Any) -> VisionFamily:
     """The family of a configuration; `ANY` for those of none."""
     return FAMILIES.get(config.model_type, ANY)
 
@@ -72,12 +72,12 @@ def _pixtral_options(config: Any) -> Mapping[str, Any]:
     return {"patch_size": pixtral_patch(config)} if is_pixtral(config) else {}
 
 
-def _llava_next(spell: Callable[[Any, Any, Found], str]) -> Family:
+def _llava_next(spell: Callable[[Any, Any, Found], str]) -> VisionFamily:
     inputs = ("pixel_values", "image_sizes")
-    return Family(placeholder="<image>", spell=spell, inputs=inputs, has_tiles=True)
+    return VisionFamily(placeholder="<image>", spell=spell, inputs=inputs, has_tiles=True)
 
 
-_IDEFICS3 = Family(
+_IDEFICS3 = VisionFamily(
     placeholder="<image>",
     spell=spell_idefics3,
     options=lambda config: {"return_row_col_info": True},
@@ -85,16 +85,16 @@ _IDEFICS3 = Family(
     nests_images=True,
     batch_axis=1,
 )
-_QWEN = Family(
+_QWEN = VisionFamily(
     placeholder="<|image_pad|>", spell=spell_qwen, inputs=("pixel_values", "image_grid_thw")
 )
 
-ANY = Family(placeholder="", spell=spell_any, inputs=(), has_scaling=False, batch_axis=None)
+ANY = VisionFamily(placeholder="", spell=spell_any, inputs=(), has_scaling=False, batch_axis=None)
 """Of models that no other is about: their own processor does all there is to do."""
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+FAMILIES: Mapping[str, VisionFamily] = MappingProxyType(
     {
-        "llava": Family(
+        "llava": VisionFamily(
             placeholder="<image>",
             spell=spell_llava,
             options=_pixtral_options,
@@ -104,22 +104,24 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "llava_onevision": _llava_next(spell_onevision),
         "idefics3": _IDEFICS3,
         "smolvlm": _IDEFICS3,
-        "internvl": Family(
+        "internvl": VisionFamily(
             placeholder="<IMG_CONTEXT>",
             spell=spell_internvl,
             options=lambda config: {"crop_to_patches": True},
         ),
-        "mistral3": Family(
+        "mistral3": VisionFamily(
             placeholder="[IMG]",
             spell=spell_pixtral,
             options=_pixtral_options,
             inputs=("pixel_values", "image_sizes"),
         ),
-        "gemma3": Family(placeholder="<start_of_image>", spell=spell_gemma3, whole_spans=True),
-        "paligemma": Family(placeholder="<image>", spell=spell_paligemma, whole_prompts=True),
+        "gemma3": VisionFamily(
+            placeholder="<start_of_image>", spell=spell_gemma3, whole_spans=True
+        ),
+        "paligemma": VisionFamily(placeholder="<image>", spell=spell_paligemma, whole_prompts=True),
         "qwen2_vl": _QWEN,
         "qwen2_5_vl": _QWEN,
         "qwen3_vl": _QWEN,
-        "triptych_slots": Family(placeholder="<image>", spell=spell_slots),
+        "triptych_slots": VisionFamily(placeholder="<image>", spell=spell_slots),
     }
 )

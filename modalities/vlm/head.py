@@ -28,7 +28,7 @@ from triptych.core.vision import PictureSpan
 from triptych.modalities.vlm.features import FeatureCache, Features
 
 
-class SeeingModel(CausalModel, Protocol):
+class VisionTextModel(CausalModel, Protocol):
     """What this head asks of a model beside what text does."""
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ class _Places:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeeingTraits:
+class PlaceholderTraits:
     """What a model makes of the positions that pictures fill.
 
     `placeholder_id` stands for them in its vocabulary. With `has_axes` they are places in a grid
@@ -74,14 +74,14 @@ class SeeingTraits:
 
 
 class VisionHead(TextHead):
-    """Drives a `SeeingModel`."""
+    """Drives a `VisionTextModel`."""
 
     def __init__(
         self,
-        model: SeeingModel,
+        model: VisionTextModel,
         sampler: Sampler,
         features: FeatureCache,
-        traits: SeeingTraits,
+        traits: PlaceholderTraits,
         *,
         max_batch_size: int,
         device: torch.device,

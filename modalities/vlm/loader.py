@@ -23,7 +23,7 @@ from triptych.modalities.vlm.head import VisionHead
 from triptych.modalities.vlm.runner import VisionRunner
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.vision import Sight, VisionScheduler
+from triptych.schedulers.vision import VisionLimits, VisionScheduler
 
 _STEP_PATCHES = 8192
 """Of pictures that are encoded together; a larger picture is encoded alone."""
@@ -127,7 +127,7 @@ class VisionLoader(TokenLoader):
             model=self.name,
             tokens=tokens,
             features=features,
-            sight=Sight(
+            sight=VisionLimits(
                 max_step_patches=_STEP_PATCHES,
                 whole_spans=family.whole_spans,
                 whole_prompts=family.whole_prompts,

@@ -19,12 +19,12 @@ from triptych.core.media.fetch import Fetched
 from triptych.core.option import Role
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel, Source
-from triptych.modalities.llm.eyes import PICTURE, PictureSource
+from triptych.modalities.llm.multimodal import PICTURE, PictureSource
 from triptych.modalities.llm.pipeline import ChatPipeline, Message, as_messages
 from triptych.modalities.llm.service import LlmService
-from triptych.modalities.vlm.eyes import ModelEyes
-from triptych.modalities.vlm.facts import read_facts
-from triptych.modalities.vlm.intake import Lens, OwnPrepare
+from triptych.modalities.vlm.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.modalities.vlm.probe import read_facts
+from triptych.modalities.vlm.prompt_encoder import VisionPromptEncoder
 from triptych.modalities.vlm.role import sees
 from triptych.modalities.vlm.slots.source import EMBEDDED_VISION
 from triptych.schedulers.base import ModelLoader
@@ -57,8 +57,8 @@ class SeeingChatPipeline(ChatPipeline):
     ) -> Callable[[EngineClient], LlmService]:
         if not _sees(resolved):
             return super()._open_service(resolved, config)
-        lens = Lens.from_config(OwnPrepare(resolved), config)
-        eyes = ModelEyes.open(resolved, read_facts(resolved.folder), lens, config)
+        lens = PictureProcessorCache.from_config(InProcessPreparation(resolved), config)
+        eyes = VisionPromptEncoder.open(resolved, read_facts(resolved.folder), lens, config)
         return lambda client: LlmService.from_config(
             config, [eyes.text], client, eyes={resolved.name: eyes}
         )

@@ -41,7 +41,7 @@ from triptych.core.threads import num_usable_cores
 from triptych.core.versions import versions
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import resolve_all
-from triptych.modalities.llm.bench.client import Target, measure, negotiate, tokens_per_word
+from triptych.modalities.llm.bench.client import BenchServer, measure, negotiate, tokens_per_word
 from triptych.modalities.llm.bench.load import Run, closed_loop
 from triptych.modalities.llm.bench.report import machine
 from triptych.modalities.llm.bench.stats import Metrics, Spread, over_repeats, spread, summarize
@@ -185,7 +185,7 @@ class Client:
 
     async def measure(self, url: str, density: float, outcome: Outcome) -> None:
         """Every scene, into `outcome`."""
-        asked = Target(
+        asked = BenchServer(
             label=self._peer.label, base_url=url, model=self._peer.model, body=self._peer.body
         )
         target = await negotiate(self._http, asked)
@@ -195,7 +195,7 @@ class Client:
             await self._repeat_enough(target, name, density, outcome)
 
     async def _repeat_enough(
-        self, target: Target, name: str, density: float, outcome: Outcome
+        self, target: BenchServer, name: str, density: float, outcome: Outcome
     ) -> None:
         """As often as wanted, or as there is time for; where none counts, for a while longer."""
         started_s = time.monotonic()
@@ -208,7 +208,7 @@ class Client:
                 return
 
     async def _repeat(
-        self, target: Target, name: str, parts: dict[str, Sequence[str]], outcome: Outcome
+        self, target: BenchServer, name: str, parts: dict[str, Sequence[str]], outcome: Outcome
     ) -> bool:
         """Measure once; False where it does not count, since somebody else used the machine."""
         scene = self._args.scenes[name]
@@ -225,7 +225,7 @@ class Client:
         return True
 
     async def _send(
-        self, target: Target, scene: Scene, parts: dict[str, Sequence[str]], *, num_tokens: int
+        self, target: BenchServer, scene: Scene, parts: dict[str, Sequence[str]], *, num_tokens: int
     ) -> dict[str, Run]:
         send = functools.partial(measure, self._http, target, max_tokens=num_tokens)
         return {
@@ -233,7 +233,7 @@ class Client:
             for name, prompts in parts.items()
         }
 
-    async def _answer(self, target: Target) -> str:
+    async def _answer(self, target: BenchServer) -> str:
         """What it says to a question, so that a reader sees that its answers make sense."""
         body = target.request(QUESTION, max_tokens=16) | {"stream": False}
         body.pop("stream_options", None)
@@ -280,7 +280,7 @@ async def measure_peer(
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=args.timeout_s, limits=limits, trust_env=False) as http:
         if not args.tokens_per_word:
-            ours = Target(label="", base_url=url, model=peer.model)
+            ours = BenchServer(label="", base_url=url, model=peer.model)
             args.tokens_per_word = await tokens_per_word(http, ours, " ".join(WORDS)) or 1.0
         await Client(args, peer, pid, http).measure(url, args.tokens_per_word, outcome)
 

@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triptych import ImagePipeline
-from triptych.modalities.diffusion.pipeline import Picture
+from triptych.modalities.diffusion.pipeline import GeneratedImage
 from triptych.modalities.diffusion.source import FOLDER
 
 STEPS = (50, 28, 20, 50, 28, 20, 50, 28)
@@ -73,10 +73,10 @@ class Ours:
 
     def at_once(
         self, asked: Sequence[Wish], steps: Sequence[int], cache: str, **options: Any
-    ) -> list[Picture]:
+    ) -> list[GeneratedImage]:
         """All pictures, requested together."""
 
-        async def draw() -> list[list[Picture]]:
+        async def draw() -> list[list[GeneratedImage]]:
             calls = [
                 self._draw.acall(
                     wish.prompt, seed=wish.seed, num_steps=number, cache=cache, **options
@@ -89,7 +89,7 @@ class Ours:
 
     def in_turn(
         self, asked: Sequence[Wish], steps: Sequence[int], cache: str, **options: Any
-    ) -> list[Picture]:
+    ) -> list[GeneratedImage]:
         """All pictures, each requested when the one before it is done."""
         return [
             self._draw(wish.prompt, seed=wish.seed, num_steps=number, cache=cache, **options)[0]
@@ -256,7 +256,7 @@ def previews(repeats: int, log: Path) -> dict[str, list[float]]:
     return found
 
 
-def _values(picture: Picture) -> Any:
+def _values(picture: GeneratedImage) -> Any:
     return np.asarray(picture.image, np.float32) / 255
 
 

@@ -35,7 +35,7 @@ from triptych.schedulers.base import LoadedModel, Scheduler
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.playback import Playback
 from triptych.schedulers.speech_state import SpeechModel
-from triptych.schedulers.virtual import VirtualClock, VirtualLanes
+from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
 
 MODEL = "voice"
 WARM_UP_S = 10.0  # in which costs are learned, and which is not judged
@@ -200,7 +200,7 @@ class World:
         self.rng = random.Random(load.seed)
         self.clock = VirtualClock()
         runner = Runner(costs)
-        self.lanes = VirtualLanes(self.clock, runner.cost_s)
+        self.lanes = VirtualExecutors(self.clock, runner.cost_s)
         model = SpeechModel(name=MODEL, clock=costs.clock, sample_rate=SAMPLE_RATE)
         self.engine = Engine(
             [_Loader(policy.make(model), runner)],

@@ -16,9 +16,9 @@ import msgspec
 from triptych.core.config import Config
 from triptych.core.embedding import EmbedDelta, EmbedRequest
 from triptych.core.images import ImageDelta, ImageRequest
-from triptych.core.speech import HearDelta, HearRequest, SpeechDelta, SpeechRequest
+from triptych.core.speech import SpeechDelta, SpeechRequest, TranscribeDelta, TranscribeRequest
 from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.transport.codec import Codec
+from triptych.core.transport.codec import MessageCodec
 from triptych.core.weights.opening import opening
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.roles import role_of, with_role
@@ -49,11 +49,11 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     listener_fd: int = -1
 
 
-def build_codec() -> Codec:
+def build_codec() -> MessageCodec:
     """The types of every modality that cross between API and engine."""
-    return Codec(
-        request=TokenRequest | EmbedRequest | SpeechRequest | HearRequest | ImageRequest,
-        payload=TokenDelta | EmbedDelta | SpeechDelta | HearDelta | ImageDelta,
+    return MessageCodec(
+        request=TokenRequest | EmbedRequest | SpeechRequest | TranscribeRequest | ImageRequest,
+        payload=TokenDelta | EmbedDelta | SpeechDelta | TranscribeDelta | ImageDelta,
     )
 
 
@@ -140,19 +140,19 @@ class _Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ApiPart:
     """What a modality adds to the app. Its routes are there without a model, too, and say so."""
 
     routers: Sequence[APIRouter]
     cards: Sequence[ModelCard]
 
 
-def _text(setup: _Setup) -> _Part:
+def _text(setup: _Setup) -> _ApiPart:
     from triptych.modalities.llm.replies import card_of
     from triptych.modalities.llm.routes import llm_router
     from triptych.modalities.llm.service import LlmService
     from triptych.modalities.llm.text import TextModel
-    from triptych.modalities.vlm.eyes import open_eyes
+    from triptych.modalities.vlm.prompt_encoder import open_eyes
 
     eyes = open_eyes(with_role(setup.models, "vision"), setup.config, setup.ending)
     texts = [
@@ -165,10 +165,10 @@ def _text(setup: _Setup) -> _Part:
     )
     cards = [card_of(text, sees=text.name in eyes) for text in texts]
     setup.ending.push_async_callback(service.close)
-    return _Part([llm_router(service, setup.links.find)], cards)
+    return _ApiPart([llm_router(service, setup.links.find)], cards)
 
 
-def _embeddings(setup: _Setup) -> _Part:
+def _embeddings(setup: _Setup) -> _ApiPart:
     from triptych.modalities.llm.embedding.routes import embedding_cards, embeddings_router
     from triptych.modalities.llm.embedding.service import EmbeddingService
     from triptych.modalities.llm.embedding.text import EmbeddingModel
@@ -180,15 +180,15 @@ def _embeddings(setup: _Setup) -> _Part:
         setup.config, opened, setup.client, admission=setup.admission
     )
     cards = [card for card in embedding_cards(service) if card.id in own]
-    return _Part([embeddings_router(service)], cards)
+    return _ApiPart([embeddings_router(service)], cards)
 
 
-def _speech(setup: _Setup) -> _Part:
+def _speech(setup: _Setup) -> _ApiPart:
     from triptych.modalities.tts.audio import decode
     from triptych.modalities.tts.frontend import open_front_end
     from triptych.modalities.tts.recognition.routes import recognition_cards, recognition_router
     from triptych.modalities.tts.recognition.service import RecognitionService
-    from triptych.modalities.tts.recognition.transcript import HearingModel
+    from triptych.modalities.tts.recognition.transcript import WhisperTokenizer
     from triptych.modalities.tts.routes import speech_cards, speech_router
     from triptych.modalities.tts.service import SpeechService
     from triptych.modalities.tts.voices.routes import voices_router
@@ -200,7 +200,7 @@ def _speech(setup: _Setup) -> _Part:
         for model in with_role(setup.models, "speech")
     ]
     hearing = [
-        opening(model, HearingModel.open) for model in with_role(setup.models, "recognition")
+        opening(model, WhisperTokenizer.open) for model in with_role(setup.models, "recognition")
     ]
     voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
     speech = SpeechService.from_config(
@@ -214,10 +214,10 @@ def _speech(setup: _Setup) -> _Part:
         admission=setup.admission,
     )
     routers = [speech_router(speech), voices_router(voices), recognition_router(recognition)]
-    return _Part(routers, [*speech_cards(speech), *recognition_cards(recognition)])
+    return _ApiPart(routers, [*speech_cards(speech), *recognition_cards(recognition)])
 
 
-def _images(setup: _Setup) -> _Part:
+def _images(setup: _Setup) -> _ApiPart:
     from triptych.core.media import pictures
     from triptych.modalities.diffusion.image_model import ImageModel
     from triptych.modalities.diffusion.routes import image_cards, images_router
@@ -228,4 +228,4 @@ def _images(setup: _Setup) -> _Part:
     service = ImageService.from_config(
         setup.config, drawing, setup.client, reader=reader, admission=setup.admission
     )
-    return _Part([images_router(service, setup.links)], image_cards(service))
+    return _ApiPart([images_router(service, setup.links)], image_cards(service))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.vision import Array, Picture, PictureSpan, picture_digest, picture_ids
+from triptych.core.vision import Array, PictureSpan, PromptPicture, picture_digest, picture_ids
 
 NAMED = {"settings": "s", "model": "m", "adapter": "a"}
 
@@ -48,5 +48,5 @@ def test_a_mark_says_which_features_fill_which_positions() -> None:
 
 def test_pictures_cross_the_wire() -> None:
     span = PictureSpan(digest=b"d" * 32, runs=((3, 2),), grid=(1, 2))
-    picture = Picture(span=span, inputs={"pixel_values": array()})
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(picture), type=Picture) == picture
+    picture = PromptPicture(span=span, inputs={"pixel_values": array()})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(picture), type=PromptPicture) == picture

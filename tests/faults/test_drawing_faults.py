@@ -21,7 +21,7 @@ from triptych.core.errors import EngineDown, InternalError, NonFinite, RequestTi
 from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.job import Job
 from triptych.core.plan import Plan
-from triptych.modalities.diffusion.painter import Painter
+from triptych.modalities.diffusion.executor import ImageExecutor
 from triptych.modalities.diffusion.runner import DenoiseRunner, PendingPictures
 from triptych.schedulers.denoise import DenoiseScheduler
 
@@ -31,7 +31,7 @@ STEP_S = 0.05
 class Atelier:
     """A world with one image model; `breaks` is called before each plan is launched."""
 
-    def __init__(self, painter: Painter, config: Config | None = None) -> None:
+    def __init__(self, painter: ImageExecutor, config: Config | None = None) -> None:
         self.painter = painter
         self.runner = DenoiseRunner(painter, torch.device("cpu"))
         self.scheduler = DenoiseScheduler(
@@ -91,12 +91,12 @@ class Atelier:
 
 
 @pytest.fixture(scope="module")
-def painter() -> Painter:
+def painter() -> ImageExecutor:
     return open_painter()
 
 
 @pytest.fixture
-def atelier(painter: Painter) -> Iterator[Atelier]:
+def atelier(painter: ImageExecutor) -> Iterator[Atelier]:
     atelier = Atelier(painter)
     yield atelier
     atelier.submit("after", image_request(num_steps=2))
@@ -107,7 +107,7 @@ def atelier(painter: Painter) -> Iterator[Atelier]:
     atelier.scheduler.check()
 
 
-def drawn_alone(painter: Painter, request: ImageRequest) -> Pixels:
+def drawn_alone(painter: ImageExecutor, request: ImageRequest) -> Pixels:
     atelier = Atelier(painter)
     atelier.submit("it", request)
     atelier.world.finish("it")
@@ -183,7 +183,7 @@ def test_a_step_that_breaks_ends_its_jobs_and_the_next_are_drawn(
     assert atelier.world.outputs.error_code("broken") == InternalError.code
 
 
-def test_every_picture_ends_though_steps_fail_at_random(painter: Painter) -> None:
+def test_every_picture_ends_though_steps_fail_at_random(painter: ImageExecutor) -> None:
     config = Config(debug=DebugOptions(sim_failure=10.0))
     atelier = Atelier(painter, config)
     names = [f"j{index}" for index in range(16)]
@@ -198,7 +198,7 @@ def test_every_picture_ends_though_steps_fail_at_random(painter: Painter) -> Non
 
 
 @pytest.mark.parametrize("how", ["stop", "drain"])
-def test_an_engine_that_ends_leaves_no_picture_behind(painter: Painter, how: str) -> None:
+def test_an_engine_that_ends_leaves_no_picture_behind(painter: ImageExecutor, how: str) -> None:
     atelier = Atelier(painter)
     atelier.submit("it", image_request(num_steps=6))
     atelier.turn_until_step("it", 2)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import Target, load_tensors
+from triptych.core.weights.loading import TensorTarget, load_tensors
 from triptych.core.weights.packages import Package, fetch_file
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
@@ -142,7 +142,7 @@ SHARD = "model-00002-of-00002.safetensors"
 
 def load(folder: Path, **shapes: tuple[int, ...]) -> None:
     wanted = {"a": (4, 2), "b": (3,), "c": (2,)} | shapes
-    targets = [Target(name, torch.zeros(shape)) for name, shape in wanted.items()]
+    targets = [TensorTarget(name, torch.zeros(shape)) for name, shape in wanted.items()]
     with Checkpoint.open(folder) as checkpoint:
         load_tensors(checkpoint, targets)
 
@@ -196,7 +196,7 @@ def test_extra_tensor_names_file_and_tensor(sharded: Path) -> None:
         Checkpoint.open(sharded) as checkpoint,
         pytest.raises(WeightsError, match=f"{SHARD} holds tensors 'b', 'c', which"),
     ):
-        load_tensors(checkpoint, [Target("a", torch.zeros(4, 2))])
+        load_tensors(checkpoint, [TensorTarget("a", torch.zeros(4, 2))])
 
 
 def test_missing_tensor_names_file_and_tensor(sharded: Path) -> None:
@@ -212,7 +212,11 @@ def test_wrong_shape_names_file_and_tensor(shape: tuple[int, ...], sharded: Path
 
 def test_nothing_is_copied_unless_all_fits(sharded: Path) -> None:
     untouched = torch.full((4, 2), 5.0)
-    targets = [Target("a", untouched), Target("b", torch.zeros(9)), Target("c", torch.zeros(2))]
+    targets = [
+        TensorTarget("a", untouched),
+        TensorTarget("b", torch.zeros(9)),
+        TensorTarget("c", torch.zeros(2)),
+    ]
     with Checkpoint.open(sharded) as checkpoint, pytest.raises(WeightsError, match="'b'"):
         load_tensors(checkpoint, targets)
     assert (untouched == 5).all()

@@ -12,8 +12,8 @@ from triptych.core.images import ImageRequest, StepCache
 from triptych.core.options import make_config
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
+from triptych.modalities.diffusion.executor import ImageExecutor, RunningPicture
 from triptych.modalities.diffusion.loader import DiffusionLoader
-from triptych.modalities.diffusion.painter import Painter, Picture
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
 
 CACHES = ("off", "planned", "teacache", "first-block", "taylorseer", "magcache")
@@ -23,14 +23,16 @@ SIDE = 128
 
 
 @pytest.fixture(scope="module", params=["auto", "float32"])
-def painter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Painter:
+def painter(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ImageExecutor:
     folder = tmp_path_factory.mktemp("cache")
     options = {"model": (EMBEDDED_IMAGES.name,), "device": "cpu", "cache_dir": str(folder)}
     config: Config = make_config({**options, "dtype": request.param})
     (resolved,) = resolve_all(config.models, SilentProgress(), sources=(EMBEDDED_IMAGES,))
     loaded = DiffusionLoader(resolved, config, *bring_up(config.device)).load(lambda done: None)
     painter = loaded.runner._painter  # type: ignore[attr-defined]
-    assert isinstance(painter, Painter)
+    assert isinstance(painter, ImageExecutor)
     return painter
 
 
@@ -47,10 +49,12 @@ def asked(index: int, cache: str, guidance_scale: float) -> ImageRequest:
 
 
 @torch.inference_mode()
-def draw(painter: Painter, *requests: ImageRequest) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def draw(
+    painter: ImageExecutor, *requests: ImageRequest
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Latents and bytes of each, drawn together."""
     begun = painter.begin([(request, 0) for request in requests])
-    pictures = [picture for picture in begun if isinstance(picture, Picture)]
+    pictures = [picture for picture in begun if isinstance(picture, RunningPicture)]
     for _ in range(NUM_STEPS):
         painter.advance(pictures, [1] * len(pictures), [False] * len(pictures))
     latents = [picture.row.sample.sample.clone() for picture in pictures]
@@ -63,7 +67,7 @@ def draw(painter: Painter, *requests: ImageRequest) -> list[tuple[torch.Tensor, 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.5])
 def test_a_picture_alone_equals_itself_in_a_batch(
-    painter: Painter, cache: str, guidance_scale: float
+    painter: ImageExecutor, cache: str, guidance_scale: float
 ) -> None:
     requests = [asked(index, cache, guidance_scale) for index in range(len(PROMPTS))]
     together = draw(painter, *requests)

@@ -22,9 +22,9 @@ from triptych.core.device import Device
 from triptych.core.images import ImageDelta, ImageRequest, StepCache
 from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.loader import DiffusionLoader
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest
-from triptych.modalities.diffusion.viewer import Viewer
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 
@@ -91,14 +91,14 @@ def picture_of(deltas: Sequence[ImageDelta], index: int = 0) -> np.ndarray:
 def finished(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]]:
     """The latents that pictures end with, as the autoencoder and as the model has them, by seed."""
     seen: dict[int, tuple[Tensor, Tensor]] = {}
-    decode = Viewer.decode
+    decode = LatentDecoder.decode
 
-    def record(self: Viewer, samples: Sequence[tuple[Tensor, PictureRequest]]) -> Any:
+    def record(self: LatentDecoder, samples: Sequence[tuple[Tensor, PictureRequest]]) -> Any:
         for sample, request in samples:
             seen[request.seed] = self._recipe.to_latents(sample, request), sample
         return decode(self, samples)
 
-    monkeypatch.setattr(Viewer, "decode", record)
+    monkeypatch.setattr(LatentDecoder, "decode", record)
     return seen
 
 

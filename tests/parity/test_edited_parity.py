@@ -19,14 +19,14 @@ from torch import Tensor
 
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.caches.methods import Level, first_block, planned
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser
 from triptych.modalities.diffusion.families.table import open_model
 from triptych.modalities.diffusion.recipes import packed, qwen
-from triptych.modalities.diffusion.recipes.abilities import abilities_of
 from triptych.modalities.diffusion.recipes.latents import decode_latents, encode_picture
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
 from triptych.modalities.diffusion.recipes.registry import open_recipe
+from triptych.modalities.diffusion.recipes.spec import abilities_of
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),
@@ -95,7 +95,7 @@ def parts_of(name: str, index: int = 0) -> dict[str, Any]:
 
 def draw(recipe: Recipe, request: PictureRequest) -> Tensor:
     """Finished latents, as the model has them."""
-    pools = CellPools()
+    pools = TensorPools()
     row = recipe.prepare(request, pools)
     denoiser = Denoiser(open_model(recipe.model))
     while not row.is_done:
@@ -203,7 +203,7 @@ def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) 
     request = replace(REQUEST, negative_prompt=second, sources=sources, strength=None)
     if num_pictures > recipe.abilities.max_references:
         with pytest.raises(InvalidRequest, match="this model takes 1"):
-            recipe.prepare(request, CellPools())
+            recipe.prepare(request, TensorPools())
         return
     told = dict(SIZE)
     if name == "FluxKontextPipeline":
@@ -247,7 +247,7 @@ def test_at_full_strength_a_picture_is_drawn_from_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["FluxPipeline", "Flux2KleinPipeline"])
 def test_company_changes_nothing(name: str) -> None:
-    recipe, pools = open_recipe(name, parts_of(name)), CellPools()
+    recipe, pools = open_recipe(name, parts_of(name)), TensorPools()
     requests = [
         REQUEST,
         MASKED,
@@ -284,7 +284,7 @@ def test_a_picture_without_a_prompt_is_varied_without_a_second_branch() -> None:
     assert len(recipe.prompts(asked)) == 1
     assert len(recipe.prompts(replace(asked, negative_prompt="blurry"))) == 2
     assert len(recipe.prompts(replace(asked, sources=()))) == 2
-    pools = CellPools()
+    pools = TensorPools()
     row = recipe.prepare(asked, pools)
     assert row.sample.step == recipe.abilities.first_step(4, 0.8) == 1
     row.release()
@@ -312,7 +312,7 @@ def test_pictures_of_another_size_are_fitted() -> None:
     ],
 )
 def test_what_cannot_be_drawn_is_named(changes: dict[str, Any], said: str) -> None:
-    recipe, pools = open_recipe("FluxPipeline", parts_of("FluxPipeline")), CellPools()
+    recipe, pools = open_recipe("FluxPipeline", parts_of("FluxPipeline")), TensorPools()
     with pytest.raises(InvalidRequest, match=said):
         recipe.prepare(replace(REQUEST, **changes), pools)
     assert pools.num_used == 0

@@ -16,7 +16,7 @@ from fakes_families import TINY, build, conditioning_of, sample_of
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.caches.gates import Signal
+from triptych.modalities.diffusion.caches.gates import GateSignal
 from triptych.modalities.diffusion.caches.methods import (
     Bounds,
     CacheMethod,
@@ -27,14 +27,14 @@ from triptych.modalities.diffusion.caches.methods import (
     teacache,
 )
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Denoiser, Row
-from triptych.modalities.diffusion.families.family import Blocks, Family
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow, GuidanceBranch
+from triptych.modalities.diffusion.families.family import Blocks, DenoiserFamily
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
 from triptych.modalities.diffusion.families.span import SpanModel
 from triptych.modalities.diffusion.families.table import family_of, open_model
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import start_row
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 SPANS = [name for name in TINY if family_of(type(name, (), {})()).span]
 # What diffusers says of itself: a class it moved, a cast that a CPU does not need.
@@ -59,8 +59,8 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> bool:
 
 
 def open_row(
-    name: str, seed: int, num_steps: int, method: CacheMethod | None, pools: CellPools
-) -> Row:
+    name: str, seed: int, num_steps: int, method: CacheMethod | None, pools: TensorPools
+) -> DenoiseRow:
     sample = start_row(
         sample_of(name, seed),
         FLOW,
@@ -69,12 +69,13 @@ def open_row(
         pools=pools,
     )
     slot = CacheSlot(method, num_steps, pools) if method else None
-    return Row(
-        sample=sample, branches=[Branch(conditioning=conditioning_of(name, seed), slot=slot)]
+    return DenoiseRow(
+        sample=sample,
+        branches=[GuidanceBranch(conditioning=conditioning_of(name, seed), slot=slot)],
     )
 
 
-def finish(model: DenoiseModel, rows: list[Row]) -> list[Tensor]:
+def finish(model: DenoiseModel, rows: list[DenoiseRow]) -> list[Tensor]:
     denoiser = Denoiser(model)
     while running := [row for row in rows if not row.is_done]:
         denoiser.step(running)
@@ -84,7 +85,7 @@ def finish(model: DenoiseModel, rows: list[Row]) -> list[Tensor]:
     return samples
 
 
-def decisions(row: Row) -> tuple[int, int]:
+def decisions(row: DenoiseRow) -> tuple[int, int]:
     slot = row.branches[0].slot
     assert slot is not None
     return slot.decisions.num_computed, slot.decisions.num_skipped
@@ -100,9 +101,9 @@ def test_rows_at_different_times_are_what_each_is_alone(name: str) -> None:
     assert not torch.allclose(model.velocity(moved), together, atol=1e-6)
 
 
-@pytest.mark.parametrize("signal", [None, *Signal])
+@pytest.mark.parametrize("signal", [None, *GateSignal])
 @pytest.mark.parametrize("name", SPANS)
-def test_the_parts_of_a_run_make_the_run(name: str, signal: Signal | None) -> None:
+def test_the_parts_of_a_run_make_the_run(name: str, signal: GateSignal | None) -> None:
     model, batch = open_model(build(name)), batch_of(name)
     assert isinstance(model, SpanModel)
     whole = model.velocity(batch)
@@ -139,7 +140,7 @@ def test_coverage_is_as_recorded() -> None:
 
 
 def _runs(name: str, method: CacheMethod) -> bool:
-    pools = CellPools()
+    pools = TensorPools()
     rows = [open_row(name, seed, 5, method, pools) for seed in range(2)]
     samples = finish(open_model(build(name)), rows)
     skips = [decisions(row)[1] for row in rows]
@@ -166,7 +167,7 @@ def test_fbcache_is_diffusers_on_flux(threshold: float) -> None:
     name, num_steps = "FluxTransformer2DModel", 12
     unbounded = Bounds(max_skips=num_steps, forces_last=False)
     method = replace(first_block(threshold=threshold), bounds=unbounded)
-    row = open_row(name, 1, num_steps, method, CellPools())
+    row = open_row(name, 1, num_steps, method, TensorPools())
     slot = row.branches[0].slot
     assert slot is not None
     ours = finish(open_model(build(name)), [row])[0]
@@ -181,7 +182,7 @@ def test_magcache_is_diffusers_on_flux() -> None:
     name, num_steps = "FluxTransformer2DModel", 12
     ratios = [1.0, *(1 + 0.01 * math.sin(step) for step in range(1, num_steps))]
     ratios[-1] = 2.0  # so that both compute the last step
-    row = open_row(name, 1, num_steps, magcache(ratios), CellPools())
+    row = open_row(name, 1, num_steps, magcache(ratios), TensorPools())
     slot = row.branches[0].slot
     assert slot is not None
     ours = finish(open_model(build(name)), [row])[0]
@@ -211,7 +212,7 @@ def _diffusers_run(module: Any, name: str, num_steps: int) -> tuple[Tensor, int]
 @pytest.mark.parametrize("level", list(Level))
 @pytest.mark.parametrize("name", ["FluxTransformer2DModel", "WanTransformer3DModel"])
 def test_mixed_caches_in_one_batch_are_what_each_is_alone(name: str, level: Level) -> None:
-    model, pools = open_model(build(name)), CellPools()
+    model, pools = open_model(build(name)), TensorPools()
     methods = [
         None,
         first_block(threshold=0.2, level=level),
@@ -264,7 +265,7 @@ def test_edited_latents_are_told_and_left_out_of_the_answer() -> None:
         return (arguments["hidden_states"] * 2,)
 
     module.forward = answer
-    model = DenoiseModel(module, Family())
+    model = DenoiseModel(module, DenoiserFamily())
     conditioning = conditioning_of("SanaTransformer2DModel", 1)
     edited = type(conditioning)(rows={}, context=torch.ones(3, 8, 8))
     batch = Batch(samples=torch.ones(1, 4, 8, 8), times=torch.tensor([1.0]), conditioning=[edited])
@@ -275,7 +276,7 @@ def test_edited_latents_are_told_and_left_out_of_the_answer() -> None:
 def test_models_that_cannot_be_run_in_parts_say_so() -> None:
     module = build("UNet2DModel")
     with pytest.raises(WeightsError, match="UNet2DModel has no list of blocks named blocks"):
-        SpanModel(module, Family(span=(Blocks("blocks"),)))
+        SpanModel(module, DenoiserFamily(span=(Blocks("blocks"),)))
     with pytest.raises(WeightsError, match="Linear is no denoising model"):
         family_of(torch.nn.Linear(1, 1))
 

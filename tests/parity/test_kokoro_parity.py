@@ -22,7 +22,7 @@ from torch import Tensor
 from triptych.modalities.tts.models.kokoro.config import KOKORO_82M, read_kokoro_config
 from triptych.modalities.tts.models.kokoro.convert import hub_tensors
 from triptych.modalities.tts.models.kokoro.joints import finish
-from triptych.modalities.tts.models.kokoro.model import KokoroModel, Sentence
+from triptych.modalities.tts.models.kokoro.model import KokoroModel, SentenceRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference's own
 
@@ -127,7 +127,7 @@ def style(dtype: torch.dtype) -> Tensor:
 
 
 def ours_says(model: KokoroModel, speed: float, dtype: torch.dtype) -> Tensor:
-    sentence = Sentence(phoneme_ids=IDS, style_Y=style(dtype), speed=speed)
+    sentence = SentenceRequest(phoneme_ids=IDS, style_Y=style(dtype), speed=speed)
     with torch.inference_mode():
         return finish(model.render([finish(model.plan(sentence, silent))]))[0]
 

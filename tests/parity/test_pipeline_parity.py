@@ -12,12 +12,12 @@ from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.caches.methods import first_block, planned
-from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Denoiser, Row
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.recipes.abilities import abilities_of
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe, row_seed
 from triptych.modalities.diffusion.recipes.registry import open_recipe
+from triptych.modalities.diffusion.recipes.spec import abilities_of
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),
@@ -84,7 +84,7 @@ def theirs(name: str, parts: dict[str, Any], request: PictureRequest, output: st
     return pictures[0]
 
 
-def run(denoiser: Denoiser, rows: list[Row]) -> None:
+def run(denoiser: Denoiser, rows: list[DenoiseRow]) -> None:
     while running := [row for row in rows if not row.is_done]:
         denoiser.step(running)
 
@@ -93,7 +93,7 @@ def run(denoiser: Denoiser, rows: list[Row]) -> None:
 def test_pictures_are_those_of_diffusers(name: str, index: int) -> None:
     """With each pipeline's first sampler to the picture, with the others to the latents."""
     parts = {**components(name), "scheduler": SCHEDULERS[name][index]}
-    recipe, pools = open_recipe(name, parts), CellPools()
+    recipe, pools = open_recipe(name, parts), TensorPools()
     request = request_for(name, REQUEST)
     # In the company of another prompt, seed and number of steps, one step ahead.
     other = replace(request, prompt="Two penguins by a house", seed=5, num_steps=4)
@@ -121,7 +121,7 @@ def test_the_medium_model_of_sd35_has_blocks_of_its_own() -> None:
     config = {**parts["transformer"].config, "qk_norm": "rms_norm", "dual_attention_layers": (0, 1)}
     config.pop("_use_default_values")  # these are asked for
     parts["transformer"] = randomised(type(parts["transformer"]).from_config(config))
-    recipe, pools = open_recipe(name, parts), CellPools()
+    recipe, pools = open_recipe(name, parts), TensorPools()
     row = recipe.prepare(REQUEST, pools)
     run(Denoiser(open_model(recipe.model)), [row])
     expected = theirs(name, parts, REQUEST, "latent")
@@ -134,7 +134,7 @@ def test_flux_that_is_deaf_to_guidance_is_asked_twice() -> None:
     parts = components(name)
     config = {**parts["transformer"].config, "guidance_embeds": False}
     parts["transformer"] = randomised(type(parts["transformer"]).from_config(config))
-    recipe, pools = open_recipe(name, {**parts, "scheduler": scheduler}), CellPools()
+    recipe, pools = open_recipe(name, {**parts, "scheduler": scheduler}), TensorPools()
     row = recipe.prepare(replace(REQUEST, guidance_scale=2.5), pools)
     assert len(row.branches) == 2
     run(Denoiser(open_model(recipe.model)), [row])
@@ -161,7 +161,7 @@ def test_pictures_asked_for_together_differ_and_the_first_is_the_seeds_own() -> 
 
 def test_sizes_that_do_not_fit_and_unknown_pipelines_are_named() -> None:
     parts = {**components("FluxPipeline"), "scheduler": SCHEDULERS["FluxPipeline"][0]}
-    recipe, pools = open_recipe("FluxPipeline", parts), CellPools()
+    recipe, pools = open_recipe("FluxPipeline", parts), TensorPools()
     assert recipe.pixel_multiple == 16
     with pytest.raises(InvalidRequest, match=r"multiples of 16.*not 1000x72"):
         recipe.prepare(replace(REQUEST, width=1000, height=72), pools)
@@ -173,7 +173,7 @@ def test_sizes_that_do_not_fit_and_unknown_pipelines_are_named() -> None:
 def test_branches_skip_by_their_own_caches_and_come_close() -> None:
     name, num_steps = "StableDiffusion3Pipeline", 10
     parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
-    recipe, pools = open_recipe(name, parts), CellPools()
+    recipe, pools = open_recipe(name, parts), TensorPools()
     request = replace(REQUEST, num_steps=num_steps, guidance_scale=2.0)
     denoiser = Denoiser(open_model(recipe.model))
     exact = recipe.prepare(request, pools)

@@ -12,13 +12,13 @@ import torch
 from fakes_diffusion import FOREIGN_CONFIGS, NATIVE_CONFIGS, begin, denoiser, finish, noise
 from torch import Tensor
 
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.samplers.registry import (
     Spacing,
     build_program,
     dynamic_shift,
     open_scheduler,
 )
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 
 def reference(
@@ -50,7 +50,7 @@ def _follow(
 @pytest.mark.parametrize("name", [*NATIVE_CONFIGS, "deis"])
 def test_a_row_may_begin_with_a_picture(name: str, begin_at: int) -> None:
     config, clean = {**NATIVE_CONFIGS, **FOREIGN_CONFIGS}[name], noise(8)
-    row = begin(config, 7, 3, CellPools(), first=begin_at, clean=clean)
+    row = begin(config, 7, 3, TensorPools(), first=begin_at, clean=clean)
     scheduler = open_scheduler(config, Spacing(num_steps=7))
     scheduler.set_begin_index = getattr(scheduler, "set_begin_index", lambda index: None)
     begin_at *= scheduler.order
@@ -72,7 +72,7 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
 @pytest.mark.parametrize("name", NATIVE_CONFIGS)
 def test_a_row_ends_where_diffusers_ends(name: str, num_steps: int) -> None:
     config = NATIVE_CONFIGS[name]
-    row = begin(config, num_steps, 3, CellPools())
+    row = begin(config, num_steps, 3, TensorPools())
     assert row.program is not None
     theirs = reference(open_scheduler(config, Spacing(num_steps=num_steps)), noise(3), 3)
     # Theirs subtract nearly equal samples in float32 where the noise is lowest or highest.
@@ -103,7 +103,7 @@ def test_programs_are_exact_in_double_precision(name: str, num_steps: int) -> No
 @pytest.mark.parametrize("name", FOREIGN_CONFIGS)
 def test_others_run_as_they_are(name: str) -> None:
     config = FOREIGN_CONFIGS[name]
-    row = begin(config, 10, 4, CellPools())
+    row = begin(config, 10, 4, TensorPools())
     assert row.program is None
     theirs = reference(open_scheduler(config, Spacing(num_steps=10)), noise(4), 4)
     assert distance(finish(row), theirs) < 1e-6
@@ -124,6 +124,6 @@ def test_dynamic_shifting_follows_flux() -> None:
         mu = dynamic_shift(config, num_tokens)
         assert mu == pytest.approx(calculate_shift(num_tokens))
         sigmas = np.linspace(1.0, 1 / 8, 8)
-        row = begin(config, 8, 1, CellPools(), sigmas=sigmas, mu=mu)
+        row = begin(config, 8, 1, TensorPools(), sigmas=sigmas, mu=mu)
         scheduler = open_scheduler(config, Spacing(num_steps=8, sigmas=tuple(sigmas), mu=mu))
         assert distance(finish(row), reference(scheduler, noise(1), 1)) < 1e-5

@@ -18,9 +18,9 @@ from parity.rig import Row
 
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.weights.checkpoint import Checkpoint
+from triptych.modalities.tts.models.voice.acoustic import AcousticPositions, Kind, windows
 from triptych.modalities.tts.models.voice.blueprint import VoiceBlueprint
-from triptych.modalities.tts.models.voice.model import VoiceTalker
-from triptych.modalities.tts.models.voice.talker import Kind, TalkerPositions, windows
+from triptych.modalities.tts.models.voice.model import AcousticModel
 
 START = TALKER.num_symbols
 SENTENCES = ((0, 3, 7, 7, 1, 12, 19, 4, 0), (0, 5, 0), (0, 9, 2, 2, 17, 11, 0), (0, 8, 14, 6, 0))
@@ -37,14 +37,14 @@ def reference(folder: Path) -> Talker:
 
 
 @pytest.fixture
-def model(folder: Path, reference: Talker) -> VoiceTalker:
+def model(folder: Path, reference: Talker) -> AcousticModel:
     with Checkpoint.open(folder) as checkpoint:
         blueprint = VoiceBlueprint(checkpoint.config, setup_of(folder))
         return blueprint.build(checkpoint, lambda _: None)
 
 
 @pytest.fixture
-def rig(model: VoiceTalker) -> FrameRig:
+def rig(model: AcousticModel) -> FrameRig:
     layout = model.stack.config.kv_layout(4, torch.float32)
     logits = model.ends["output"].scores
     recorder = partial(FrameRecorder, logits=logits, vocab_size=CODEC.num_levels)
@@ -75,7 +75,7 @@ def expected(reference: Talker, symbols: tuple[int, ...], row: Row) -> tuple[tor
     values[0, num_symbols + 1 :] = codes / 2 - 1  # five levels
     for step in range(num_steps):
         at = num_symbols + step
-        positions = TalkerPositions(windows(padded, due, TALKER), held, values, kinds)
+        positions = AcousticPositions(windows(padded, due, TALKER), held, values, kinds)
         with torch.inference_mode():
             states = reference.stack(inputs_embeds=reference.input(positions)).last_hidden_state
             scores = reference.output.scores(states[0, num_symbols:])
@@ -152,7 +152,7 @@ def test_steps_of_which_nothing_came_are_computed_again(rig: FrameRig, reference
         assert_equal(reference, symbols, row)
 
 
-def test_a_symbol_is_held_no_longer_than_the_bound(rig: FrameRig, model: VoiceTalker) -> None:
+def test_a_symbol_is_held_no_longer_than_the_bound(rig: FrameRig, model: AcousticModel) -> None:
     with torch.no_grad():
         output = model.ends["output"]
         output.scores.weight[-3:] = 0

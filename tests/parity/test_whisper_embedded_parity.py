@@ -19,9 +19,9 @@ from triptych.core.weights.resolve import resolve
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.pipeline import SpeechPipeline
 from triptych.modalities.tts.recognition import windows
-from triptych.modalities.tts.recognition.hearing import Hearing, Recogniser
 from triptych.modalities.tts.recognition.model import WhisperNetwork
 from triptych.modalities.tts.recognition.pipeline import TranscriptionPipeline, resample
+from triptych.modalities.tts.recognition.recognizer import SpeechRecognizer, TranscriptionJob
 from triptych.modalities.tts.recognition.source import WHISPER_TINY
 from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, WhisperSpec
 
@@ -84,7 +84,7 @@ def test_long_speech_is_heard_as_transformers_hears_it(
             device=torch.device("cpu"),
         )
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    ours = text_ids(run(Hearing(Recogniser.of(network, tokenizer), hear(pcm_S))))
+    ours = text_ids(run(TranscriptionJob(SpeechRecognizer.of(network, tokenizer), hear(pcm_S))))
     theirs = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     features = WhisperFeatureExtractor()(
         pcm_S, sampling_rate=SAMPLE_RATE, return_tensors="pt", truncation=False, padding="longest"

@@ -30,8 +30,8 @@ from triptych.core.weights.checkpoint import Checkpoint
 from triptych.modalities.tts.recognition import windows
 from triptych.modalities.tts.recognition.alignment import median_filter, warp
 from triptych.modalities.tts.recognition.features import LogMel, Spectrogram
-from triptych.modalities.tts.recognition.hearing import Hearing, Recogniser
 from triptych.modalities.tts.recognition.model import WhisperNetwork
+from triptych.modalities.tts.recognition.recognizer import SpeechRecognizer, TranscriptionJob
 from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, WhisperSpec
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ class Pair:
         own = WhisperSpec.read(folder)
         with Checkpoint.open(folder) as checkpoint:
             network = WhisperNetwork.load(checkpoint, own, dtype=torch.float32, device=CPU)
-        self.ours = Recogniser.of(network, tokenizer())
+        self.ours = SpeechRecognizer.of(network, tokenizer())
         monkeypatch.setattr(windows, "FALLBACK_TEMPERATURES", (0.0,))
         # Theirs goes on until the decoder is full, whatever the prompt took of it.
         monkeypatch.setattr(WhisperSpec, "max_new_tokens", 10_000)
@@ -120,7 +120,7 @@ class Pair:
                 round(segment.end_s, 2),
                 [token.token_id for token in segment.tokens],
             )
-            for delta in run(Hearing(self.ours, hear(pcm_S, **fields)))
+            for delta in run(TranscriptionJob(self.ours, hear(pcm_S, **fields)))
             for segment in delta.segments
         ]
 

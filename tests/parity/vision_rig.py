@@ -18,7 +18,7 @@ from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.images import Pixels
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.plan import SlotStart
-from triptych.core.vision import Picture
+from triptych.core.vision import PromptPicture
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.modalities.vlm.blueprint import VisionBlueprint
 from triptych.modalities.vlm.config import open_image_processor
@@ -27,7 +27,7 @@ from triptych.modalities.vlm.families import FAMILIES
 from triptych.modalities.vlm.features import open_cache
 from triptych.modalities.vlm.head import VisionHead
 from triptych.modalities.vlm.processor import PictureProcessor
-from triptych.schedulers.vision import Sight
+from triptych.schedulers.vision import VisionLimits
 
 Part = Sequence[int] | Pixels
 
@@ -44,7 +44,7 @@ class SeeingRecorder(Recorder):
 
 @dataclass
 class SeeingRow(Row):
-    pictures: tuple[Picture, ...] = field(default=())
+    pictures: tuple[PromptPicture, ...] = field(default=())
 
 
 class VisionRig(Rig):
@@ -66,7 +66,7 @@ class VisionRig(Rig):
             blueprint = kind(checkpoint, max_length=0, dtype=dtype, device=CPU)
             decoder, self.encoder = blueprint.build(lambda _: None)
         family = blueprint.family
-        self.sight = Sight(
+        self.sight = VisionLimits(
             max_step_patches=64,
             whole_spans=family.whole_spans,
             whole_prompts=family.whole_prompts,

@@ -24,8 +24,8 @@ from triptych.core.job import Job
 from triptych.core.plan import StepResult
 from triptych.modalities.diffusion.caches.decisions import Decisions
 from triptych.modalities.diffusion.costs import DrawingCosts
+from triptych.modalities.diffusion.executor import ImageExecutor, RunningPicture
 from triptych.modalities.diffusion.loader import measure
-from triptych.modalities.diffusion.painter import Painter, Picture
 from triptych.modalities.diffusion.runner import DenoiseRunner, Yield
 from triptych.schedulers.denoise import DenoiseScheduler
 
@@ -47,7 +47,7 @@ class Drawn:
 class Witness:
     """Sees every picture before it is decoded, and can make a step run out of memory half-way."""
 
-    def __init__(self, painter: Painter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, painter: ImageExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded: deque[Drawn] = deque()
         self.fails_next = False
         self._advance = painter.advance
@@ -71,7 +71,9 @@ class Witness:
         monkeypatch.setattr(Decisions, "_decide", note_decision)
         monkeypatch.setattr(DenoiseRunner, "_decode", note_latents)
 
-    def advance(self, pictures: list[Picture], num_steps: list[int], shown: list[bool]) -> None:
+    def advance(
+        self, pictures: list[RunningPicture], num_steps: list[int], shown: list[bool]
+    ) -> None:
         half = len(pictures) // 2 * self.fails_next
         self._advance(pictures[:half], num_steps[:half], shown[:half])
         self._fail_if_told()
@@ -86,7 +88,7 @@ class Witness:
 class Studio:
     """A scheduler and a runner with two plans in flight, as the engine has."""
 
-    def __init__(self, painter: Painter, witness: Witness, num_pictures: int) -> None:
+    def __init__(self, painter: ImageExecutor, witness: Witness, num_pictures: int) -> None:
         costs = DrawingCosts.of(painter.recipe)
         self.runner = DenoiseRunner(painter, torch.device("cpu"))
         one = measure(painter, costs, image_request(), max_pixels=1 << 20)
@@ -214,7 +216,9 @@ class Crowd:
         self.studio.run()
 
 
-def drawn_alone(painter: Painter, witness: Witness, asked: list[ImageRequest]) -> list[list[Drawn]]:
+def drawn_alone(
+    painter: ImageExecutor, witness: Witness, asked: list[ImageRequest]
+) -> list[list[Drawn]]:
     """What comes of each request when there is no other, picture by picture."""
     found = []
     for request in asked:

@@ -18,7 +18,7 @@ from triptych.core.plan import Plan
 from triptych.schedulers import token, token_state
 from triptych.schedulers.base import Proposal
 from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.token_state import Row, TokenState
+from triptych.schedulers.token_state import SequenceState, TokenState
 
 _NUM_WORLDS = 60
 _STUMBLES = (AssertionError, KeyError, IndexError, ValueError)
@@ -78,11 +78,11 @@ def publishes_before_commit(
     return plan
 
 
-def takes_the_last_page_from_the_cache(row: Row, page_size: int) -> list[bytes]:
+def takes_the_last_page_from_the_cache(row: SequenceState, page_size: int) -> list[bytes]:
     return row.keys[: row.num_known // page_size]
 
 
-def shares_a_partial_page(state: TokenState, row: Row) -> None:
+def shares_a_partial_page(state: TokenState, row: SequenceState) -> None:
     assert row.lease is not None
     num_pages = min(len(row.keys), state.pool.num_pages_for(row.num_committed))
     published = row.keys[row.lease.num_published : num_pages]
@@ -112,7 +112,7 @@ FAULTS = (
     Fault(names_without_tenant, ((token, "root_key"),)),
     Fault(names_without_parent, ((keys, "page_key"), (token_state, "page_key"))),
     Fault(publishes_before_commit, ((TokenScheduler, "book"),)),
-    Fault(takes_the_last_page_from_the_cache, ((Row, "lookup_keys"),)),
+    Fault(takes_the_last_page_from_the_cache, ((SequenceState, "lookup_keys"),)),
     Fault(shares_a_partial_page, ((TokenState, "publish"),)),
     Fault(evicts_the_newest, ((RecencyList, "pop_oldest"),)),
     Fault(finds_without_pinning, ((PagePool, "acquire"),)),

@@ -15,7 +15,7 @@ from triptych.core.runaway import RunawayGuard
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechRequest
 from triptych.schedulers.playback import Playback
-from triptych.schedulers.speech_state import Segment, Stream, segment_prompt
+from triptych.schedulers.speech_state import SpokenSegment, Stream, segment_prompt
 
 CODES = [(1, 2), (3, 4), (5, 6)]
 IDS = [frame_id(codes) for codes in CODES]
@@ -26,7 +26,7 @@ def stream() -> Stream:
     request = SpeechRequest(segments=(), sampling=SamplingParams())
     job = Job(job_id="j", model="m", request=request, sink=lambda _: None, arrival_s=0.0)
     voice = VoicePrompt(prompt_ids=(5, frame_id((9, 9))), codes=((9, 9),))
-    before = Segment(
+    before = SpokenSegment(
         index=0,
         job_id="j.0",
         spec=segment(7, 8),

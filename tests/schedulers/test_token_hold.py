@@ -3,7 +3,7 @@
 from fakes_tokens import World, token_request
 
 from triptych.core.plan import TokenPlan
-from triptych.schedulers.token_draft import Hold
+from triptych.schedulers.token_draft import TokenLimits
 
 
 def _world(*prompts: int, **options: object) -> World:
@@ -15,7 +15,7 @@ def _world(*prompts: int, **options: object) -> World:
     return world
 
 
-def _step(world: World, hold: Hold) -> TokenPlan | None:
+def _step(world: World, hold: TokenLimits) -> TokenPlan | None:
     """One step with `hold`, over before this returns."""
     proposal = world.scheduler.propose(world.now_s, hold)
     if proposal is None:
@@ -38,7 +38,7 @@ def test_held_rows_stand_still_and_lose_nothing() -> None:
     world.turn()
     world.turn()
     world.commit()
-    hold = Hold(frozenset("b"))
+    hold = TokenLimits(frozenset("b"))
     assert all(_jobs(_step(world, hold)) == ["a", "c"] for _ in range(3))
     assert world.scheduler.progress("b").num_outputs < world.scheduler.progress("a").num_outputs
     world.finish_all()
@@ -46,20 +46,20 @@ def test_held_rows_stand_still_and_lose_nothing() -> None:
 
 def test_a_waiting_job_is_held_without_blocking_those_behind_it() -> None:
     world = _world(5, 5)
-    assert _jobs(_step(world, Hold(frozenset("a")))) == ["b"]
+    assert _jobs(_step(world, TokenLimits(frozenset("a")))) == ["b"]
     assert world.scheduler.progress("a").is_waiting
-    assert set(_jobs(_step(world, Hold()))) == {"a", "b"}
+    assert set(_jobs(_step(world, TokenLimits()))) == {"a", "b"}
     world.finish_all()
 
 
 def test_prompts_take_no_more_than_they_may() -> None:
     world = _world(3, 20, max_batch_input_tokens=32)
-    _step(world, Hold(frozenset("b")))
+    _step(world, TokenLimits(frozenset("b")))
     for allowed in (4, 6):
-        plan = _step(world, Hold(max_prompt_tokens=allowed))
+        plan = _step(world, TokenLimits(max_prompt_tokens=allowed))
         assert plan is not None
         assert [row.num_tokens for row in plan.rows] == [1, allowed]
-    assert _jobs(_step(world, Hold(max_prompt_tokens=0))) == ["a"]
+    assert _jobs(_step(world, TokenLimits(max_prompt_tokens=0))) == ["a"]
     assert world.scheduler.progress("b").num_left == 10
     world.finish_all()
 
@@ -69,15 +69,15 @@ def test_nobody_waits_for_a_page_that_a_held_row_would_compute() -> None:
     prompt = (7,) * 20
     world.submit("a", token_request(prompt, max_tokens=4))
     world.submit("b", token_request(prompt, max_tokens=4))
-    assert _jobs(_step(world, Hold())) == ["a"]
-    assert _jobs(_step(world, Hold())) == ["a"], "b waits for what a computes"
-    assert _jobs(_step(world, Hold(frozenset("a")))) == ["b"]
+    assert _jobs(_step(world, TokenLimits())) == ["a"]
+    assert _jobs(_step(world, TokenLimits())) == ["a"], "b waits for what a computes"
+    assert _jobs(_step(world, TokenLimits(frozenset("a")))) == ["b"]
     world.finish_all()
 
 
 def test_a_stale_proposal_keeps_its_hold() -> None:
     world = _world(5, 5)
-    proposal = world.scheduler.propose(0.0, Hold(frozenset("a")))
+    proposal = world.scheduler.propose(0.0, TokenLimits(frozenset("a")))
     assert proposal is not None
     world.submit("c", token_request((1, 2, 3), max_tokens=3))
     plan = world.scheduler.book(proposal, world.num_steps, 0.0)

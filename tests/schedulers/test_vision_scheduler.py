@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from triptych.core.errors import InternalError, InvalidRequest
 from triptych.core.plan import TokenPlan
-from triptych.schedulers.vision import Sight
+from triptych.schedulers.vision import VisionLimits
 
 
 def check_answers(world: SeeingWorld, *job_ids: str) -> None:
@@ -110,7 +110,7 @@ def test_features_are_let_go_of_when_a_prompt_is_over() -> None:
 
 
 def test_pictures_share_a_step_while_they_are_small() -> None:
-    world = SeeingWorld(num_pages=80, max_batch_size=4, sight=Sight(max_step_patches=10))
+    world = SeeingWorld(num_pages=80, max_batch_size=4, sight=VisionLimits(max_step_patches=10))
     for name in "abcd":
         world.submit(name, see(2, (name, 4), 1, max_tokens=1))
     world.run()
@@ -181,14 +181,14 @@ def test_a_job_whose_reader_is_slow_gets_no_picture_encoded() -> None:
 
 
 def test_spans_that_are_whole_are_not_cut() -> None:
-    sight = Sight(max_step_patches=64, whole_spans=True)
+    sight = VisionLimits(max_step_patches=64, whole_spans=True)
     world = SeeingWorld(num_pages=40, max_batch_input_tokens=6, sight=sight)
     world.submit("a", see(4, ("x", 9), 3, ("y", 4), 2, max_tokens=3))
     check_answers(world)
 
 
 def test_a_model_that_needs_pictures_refuses_text() -> None:
-    world = SeeingWorld(sight=Sight(max_step_patches=64, whole_prompts=True))
+    world = SeeingWorld(sight=VisionLimits(max_step_patches=64, whole_prompts=True))
     assert isinstance(world.submit("a", token_request((1, 2))), InvalidRequest)
     world.submit("b", see(("x", 4), 9, max_tokens=2))
     check_answers(world, "b")

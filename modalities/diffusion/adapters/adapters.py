@@ -18,13 +18,13 @@ from triptych.core.errors import WeightsError
 from triptych.core.images import AdapterUse
 from triptych.core.weights.pipeline_index import naming
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
-from triptych.modalities.diffusion.adapters.branches import Branch, Layer, joined, share_of
+from triptych.modalities.diffusion.adapters.branches import AdapterBranch, Layer, joined, share_of
 from triptych.modalities.diffusion.adapters.files import LowRank, open_adapter_file, read_adapter
 from triptych.modalities.diffusion.families.table import family_of
 from triptych.modalities.diffusion.loading.components import Components, DtypeOf, denoiser_of
 
 Uses = tuple[AdapterUse, ...]
-Branches = Mapping[Layer, Branch]
+Branches = Mapping[Layer, AdapterBranch]
 
 
 def adapter_bytes(config: Config, *, dtype: DtypeOf) -> int:
@@ -130,7 +130,7 @@ def _check_rank(pairs: Sequence[LowRank], max_rank: int) -> None:
         raise WeightsError(f"Its rank is {rank}; --max-lora-rank allows {max_rank}.")
 
 
-def _bound(pair: LowRank, parts: Mapping[str, Any]) -> tuple[Layer, Branch]:
+def _bound(pair: LowRank, parts: Mapping[str, Any]) -> tuple[Layer, AdapterBranch]:
     """The layer that a pair changes, and the branch beside it, in the layer's type and place."""
     where = f"{pair.part}.{pair.module}"
     layer = _layer(parts.get(pair.part), pair.module)
@@ -140,7 +140,7 @@ def _bound(pair: LowRank, parts: Mapping[str, Any]) -> tuple[Layer, Branch]:
     kernel = weight.shape[2:]
     down = _shaped(pair.down, (pair.rank, weight.shape[1], *kernel), f"{where}.lora_A")
     up = _shaped(pair.up, (len(weight), pair.rank, *[1] * len(kernel)), f"{where}.lora_B")
-    return layer, Branch(layer, down.to(weight), up.to(weight))
+    return layer, AdapterBranch(layer, down.to(weight), up.to(weight))
 
 
 def _layer(part: Any, path: str) -> Any:

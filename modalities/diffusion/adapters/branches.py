@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
-from triptych.modalities.diffusion.cells import sent
+from triptych.modalities.diffusion.tensor_pool import sent
 
 Layer = nn.Linear | nn.Conv2d
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class AdapterBranch:
     """One adapter's share of one layer: `[r, in]` and `[out, r]`, or kernels of those channels."""
 
     layer: Layer
@@ -53,7 +53,7 @@ class Share:
     rows: Tensor | None
     num_rows: int
 
-    def add(self, branch: Branch, inputs: Tensor, output: Tensor) -> Tensor:
+    def add(self, branch: AdapterBranch, inputs: Tensor, output: Tensor) -> Tensor:
         """The output, which nobody else has yet, with the branch's share added in place.
 
         It is computed only of the rows that have one; on a CPU of one at a time, so that none
@@ -76,10 +76,10 @@ class Share:
 
 
 @contextmanager
-def joined(shares: Sequence[tuple[Mapping[Layer, Branch], Share]]) -> Iterator[None]:
+def joined(shares: Sequence[tuple[Mapping[Layer, AdapterBranch], Share]]) -> Iterator[None]:
     """While inside, the layers' outputs have the shares of these adapters' branches in them."""
     with ExitStack() as stack:
-        of_layer: dict[Layer, list[tuple[Branch, Share]]] = {}
+        of_layer: dict[Layer, list[tuple[AdapterBranch, Share]]] = {}
         for branches, share in shares:
             for layer, branch in branches.items():
                 of_layer.setdefault(layer, []).append((branch, share))
@@ -100,7 +100,7 @@ def share_of(scales: Sequence[float], device: torch.device) -> Share:
     )
 
 
-def _hook(parts: Sequence[tuple[Branch, Share]]) -> Any:
+def _hook(parts: Sequence[tuple[AdapterBranch, Share]]) -> Any:
     def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         for branch, share in parts:
             output = share.add(branch, inputs[0], output)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 
-from triptych.modalities.diffusion.caches.gates import Signal
+from triptych.modalities.diffusion.caches.gates import GateSignal
 from triptych.modalities.diffusion.caches.methods import CacheMethod
 
 
@@ -28,7 +28,7 @@ class Decisions:
         self.start_over()
 
     @property
-    def signal(self) -> Signal | None:
+    def signal(self) -> GateSignal | None:
         """What the rule compares, if anything."""
         return self._gate.signal
 

@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import override
 
 
-class Signal(enum.Enum):
+class GateSignal(enum.Enum):
     """What a gate compares from step to step, and with which step's.
 
     The distance between `a` now and `b` then is mean|a - b| / mean|b| over the row alone.
@@ -30,7 +30,7 @@ class Signal(enum.Enum):
 class Gate(ABC):
     """One row's rule. `signal` is what it must be told; `None` if it decides without the model."""
 
-    signal: ClassVar[Signal | None] = None
+    signal: ClassVar[GateSignal | None] = None
 
     @abstractmethod
     def wants_compute(self, step: int, distance: float) -> bool:
@@ -49,7 +49,7 @@ class TeaCacheGate(Gate):
 
     coefficients: Sequence[float]
     threshold: float
-    signal: ClassVar[Signal | None] = Signal.MODULATED_INPUT
+    signal: ClassVar[GateSignal | None] = GateSignal.MODULATED_INPUT
     _sum: float = field(default=0.0, init=False)
 
     @override
@@ -70,7 +70,7 @@ class FirstBlockGate(Gate):
     """FBCache (ParaAttention): compute when the first block's residual has moved by a threshold."""
 
     threshold: float
-    signal: ClassVar[Signal | None] = Signal.FIRST_RESIDUAL
+    signal: ClassVar[GateSignal | None] = GateSignal.FIRST_RESIDUAL
 
     @override
     def wants_compute(self, step: int, distance: float) -> bool:

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from triptych.modalities.diffusion.caches.decisions import Decisions
 from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.caches.gates import Signal
+from triptych.modalities.diffusion.caches.gates import GateSignal
 from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
-from triptych.modalities.diffusion.cells import CellPool, CellPools, picked, weighted_sum
+from triptych.modalities.diffusion.tensor_pool import TensorPool, TensorPools, picked, weighted_sum
 
 
 @dataclass
 class _Memory:
     """Cells of one pool with the points they belong to, newest first."""
 
-    pool: CellPool
+    pool: TensorPool
     points: list[Point] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ class CacheSlot:
     that failed may be taken again. `release` once at the end, however it ends.
     """
 
-    def __init__(self, method: CacheMethod, num_steps: int, pools: CellPools) -> None:
+    def __init__(self, method: CacheMethod, num_steps: int, pools: TensorPools) -> None:
         self.method = method
         self.decisions = Decisions(method, num_steps)
         self._pools = pools
@@ -60,7 +60,7 @@ class CacheSlot:
         self._reference: _Memory | None = None
 
     @property
-    def signal(self) -> Signal | None:
+    def signal(self) -> GateSignal | None:
         """What the rule compares, if anything."""
         return self.decisions.signal
 
@@ -89,7 +89,7 @@ class CacheSlot:
         self._outputs = self._reference = None
         self.decisions.start_over()
 
-    def has_output_in(self, pool: CellPool) -> bool:
+    def has_output_in(self, pool: TensorPool) -> bool:
         """Whether something was computed, and is kept in this pool."""
         return self._outputs is not None and self._outputs.pool is pool
 
@@ -98,21 +98,21 @@ class CacheSlot:
         assert self._outputs is not None, "nothing was computed yet"
         return self._outputs
 
-    def room_for_output(self, like: Tensor, point: Point) -> tuple[CellPool, int]:
+    def room_for_output(self, like: Tensor, point: Point) -> tuple[TensorPool, int]:
         """Where the newest output goes."""
         memory = self._outputs or _Memory(_pool_like(self._pools, like))
         cell = memory.make_room(point, self.method.extrapolator.num_kept)
         self._outputs = memory  # once it has a cell: pools without any are let go of
         return memory.pool, cell
 
-    def room_for_reference(self, like: Tensor, point: Point) -> tuple[CellPool, int]:
+    def room_for_reference(self, like: Tensor, point: Point) -> tuple[TensorPool, int]:
         """Where the signal goes that later steps are compared with."""
         memory = self._reference or _Memory(_pool_like(self._pools, like))
         cell = memory.make_room(point, 1)
         self._reference = memory
         return memory.pool, cell
 
-    def reference_cell(self) -> tuple[CellPool, int] | None:
+    def reference_cell(self) -> tuple[TensorPool, int] | None:
         """The signal to compare with, if there is one."""
         if self._reference is None:
             return None
@@ -149,7 +149,7 @@ def keep_signals(
     rows = [
         index
         for index, slot in enumerate(slots)
-        if computes[index] or slot.signal is not Signal.FIRST_RESIDUAL
+        if computes[index] or slot.signal is not GateSignal.FIRST_RESIDUAL
     ]
     if rows:
         places = [slots[index].room_for_reference(signals_R[index], at[index]) for index in rows]
@@ -185,5 +185,5 @@ def predict(slots: Sequence[CacheSlot], at: Sequence[Point]) -> Tensor:
     return weighted_sum(weights_RK, columns)
 
 
-def _pool_like(pools: CellPools, like: Tensor) -> CellPool:
+def _pool_like(pools: TensorPools, like: Tensor) -> TensorPool:
     return pools.pool(like.shape, like.dtype, like.device)

@@ -29,7 +29,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class DenoiserFamily:
     """A class of models. The time it is told is the scheduler's over `time_unit`, flipped or not.
 
     `lists`: arguments passed as lists of rows, not stacked. `ragged`: arguments whose rows may be

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.images import AdapterUse
 from triptych.core.layers.row_by_row import row_by_row
-from triptych.modalities.diffusion.cells import picked
-from triptych.modalities.diffusion.families.family import Conditioning, Family
+from triptych.modalities.diffusion.families.family import Conditioning, DenoiserFamily
+from triptych.modalities.diffusion.tensor_pool import picked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class DenoiseModel:
 
     adapters: RowAdapters | None = None
 
-    def __init__(self, module: nn.Module, family: Family) -> None:
+    def __init__(self, module: nn.Module, family: DenoiserFamily) -> None:
         self.module = module
         self.family = family
         weight = next(module.parameters())

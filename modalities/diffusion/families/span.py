@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.caches.gates import Signal
-from triptych.modalities.diffusion.cells import picked
-from triptych.modalities.diffusion.families.family import Blocks, Family
+from triptych.modalities.diffusion.caches.gates import GateSignal
+from triptych.modalities.diffusion.families.family import Blocks, DenoiserFamily
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
+from triptych.modalities.diffusion.tensor_pool import picked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Probed:
 class SpanModel(DenoiseModel):
     """A model that can be asked in parts. Raises `WeightsError` if its blocks are not found."""
 
-    def __init__(self, module: nn.Module, family: Family) -> None:
+    def __init__(self, module: nn.Module, family: DenoiserFamily) -> None:
         super().__init__(module, family)
         self._route = _Route()
         stations: dict[str, nn.Module] = {}
@@ -71,9 +71,9 @@ class SpanModel(DenoiseModel):
         self._view = replaced(module, stations)
 
     @torch.no_grad()
-    def probe(self, batch: Batch, signal: Signal | None) -> Probed:
+    def probe(self, batch: Batch, signal: GateSignal | None) -> Probed:
         """Up to the blocks; after the first block with `FIRST_RESIDUAL`, which runs it."""
-        visitor = _Probe(signal, self._num_stations, taps=bool(self.family.tap))
+        visitor = _ProbeVisitor(signal, self._num_stations, taps=bool(self.family.tap))
         with suppress(_Enough):
             self._run(batch, visitor)
         assert visitor.base is not None
@@ -165,8 +165,8 @@ class _Visitor(ABC):
         """A tapped module's output."""
 
 
-class _Probe(_Visitor):
-    def __init__(self, signal: Signal | None, num_stations: int, *, taps: bool) -> None:
+class _ProbeVisitor(_Visitor):
+    def __init__(self, signal: GateSignal | None, num_stations: int, *, taps: bool) -> None:
         super().__init__(num_stations)
         self._wanted = signal
         self._taps = taps
@@ -176,10 +176,10 @@ class _Probe(_Visitor):
 
     def pass_by(self, call: _Call, *, is_first: bool, is_last: bool) -> Any:
         output = None
-        if is_first and self._wanted is Signal.FIRST_RESIDUAL:
+        if is_first and self._wanted is GateSignal.FIRST_RESIDUAL:
             output = self.first = call.run()
             self.signal = call.hidden_of(output) - call.hidden
-        elif is_first and self._wanted is Signal.MODULATED_INPUT and not self._taps:
+        elif is_first and self._wanted is GateSignal.MODULATED_INPUT and not self._taps:
             self.signal = attention_input(call.station.block, call.args, call.kwargs)
         if is_last:
             self.base = call.hidden if output is None else call.hidden_of(output)
@@ -187,7 +187,7 @@ class _Probe(_Visitor):
         return call.unchanged() if output is None else output
 
     def tap(self, output: Any) -> None:
-        if self._wanted is Signal.MODULATED_INPUT:
+        if self._wanted is GateSignal.MODULATED_INPUT:
             self.signal = output[0] if isinstance(output, tuple) else output
 
 
@@ -259,7 +259,7 @@ class _Tap(nn.Module):
         return output
 
 
-class _Listener(nn.Module):
+class _AttentionCapture(nn.Module):
     """Stands where an attention layer stood, takes what it is given, and ends the run."""
 
     heard: Tensor | None = None
@@ -274,7 +274,7 @@ def attention_input(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
     Raises `WeightsError` if the block has no attention layer.
     """
-    listener = _Listener()
+    listener = _AttentionCapture()
     view = replaced(block, {_first_attention(block): listener})
     with suppress(_Enough):
         view(*args, **kwargs)

@@ -1,7 +1,7 @@
 """The families there are, by diffusers' class name.
 
 Owns the facts of each class: how its pipeline in diffusers asks it, and what its blocks return. A
-class that is not here can still be run by giving `DenoiseModel` a `Family`.
+class that is not here can still be run by giving `DenoiseModel` a `DenoiserFamily`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from torch import nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.families.family import Blocks, Family
+from triptych.modalities.diffusion.families.family import Blocks, DenoiserFamily
 from triptych.modalities.diffusion.families.model import DenoiseModel
 from triptych.modalities.diffusion.families.span import SpanModel
 
@@ -28,20 +28,20 @@ _BLOCKS = (Blocks("transformer_blocks"),)
 _TWO_LISTS = ("transformer_blocks", "single_transformer_blocks")
 _THOUSAND = 1000.0
 
-_FLUX = Family(time_unit=_THOUSAND, span=_dual(*_TWO_LISTS))
-_WAN = Family(span=(Blocks("blocks"),), tap="condition_embedder")
-_UNET = Family(sample="sample")
-_COGVIEW = Family(span=_dual("transformer_blocks", streams=_PICTURE_FIRST))
+_FLUX = DenoiserFamily(time_unit=_THOUSAND, span=_dual(*_TWO_LISTS))
+_WAN = DenoiserFamily(span=(Blocks("blocks"),), tap="condition_embedder")
+_UNET = DenoiserFamily(sample="sample")
+_COGVIEW = DenoiserFamily(span=_dual("transformer_blocks", streams=_PICTURE_FIRST))
 
-FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
+FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
     {
-        "AllegroTransformer3DModel": Family(span=_BLOCKS),
-        "AuraFlowTransformer2DModel": Family(
+        "AllegroTransformer3DModel": DenoiserFamily(span=_BLOCKS),
+        "AuraFlowTransformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND,
             span=(*_dual("joint_transformer_blocks"), Blocks("single_transformer_blocks")),
         ),
-        "BriaTransformer2DModel": Family(span=_dual(*_TWO_LISTS)),
-        "ChromaTransformer2DModel": Family(
+        "BriaTransformer2DModel": DenoiserFamily(span=_dual(*_TWO_LISTS)),
+        "ChromaTransformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND,
             span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
         ),
@@ -50,17 +50,17 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "CogView3PlusTransformer2DModel": _COGVIEW,
         "CogView4Transformer2DModel": _COGVIEW,
         "ConsisIDTransformer3DModel": _COGVIEW,
-        "CosmosTransformer3DModel": Family(span=_BLOCKS),
-        "DiTTransformer2DModel": Family(halves=True, span=_BLOCKS),
+        "CosmosTransformer3DModel": DenoiserFamily(span=_BLOCKS),
+        "DiTTransformer2DModel": DenoiserFamily(halves=True, span=_BLOCKS),
         "EasyAnimateTransformer3DModel": _COGVIEW,
-        "ErnieImageTransformer2DModel": Family(),
-        "Flux2Transformer2DModel": Family(
+        "ErnieImageTransformer2DModel": DenoiserFamily(),
+        "Flux2Transformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND,
             span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
         ),
         "FluxTransformer2DModel": _FLUX,
         "GlmImageTransformer2DModel": _COGVIEW,
-        "HiDreamImageTransformer2DModel": Family(
+        "HiDreamImageTransformer2DModel": DenoiserFamily(
             time="timesteps",
             negates=True,
             axes={"encoder_hidden_states_llama3": 1},
@@ -69,26 +69,32 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
                 Blocks("single_stream_blocks"),
             ),
         ),
-        "HunyuanDiT2DModel": Family(halves=True),
-        "HunyuanImageTransformer2DModel": Family(span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)),
-        "HunyuanVideo15Transformer3DModel": Family(
+        "HunyuanDiT2DModel": DenoiserFamily(halves=True),
+        "HunyuanImageTransformer2DModel": DenoiserFamily(
+            span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)
+        ),
+        "HunyuanVideo15Transformer3DModel": DenoiserFamily(
             span=_dual("transformer_blocks", streams=_PICTURE_FIRST)
         ),
-        "HunyuanVideoTransformer3DModel": Family(span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)),
-        "JoyImageEditTransformer3DModel": Family(
+        "HunyuanVideoTransformer3DModel": DenoiserFamily(
+            span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)
+        ),
+        "JoyImageEditTransformer3DModel": DenoiserFamily(
             span=_dual("double_blocks", streams=_PICTURE_FIRST)
         ),
-        "Kandinsky5Transformer3DModel": Family(span=(Blocks("visual_transformer_blocks"),)),
-        "Krea2Transformer2DModel": Family(time_unit=_THOUSAND, span=_BLOCKS),
-        "LTXVideoTransformer3DModel": Family(span=_BLOCKS),
-        "LatteTransformer3DModel": Family(
+        "Kandinsky5Transformer3DModel": DenoiserFamily(span=(Blocks("visual_transformer_blocks"),)),
+        "Krea2Transformer2DModel": DenoiserFamily(time_unit=_THOUSAND, span=_BLOCKS),
+        "LTXVideoTransformer3DModel": DenoiserFamily(span=_BLOCKS),
+        "LatteTransformer3DModel": DenoiserFamily(
             span=(Blocks("transformer_blocks"), Blocks("temporal_transformer_blocks"))
         ),
-        "LongCatImageTransformer2DModel": Family(time_unit=_THOUSAND, span=_dual(*_TWO_LISTS)),
-        "Lumina2Transformer2DModel": Family(
+        "LongCatImageTransformer2DModel": DenoiserFamily(
+            time_unit=_THOUSAND, span=_dual(*_TWO_LISTS)
+        ),
+        "Lumina2Transformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND, time_flips=True, negates=True, span=(Blocks("layers"),)
         ),
-        "LuminaNextDiT2DModel": Family(
+        "LuminaNextDiT2DModel": DenoiserFamily(
             time_unit=_THOUSAND,
             time_flips=True,
             negates=True,
@@ -96,26 +102,28 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             span=(Blocks("layers"),),
         ),
         "MochiTransformer3DModel": _COGVIEW,
-        "MotifVideoTransformer3DModel": Family(span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)),
+        "MotifVideoTransformer3DModel": DenoiserFamily(
+            span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)
+        ),
         "OvisImageTransformer2DModel": _FLUX,
-        "PRXTransformer2DModel": Family(time_unit=_THOUSAND, span=(Blocks("blocks"),)),
-        "PixArtTransformer2DModel": Family(halves=True, span=_BLOCKS),
-        "QwenImageTransformer2DModel": Family(
+        "PRXTransformer2DModel": DenoiserFamily(time_unit=_THOUSAND, span=(Blocks("blocks"),)),
+        "PixArtTransformer2DModel": DenoiserFamily(halves=True, span=_BLOCKS),
+        "QwenImageTransformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND,
             ragged=frozenset({"encoder_hidden_states"}),
             span=_dual("transformer_blocks"),
         ),
-        "SD3Transformer2DModel": Family(span=_dual("transformer_blocks")),
-        "SanaTransformer2DModel": Family(span=_BLOCKS),
-        "SanaVideoTransformer3DModel": Family(span=_BLOCKS),
+        "SD3Transformer2DModel": DenoiserFamily(span=_dual("transformer_blocks")),
+        "SanaTransformer2DModel": DenoiserFamily(span=_BLOCKS),
+        "SanaVideoTransformer3DModel": DenoiserFamily(span=_BLOCKS),
         "SkyReelsV2Transformer3DModel": _WAN,
-        "StableAudioDiTModel": Family(span=_BLOCKS),
+        "StableAudioDiTModel": DenoiserFamily(span=_BLOCKS),
         "UNet2DConditionModel": _UNET,
         "UNet2DModel": _UNET,
         "UNet3DConditionModel": _UNET,
         "WanTransformer3DModel": _WAN,
         "WanVACETransformer3DModel": _WAN,
-        "ZImageTransformer2DModel": Family(
+        "ZImageTransformer2DModel": DenoiserFamily(
             sample="x",
             time="t",
             time_unit=_THOUSAND,
@@ -128,7 +136,7 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
 )
 
 
-def family_of(module: nn.Module) -> Family:
+def family_of(module: nn.Module) -> DenoiserFamily:
     """The family of a model's class. Raises `WeightsError` if it is not known."""
     name = type(module).__name__
     if name not in FAMILIES:

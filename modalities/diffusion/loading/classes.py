@@ -12,7 +12,7 @@ from typing import Any
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
-from triptych.core.weights.pipeline_index import Part
+from triptych.core.weights.pipeline_index import PipelineComponent
 from triptych.modalities.diffusion.families.table import FAMILIES
 
 _AUTOENCODERS = frozenset({
@@ -64,7 +64,7 @@ _PROCESSORS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def class_of(part: Part) -> Any:
+def class_of(part: PipelineComponent) -> Any:
     """The class of a part. Raises `WeightsError` unless it is one that such a part may have."""
     known: Mapping[str, str] = _known(part)
     library = _library(part.name)
@@ -80,13 +80,13 @@ def class_of(part: Part) -> Any:
     return getattr(source, known[part.class_name])
 
 
-def part_in(folder: Path, name: str, declared: Part | None) -> Part:
+def part_in(folder: Path, name: str, declared: PipelineComponent | None) -> PipelineComponent:
     """A part that lies elsewhere: of the class that its own config.json names, if it does."""
     config = folder / "config.json"
     fields = read_json(config) if config.is_file() else {}
     named = fields.get("_class_name") or next(iter(fields.get("architectures") or ()), None)
     if isinstance(named, str):
-        return Part(name, _library(name), named)
+        return PipelineComponent(name, _library(name), named)
     if declared is None:
         raise WeightsError("The folder's config.json does not say of which class the part is.")
     return declared
@@ -96,7 +96,7 @@ def _library(name: str) -> str:
     return "diffusers" if name in ("transformer", "unet", "vae") else "transformers"
 
 
-def _known(part: Part) -> Mapping[str, str]:
+def _known(part: PipelineComponent) -> Mapping[str, str]:
     """Names that a part's class may have, and which class each means."""
     if part.name.startswith("tokenizer"):
         return _TOKENIZERS

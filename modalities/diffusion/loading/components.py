@@ -20,7 +20,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
-    Part,
+    PipelineComponent,
     PipelineIndex,
     is_part,
     naming,
@@ -58,7 +58,7 @@ class Components:
 class _Plan:
     """One part before it is loaded. `file` has its weights where its folder does not."""
 
-    part: Part
+    part: PipelineComponent
     kind: Any
     folder: Path
     file: Path | None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.loading import MAX_NAMED, Target, load_tensors
+from triptych.core.weights.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.core.weights.quiet import errors_only, without_progress_bar
 from triptych.modalities.diffusion.loading.originals import in_own_names, text_in_own_names
 from triptych.modalities.diffusion.loading.unfit import UNFIT, brief
@@ -156,11 +156,13 @@ def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype, exact: frozenset[st
     return torch.float32 if exact & set(name.split(".")) else dtype
 
 
-def _targets(module: Any, weights: Weights) -> list[Target]:
+def _targets(module: Any, weights: Weights) -> list[TensorTarget]:
     """Where each tensor goes. Names from before diffusers renamed its attention are known to it."""
     names = {name: name for name in weights.tensors}
     module._fix_state_dict_keys_on_load(names)
-    return [Target(names.get(name, name), tensor) for name, tensor in module.state_dict().items()]
+    return [
+        TensorTarget(names.get(name, name), tensor) for name, tensor in module.state_dict().items()
+    ]
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

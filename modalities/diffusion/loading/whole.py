@@ -21,7 +21,12 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.hub import download_snapshot
 from triptych.core.weights.layout import read_header
-from triptych.core.weights.pipeline_index import PIPELINE_INDEX, Part, naming, read_pipeline
+from triptych.core.weights.pipeline_index import (
+    PIPELINE_INDEX,
+    PipelineComponent,
+    naming,
+    read_pipeline,
+)
 from triptych.modalities.diffusion.loading.classes import class_of
 from triptych.modalities.diffusion.loading.modules import (
     is_of_diffusers,
@@ -50,7 +55,7 @@ def take_apart(file: Path, folder: Path, options: ModelOptions) -> None:
                 _write(part, weights, file, folder / part.name)
 
 
-def _write(part: Part, weights: Weights, file: Path, folder: Path) -> None:
+def _write(part: PipelineComponent, weights: Weights, file: Path, folder: Path) -> None:
     try:
         found, stem = _own(part, weights)
     except WeightsError as error:
@@ -62,7 +67,7 @@ def _write(part: Part, weights: Weights, file: Path, folder: Path) -> None:
     save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})
 
 
-def _own(part: Part, weights: Weights) -> tuple[Weights, str]:
+def _own(part: PipelineComponent, weights: Weights) -> tuple[Weights, str]:
     """The part's tensors under its own names, and what its file is called."""
     kind = class_of(part)
     if is_of_diffusers(kind):

@@ -25,9 +25,9 @@ from triptych.modalities.diffusion.recipes.latents import (
     unpack,
 )
 from triptych.modalities.diffusion.recipes.recipe import (
+    BranchPrompt,
     EncodedText,
     PictureRequest,
-    Prompt,
     Recipe,
 )
 from triptych.modalities.diffusion.recipes.references import Reference, Referring
@@ -66,10 +66,10 @@ class Flux(Packed):
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
-        return self.encode_all([Prompt(prompt)])[0]
+        return self.encode_all([BranchPrompt(prompt)])[0]
 
     @override
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[EncodedText]:
+    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
         told, t5 = [prompt.text for prompt in prompts], self.text_encoder(2)
         length = min(t5.tokenizer.model_max_length, self._LENGTH)
         clip, words = self.text_encoder(1).encode_all(told), t5.encode_all(told, length=length)

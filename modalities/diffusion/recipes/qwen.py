@@ -18,7 +18,7 @@ from triptych.modalities.diffusion.denoise import Guidance
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.recipes.latents import encode_picture, fitted, pack
 from triptych.modalities.diffusion.recipes.packed import Packed
-from triptych.modalities.diffusion.recipes.recipe import EncodedText, PictureRequest, Prompt
+from triptych.modalities.diffusion.recipes.recipe import BranchPrompt, EncodedText, PictureRequest
 from triptych.modalities.diffusion.recipes.references import Reference, Referring
 
 CONDITION_IMAGE_SIZE = 384 * 384
@@ -78,12 +78,12 @@ class QwenImageEdit(Referring, QwenImage):
     _READ_PIXELS = VAE_IMAGE_SIZE
 
     @override
-    def prompts(self, request: PictureRequest) -> list[Prompt]:
+    def prompts(self, request: PictureRequest) -> list[BranchPrompt]:
         told = super().prompts(request)
         return [replace(prompt, pictures=request.sources) for prompt in told]
 
     @override
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[EncodedText]:
+    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
         return [self._read(prompt) for prompt in prompts]
 
     @override
@@ -99,7 +99,7 @@ class QwenImageEdit(Referring, QwenImage):
         shapes = [(1, reference.height, reference.width) for reference in references]
         return {"img_shapes": [[*shared["img_shapes"][0], *shapes]]}
 
-    def _read(self, prompt: Prompt) -> EncodedText:
+    def _read(self, prompt: BranchPrompt) -> EncodedText:
         encoder, words, pictures = self.text_encoder(), prompt.text, {}
         for token in (_PICTURE_TOKEN, _VIDEO_TOKEN):  # would stand for pictures that are not there
             words = words.replace(token, "")

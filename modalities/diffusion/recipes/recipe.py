@@ -26,22 +26,22 @@ from torch.nn.functional import interpolate
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.caches.methods import CacheMethod
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Guidance, Kept, Row
+from triptych.modalities.diffusion.denoise import DenoiseRow, Guidance, GuidanceBranch, Kept
 from triptych.modalities.diffusion.families.family import Conditioning
 from triptych.modalities.diffusion.loading.components import denoiser_of
-from triptych.modalities.diffusion.recipes.abilities import Abilities, downscale
 from triptych.modalities.diffusion.recipes.latents import decode_latents, encode_picture, fitted
+from triptych.modalities.diffusion.recipes.spec import PipelineSpec, downscale
 from triptych.modalities.diffusion.samplers.names import with_sampler
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import SampleRow, release_row, start_row
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 EncodedText: TypeAlias = dict[str, Tensor]
 """A prompt as the model's arguments, without a batch dimension: depends on nothing else."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
+class BranchPrompt:
     """What one guidance branch is told, and what it is shown with that: mostly nothing."""
 
     text: str
@@ -91,7 +91,7 @@ class Recipe(ABC):
 
     draws_sources: ClassVar[bool] = True  # a picture's latents are drawn, not the likeliest
 
-    def __init__(self, components: Mapping[str, Any], abilities: Abilities) -> None:
+    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
         self.components = components
         self.abilities = abilities
 
@@ -121,15 +121,15 @@ class Recipe(ABC):
         """Width and height of a picture are multiples of this."""
         return self.abilities.pixel_multiple(self.vae.config)
 
-    def prompts(self, request: PictureRequest) -> list[Prompt]:
+    def prompts(self, request: PictureRequest) -> list[BranchPrompt]:
         """What the request's branches are told, in their order."""
-        prompts = [Prompt(request.prompt)]
+        prompts = [BranchPrompt(request.prompt)]
         is_variation = bool(request.sources) and not request.prompt and not request.negative_prompt
         if self.abilities.is_guided(self.guidance_scale(request)) and not is_variation:
-            prompts.append(Prompt(request.negative_prompt, is_negative=True))
+            prompts.append(BranchPrompt(request.negative_prompt, is_negative=True))
         return prompts
 
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[EncodedText]:
+    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
         """Prompts of any requests, each as if it were alone."""
         return [self.encode(prompt.text, is_negative=prompt.is_negative) for prompt in prompts]
 
@@ -140,9 +140,9 @@ class Recipe(ABC):
     def prepare(
         self,
         request: PictureRequest,
-        pools: CellPools,
+        pools: TensorPools,
         texts: Sequence[EncodedText] | None = None,
-    ) -> Row:
+    ) -> DenoiseRow:
         """A row at its first step. Raises `InvalidRequest` for what the model cannot draw.
 
         `texts` are the request's `prompts`, encoded, where that was done before.
@@ -160,12 +160,12 @@ class Recipe(ABC):
         with ExitStack() as stack:
             stack.callback(release_row, sample)
             branches = [
-                Branch(conditioning=conditioning, slot=self._slot(request, sample, pools))
+                GuidanceBranch(conditioning=conditioning, slot=self._slot(request, sample, pools))
                 for conditioning in told
             ]
             stack.pop_all()
         guidance = self.guidance(self.guidance_scale(request))
-        return Row(sample=sample, branches=branches, guidance=guidance, kept=kept)
+        return DenoiseRow(sample=sample, branches=branches, guidance=guidance, kept=kept)
 
     def decode(self, sample: Tensor, request: PictureRequest) -> Tensor:
         """The picture of finished latents, `[3, height, width]` in 0..1, float32."""
@@ -271,7 +271,7 @@ class Recipe(ABC):
         noise: Tensor,
         clean: Tensor | None,
         generator: torch.Generator,
-        pools: CellPools,
+        pools: TensorPools,
     ) -> SampleRow:
         """The row at the noise, or where the strength lets it begin."""
         strength, spacing = self.strength(request), self.spacing(request)
@@ -285,7 +285,7 @@ class Recipe(ABC):
         )
 
     def _slot(
-        self, request: PictureRequest, sample: SampleRow, pools: CellPools
+        self, request: PictureRequest, sample: SampleRow, pools: TensorPools
     ) -> CacheSlot | None:
         if request.cache is None:
             return None

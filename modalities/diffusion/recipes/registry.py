@@ -8,8 +8,8 @@ from typing import Any
 
 from triptych.modalities.diffusion.loading.components import denoiser_of
 from triptych.modalities.diffusion.recipes import flux2, packed, qwen, spatial
-from triptych.modalities.diffusion.recipes.abilities import abilities_of
 from triptych.modalities.diffusion.recipes.recipe import Recipe
+from triptych.modalities.diffusion.recipes.spec import abilities_of
 
 _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
     {

@@ -20,9 +20,9 @@ from typing_extensions import override
 from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.denoise import Guidance
 from triptych.modalities.diffusion.families.family import Conditioning
-from triptych.modalities.diffusion.recipes.abilities import Abilities, downscale
 from triptych.modalities.diffusion.recipes.bases import EvenFlow, TextRecipe
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest
+from triptych.modalities.diffusion.recipes.spec import PipelineSpec, downscale
 from triptych.modalities.diffusion.samplers.registry import Spacing, dynamic_shift
 
 
@@ -216,7 +216,7 @@ class HiDream(TextRecipe):
 
     _LENGTH = 128
 
-    def __init__(self, components: Mapping[str, Any], abilities: Abilities) -> None:
+    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
         super().__init__(components, abilities)
         llama = components["tokenizer_4"]
         llama.pad_token = llama.eos_token
@@ -251,7 +251,7 @@ class Wan(TextRecipe):
 
     draws_sources = False
 
-    def __init__(self, components: Mapping[str, Any], abilities: Abilities) -> None:
+    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
         super().__init__(components, abilities)
         if components.get("transformer_2") is not None or components.get("expand_timesteps"):
             raise WeightsError("Wan 2.2 is not supported yet: use a Wan 2.1 model.")

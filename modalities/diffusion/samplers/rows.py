@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.modalities.diffusion.cells import (
-    CellPool,
-    CellPools,
+from triptych.modalities.diffusion.samplers.program import Program
+from triptych.modalities.diffusion.samplers.registry import Spacing, build_program, open_scheduler
+from triptych.modalities.diffusion.tensor_pool import (
+    TensorPool,
+    TensorPools,
     Weights,
     picked,
     sent,
     weighted_sum,
 )
-from triptych.modalities.diffusion.samplers.program import Program
-from triptych.modalities.diffusion.samplers.registry import Spacing, build_program, open_scheduler
 
 
 @dataclass(eq=False, kw_only=True)
@@ -35,7 +35,7 @@ class SampleRow:
     scheduler object, this row's own) says how it goes on.
     """
 
-    pool: CellPool
+    pool: TensorPool
     cells: tuple[int, ...]
     generator: torch.Generator
     timesteps: Sequence[float]
@@ -61,7 +61,7 @@ def start_row(
     spacing: Spacing,
     *,
     generator: torch.Generator,
-    pools: CellPools,
+    pools: TensorPools,
     clean: Tensor | None = None,
 ) -> SampleRow:
     """A row that begins at `latents` (unit noise, without a batch dimension).

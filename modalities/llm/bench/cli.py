@@ -24,7 +24,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.typed import decode_json
 from triptych.modalities.llm.bench import plot
 from triptych.modalities.llm.bench.client import (
-    Target,
+    BenchServer,
     find_model,
     measure,
     negotiate,
@@ -154,7 +154,7 @@ def _open_client(args: argparse.Namespace) -> httpx.AsyncClient:
     )
 
 
-def _sender(client: httpx.AsyncClient, target: Target, args: argparse.Namespace) -> Send:
+def _sender(client: httpx.AsyncClient, target: BenchServer, args: argparse.Namespace) -> Send:
     return functools.partial(measure, client, target, max_tokens=args.output_tokens)
 
 
@@ -164,7 +164,7 @@ async def _apply_load(args: argparse.Namespace, send: Send, prompts: Sequence[st
     return await closed_loop(send, prompts, concurrency=args.concurrency or 1)
 
 
-def _targets(args: argparse.Namespace) -> list[Target]:
+def _targets(args: argparse.Namespace) -> list[BenchServer]:
     """The servers to measure, as given."""
     urls = [url.rstrip("/").removesuffix("/v1") for url in args.url or ["http://127.0.0.1:8000"]]
     for url in urls:
@@ -177,7 +177,7 @@ def _targets(args: argparse.Namespace) -> list[Target]:
     models = _each(args.model, "--model", [""] * count)
     bodies = map(_read_body, _each(args.extra_body, "--extra-body", ["{}"] * count))
     return [
-        Target(label=label, base_url=url, model=model, endpoint=args.endpoint, body=body)
+        BenchServer(label=label, base_url=url, model=model, endpoint=args.endpoint, body=body)
         for url, label, model, body in zip(urls, labels, models, bodies, strict=True)
     ]
 
@@ -200,6 +200,6 @@ def _read_body(text: str) -> dict[str, Any]:
         raise ConfigError(f"--extra-body {text}: expected a JSON object.") from error
 
 
-async def _prepare(client: httpx.AsyncClient, target: Target) -> Target:
+async def _prepare(client: httpx.AsyncClient, target: BenchServer) -> BenchServer:
     model = target.model or await find_model(client, target.base_url)
     return await negotiate(client, dataclasses.replace(target, model=model))

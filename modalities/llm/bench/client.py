@@ -26,7 +26,7 @@ _EXTRAS: tuple[Mapping[str, Any], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class BenchServer:
     """A server under test. `body` is added to each request."""
 
     label: str
@@ -52,7 +52,7 @@ class Target:
 
 
 @dataclass(slots=True, kw_only=True)
-class Sample:
+class RequestRecord:
     """What became of one request. Times are seconds of one monotonic clock.
 
     `arrivals_s` is when each piece of text came. Token counts are the server's where it gives
@@ -85,11 +85,11 @@ class Sample:
 
 
 async def measure(
-    client: httpx.AsyncClient, target: Target, prompt: str, *, max_tokens: int
-) -> Sample:
+    client: httpx.AsyncClient, target: BenchServer, prompt: str, *, max_tokens: int
+) -> RequestRecord:
     """Send one request and follow its stream. Failures end up in the sample, never raised."""
     body = msgspec.json.encode(target.request(prompt, max_tokens=max_tokens))
-    sample = Sample(sent_s=time.perf_counter())
+    sample = RequestRecord(sent_s=time.perf_counter())
     try:
         url = target.base_url + target.path
         headers = {"content-type": "application/json"}
@@ -110,7 +110,7 @@ async def measure(
     return sample
 
 
-async def _follow(response: httpx.Response, sample: Sample) -> None:
+async def _follow(response: httpx.Response, sample: RequestRecord) -> None:
     is_ended = False  # by [DONE], or where a server does not send it, by a reason to finish
     async for event in _events(response):
         if event == "[DONE]":
@@ -127,7 +127,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[str]:
             yield line[5:].strip()
 
 
-def _note(event: Any, sample: Sample) -> bool:
+def _note(event: Any, sample: RequestRecord) -> bool:
     """Enter one event into `sample`; True where it says why the answer ended."""
     if not isinstance(event, dict):
         raise msgspec.DecodeError("an event is not an object")
@@ -161,7 +161,7 @@ async def find_model(client: httpx.AsyncClient, base_url: str) -> str:
         ) from error
 
 
-async def negotiate(client: httpx.AsyncClient, target: Target) -> Target:
+async def negotiate(client: httpx.AsyncClient, target: BenchServer) -> BenchServer:
     """`target` with the extra fields it takes: usage in the stream, EOS ignored.
 
     Raises ConfigError where even a plain request fails.
@@ -174,7 +174,9 @@ async def negotiate(client: httpx.AsyncClient, target: Target) -> Target:
     raise ConfigError(f"{target.label}: a plain request to {target.path} fails: {sample.error}.")
 
 
-async def tokens_per_word(client: httpx.AsyncClient, target: Target, text: str) -> float | None:
+async def tokens_per_word(
+    client: httpx.AsyncClient, target: BenchServer, text: str
+) -> float | None:
     """Tokens per word of `text`, by the server's /tokenize; None where it has none."""
     try:
         body = {"model": target.model, "prompt": text}

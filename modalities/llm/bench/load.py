@@ -9,23 +9,23 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from triptych.modalities.llm.bench.client import Sample
+from triptych.modalities.llm.bench.client import RequestRecord
 
-Send = Callable[[str], Coroutine[Any, Any, Sample]]
+Send = Callable[[str], Coroutine[Any, Any, RequestRecord]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One repeat against one server."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[RequestRecord, ...]
     elapsed_s: float
 
 
 async def closed_loop(send: Send, prompts: Sequence[str], *, concurrency: int) -> Run:
     """Keep `concurrency` requests in flight until every prompt is answered."""
     waiting = iter(prompts)
-    samples: list[Sample] = []
+    samples: list[RequestRecord] = []
 
     async def work() -> None:
         samples.extend([await send(prompt) for prompt in waiting])
@@ -41,7 +41,7 @@ async def open_loop(send: Send, prompts: Sequence[str], *, rate: float, seed: in
     """Send prompts as a Poisson process of `rate` per second, however slow the answers are."""
     source = random.Random(seed)  # noqa: S311 - not for secrets
     started_s = time.perf_counter()
-    tasks: list[asyncio.Task[Sample]] = []
+    tasks: list[asyncio.Task[RequestRecord]] = []
     due_s = 0.0
     async with asyncio.TaskGroup() as group:
         for prompt in prompts:

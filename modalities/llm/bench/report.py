@@ -16,7 +16,7 @@ from rich.table import Table
 
 from triptych.core.threads import num_usable_cores
 from triptych.core.versions import versions
-from triptych.modalities.llm.bench.client import Target
+from triptych.modalities.llm.bench.client import BenchServer
 from triptych.modalities.llm.bench.load import Run
 from triptych.modalities.llm.bench.stats import (
     Metrics,
@@ -51,7 +51,7 @@ _INSTRUCTIONS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f"
 class Result:
     """Everything measured on one target, one run per repeat."""
 
-    target: Target
+    target: BenchServer
     runs: tuple[Run, ...]
 
     @property

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from triptych.modalities.llm.bench.client import Sample
+from triptych.modalities.llm.bench.client import RequestRecord
 from triptych.modalities.llm.bench.load import Run
 
 PERCENTILES = (50, 90, 99)
@@ -57,11 +57,11 @@ def summarize(run: Run) -> Metrics:
     }
 
 
-def _tpot_s(sample: Sample) -> float:
+def _tpot_s(sample: RequestRecord) -> float:
     return (sample.ended_s - sample.arrivals_s[0]) / (sample.num_output_tokens - 1)
 
 
-def _means(good: Sequence[Sample]) -> Metrics:
+def _means(good: Sequence[RequestRecord]) -> Metrics:
     """Mean token counts; those of prompts only where the server told them."""
     counts = {"output": [sample.num_output_tokens for sample in good]}
     if any(sample.num_prompt_tokens for sample in good):

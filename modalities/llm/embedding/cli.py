@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from triptych.core.bars import count_bar
 from triptych.core.errors import ConfigError
 from triptych.core.options import add_options
+from triptych.core.progress_bars import count_bar
 from triptych.modalities.llm.embedding.pipeline import EmbeddingPipeline
 from triptych.modalities.llm.embedding.service import Floats
 

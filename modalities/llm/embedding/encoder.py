@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from transformers.activations import ACT2FN
 
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import Target, load_tensors
+from triptych.core.weights.loading import TensorTarget, load_tensors
 from triptych.modalities.llm.embedding.architecture import EncoderSizes
 
 _GPU_PADDING = 1.2
@@ -32,7 +32,7 @@ _MAX_DISTANCE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _TextGroup:
     """Texts whose attention is computed together. `padded_GS` are their tokens, -1 past an end."""
 
     padded_GS: Tensor
@@ -56,7 +56,7 @@ class Layer(nn.Module):
         self.down_norm = nn.LayerNorm(hidden, sizes.norm_eps)
         self.activation = ACT2FN[sizes.activation]
 
-    def forward(self, hidden_TC: Tensor, groups: Sequence[_Group], biases: _Biases) -> Tensor:
+    def forward(self, hidden_TC: Tensor, groups: Sequence[_TextGroup], biases: _Biases) -> Tensor:
         """The states after this layer, `[T, C]`."""
         qkv_THD = self.qkv(hidden_TC).unflatten(-1, (3 * self.num_heads, -1))
         attended_TC = torch.empty_like(hidden_TC)
@@ -67,7 +67,7 @@ class Layer(nn.Module):
         normed: Tensor = self.down_norm(self.down(inner_TE).add_(hidden_TC))
         return normed
 
-    def _attend(self, qkv_THD: Tensor, group: _Group, biases: _Biases) -> Tensor:
+    def _attend(self, qkv_THD: Tensor, group: _TextGroup, biases: _Biases) -> Tensor:
         qkv_GSHD = qkv_THD[group.padded_GS]
         query, key, value = qkv_GSHD.transpose(1, 2).chunk(3, dim=1)
         mask = biases.add(group.mask_G11S, group.padded_GS.shape[1])
@@ -166,7 +166,7 @@ class Encoder(nn.Module):
         normed: Tensor = self.norm(hidden_TC)
         return normed
 
-    def _group(self, first: int, lengths: Sequence[int]) -> _Group:
+    def _group(self, first: int, lengths: Sequence[int]) -> _TextGroup:
         lengths_G1 = np.asarray(lengths)[:, None]
         starts_G1 = np.cumsum(lengths_G1, axis=0) - lengths_G1
         steps_1S = np.arange(max(lengths))[None]
@@ -177,7 +177,7 @@ class Encoder(nn.Module):
             mask = torch.zeros(is_real_GS.shape, dtype=self.norm.weight.dtype)
             mask.masked_fill_(torch.from_numpy(~is_real_GS), -math.inf)
             mask = mask[:, None, None].to(self.norm.weight.device)
-        return _Group(
+        return _TextGroup(
             padded_GS=self._tensor(padded_GS),
             mask_G11S=mask,
             places_T=self._tensor(np.flatnonzero(is_real_GS)),
@@ -187,17 +187,19 @@ class Encoder(nn.Module):
     def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self.norm.weight.device)
 
-    def _targets(self, checkpoint: Checkpoint) -> Iterator[Target]:
+    def _targets(self, checkpoint: Checkpoint) -> Iterator[TensorTarget]:
         names = self.sizes.names
         has_prefix = any(name.startswith(names.prefix) for name in checkpoint.tensors)
         prefix = names.prefix if has_prefix else ""
-        yield Target(f"{prefix}embeddings.word_embeddings.weight", self.words.weight)
-        yield Target(f"{prefix}embeddings.position_embeddings.weight", self.positions.weight)
+        yield TensorTarget(f"{prefix}embeddings.word_embeddings.weight", self.words.weight)
+        yield TensorTarget(f"{prefix}embeddings.position_embeddings.weight", self.positions.weight)
         if self.segments is not None:
-            yield Target(f"{prefix}embeddings.token_type_embeddings.weight", self.segments.weight)
+            yield TensorTarget(
+                f"{prefix}embeddings.token_type_embeddings.weight", self.segments.weight
+            )
         yield from _both(f"{prefix}embeddings.LayerNorm", self.norm)
         if self.distances is not None:
-            yield Target(f"{prefix}{names.relative_bias}", self.distances.weight)
+            yield TensorTarget(f"{prefix}{names.relative_bias}", self.distances.weight)
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             place = f"{prefix}{names.layer.format(number)}."
@@ -205,8 +207,8 @@ class Encoder(nn.Module):
             for name, (weight, bias) in zip(
                 (names.query, names.key, names.value), parts, strict=True
             ):
-                yield Target(f"{place}{name}.weight", weight)
-                yield Target(f"{place}{name}.bias", bias)
+                yield TensorTarget(f"{place}{name}.weight", weight)
+                yield TensorTarget(f"{place}{name}.bias", bias)
             yield from _both(place + names.output, layer.output)
             yield from _both(place + names.output_norm, layer.output_norm)
             yield from _both(place + names.up, layer.up)
@@ -214,9 +216,9 @@ class Encoder(nn.Module):
             yield from _both(place + names.down_norm, layer.down_norm)
 
 
-def _both(name: str, module: nn.Linear | nn.LayerNorm) -> Iterator[Target]:
-    yield Target(f"{name}.weight", module.weight)
-    yield Target(f"{name}.bias", module.bias)
+def _both(name: str, module: nn.Linear | nn.LayerNorm) -> Iterator[TensorTarget]:
+    yield TensorTarget(f"{name}.weight", module.weight)
+    yield TensorTarget(f"{name}.bias", module.bias)
 
 
 def _is_head(name: str) -> bool:

@@ -23,7 +23,7 @@ from triptych.core.errors import NonFinite, WeightsError
 from triptych.core.staged_plan import Stage
 from triptych.core.staged_runner import Yield
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import Target, load_tensors
+from triptych.core.weights.loading import TensorTarget, load_tensors
 from triptych.modalities.llm.embedding.encoder import Encoder
 from triptych.modalities.llm.embedding.pooling import PoolingSpec
 
@@ -127,7 +127,7 @@ def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Modu
                 bool(config.get("bias", True)),
                 device=device,
             )
-            targets = [Target(f"linear.{n}", value) for n, value in linear.named_parameters()]
+            targets = [TensorTarget(f"linear.{n}", value) for n, value in linear.named_parameters()]
             load_tensors(checkpoint, targets)
         layers += [linear.requires_grad_(False), _activation(config)]
     return nn.Sequential(*layers)

@@ -35,7 +35,7 @@ def to_int16(pcm_S: Pcm) -> npt.NDArray[np.int16]:
     return np.rint(pcm_S * 32767).astype(np.int16)
 
 
-class Codec:
+class PacketEncoder:
     """Packets of one mono stream at `sample_rate` (Hz)."""
 
     def __init__(self, spec: CodecSpec, sample_rate: int, bit_rate: int | None) -> None:

@@ -37,7 +37,7 @@ import numpy as np
 
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.tts.audio import framing
-from triptych.modalities.tts.audio.codec import Codec, CodecSpec, to_int16
+from triptych.modalities.tts.audio.codec import CodecSpec, PacketEncoder, to_int16
 from triptych.modalities.tts.audio.resampling import Pcm, Resampler
 
 _PACKETS_PER_PAGE = 32  # of at most 6 segments each, where 255 fit
@@ -132,8 +132,8 @@ class _Stream:
     num_samples: int | None
     bit_rate: int | None
 
-    def codec(self, spec: CodecSpec) -> Codec:
-        return Codec(spec, self.sample_rate, self.bit_rate)
+    def codec(self, spec: CodecSpec) -> PacketEncoder:
+        return PacketEncoder(spec, self.sample_rate, self.bit_rate)
 
 
 class _Container(Protocol):

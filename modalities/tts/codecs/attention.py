@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from triptych.modalities.tts.codecs.stages import Stage
-from triptych.modalities.tts.codecs.step import Signal, SlotState, Step
+from triptych.modalities.tts.codecs.stages import StreamingStage
+from triptych.modalities.tts.codecs.step import CodecStep, SignalRate, SlotState
 
 
-class StreamingTransformer(Stage):
+class StreamingTransformer(StreamingStage):
     """A stack of transformers' decoder layers with sliding-window causal attention.
 
     Each layer takes `hidden_states`, `attention_mask`, `position_embeddings` and
@@ -34,12 +34,12 @@ class StreamingTransformer(Stage):
         self.rotary, self.norm, self.window = rotary, norm, window
         self.windows = nn.ModuleList(_KeyValueWindow(window - 1) for _ in layers)
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """Causal: no lag of its own."""
         self.signal = signal
         return signal
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Attend to the window and the new steps."""
         num_new = x_BCT.shape[-1]
         if not num_new:
@@ -84,7 +84,7 @@ class _KeyValueWindow(nn.Module):
         self.num_kept = num_kept
         self.keys, self.values = SlotState(), SlotState()
 
-    def enter(self, step: Step, rate: int, num_past: int) -> None:
+    def enter(self, step: CodecStep, rate: int, num_past: int) -> None:
         self._step, self._rate, self._num_past = step, rate, num_past
 
     def update(

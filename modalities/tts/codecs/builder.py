@@ -15,7 +15,7 @@ from torch import nn
 from triptych.core.errors import WeightsError
 from triptych.modalities.tts.codecs.convolution import StreamingConv1d, StreamingConvTranspose1d
 from triptych.modalities.tts.codecs.recurrent import StreamingLSTM
-from triptych.modalities.tts.codecs.stages import Chain, Misfit, Pointwise, Stage
+from triptych.modalities.tts.codecs.stages import Chain, Misfit, Pointwise, StreamingStage
 from triptych.modalities.tts.codecs.step import Padding
 
 # Elementwise, or by channel with channels first.
@@ -42,7 +42,7 @@ class Walk:
         """The descendant at a dotted path."""
         return Walk(self.module.get_submodule(path), self._rules, f"{self.path}.{path}")
 
-    def stage(self) -> Stage:
+    def stage(self) -> StreamingStage:
         """The streaming twin of this module. Raises `WeightsError` where there is none."""
         module = self.module
         try:
@@ -56,7 +56,7 @@ class Walk:
         except Misfit as misfit:
             raise WeightsError(f"{self.path} ({type(module).__name__}): {misfit}") from None
 
-    def _item(self, index: int, child: nn.Module) -> Stage:
+    def _item(self, index: int, child: nn.Module) -> StreamingStage:
         return Walk(child, self._rules, f"{self.path}.{index}").stage()
 
     def chain(self, *paths: str) -> Chain:
@@ -64,11 +64,11 @@ class Walk:
         return Chain(*[self.at(path).stage() for path in paths])
 
 
-Rule = Callable[[Walk], Stage]
+Rule = Callable[[Walk], StreamingStage]
 Rules = Mapping[str, Rule]
 
 
-def build(module: nn.Module, rules: Rules, *, path: str) -> Stage:
+def build(module: nn.Module, rules: Rules, *, path: str) -> StreamingStage:
     """The streaming twin of `module`; errors call it `path`."""
     return Walk(module, rules, path).stage()
 
@@ -79,7 +79,7 @@ def is_pointwise(module: nn.Module) -> bool:
     return isinstance(module, _POINTWISE) or any(name.endswith(end) for end in _POINTWISE_NAMES)
 
 
-def streaming_layer(module: nn.Module) -> Stage:
+def streaming_layer(module: nn.Module) -> StreamingStage:
     """The twin of a single torch layer, with its own padding."""
     if isinstance(module, nn.Conv1d):
         return StreamingConv1d(module, conv_pads(module), padding_named(module.padding_mode))

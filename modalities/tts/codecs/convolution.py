@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.tts.codecs.stages import Misfit, Stage
-from triptych.modalities.tts.codecs.step import Padding, Signal, SlotState, Step
+from triptych.modalities.tts.codecs.stages import Misfit, StreamingStage
+from triptych.modalities.tts.codecs.step import CodecStep, Padding, SignalRate, SlotState
 
 # On a CPU, up to so many steps of a row, torch's kernels spend longer on repacking weights than
 # on a plain matrix product (several times, for the wide layers that come first in decoders).
 _FEW_STEPS = 40
 
 
-class StreamingConv1d(Stage):
+class StreamingConv1d(StreamingStage):
     """A `Conv1d` over its last inputs and the new ones.
 
     `pads` are the steps padded before the start and beyond the end. Reading ahead becomes lag;
@@ -43,7 +43,7 @@ class StreamingConv1d(Stage):
         self.reads_ahead = self.pad_right > 0
         self.state = SlotState()
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """Lag grows by what the window reads ahead, rounded up to whole strides."""
         if signal.rate % self.stride:
             raise WeightsError(f"Stride {self.stride} does not divide {signal.rate} steps a frame.")
@@ -53,10 +53,10 @@ class StreamingConv1d(Stage):
         self.signal = signal
         self.num_past = lag * self.stride + self.pad_left - signal.lag
         surplus = (self.pad_left + self.pad_right - self.span - 1 - signal.short) // self.stride + 1
-        self.end = Signal(signal.rate // self.stride, lag, -surplus)
+        self.end = SignalRate(signal.rate // self.stride, lag, -surplus)
         return self.end
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Convolve the window that ends with the new steps."""
         num_out = step.num_steps(self.end)
         if not num_out:
@@ -95,7 +95,7 @@ class StreamingConv1d(Stage):
         return (y_BTC if self.bias is None else y_BTC + self.bias).transpose(1, 2)
 
 
-class Pad(Stage):
+class Pad(StreamingStage):
     """Repeats the first and the last step `num_steps` times each.
 
     The stream gets longer, and what comes before its first step must wait for it: a delay line.
@@ -108,13 +108,13 @@ class Pad(Stage):
         self.num_steps = num_steps
         self.state = SlotState()
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """No lag against the longer stream, which begins earlier."""
         self.signal = signal
-        self.end = Signal(signal.rate, signal.lag, signal.short - 2 * self.num_steps)
+        self.end = SignalRate(signal.rate, signal.lag, signal.short - 2 * self.num_steps)
         return self.end
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Older steps first; copies of the ends beyond them."""
         past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_steps), x_BCT)
         buffer = torch.cat((past_BCL, x_BCT), -1)
@@ -125,7 +125,7 @@ class Pad(Stage):
         return padded[..., : step.num_steps(self.end)]
 
 
-class OverlapTail(Stage):
+class OverlapTail(StreamingStage):
     """A linear map from each input step to `width` output steps, `stride` apart, summed.
 
     The part of a sum that later inputs will add to is kept and added then. `trims` are the steps
@@ -139,21 +139,21 @@ class OverlapTail(Stage):
         self.surplus = width - stride - sum(trims)
         self.state = SlotState()
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """The rate grows by the stride."""
         self.signal = signal
         lag = signal.lag * self.stride + self.trim_left
         short = signal.short * self.stride - self.surplus
         if lag < short:
             raise WeightsError(f"Trimming {short - lag} steps of the end is not supported.")
-        self.end = Signal(signal.rate * self.stride, lag, short)
+        self.end = SignalRate(signal.rate * self.stride, lag, short)
         return self.end
 
     def spread(self, x_BCT: Tensor) -> Tensor:
         """All sums that these steps alone make, [B, C', (T - 1) * stride + width]."""
         raise NotImplementedError
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Finished sums only."""
         x_BCT = step.without_invalid(x_BCT, self.signal.rate)
         x_BCT = step.at_edges(x_BCT, self.signal, 0)
@@ -199,7 +199,7 @@ class StreamingConvTranspose1d(OverlapTail):
         )
         return full[:, :, 0]
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Bias belongs to finished sums, once."""
         y_BCT = super().forward(x_BCT, step)
         return y_BCT if self.bias is None else y_BCT + self.bias[:, None]

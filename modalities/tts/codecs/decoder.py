@@ -17,8 +17,8 @@ from torch import Tensor
 from triptych.core.errors import WeightsError
 from triptych.core.layers.row_by_row import row_by_row
 from triptych.modalities.tts.codecs.protocol import CodecKind, DecodedAudio
-from triptych.modalities.tts.codecs.stages import Stage
-from triptych.modalities.tts.codecs.step import Signal, Step
+from triptych.modalities.tts.codecs.stages import StreamingStage
+from triptych.modalities.tts.codecs.step import CodecStep, SignalRate
 
 # Largest error of the probe, relative to its loudest sample. Half types round at every layer;
 # some libraries' norms compute in float32 whatever the type.
@@ -35,7 +35,7 @@ class Adapter:
     is None for codecs whose codes are continuous latents.
     """
 
-    stage: Stage
+    stage: StreamingStage
     embed: Callable[[Tensor], Tensor]
     one_shot: Callable[[Tensor], Tensor]
     sample_rate: int
@@ -64,7 +64,7 @@ class StreamingDecoder:
 
     def __init__(self, adapter: Adapter, *, num_rows: int, verify: bool = True) -> None:
         self._adapter = adapter
-        self._signal = adapter.stage.bind(Signal(adapter.rate))
+        self._signal = adapter.stage.bind(SignalRate(adapter.rate))
         self._states = tuple(adapter.stage.states())
         self._num_rows = num_rows
         # Frames pushed so far; -1 where no stream lives.
@@ -95,7 +95,9 @@ class StreamingDecoder:
         """Derived from the tree: what makes the output trail."""
         if self.latency == 0:
             return CodecKind.CAUSAL
-        if any(isinstance(m, Stage) and m.reads_ahead for m in self._adapter.stage.modules()):
+        if any(
+            isinstance(m, StreamingStage) and m.reads_ahead for m in self._adapter.stage.modules()
+        ):
             return CodecKind.FINITE_LOOKAHEAD
         return CodecKind.FIXED_DELAY
 
@@ -145,14 +147,16 @@ class StreamingDecoder:
         self._frames[list(rows)] = -1
         return audio
 
-    def _step(self, rows: Sequence[int], num_frames: int, valid: Sequence[int] | None) -> Step:
+    def _step(self, rows: Sequence[int], num_frames: int, valid: Sequence[int] | None) -> CodecStep:
         starts = self._frames[list(rows)].tolist()
         assert min(starts) >= 0, "push or flush of a row that init_state has not started"
         assert len(set(rows)) == len(rows), "a row twice in one call"
-        return Step(rows, num_frames=num_frames, starts=starts, num_valid=valid, seeds=self._seeds)
+        return CodecStep(
+            rows, num_frames=num_frames, starts=starts, num_valid=valid, seeds=self._seeds
+        )
 
     def _run(
-        self, latents_BCT: Tensor, step: Step, rows: Sequence[int], valid: Sequence[int]
+        self, latents_BCT: Tensor, step: CodecStep, rows: Sequence[int], valid: Sequence[int]
     ) -> DecodedAudio:
         with row_by_row(len(rows), latents_BCT.device):
             pcm_BCS: Tensor = self._adapter.stage(latents_BCT, step)

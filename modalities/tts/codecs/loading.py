@@ -17,7 +17,7 @@ from torch import nn
 from triptych.core.errors import WeightsError
 from triptych.core.typed import convert
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import MAX_NAMED, Target, load_tensors
+from triptych.core.weights.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.core.weights.quiet import without_progress_bar
 from triptych.modalities.tts.codecs.families.snac import Snac, SnacConfig
 
@@ -56,7 +56,9 @@ class CodecBlueprint:
     def _build_snac(self, checkpoint: Checkpoint, device: torch.device) -> nn.Module:
         with device:
             module = Snac(self._snac_config())
-        targets = [Target(self.prefix + name, into) for name, into in module.state_dict().items()]
+        targets = [
+            TensorTarget(self.prefix + name, into) for name, into in module.state_dict().items()
+        ]
         load_tensors(checkpoint, targets, ignored=self._is_unused_of_snac)
         return module
 

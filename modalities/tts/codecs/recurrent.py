@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from triptych.modalities.tts.codecs.stages import Misfit, Stage
-from triptych.modalities.tts.codecs.step import Signal, SlotState, Step
+from triptych.modalities.tts.codecs.stages import Misfit, StreamingStage
+from triptych.modalities.tts.codecs.step import CodecStep, SignalRate, SlotState
 
 # Up to so many steps, on a CPU, torch's fused kernel spends longer on packing weights than on them.
 _FEW_STEPS = 4
 
 
-class StreamingLSTM(Stage):
+class StreamingLSTM(StreamingStage):
     """A unidirectional `LSTM` over [B, C, T] with its state carried per row."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
@@ -24,12 +24,12 @@ class StreamingLSTM(Stage):
         self.lstm = lstm
         self.hidden, self.cell = SlotState(), SlotState()
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """Causal: no lag of its own."""
         self.signal = signal
         return signal
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Run on from each row's state."""
         if not x_BCT.shape[-1]:
             return x_BCT
@@ -70,7 +70,7 @@ class StreamingLSTM(Stage):
         hidden, cell = zip(*states, strict=True)
         return torch.stack(outputs), torch.stack(hidden), torch.stack(cell)
 
-    def _live(self, num_steps: int, step: Step) -> Tensor:
+    def _live(self, num_steps: int, step: CodecStep) -> Tensor:
         is_live_BT = step.times(self.signal, num_steps) >= 0
         if step.valid_B is not None:
             arrivals_T = torch.arange(num_steps, device=is_live_BT.device)

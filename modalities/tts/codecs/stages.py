@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.tts.codecs.step import Signal, SlotState, Step
+from triptych.modalities.tts.codecs.step import CodecStep, SignalRate, SlotState
 
 
 class Misfit(Exception):
     """Why a module has no streaming twin; the builder adds where the module is."""
 
 
-class Stage(nn.Module):
+class StreamingStage(nn.Module):
     """Maps the next steps of a stream, [B, C, T], to the next steps of another.
 
     `bind` is called once, with where the input stands, and says where the output stands.
@@ -27,11 +27,11 @@ class Stage(nn.Module):
 
     reads_ahead = False
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """Take note of the input's rate and lag; return the output's."""
         raise NotImplementedError
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """The output steps of this push."""
         raise NotImplementedError
 
@@ -41,44 +41,44 @@ class Stage(nn.Module):
             yield from (s for s in vars(module).values() if isinstance(s, SlotState))
 
 
-class Pointwise(Stage):
+class Pointwise(StreamingStage):
     """Each step of the output depends on that step of the input alone."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """No delay."""
         return signal
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Apply the function."""
         return self.function(x_BCT)
 
 
-class Chain(Stage):
+class Chain(StreamingStage):
     """One stage after another; of none, the identity."""
 
-    def __init__(self, *stages: Stage) -> None:
+    def __init__(self, *stages: StreamingStage) -> None:
         super().__init__()
         self.stages = nn.ModuleList(stages)
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """Delays add up, scaled by the rates that follow."""
         for stage in self.stages:
-            assert isinstance(stage, Stage)
+            assert isinstance(stage, StreamingStage)
             signal = stage.bind(signal)
         return signal
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Apply each in turn."""
         for stage in self.stages:
             x_BCT = stage(x_BCT, step)
         return x_BCT
 
 
-class Delay(Stage):
+class Delay(StreamingStage):
     """A stream, `num_steps` later."""
 
     def __init__(self, num_steps: int) -> None:
@@ -86,12 +86,12 @@ class Delay(Stage):
         self.num_steps = num_steps
         self.state = SlotState()
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """Nothing but lag."""
-        self.end = Signal(signal.rate, signal.lag + self.num_steps, signal.short)
+        self.end = SignalRate(signal.rate, signal.lag + self.num_steps, signal.short)
         return self.end
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Older steps first."""
         past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_steps), x_BCT)
         buffer = torch.cat((past_BCL, x_BCT), -1)
@@ -99,14 +99,14 @@ class Delay(Stage):
         return buffer[..., : step.num_steps(self.end)]
 
 
-class Sum(Stage):
+class Sum(StreamingStage):
     """The sum of parallel branches, each delayed to the slowest."""
 
-    def __init__(self, *branches: Stage) -> None:
+    def __init__(self, *branches: StreamingStage) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """The slowest branch's lag."""
         ends = [_stage(branch).bind(signal) for branch in self.branches]
         slowest = max(ends, key=lambda end: end.lag)
@@ -119,7 +119,7 @@ class Sum(Stage):
                 self.branches[index] = Chain(_stage(self.branches[index]), delay)
         return slowest
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Add them up."""
         first, *others = self.branches
         total: Tensor = first(x_BCT, step)
@@ -128,7 +128,7 @@ class Sum(Stage):
         return total
 
 
-def residual(*stages: Stage) -> Sum:
+def residual(*stages: StreamingStage) -> Sum:
     """A chain with a skip connection around it."""
     return Sum(Chain(), Chain(*stages))
 
@@ -145,6 +145,6 @@ def channels_last(modules: Sequence[Callable[[Tensor], Tensor]]) -> Pointwise:
     return Pointwise(apply)
 
 
-def _stage(module: nn.Module) -> Stage:
-    assert isinstance(module, Stage)
+def _stage(module: nn.Module) -> StreamingStage:
+    assert isinstance(module, StreamingStage)
     return module

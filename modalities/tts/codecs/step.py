@@ -5,8 +5,8 @@ Owns the arithmetic of time that all stateful layers share. Knows no layer's mat
 Every point of a decoder carries a stream that trails the decoder's input by a constant `lag`, so
 that each push of F frames makes every layer compute exactly F * rate steps, whatever the row. A
 stream therefore begins with `lag` steps of times before 0; a flush makes every layer compute the
-`lag` steps (less what the layer trims) that are still missing, and no more. `Step.at_edges` puts
-outside of a stream what the layer's own padding rule says. In the steady state, which the host
+`lag` steps (less what the layer trims) that are still missing, and no more. `CodecStep.at_edges`
+puts outside of a stream what the layer's own padding rule says. In the steady state, which the host
 knows from frame counts, it costs nothing.
 """
 
@@ -31,7 +31,7 @@ class Padding(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
+class SignalRate:
     """A point of the decoder: `rate` steps per frame, trailing the input by `lag` steps.
 
     `short` is what a whole stream lacks of frames * rate steps, where layers trim their output.
@@ -56,7 +56,7 @@ class SlotState:
             self.tensor.index_fill_(0, rows_B, 0)
 
 
-class Step:
+class CodecStep:
     """One push of `num_frames` frames to `rows`; or a flush, which ends them without new frames."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Step:
             return state.tensor[self._run]
         return state.tensor.index_select(0, self.rows_B)
 
-    def num_steps(self, signal: Signal) -> int:
+    def num_steps(self, signal: SignalRate) -> int:
         """Steps computed at `signal`."""
         if self.is_flush:
             return signal.lag - signal.short
@@ -140,12 +140,12 @@ class Step:
         times_T = torch.arange(x_BCT.shape[-1], device=x_BCT.device)
         return x_BCT.where(times_T < self.valid_B[:, None, None] * rate, 0)
 
-    def times(self, signal: Signal, length: int, *, before: int = 0) -> Tensor:
+    def times(self, signal: SignalRate, length: int, *, before: int = 0) -> Tensor:
         """Time of each of `length` steps at `signal`, [B, length], from `before` steps earlier."""
         offsets = torch.arange(length, device=self._device) - (signal.lag + before)
         return self.starts_B[:, None] * signal.rate + offsets
 
-    def has_edge(self, signal: Signal, before: int, padding: Padding = Padding.ZEROS) -> bool:
+    def has_edge(self, signal: SignalRate, before: int, padding: Padding = Padding.ZEROS) -> bool:
         """Whether some row's entries, from `before` steps earlier, reach beyond its stream."""
         if self.is_flush:
             return True
@@ -153,7 +153,7 @@ class Step:
         return not is_blank and self.min_start * signal.rate < signal.lag + before
 
     def at_edges(
-        self, buffer: Tensor, signal: Signal, before: int, padding: Padding = Padding.ZEROS
+        self, buffer: Tensor, signal: SignalRate, before: int, padding: Padding = Padding.ZEROS
     ) -> Tensor:
         """`buffer` [B, C, before + T] with `padding` wherever a row's stream is not."""
         if not self.has_edge(signal, before, padding):
@@ -175,7 +175,7 @@ class Step:
             is_inside_BT &= source_BT < ends_B1
         return buffer.where(is_inside_BT[:, None], 0)
 
-    def bounds(self, signal: Signal, starts: Sequence[int], valid: Sequence[int]) -> Bounds:
+    def bounds(self, signal: SignalRate, starts: Sequence[int], valid: Sequence[int]) -> Bounds:
         """Which of the steps at `signal` are samples: (starts, stops), one pair per row."""
         length = self.num_steps(signal)
         firsts = tuple(min(max(signal.lag - s * signal.rate, 0), length) for s in starts)

@@ -62,7 +62,7 @@ class WindowPolicy:
 
 
 @dataclass(slots=True)
-class _Row:
+class _RowFrames:
     """The frames before the next chunk: the prompt, and the last `buffer` of those decoded."""
 
     prompt_QF: Tensor
@@ -101,13 +101,13 @@ class WindowDecoder:
             _refuse_causal(policy)
         self._codec = codec
         self._policy = policy
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _RowFrames] = {}
         self.sample_rate, self.hop, self.num_rows = codec.sample_rate, codec.hop, num_rows
 
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
         """Start a new stream in each of `rows`; nothing here draws noise."""
         nothing_Q0 = torch.zeros(self._codec.num_codebooks, 0, dtype=torch.int64)
-        self._rows.update({row: _Row(nothing_Q0, nothing_Q0) for row in rows})
+        self._rows.update({row: _RowFrames(nothing_Q0, nothing_Q0) for row in rows})
 
     def hear(self, row: int, prompt_QF: Tensor) -> None:
         """The voice's own frames, before the row's first chunk; they are not given out."""
@@ -138,7 +138,7 @@ class WindowDecoder:
         none = (0,) * len(rows)
         return DecodedAudio(torch.zeros(len(rows), 0), none, none)
 
-    def _window(self, row: _Row, chunk_QF: Tensor) -> _Window:
+    def _window(self, row: _RowFrames, chunk_QF: Tensor) -> _Window:
         past_QF = row.past_QF.to(chunk_QF.device)
         prompt_QF = row.prompt_QF.to(chunk_QF.device)
         if row.has_begun:
@@ -148,7 +148,7 @@ class WindowDecoder:
         codes_QF = torch.cat((prompt_QF, past_QF, chunk_QF), 1)
         return _Window(codes_QF, prompt_QF.shape[1], past_QF.shape[1])
 
-    def _move_on(self, row: _Row, window: _Window) -> None:
+    def _move_on(self, row: _RowFrames, window: _Window) -> None:
         heard_QF = window.codes_QF[:, window.num_prompt :]
         row.past_QF = heard_QF[:, max(heard_QF.shape[1] - self._policy.buffer, 0) :].clone()
         row.has_begun = row.has_begun or window.codes_QF.shape[1] > window.num_context

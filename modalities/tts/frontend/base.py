@@ -30,7 +30,7 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedSegment:
     """One segment for the engine, and the piece of text it speaks.
 
     `unspoken` are the stretches of `utterance.spoken.text` that this model has no sounds for.
@@ -119,7 +119,7 @@ class FrontEnd(Protocol):
 
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
-    ) -> Iterator[Planned]:
+    ) -> Iterator[PlannedSegment]:
         """The segments that say `spoken`, each worked out when it is asked for.
 
         `voice` is a canonical name. The utterances are the whole text, in order. Raises

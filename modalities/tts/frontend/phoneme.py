@@ -14,7 +14,7 @@ from typing import Any
 from triptych.core.errors import UnsupportedOption
 from triptych.core.speech import SpeechSegment
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.frontend.base import Planned, Voice, unknown_voice
+from triptych.modalities.tts.frontend.base import PlannedSegment, Voice, unknown_voice
 from triptych.modalities.tts.frontend.phoneme_models import PhonemeModel, read_phoneme_model
 from triptych.modalities.tts.models.kokoro.mixture import parse_mixture
 from triptych.modalities.tts.text.chunks import ChunkLimits, Utterance, split_utterances
@@ -80,7 +80,7 @@ class PhonemeFrontEnd:
 
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
-    ) -> Iterator[Planned]:
+    ) -> Iterator[PlannedSegment]:
         """One segment per utterance. Raises `UnsupportedOption` for what it cannot do."""
         if instructions:
             raise UnsupportedOption(
@@ -89,14 +89,14 @@ class PhonemeFrontEnd:
             )
         return self._plan(spoken, self._dialect(voice, language))
 
-    def _plan(self, spoken: SpokenText, dialect: Dialect) -> Iterator[Planned]:
+    def _plan(self, spoken: SpokenText, dialect: Dialect) -> Iterator[PlannedSegment]:
         limits = _limits(spoken.text, streams=self._model.steps_per_s > 0)
         utterances = split_utterances(spoken, limits)
         fitting = (part for whole in utterances for part in self._fitting(whole, dialect))
         for index, (part, sounds) in enumerate(fitting):
             is_last = part.source.end == spoken.source.end
             pause_s = self._model.pauses_s.get(part.boundary, 0.0)
-            yield Planned(
+            yield PlannedSegment(
                 segment=self._segment(part, sounds, 0.0 if is_last else pause_s),
                 utterance=replace(part, index=index),
                 unspoken=sounds.unspoken,

@@ -15,7 +15,7 @@ from triptych.core.errors import UnsupportedOption, WeightsError
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.speech import SpeechSegment
 from triptych.core.tokenizer import encode, read_tokenizer
-from triptych.modalities.tts.frontend.base import Planned, Voice, unknown_voice
+from triptych.modalities.tts.frontend.base import PlannedSegment, Voice, unknown_voice
 from triptych.modalities.tts.text.chunks import ChunkLimits, Utterance, split_utterances
 from triptych.modalities.tts.text.guard import expected_duration
 from triptych.modalities.tts.text.spoken import Boundary, SpokenText
@@ -26,7 +26,7 @@ _FIRST_CHARACTERS = (100, 180)
 _PARAGRAPH_PAUSE_S = 0.4
 
 
-class Words:
+class PromptTokenizer:
     """A model's tokenizer, with which no text can spell a mark."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -110,7 +110,7 @@ class PromptFrontEnd:
 
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
-    ) -> Iterator[Planned]:
+    ) -> Iterator[PlannedSegment]:
         """One segment per utterance. Raises `UnsupportedOption` for what it cannot do."""
         if instructions and not self.takes_instructions:
             raise UnsupportedOption(
@@ -120,7 +120,7 @@ class PromptFrontEnd:
         for index, utterance in enumerate(split_utterances(spoken, limits)):
             is_last = utterance.source.end == spoken.source.end
             is_paragraph = utterance.boundary is Boundary.PARAGRAPH and not is_last
-            yield Planned(
+            yield PlannedSegment(
                 segment=self._segment(
                     utterance, voice, instructions, _PARAGRAPH_PAUSE_S if is_paragraph else 0.0
                 ),

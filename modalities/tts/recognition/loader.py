@@ -13,14 +13,14 @@ import torch
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.job import Job
-from triptych.core.speech import HearDelta, HearRequest
+from triptych.core.speech import TranscribeDelta, TranscribeRequest
 from triptych.core.staged_plan import Stage
 from triptych.core.staged_runner import StagedRunner
 from triptych.core.tokenizer import read_tokenizer
 from triptych.core.weights.checkpoint import Checkpoint
 from triptych.modalities.loader import DeviceLoader
-from triptych.modalities.tts.recognition.hearing import Recogniser
 from triptych.modalities.tts.recognition.model import WhisperNetwork
+from triptych.modalities.tts.recognition.recognizer import SpeechRecognizer
 from triptych.modalities.tts.recognition.spec import (
     FRAMES_PER_S,
     MAX_PART_S,
@@ -56,7 +56,7 @@ class RecognitionLoader(DeviceLoader):
                 report=report,
             )
             tokenizer = read_tokenizer(Path(self._folder), self.name)
-            runner = StagedRunner(Recogniser.of(network, tokenizer), self._device.torch)
+            runner = StagedRunner(SpeechRecognizer.of(network, tokenizer), self._device.torch)
             stack.callback(runner.close)
             close = stack.pop_all().close
         scheduler = StagedScheduler(
@@ -70,12 +70,13 @@ class RecognitionLoader(DeviceLoader):
 
 def open_pace(job: Job) -> TargetPace:
     """A recording is due never: who speaks or chats goes first. Raises `InvalidRequest`."""
-    request: HearRequest = job.request
+    request: TranscribeRequest = job.request
     num_samples = len(request.pcm) // _SAMPLE_BYTES
     if len(request.pcm) % _SAMPLE_BYTES or not 0 < num_samples <= MAX_PART_S * SAMPLE_RATE:
         raise InvalidRequest(f"A part of a recording holds 1 sample to {MAX_PART_S} s.")
     return TargetPace(
-        Stage("listen", num_samples / SAMPLE_RATE), cancelled=HearDelta(finish_reason="cancelled")
+        Stage("listen", num_samples / SAMPLE_RATE),
+        cancelled=TranscribeDelta(finish_reason="cancelled"),
     )
 
 

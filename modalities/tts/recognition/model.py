@@ -23,7 +23,7 @@ from transformers.models.whisper.modeling_whisper import WhisperForConditionalGe
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import Target, load_tensors
+from triptych.core.weights.loading import TensorTarget, load_tensors
 from triptych.modalities.tts.recognition.spec import WhisperSpec
 
 _TIED = "proj_out.weight"
@@ -59,7 +59,7 @@ class WhisperNetwork:
             network = _network(checkpoint.config, is_cpu=device.type == "cpu")
         network.to(dtype).to_empty(device=device)
         network.tie_weights()
-        targets = (Target(name, value) for name, value in network.named_parameters())
+        targets = (TensorTarget(name, value) for name, value in network.named_parameters())
         load_tensors(checkpoint, targets, ignored=(_TIED,), report=report)
         pack_linears(network, native)
         return cls(network, spec)
@@ -102,7 +102,7 @@ class WhisperNetwork:
         return self._heads
 
 
-class WindowDecoder:
+class WhisperWindow:
     """One encoded window, and the tokens fed so far."""
 
     def __init__(self, network: WhisperNetwork, encoded_1PD: Tensor) -> None:

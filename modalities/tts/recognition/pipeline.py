@@ -32,10 +32,10 @@ from triptych.modalities.tts.recognition.service import (
 from triptych.modalities.tts.recognition.source import WHISPER_TINY
 from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, Task
 from triptych.modalities.tts.recognition.transcript import (
-    HearingModel,
-    Segment,
     Transcript,
     TranscriptDelta,
+    TranscriptSegment,
+    WhisperTokenizer,
     gather,
 )
 from triptych.schedulers.base import ModelLoader
@@ -91,7 +91,7 @@ class TranscriptionPipeline(Pipeline[RecognitionService]):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], RecognitionService]:
-        model = HearingModel.open(resolved)
+        model = WhisperTokenizer.open(resolved)
         return lambda client: RecognitionService.from_config(config, [model], client, OwnIntake())
 
     @classmethod
@@ -113,13 +113,15 @@ class TranscriptionPipeline(Pipeline[RecognitionService]):
         """Async twin of calling the pipeline."""
         return await self._loop.run_async(self._whole(audio, options))
 
-    def stream(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Iterator[Segment]:
+    def stream(
+        self, audio: Audio, **options: Unpack[TranscribeOptions]
+    ) -> Iterator[TranscriptSegment]:
         """Write down a recording segment by segment. Leaving the loop early ends the work."""
         return self._loop.iterate(lambda: self._segments(audio, options))
 
     def astream(
         self, audio: Audio, **options: Unpack[TranscribeOptions]
-    ) -> AsyncGenerator[Segment, None]:
+    ) -> AsyncGenerator[TranscriptSegment, None]:
         """Async twin of `stream`."""
         return self._loop.iterate_async(lambda: self._segments(audio, options))
 
@@ -135,7 +137,7 @@ class TranscriptionPipeline(Pipeline[RecognitionService]):
 
     async def _segments(
         self, audio: Audio, options: TranscribeOptions
-    ) -> AsyncGenerator[Segment, None]:
+    ) -> AsyncGenerator[TranscriptSegment, None]:
         async with aclosing(self._deltas(audio, options)) as deltas:
             async for delta in deltas:
                 for segment in delta.segments:

@@ -13,36 +13,36 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import Name, Refused, without_refused
+from triptych.core.http.fields import Name, RefusedField, without_refused
 from triptych.modalities.tts.recognition.languages import LANGUAGES
 from triptych.modalities.tts.recognition.transcript import (
     ScoredToken,
-    Segment,
     Transcript,
     TranscriptDelta,
+    TranscriptSegment,
 )
-from triptych.modalities.tts.recognition.words import Word
+from triptych.modalities.tts.recognition.words import WordTiming
 
 MAX_PROMPT_CHARS = 8192
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
-_NO_SPEAKERS = Refused("nobody tells speakers apart here; leave it out.")
+_NO_SPEAKERS = RefusedField("nobody tells speakers apart here; leave it out.")
 _PAUSES = "windows end where the model hears a pause; leave it out."
 REFUSED = {
-    "keywords": Refused("put the words in prompt."),
-    "keywords[]": Refused("put the words in prompt."),
-    "languages": Refused("give one language, or none to have it found out."),
-    "languages[]": Refused("give one language, or none to have it found out."),
+    "keywords": RefusedField("put the words in prompt."),
+    "keywords[]": RefusedField("put the words in prompt."),
+    "languages": RefusedField("give one language, or none to have it found out."),
+    "languages[]": RefusedField("give one language, or none to have it found out."),
     "known_speaker_names": _NO_SPEAKERS,
     "known_speaker_names[]": _NO_SPEAKERS,
     "known_speaker_references": _NO_SPEAKERS,
     "known_speaker_references[]": _NO_SPEAKERS,
-    "chunking_strategy": Refused(_PAUSES, ("auto", '{"type":"server_vad"}')),
+    "chunking_strategy": RefusedField(_PAUSES, ("auto", '{"type":"server_vad"}')),
     # As OpenAI's client sends one with settings, of which those that it documents as defaults pass.
-    "chunking_strategy[type]": Refused(_PAUSES, ("auto", "server_vad")),
-    "chunking_strategy[threshold]": Refused(_PAUSES, ("0.5",)),
-    "chunking_strategy[prefix_padding_ms]": Refused(_PAUSES, ("300",)),
-    "chunking_strategy[silence_duration_ms]": Refused(_PAUSES, ("200",)),
+    "chunking_strategy[type]": RefusedField(_PAUSES, ("auto", "server_vad")),
+    "chunking_strategy[threshold]": RefusedField(_PAUSES, ("0.5",)),
+    "chunking_strategy[prefix_padding_ms]": RefusedField(_PAUSES, ("300",)),
+    "chunking_strategy[silence_duration_ms]": RefusedField(_PAUSES, ("200",)),
 }
 
 
@@ -154,7 +154,7 @@ class TimedWord(BaseModel):
     end: float
 
     @classmethod
-    def of(cls, word: Word) -> TimedWord:
+    def of(cls, word: WordTiming) -> TimedWord:
         """A word's entry."""
         return cls(word=word.text.strip(), start=round(word.start_s, 2), end=round(word.end_s, 2))
 
@@ -174,7 +174,7 @@ class TimedSegment(BaseModel):
     no_speech_prob: float
 
     @classmethod
-    def of(cls, segment: Segment) -> TimedSegment:
+    def of(cls, segment: TranscriptSegment) -> TimedSegment:
         """A segment's entry. `seek` counts hundredths of seconds, as Whisper's frames do."""
         return cls(
             id=segment.index,
@@ -229,7 +229,7 @@ class TextSegment(BaseModel):
     speaker: str
 
     @classmethod
-    def of(cls, segment: Segment) -> TextSegment:
+    def of(cls, segment: TranscriptSegment) -> TextSegment:
         """A segment's event."""
         return cls(
             type="transcript.text.segment",
@@ -293,7 +293,9 @@ def verbose_reply(
     )
 
 
-def _logprobs(segments: Sequence[Segment], has_logprobs: bool) -> dict[str, list[Logprob]]:
+def _logprobs(
+    segments: Sequence[TranscriptSegment], has_logprobs: bool
+) -> dict[str, list[Logprob]]:
     if not has_logprobs:
         return {}
     return {"logprobs": [Logprob.of(token) for part in segments for token in part.tokens]}

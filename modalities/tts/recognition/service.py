@@ -17,11 +17,15 @@ import numpy as np
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, Overloaded, UnknownModel
-from triptych.core.speech import HearDelta, HearRequest
+from triptych.core.speech import TranscribeDelta, TranscribeRequest
 from triptych.modalities.tts.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
 from triptych.modalities.tts.audio.resampling import Pcm
 from triptych.modalities.tts.recognition.spec import MAX_PART_S, SAMPLE_RATE, Task
-from triptych.modalities.tts.recognition.transcript import HearingModel, Segment, TranscriptDelta
+from triptych.modalities.tts.recognition.transcript import (
+    TranscriptDelta,
+    TranscriptSegment,
+    WhisperTokenizer,
+)
 from triptych.modalities.tts.recognition.windows import MAX_PROMPT_TEMPERATURE
 from triptych.schedulers.admission import Admission
 
@@ -66,7 +70,7 @@ class RecognitionService:
     def __init__(
         self,
         client: EngineClient,
-        models: Sequence[HearingModel],
+        models: Sequence[WhisperTokenizer],
         admission: Admission,
         intake: Intake,
     ) -> None:
@@ -80,7 +84,7 @@ class RecognitionService:
     def from_config(
         cls,
         config: Config,
-        models: Sequence[HearingModel],
+        models: Sequence[WhisperTokenizer],
         client: EngineClient,
         intake: Intake,
         *,
@@ -92,13 +96,13 @@ class RecognitionService:
         """
         return cls(client, models, admission or Admission(options=config.schedule), intake)
 
-    def model(self, name: str) -> HearingModel:
+    def model(self, name: str) -> WhisperTokenizer:
         """The model called `name`. Raises `UnknownModel`, naming those there are."""
         if name not in self.models:
             raise UnknownModel.among(self.models, name, "transcription model")
         return self.models[name]
 
-    def check(self, call: TranscribeCall) -> HearingModel:
+    def check(self, call: TranscribeCall) -> WhisperTokenizer:
         """The call's model, once it can do what is asked. Raises `RequestError`s."""
         model = self.model(call.model)
         model.check_task(call.task)
@@ -130,7 +134,7 @@ class RecognitionService:
                 )
                 async with aclosing(outputs) as stream:
                     async for output in stream:
-                        if isinstance(output.payload, HearDelta):
+                        if isinstance(output.payload, TranscribeDelta):
                             yield recording.take(output.payload)
                 recording.end_part(request)
 
@@ -156,7 +160,7 @@ def check_sound(pcm_S: Pcm) -> None:
 class _Recording:
     """One recording on its way through the engine, in parts that a message can hold."""
 
-    def __init__(self, model: HearingModel, call: TranscribeCall, duration_s: float) -> None:
+    def __init__(self, model: WhisperTokenizer, call: TranscribeCall, duration_s: float) -> None:
         self._model = model
         self._call = call
         self._duration_s = duration_s
@@ -173,10 +177,10 @@ class _Recording:
         """The engine's name for the part under way."""
         return f"{self._call.call_id}.{self._num_parts}"
 
-    def next_request(self, pcm_S: Pcm) -> HearRequest:
+    def next_request(self, pcm_S: Pcm) -> TranscribeRequest:
         """What the engine is asked next."""
         part_S = pcm_S[self._start : self._start + MAX_PART_S * SAMPLE_RATE]
-        return HearRequest(
+        return TranscribeRequest(
             pcm=part_S.astype("<f4").tobytes(),
             language=self._language,
             task=self._call.task,
@@ -188,7 +192,7 @@ class _Recording:
             tenant=self._call.tenant,
         )
 
-    def take(self, delta: HearDelta) -> TranscriptDelta:
+    def take(self, delta: TranscribeDelta) -> TranscriptDelta:
         """What the engine said, as the caller hears it."""
         self._heard = round(delta.heard_s * SAMPLE_RATE)
         self._language = delta.language or self._language
@@ -210,7 +214,7 @@ class _Recording:
             duration_s=self._duration_s,
         )
 
-    def end_part(self, request: HearRequest) -> None:
+    def end_part(self, request: TranscribeRequest) -> None:
         """The engine is done with a part; the next begins where it stopped."""
         assert self._heard or request.is_last, "a whole part has at least a window"
         self._start += self._heard
@@ -218,7 +222,7 @@ class _Recording:
         self._heard = 0
         self.is_over = request.is_last
 
-    def _text(self, segments: Sequence[Segment]) -> str:
+    def _text(self, segments: Sequence[TranscriptSegment]) -> str:
         """What they add to the text, which begins without a space."""
         text = "".join(segment.text for segment in segments)
         if not self._has_text:

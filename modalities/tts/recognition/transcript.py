@@ -14,12 +14,12 @@ from tokenizers import Tokenizer
 
 from triptych.core.byte_level import unspell
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.speech import HeardSegment, HeardToken
+from triptych.core.speech import TimedTokens, TranscriptToken
 from triptych.core.tokenizer import encode, read_tokenizer
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.recognition.languages import LANGUAGES, language_code
 from triptych.modalities.tts.recognition.spec import Task, WhisperSpec
-from triptych.modalities.tts.recognition.words import Word, words_of
+from triptych.modalities.tts.recognition.words import WordTiming, words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class TranscriptSegment:
     """A stretch of a transcript. `text` keeps the space before it; times are seconds."""
 
     index: int
@@ -41,7 +41,7 @@ class Segment:
     text: str
     token_ids: tuple[int, ...]
     tokens: tuple[ScoredToken, ...]
-    words: tuple[Word, ...]
+    words: tuple[WordTiming, ...]
     avg_logprob: float
     no_speech_prob: float
     compression_ratio: float
@@ -53,12 +53,12 @@ class Transcript:
     """A whole recording in writing. `language` is a code."""
 
     text: str
-    segments: tuple[Segment, ...]
+    segments: tuple[TranscriptSegment, ...]
     language: str
     duration_s: float
 
     @property
-    def words(self) -> tuple[Word, ...]:
+    def words(self) -> tuple[WordTiming, ...]:
         """All words in order, where their times were asked for."""
         return tuple(word for segment in self.segments for word in segment.words)
 
@@ -68,14 +68,14 @@ class TranscriptDelta:
     """What one window added: finished segments. `text` deltas together are the transcript's."""
 
     text: str
-    segments: tuple[Segment, ...]
+    segments: tuple[TranscriptSegment, ...]
     language: str
     heard_s: float
     duration_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class HearingModel:
+class WhisperTokenizer:
     """What the API process knows of one recogniser."""
 
     name: str
@@ -86,7 +86,7 @@ class HearingModel:
         self.tokenizer.encode_special_tokens = True  # a caller's prompt spells none
 
     @classmethod
-    def open(cls, resolved: ResolvedModel) -> HearingModel:
+    def open(cls, resolved: ResolvedModel) -> WhisperTokenizer:
         """Read a resolved model's folder. Raises `WeightsError` when it lacks something."""
         folder = Path(resolved.folder)
         tokenizer = read_tokenizer(folder, resolved.name)
@@ -127,12 +127,14 @@ class HearingModel:
         """The text of tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def segment(self, heard: HeardSegment, index: int, offset_s: float, language: str) -> Segment:
+    def segment(
+        self, heard: TimedTokens, index: int, offset_s: float, language: str
+    ) -> TranscriptSegment:
         """A heard segment in words, in a recording of which its part begins at `offset_s`."""
         tokens = [_later(token, offset_s) for token in heard.tokens]
         ids = tuple(token.token_id for token in tokens)
         has_times = all(token.end_s >= 0 for token in heard.tokens)
-        return Segment(
+        return TranscriptSegment(
             index=index,
             start_s=heard.start_s + offset_s,
             end_s=heard.end_s + offset_s,
@@ -146,7 +148,7 @@ class HearingModel:
             temperature=heard.temperature,
         )
 
-    def _scored(self, token: HeardToken) -> ScoredToken:
+    def _scored(self, token: TranscriptToken) -> ScoredToken:
         data = unspell(self.tokenizer.id_to_token(token.token_id) or "")
         return ScoredToken(data.decode("utf-8", errors="replace"), data, token.logprob)
 
@@ -162,7 +164,7 @@ def gather(deltas: Sequence[TranscriptDelta]) -> Transcript:
     )
 
 
-def _later(token: HeardToken, offset_s: float) -> HeardToken:
-    return HeardToken(
+def _later(token: TranscriptToken, offset_s: float) -> TranscriptToken:
+    return TranscriptToken(
         token.token_id, token.start_s + offset_s, token.end_s + offset_s, token.logprob
     )

@@ -115,7 +115,7 @@ def _frame(spec: WhisperSpec, token_id: int) -> int:
     return (token_id - spec.first_timestamp_id) * FRAMES_PER_POSITION
 
 
-class Reading:
+class TranscriptCursor:
     """Where a transcript stands: the frame it has reached, and the tokens the next window sees."""
 
     def __init__(self, spec: WhisperSpec, prompt_ids: Sequence[int]) -> None:

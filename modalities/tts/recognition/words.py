@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from triptych.core.speech import HeardToken
+from triptych.core.speech import TranscriptToken
 from triptych.modalities.tts.recognition.languages import UNSPACED
 
 Decode = Callable[[Sequence[int]], str]
@@ -24,7 +24,7 @@ _MAX_MEDIAN_S = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class WordTiming:
     """A word, with the space before it and the punctuation around it, and when it is said."""
 
     text: str
@@ -32,33 +32,35 @@ class Word:
     end_s: float
 
 
-def words_of(tokens: Sequence[HeardToken], decode: Decode, language: str) -> tuple[Word, ...]:
+def words_of(
+    tokens: Sequence[TranscriptToken], decode: Decode, language: str
+) -> tuple[WordTiming, ...]:
     """The words of one segment. Its tokens have times."""
     pieces = list(_characters(tokens, decode))
     words = pieces if language in UNSPACED else list(_joined(pieces))
     return tuple(_within_reason(_with_punctuation(words)))
 
 
-def _characters(tokens: Sequence[HeardToken], decode: Decode) -> Iterator[Word]:
+def _characters(tokens: Sequence[TranscriptToken], decode: Decode) -> Iterator[WordTiming]:
     """The shortest runs of tokens that are whole characters."""
-    run: list[HeardToken] = []
+    run: list[TranscriptToken] = []
     for token in tokens:
         run.append(token)
         text = decode([piece.token_id for piece in run])
         if _BROKEN not in text:
-            yield Word(text, run[0].start_s, run[-1].end_s)
+            yield WordTiming(text, run[0].start_s, run[-1].end_s)
             run = []
     if run:  # a character that was never finished
-        yield Word(decode([piece.token_id for piece in run]), run[0].start_s, run[-1].end_s)
+        yield WordTiming(decode([piece.token_id for piece in run]), run[0].start_s, run[-1].end_s)
 
 
-def _joined(pieces: Sequence[Word]) -> Iterator[Word]:
+def _joined(pieces: Sequence[WordTiming]) -> Iterator[WordTiming]:
     """Pieces put together up to the next space or punctuation mark."""
-    word: Word | None = None
+    word: WordTiming | None = None
     for piece in pieces:
         is_new = piece.text.startswith(" ") or piece.text in string.punctuation
         if word is not None and (not is_new or word.text.isspace()):
-            word = Word(word.text + piece.text, word.start_s, piece.end_s)
+            word = WordTiming(word.text + piece.text, word.start_s, piece.end_s)
             continue
         if word is not None:
             yield word
@@ -67,9 +69,9 @@ def _joined(pieces: Sequence[Word]) -> Iterator[Word]:
         yield word
 
 
-def _with_punctuation(words: Sequence[Word]) -> list[Word]:
+def _with_punctuation(words: Sequence[WordTiming]) -> list[WordTiming]:
     """Marks joined to the words they belong to, whose times they do not change."""
-    merged: list[Word] = []
+    merged: list[WordTiming] = []
     opening = ""
     for word in words:
         mark = word.text.strip()
@@ -85,7 +87,7 @@ def _with_punctuation(words: Sequence[Word]) -> list[Word]:
     return merged
 
 
-def _within_reason(words: Sequence[Word]) -> Iterator[Word]:
+def _within_reason(words: Sequence[WordTiming]) -> Iterator[WordTiming]:
     """Words beside a pause give it back: at a sentence's ends none lasts over twice the median."""
     lengths = [word.end_s - word.start_s for word in words if word.end_s > word.start_s]
     longest_s = 2 * min(statistics.median(lengths), _MAX_MEDIAN_S) if lengths else 0.0

@@ -10,7 +10,7 @@ import re
 
 from triptych.modalities.tts.text.language import alternatives
 from triptych.modalities.tts.text.numbers import digits
-from triptych.modalities.tts.text.rules import WORD_END, Rule, RuleSet, Voice
+from triptych.modalities.tts.text.rules import WORD_END, ReadingRules, Rule, RuleSet
 
 _TAIL = r"[^\s<>\"()]{0,2048}(?<![.,;:!?'*_~…])"
 _PART = re.compile(r"[^\W\d_]+|\d{1,40}|[^\w]|_")
@@ -18,7 +18,7 @@ _SYLLABLE = re.compile(r"[^aeiou][aeiou]\Z")
 _CAMEL = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]|\d{1,40}|[^\W\d_]+")
 
 
-def address_rules(voice: Voice) -> RuleSet:
+def address_rules(voice: ReadingRules) -> RuleSet:
     """The rules for addresses and numbers that name something."""
     addresses = _Addresses(voice)
     words = voice.language.words
@@ -78,7 +78,7 @@ def address_rules(voice: Voice) -> RuleSet:
 
 
 class _Addresses:
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: ReadingRules) -> None:
         self._say = voice.numbers
         self._signs = voice.language.address_signs
         self._phone_cues = voice.language.words.phone_cues

@@ -12,9 +12,9 @@ import re
 from triptych.modalities.tts.text.language import alternatives
 from triptych.modalities.tts.text.rules import (
     WORD_END,
+    ReadingRules,
     Rule,
     RuleSet,
-    Voice,
     ended,
     is_sentence_end,
     word_before,
@@ -28,7 +28,7 @@ _YEAR = r"(?:,? (?P<year>\d{4})(?![\w,]\d|[\w%])|(?P<noyear>))"
 _MIN_YEAR_DIGITS = 4
 
 
-def date_rules(voice: Voice) -> RuleSet:
+def date_rules(voice: ReadingRules) -> RuleSet:
     """The rules for dates and times."""
     dates = _Dates(voice)
     return RuleSet(
@@ -38,7 +38,7 @@ def date_rules(voice: Voice) -> RuleSet:
     )
 
 
-def _numeric_dates(voice: Voice, dates: _Dates) -> tuple[Rule, ...]:
+def _numeric_dates(voice: ReadingRules, dates: _Dates) -> tuple[Rule, ...]:
     """Dates that begin with digits."""
     day_first = rf"(?:(?<=the )|(?P<the>[Tt]he )?){_DAYS}"
     month = rf"(?P<month>{_month_names(voice)})"
@@ -56,7 +56,7 @@ def _numeric_dates(voice: Voice, dates: _Dates) -> tuple[Rule, ...]:
     )
 
 
-def _times(voice: Voice, dates: _Dates) -> tuple[Rule, ...]:
+def _times(voice: ReadingRules, dates: _Dates) -> tuple[Rule, ...]:
     """Clock times and durations, which all begin with digits."""
     zone = rf"(?P<zone>Z| ?{alternatives(voice.language.words.timezones)}{WORD_END})?"
     length = rf"(?:(\d{{1,3}})h ?)?(\d{{1,3}})(?:m|min) ?(?:(\d{{1,3}})s)?{WORD_END}"
@@ -71,7 +71,7 @@ def _times(voice: Voice, dates: _Dates) -> tuple[Rule, ...]:
     )
 
 
-def _named_dates(voice: Voice, dates: _Dates) -> tuple[Rule, ...]:
+def _named_dates(voice: ReadingRules, dates: _Dates) -> tuple[Rule, ...]:
     """Dates that begin with a month or weekday, short or in full."""
     months, weekdays = _month_names(voice), _weekday_names(voice)
     month = rf"(?<!\w)(?P<month>{months})\.?"
@@ -87,7 +87,7 @@ def _named_dates(voice: Voice, dates: _Dates) -> tuple[Rule, ...]:
     )
 
 
-def _until(voice: Voice) -> Rule:
+def _until(voice: ReadingRules) -> Rule:
     """The dash between two times or days."""
     names = f"(?:{_weekday_names(voice)}|{_month_names(voice)})"
     return Rule(
@@ -100,17 +100,17 @@ def _until(voice: Voice) -> Rule:
     )
 
 
-def _weekday_names(voice: Voice) -> str:
+def _weekday_names(voice: ReadingRules) -> str:
     return alternatives(name[:n] for name in voice.language.words.weekdays for n in (3, 4, 5))
 
 
-def _month_names(voice: Voice) -> str:
+def _month_names(voice: ReadingRules) -> str:
     full = voice.language.words.months
     return alternatives({*full, *(name[:3] for name in full), "Sept"})
 
 
 class _Dates:
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: ReadingRules) -> None:
         self._say = voice.numbers
         self._order = voice.order
         self._months = voice.language.words.months

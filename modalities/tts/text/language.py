@@ -15,7 +15,7 @@ from triptych.core.once import once
 from triptych.core.typed import convert
 
 
-class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WordLists(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Plain word lists; english.toml says what each is for."""
 
     months: tuple[str, ...]
@@ -54,7 +54,7 @@ class Language(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operators: dict[str, str]
     address_signs: dict[str, str]
     greek: dict[str, str]
-    words: Words
+    words: WordLists
 
 
 @once

@@ -10,9 +10,9 @@ import re
 from triptych.modalities.tts.text.language import alternatives
 from triptych.modalities.tts.text.rules import (
     WORD_END,
+    ReadingRules,
     Rule,
     RuleSet,
-    Voice,
     ended,
     is_sentence_end,
     word_after,
@@ -27,7 +27,7 @@ _AFTER_I = frozenset({"am", "was", "have", "had", "will", "would", "can", "think
 _MAX_NAMELESS_ROMAN = 39  # larger ones without a cue are more often something else
 
 
-def phrase_rules(voice: Voice) -> RuleSet:
+def phrase_rules(voice: ReadingRules) -> RuleSet:
     """The rule for tokens that are listed whole; it comes before all others."""
     phrases = voice.language.phrases
     pattern = rf"(?<!\w){alternatives(phrases)}(?:(?<=\W)|{WORD_END})"
@@ -35,7 +35,7 @@ def phrase_rules(voice: Voice) -> RuleSet:
     return RuleSet(digit=(rule,), letter=(rule,), sign=(rule,))
 
 
-def name_rules(voice: Voice) -> RuleSet:
+def name_rules(voice: ReadingRules) -> RuleSet:
     """The rules for words and marks of names; they come after all others."""
     names = _Names(voice)
     lang = voice.language
@@ -76,7 +76,7 @@ def name_rules(voice: Voice) -> RuleSet:
 
 
 class _Names:
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: ReadingRules) -> None:
         self._lang = voice.language
         self._say = voice.numbers
         self._spells = voice.spells_acronyms

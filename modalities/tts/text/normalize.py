@@ -23,8 +23,8 @@ from triptych.modalities.tts.text.names import name_rules, phrase_rules
 from triptych.modalities.tts.text.numbers import NumberWords
 from triptych.modalities.tts.text.pronounced import put_back, take_out
 from triptych.modalities.tts.text.quantities import quantity_rules
-from triptych.modalities.tts.text.rules import Rule, RuleSet, Voice
-from triptych.modalities.tts.text.sentences import Sentence, split_sentences
+from triptych.modalities.tts.text.rules import ReadingRules, Rule, RuleSet
+from triptych.modalities.tts.text.sentences import SentenceSpan, split_sentences
 from triptych.modalities.tts.text.spoken import Boundary, SpokenBuilder, SpokenText
 
 _MARKS = frozenset(".,;:!?…—\"'()¿¡。、！？，；：・")
@@ -56,7 +56,7 @@ class Normalizer:
         self._options = options or NormalizeOptions()
         self._language = language or english()
         is_us = self._options.dialect == "us"
-        voice = Voice(
+        voice = ReadingRules(
             self._language,
             NumberWords(use_and=not is_us),
             "mdy" if is_us else "dmy",
@@ -79,7 +79,7 @@ class Normalizer:
             self._read(scan, sentence)
         return put_back(scan.finish(len(plain)), notations)
 
-    def _read(self, scan: _Scan, sentence: Sentence) -> None:
+    def _read(self, scan: _Scan, sentence: SentenceSpan) -> None:
         text, at, end = scan.text, sentence.start, sentence.end
         body_end = at + len(text[at:end].rstrip())
         while at < body_end:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from triptych.modalities.tts.text.spoken import Pronunciation, Segment, Span, SpokenText
+from triptych.modalities.tts.text.spoken import AlignedSpan, Pronunciation, Span, SpokenText
 
 _NOTATION = re.compile(r"\[(?P<word>[^\[\]\n]{1,200})\]\(/(?P<phonemes>[^/()\n]{1,200})/\)")
 
@@ -50,20 +50,20 @@ def put_back(spoken: SpokenText, notations: tuple[Notation, ...]) -> SpokenText:
     return SpokenText(spoken.text, segments, spoken.breaks, tuple(filter(None, given)))
 
 
-def _cut(segment: Segment, cuts: list[int]) -> Iterator[Segment]:
+def _cut(segment: AlignedSpan, cuts: list[int]) -> Iterator[AlignedSpan]:
     """An aligned segment, cut where a notation's word begins or ends."""
     start, stop = segment.source
     inner = [at for at in cuts if start < at < stop] if segment.is_aligned else []
     shift = segment.spoken.start - start
     for left, right in zip([start, *inner], [*inner, stop], strict=True):
         spoken = Span(left + shift, right + shift) if inner else segment.spoken
-        yield Segment(spoken, Span(left, right), segment.is_aligned)
+        yield AlignedSpan(spoken, Span(left, right), segment.is_aligned)
 
 
-def _restored(piece: Segment, notations: tuple[Notation, ...]) -> Segment:
+def _restored(piece: AlignedSpan, notations: tuple[Notation, ...]) -> AlignedSpan:
     source = Span(*(_source_at(at, notations) for at in piece.source))
     is_aligned = piece.is_aligned and source.end - source.start == len(range(*piece.spoken))
-    return Segment(piece.spoken, source, is_aligned)
+    return AlignedSpan(piece.spoken, source, is_aligned)
 
 
 def _source_at(plain: int, notations: tuple[Notation, ...]) -> int:
@@ -78,7 +78,7 @@ def _source_at(plain: int, notations: tuple[Notation, ...]) -> int:
     return plain + shift
 
 
-def _pronunciation(notation: Notation, pieces: list[Segment]) -> Pronunciation | None:
+def _pronunciation(notation: Notation, pieces: list[AlignedSpan]) -> Pronunciation | None:
     """Where a notation's word is spoken; None where it was read as one with its neighbours."""
     start, end = notation.plain
     inside = [

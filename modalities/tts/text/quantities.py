@@ -13,9 +13,9 @@ from triptych.modalities.tts.text.numbers import digits, plural
 from triptych.modalities.tts.text.rules import (
     NUM,
     WORD_END,
+    ReadingRules,
     Rule,
     RuleSet,
-    Voice,
     is_attached,
     is_singular,
     word_after,
@@ -32,7 +32,7 @@ _STATE = re.compile(r"[A-Z]{2}\Z")  # before a postal code
 _OUT_OF = (10, 100)
 
 
-def quantity_rules(voice: Voice) -> RuleSet:
+def quantity_rules(voice: ReadingRules) -> RuleSet:
     """The rules for numbers, most specific first."""
     quantities = _Quantities(voice)
     measured = [
@@ -70,17 +70,17 @@ def quantity_rules(voice: Voice) -> RuleSet:
     return RuleSet(digit=counted, letter=codes, sign=signed)
 
 
-def _symbols(voice: Voice) -> str:
+def _symbols(voice: ReadingRules) -> str:
     return alternatives(sign for sign in voice.language.currencies if not sign.isalpha())
 
 
-def _magnitude(voice: Voice) -> str:
+def _magnitude(voice: ReadingRules) -> str:
     words = alternatives(word for word in voice.language.magnitudes if len(word) > 3)
     letters = alternatives(word for word in voice.language.magnitudes if len(word) <= 3)
     return rf"(?:(?:[ -]?(?P<large>{words})|(?P<short>{letters})){WORD_END})?"
 
 
-def _per(voice: Voice) -> str:
+def _per(voice: ReadingRules) -> str:
     names = alternatives({**voice.language.units, **voice.language.per})
     return rf"(?:/(?P<per>{names}){WORD_END}(?!/))?"
 
@@ -90,7 +90,7 @@ def _range(repeated: str = "") -> str:
     return rf"(?P<low>{NUM}|\.\d{{2}}(?!\d))(?:{_DASH}(?:{repeated})?(?P<high>{NUM}))?"
 
 
-def _money(voice: Voice) -> re.Pattern[str]:
+def _money(voice: ReadingRules) -> re.Pattern[str]:
     sign, codes = _symbols(voice), alternatives(filter(str.isalpha, voice.language.currencies))
     amount = _range(sign) + _magnitude(voice)
     return re.compile(
@@ -99,7 +99,7 @@ def _money(voice: Voice) -> re.Pattern[str]:
     )
 
 
-def _code_money(voice: Voice) -> re.Pattern[str]:
+def _code_money(voice: ReadingRules) -> re.Pattern[str]:
     codes = alternatives(code for code in voice.language.currencies if code[0].isalpha())
     return re.compile(rf"(?<!\w)(?P<before>{codes}) ?{_range(codes)}{_magnitude(voice)}(?!\d)")
 
@@ -109,7 +109,7 @@ def _renamed(pattern: str) -> str:
     return re.sub(r"\(\?P<(\w+)>", r"(?P<\1_>", pattern)
 
 
-def _measure(voice: Voice) -> re.Pattern[str]:
+def _measure(voice: ReadingRules) -> re.Pattern[str]:
     lang = voice.language
     tight, loose = alternatives({**lang.tight_units, **lang.units}), alternatives(lang.units)
     return re.compile(
@@ -129,7 +129,7 @@ def _arc() -> re.Pattern[str]:
 
 
 class _Quantities:
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: ReadingRules) -> None:
         self._lang = voice.language
         self._say = voice.numbers
 

@@ -50,7 +50,7 @@ class RuleSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class ReadingRules:
     """How to say things: the tables, the number words and the order of ambiguous dates."""
 
     language: Language

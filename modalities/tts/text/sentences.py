@@ -29,7 +29,7 @@ _LIST_NUMBER = re.compile(r"(?:\d{1,3}|[A-Za-z])\Z")
 _MAX_WORD = 40  # no abbreviation is longer
 
 
-class Sentence(NamedTuple):
+class SentenceSpan(NamedTuple):
     """Characters `start:end`, white space after it included, and how strong its end is."""
 
     start: int
@@ -37,7 +37,7 @@ class Sentence(NamedTuple):
     boundary: Boundary
 
 
-def split_sentences(text: str, language: Language | None = None) -> tuple[Sentence, ...]:
+def split_sentences(text: str, language: Language | None = None) -> tuple[SentenceSpan, ...]:
     """The sentences of `text` in order; together they are the whole text, nothing twice."""
     return tuple(_Splitter(text, language or english()).run())
 
@@ -48,7 +48,7 @@ class _Splitter:
         self._language = language
         self._start = 0  # of the sentence that is open
 
-    def run(self) -> Iterator[Sentence]:
+    def run(self) -> Iterator[SentenceSpan]:
         text = self._text
         for stop in _STOP.finditer(text):
             end = _SPACE.match(text, stop.end()).end()  # type: ignore[union-attr]  # matches always
@@ -61,10 +61,10 @@ class _Splitter:
             else:
                 continue
             if text[self._start : end].strip():
-                yield Sentence(self._start, end, boundary)
+                yield SentenceSpan(self._start, end, boundary)
                 self._start = end
         if self._start < len(text):
-            yield Sentence(self._start, len(text), Boundary.PARAGRAPH)
+            yield SentenceSpan(self._start, len(text), Boundary.PARAGRAPH)
 
     def _ends_sentence(self, stop: re.Match[str], end: int) -> bool:
         text = self._text

@@ -39,7 +39,7 @@ class Break(NamedTuple):
     boundary: Boundary
 
 
-class Segment(NamedTuple):
+class AlignedSpan(NamedTuple):
     """`spoken` was made from `source`; an aligned segment maps character by character."""
 
     spoken: Span
@@ -54,7 +54,7 @@ class Pronunciation(NamedTuple):
     phonemes: str
 
 
-class Word(NamedTuple):
+class SpokenWord(NamedTuple):
     """One spoken word, and the whole stretch of the source that it reads out."""
 
     text: str
@@ -71,7 +71,7 @@ class SpokenText:
     """
 
     text: str
-    segments: tuple[Segment, ...]
+    segments: tuple[AlignedSpan, ...]
     breaks: tuple[Break, ...] = ()
     pronunciations: tuple[Pronunciation, ...] = ()
     _ends: list[int] = field(init=False, repr=False, compare=False)
@@ -131,7 +131,7 @@ class SpokenText:
             ),
         )
 
-    def _clip(self, segment: Segment, start: int, end: int) -> Segment | None:
+    def _clip(self, segment: AlignedSpan, start: int, end: int) -> AlignedSpan | None:
         spoken, source, is_aligned = segment
         if spoken.start >= end and spoken.end > end:
             return None
@@ -140,13 +140,13 @@ class SpokenText:
             source.start if low == spoken.start else self.source_at(low),
             source.end if high == spoken.end else self.source_at(high),
         )
-        return Segment(Span(low - start, high - start), clipped, is_aligned)
+        return AlignedSpan(Span(low - start, high - start), clipped, is_aligned)
 
-    def words(self) -> Iterator[Word]:
+    def words(self) -> Iterator[SpokenWord]:
         """The spoken words in order, punctuation included, each with its source."""
         for match in _WORD.finditer(self.text):
             span = Span(*match.span())
-            yield Word(match.group(), span, self.source_span(*span))
+            yield SpokenWord(match.group(), span, self.source_span(*span))
 
 
 class SpokenBuilder:
@@ -154,7 +154,7 @@ class SpokenBuilder:
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
-        self._segments: list[Segment] = []
+        self._segments: list[AlignedSpan] = []
         self._breaks: list[Break] = []
         self._length = 0
         self._source = 0
@@ -167,7 +167,7 @@ class SpokenBuilder:
     def add(self, spoken: str, source_end: int, *, is_aligned: bool) -> None:
         """Say `spoken` for the source from where the last segment ended up to `source_end`."""
         assert source_end >= self._source
-        segment = Segment(
+        segment = AlignedSpan(
             Span(self._length, self._length + len(spoken)),
             Span(self._source, source_end),
             is_aligned,
@@ -176,7 +176,7 @@ class SpokenBuilder:
         self._pieces.append(spoken)
         if is_aligned and self._segments and self._segments[-1].is_aligned:
             last = self._segments.pop()
-            segment = Segment(
+            segment = AlignedSpan(
                 Span(last.spoken.start, segment.spoken.end),
                 Span(last.source.start, source_end),
                 True,

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from triptych.modalities.vlm.slots.config import SlotConfig
-from triptych.modalities.vlm.slots.reader import Reader, Teller
+from triptych.modalities.vlm.slots.reader import SlotHead, SlotProjector
 from triptych.modalities.vlm.slots.tower import EfficientNetLite
 
 
@@ -23,8 +23,8 @@ class SlotModel(PreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         vision: Any = config.vision_config
         self.tower = EfficientNetLite()
-        self.reader = Reader(vision)
-        self.teller = Teller(vision, config.get_text_config().hidden_size)
+        self.reader = SlotHead(vision)
+        self.teller = SlotProjector(vision, config.get_text_config().hidden_size)
         self.post_init()
 
     def get_image_features(

@@ -24,14 +24,14 @@ NUM_LETTERS = 27
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SlotScores:
     """Scores: `[B, S]` for each slot, and `[B, L, A]` for the letters."""
 
     fields: Sequence[Tensor]
     letters_BLA: Tensor
 
 
-class Reader(nn.Module):
+class SlotHead(nn.Module):
     """Looks for each slot among both maps."""
 
     def __init__(self, config: SlotVisionConfig) -> None:
@@ -45,7 +45,7 @@ class Reader(nn.Module):
         self.places = nn.Parameter(0.02 * torch.randn(num_places, size))
         self.queries = nn.Parameter(torch.randn(num_queries, size))
         self.looks = nn.ModuleList(
-            Look(size, config.num_looks) for _ in range(config.num_hidden_layers)
+            SlotQueries(size, config.num_looks) for _ in range(config.num_hidden_layers)
         )
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(
@@ -65,7 +65,7 @@ class Reader(nn.Module):
         )
         self.letters = nn.Linear(size, NUM_LETTERS)
 
-    def forward(self, middle_BTC: Tensor, last_BTC: Tensor) -> Said:
+    def forward(self, middle_BTC: Tensor, last_BTC: Tensor) -> SlotScores:
         """Scores of all slots."""
         memory_BTD = torch.cat((self.middle(middle_BTC), self.last(last_BTC)), 1) + self.places
         x_BQD = self.queries.expand(len(memory_BTD), -1, -1)
@@ -73,10 +73,10 @@ class Reader(nn.Module):
             x_BQD = layer(look(x_BQD, memory_BTD))
         x_BQD = self.norm(x_BQD)
         fields = [self.heads[kind](x_BQD[:, i]) for i, kind in enumerate(self._kinds)]
-        return Said(fields, self.letters(x_BQD[:, len(self._kinds) :]))
+        return SlotScores(fields, self.letters(x_BQD[:, len(self._kinds) :]))
 
 
-class Look(nn.Module):
+class SlotQueries(nn.Module):
     """Cross-attention that leaves the memory as it is: few queries look at many places.
 
     Queries are projected into the memory's own space, once for each head, and what they find is
@@ -98,7 +98,7 @@ class Look(nn.Module):
         return x_BQD + added
 
 
-class Teller(nn.Module):
+class SlotProjector(nn.Module):
     """Slots in soft words."""
 
     spelling: Tensor
@@ -117,7 +117,7 @@ class Teller(nn.Module):
         spelling = torch.zeros(config.num_words, config.num_letters, dtype=torch.uint8)
         self.register_buffer("spelling", spelling)
 
-    def forward(self, said: Said) -> Tensor:
+    def forward(self, said: SlotScores) -> Tensor:
         """`[B, P, C]`."""
         shares = [scores.float().softmax(-1) for scores in said.fields]
         return self.tell([*shares, self._word_shares(said.letters_BLA)])

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from triptych.modalities.vlm.slots.reader import Teller
+from triptych.modalities.vlm.slots.reader import SlotProjector
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -139,7 +139,7 @@ class LanguageTrainer:
     """Teller, changes, and where they stand."""
 
     def __init__(
-        self, model: LlamaForCausalLM, teller: Teller, talk: Talk, options: LanguageTraining
+        self, model: LlamaForCausalLM, teller: SlotProjector, talk: Talk, options: LanguageTraining
     ) -> None:
         torch.manual_seed(options.seed)
         self.options, self.model, self.teller, self.talk = options, model, teller, talk

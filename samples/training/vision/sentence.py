@@ -15,7 +15,7 @@ from torch import Tensor
 from words import LONGEST
 
 from triptych.modalities.vlm.slots.config import SlotVisionConfig
-from triptych.modalities.vlm.slots.reader import Teller
+from triptych.modalities.vlm.slots.reader import SlotProjector
 
 SENTENCE: tuple[str | int, ...] = (
     "Picture:", 0, 1, 2, 3, ",", 4, ";", 5, 6, ",", 7, "; background:", 8, "; text:", 9, ".",
@@ -40,7 +40,7 @@ def eyes_config(
 
 
 def first_words(
-    teller: Teller,
+    teller: SlotProjector,
     classes: Mapping[str, Sequence[str]],
     words: Sequence[str],
     tokenizer: Tokenizer,

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triptych.modalities.vlm.slots.config import SlotVisionConfig
-from triptych.modalities.vlm.slots.reader import Reader, Said
+from triptych.modalities.vlm.slots.reader import SlotHead, SlotScores
 
 _NUM_TEST = 1024
 _LOG_EVERY = 200
@@ -65,7 +65,7 @@ def train_reader(folder: Path, config: SlotVisionConfig, options: SlotTraining) 
     """Train until the time is over; the checkpoint is `reader.pt`."""
     torch.manual_seed(options.seed)
     file, maps = folder / "reader.pt", Maps(folder)
-    reader = Reader(config)
+    reader = SlotHead(config)
     optimizer = torch.optim.AdamW(
         reader.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
     )
@@ -90,7 +90,7 @@ def train_reader(folder: Path, config: SlotVisionConfig, options: SlotTraining) 
 
 
 def _step(
-    reader: Reader, optimizer: torch.optim.Optimizer, rows: tuple[Tensor, Tensor, Tensor]
+    reader: SlotHead, optimizer: torch.optim.Optimizer, rows: tuple[Tensor, Tensor, Tensor]
 ) -> float:
     middle, last, labels = rows
     dropped = (functional.dropout1d(lines.mT, _DROPPED).mT for lines in (middle, last))
@@ -104,7 +104,7 @@ def _step(
     return loss.item()
 
 
-def loss_of(said: Said, labels: Tensor) -> Tensor:
+def loss_of(said: SlotScores, labels: Tensor) -> Tensor:
     """The slots' cross entropies, and that of letters, which count less where there is no word."""
     fields = [
         functional.cross_entropy(scores.float(), labels[:, index], ignore_index=UNKNOWN)
@@ -122,7 +122,7 @@ def loss_of(said: Said, labels: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def test(reader: Reader, maps: Maps) -> dict[str, float]:
+def test(reader: SlotHead, maps: Maps) -> dict[str, float]:
     """Shares of pictures for testing whose slots are right, and of words read without fault."""
     *lines, labels = maps.rows(maps.test)
     with torch.autocast("cpu", torch.bfloat16):
@@ -144,7 +144,7 @@ def _shown(shares: Mapping[str, float]) -> str:
 
 
 def _save(
-    file: Path, reader: Reader, optimizer: torch.optim.Optimizer, spent: Sequence[float]
+    file: Path, reader: SlotHead, optimizer: torch.optim.Optimizer, spent: Sequence[float]
 ) -> None:
     state = {
         "reader": reader.state_dict(),

@@ -160,7 +160,7 @@ def _language(run: Run, options: argparse.Namespace) -> None:
     from language_training import LanguageTrainer, LanguageTraining, Talk, Telling, train_language
     from transformers import LlamaForCausalLM
 
-    from triptych.modalities.vlm.slots.reader import Teller
+    from triptych.modalities.vlm.slots.reader import SlotProjector
 
     training = LanguageTraining(
         minutes=options.minutes,
@@ -169,7 +169,7 @@ def _language(run: Run, options: argparse.Namespace) -> None:
         rank=options.rank,
     )
     model = LlamaForCausalLM.from_pretrained(run.language, dtype=torch.bfloat16)
-    teller, words = Teller(run.config, model.config.hidden_size), known_words(run.lexicon)
+    teller, words = SlotProjector(run.config, model.config.hidden_size), known_words(run.lexicon)
     embeddings = model.get_input_embeddings().weight.detach()
     first_words(teller, run.classes, words, run.tokenizer, embeddings)
     talk = Talk(run.tokenizer, run.config.num_positions)

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from teacher import asset
 from torch import Tensor
 
-from triptych.modalities.tts.models.voice.config import CodecConfig, TalkerConfig, VoiceConfig
+from triptych.modalities.tts.models.voice.config import AcousticConfig, CodecConfig, VoiceConfig
 
 MAX_CODEC_PARAMETERS, MAX_TALKER_PARAMETERS = 6_000_000, 14_000_000
 MAX_BYTES = 40_000_000
 PAD_ID = 0
 
 
-def export(folder: Path, out: Path, talker: TalkerConfig, codec: CodecConfig) -> None:
+def export(folder: Path, out: Path, talker: AcousticConfig, codec: CodecConfig) -> None:
     """Write the voice trained in `folder` to `out`."""
     parts = {
         "codec": _state(folder / "codec.pt", "codec"),

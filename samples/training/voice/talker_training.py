@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel
 
-from triptych.modalities.tts.models.voice.config import CodecConfig, TalkerConfig
-from triptych.modalities.tts.models.voice.talker import (
+from triptych.modalities.tts.models.voice.acoustic import (
+    AcousticInput,
+    AcousticOutput,
+    AcousticPositions,
     Kind,
-    TalkerInput,
-    TalkerOutput,
-    TalkerPositions,
     windows,
 )
+from triptych.modalities.tts.models.voice.config import AcousticConfig, CodecConfig
 
 _JITTER = 0.15
 _FORGET = 0.1
@@ -51,22 +51,22 @@ class TalkerTraining:
 class Talker(nn.Module):
     """Input, layers and output, over whole sequences."""
 
-    def __init__(self, config: TalkerConfig, codec: CodecConfig) -> None:
+    def __init__(self, config: AcousticConfig, codec: CodecConfig) -> None:
         super().__init__()
         self.config, self.codec = config, codec
-        self.input = TalkerInput(config, codec)
+        self.input = AcousticInput(config, codec)
         self.stack = LlamaModel(llama_config(config))
         self.stack.embed_tokens = nn.Identity()
-        self.output = TalkerOutput(config, codec)
+        self.output = AcousticOutput(config, codec)
 
-    def hidden(self, positions: TalkerPositions) -> Tensor:
+    def hidden(self, positions: AcousticPositions) -> Tensor:
         """[B, T, C]; padding belongs at the end, where causality hides it."""
         embedded = self.input(positions)
         states: Tensor = self.stack(inputs_embeds=embedded, use_cache=False).last_hidden_state
         return states
 
 
-def llama_config(config: TalkerConfig) -> LlamaConfig:
+def llama_config(config: AcousticConfig) -> LlamaConfig:
     """The stack in transformers' terms."""
     return LlamaConfig(
         vocab_size=1,
@@ -163,19 +163,19 @@ class Examples:
 class Batch:
     """Rows padded at the end. Targets are -100 where nothing is said."""
 
-    positions: TalkerPositions
+    positions: AcousticPositions
     codes: Tensor
     advance: Tensor
 
     def to(self, device: torch.device) -> Batch:
         """Bring it over."""
-        positions = TalkerPositions(*(tensor.to(device) for tensor in self.positions))
+        positions = AcousticPositions(*(tensor.to(device) for tensor in self.positions))
         return Batch(positions, self.codes.to(device), self.advance.to(device))
 
 
 def collate(
     examples: list[Example],
-    config: TalkerConfig,
+    config: AcousticConfig,
     codec: CodecConfig,
     rng: np.random.Generator | None = None,
 ) -> Batch:
@@ -202,7 +202,7 @@ def collate(
         values = _blur(values, rng, 1 / half)
     due_BT, padded_BP = torch.from_numpy(due), torch.from_numpy(padded)
     read = windows(padded_BP, due_BT, config)
-    positions = TalkerPositions(
+    positions = AcousticPositions(
         read, torch.from_numpy(held), torch.from_numpy(values), torch.from_numpy(kinds)
     )
     return Batch(positions, torch.from_numpy(codes), torch.from_numpy(advance))
@@ -239,7 +239,7 @@ class TalkerTrainer:
     """Model, optimisers, and where they stand."""
 
     def __init__(
-        self, folder: Path, options: TalkerTraining, config: TalkerConfig, codec: CodecConfig
+        self, folder: Path, options: TalkerTraining, config: AcousticConfig, codec: CodecConfig
     ) -> None:
         torch.manual_seed(options.seed)
         self.options = options
@@ -356,4 +356,4 @@ class TalkerTrainer:
 
 def train_talker(folder: Path, options: TalkerTraining) -> None:
     """Train, or go on training, the talker on the codes in `folder`."""
-    TalkerTrainer(folder, options, TalkerConfig(), CodecConfig()).train(Examples(folder))
+    TalkerTrainer(folder, options, AcousticConfig(), CodecConfig()).train(Examples(folder))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from triptych.modalities.tts.models.voice.config import CodecConfig, TalkerConfig
+from triptych.modalities.tts.models.voice.config import AcousticConfig, CodecConfig
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def _export(options: argparse.Namespace) -> None:
     from export import export
 
     out = options.out or options.folder / "export"
-    export(options.folder, out, TalkerConfig(), CodecConfig())
+    export(options.folder, out, AcousticConfig(), CodecConfig())
 
 
 def _evaluate(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from triptych.core.errors import UnsupportedOption
-from triptych.core.http.fields import INERT, NullIsAbsent, Refused, inert, without_refused
+from triptych.core.http.fields import INERT, NullIsAbsent, RefusedField, inert, without_refused
 from triptych.modalities.diffusion.protocol import GenerationBody
 from triptych.modalities.llm.embedding.routes import EmbeddingsRequest
 from triptych.modalities.tts.protocol import SpeechBody
@@ -56,7 +56,7 @@ def test_clients_may_send_null_for_what_they_leave_out(
 
 
 def test_refused_fields_pass_where_they_ask_for_nothing() -> None:
-    table = {"x": Refused("use y.", (0,))}
+    table = {"x": RefusedField("use y.", (0,))}
     assert without_refused({"x": 0, "z": 1}, table) == {"z": 1}
     assert without_refused({"x": None}, table) == {}
     with pytest.raises(UnsupportedOption, match="x is not offered: use y"):

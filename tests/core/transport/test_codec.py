@@ -12,7 +12,7 @@ from triptych.core.job import Output
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.transport import codec as codec_module
-from triptych.core.transport.codec import Codec
+from triptych.core.transport.codec import MessageCodec
 from triptych.core.transport.messages import (
     Cancel,
     EngineGone,
@@ -27,7 +27,7 @@ from triptych.core.transport.messages import (
     Submit,
 )
 
-CODEC = Codec(request=TokenRequest, payload=TokenDelta)
+CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)
 
 ids = st.integers(0, 2**31 - 1)
 names = st.text(max_size=20)

@@ -24,7 +24,7 @@ from triptych.core.sampling.params import SamplingParams
 from triptych.core.streams import HIGH_WATER
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport import remote
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES, Codec
+from triptych.core.transport.codec import MAX_MESSAGE_BYTES, MessageCodec
 from triptych.core.transport.endpoint import connect_dealer, private_folder
 from triptych.core.transport.messages import (
     Cancel,
@@ -41,7 +41,7 @@ from triptych.core.transport.messages import (
 )
 from triptych.core.transport.remote import SUPERVISOR, RemoteClient, engine_identity
 
-CODEC = Codec(request=TokenRequest, payload=TokenDelta)
+CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)
 REQUEST = TokenRequest(prompt_ids=(1, 2), sampling=SamplingParams())
 
 

@@ -9,7 +9,7 @@ from fakes_weights import write_shards
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import Target, load_tensors
+from triptych.core.weights.loading import TensorTarget, load_tensors
 
 TENSORS = {
     "q": torch.arange(6.0).reshape(2, 3),
@@ -51,7 +51,11 @@ def test_absent_tensor_is_named(folder: Path) -> None:
 def test_loads_into_slices_and_casts(folder: Path) -> None:
     fused = torch.zeros(3, 3, dtype=torch.bfloat16)
     norm = torch.zeros(3)
-    targets = [Target("q", fused[:2]), Target("k", fused[2:]), Target("norm", norm)]
+    targets = [
+        TensorTarget("q", fused[:2]),
+        TensorTarget("k", fused[2:]),
+        TensorTarget("norm", norm),
+    ]
     shares: list[float] = []
     with Checkpoint.open(folder) as checkpoint:
         load_tensors(checkpoint, targets, report=shares.append)
@@ -65,13 +69,13 @@ def test_loads_into_slices_and_casts(folder: Path) -> None:
 def test_ignored_tensors_may_be_left_over(folder: Path, ignored: object) -> None:
     into = torch.zeros(2, 3)
     with Checkpoint.open(folder) as checkpoint:
-        load_tensors(checkpoint, [Target("q", into)], ignored=ignored)  # type: ignore[arg-type]
+        load_tensors(checkpoint, [TensorTarget("q", into)], ignored=ignored)  # type: ignore[arg-type]
     assert torch.equal(into, TENSORS["q"])
 
 
 def test_one_tensor_may_have_two_places(folder: Path) -> None:
     first, second = torch.zeros(2, 3), torch.zeros(2, 3)
     with Checkpoint.open(folder) as checkpoint:
-        targets = [Target("q", first), Target("q", second)]
+        targets = [TensorTarget("q", first), TensorTarget("q", second)]
         load_tensors(checkpoint, targets, ignored=("k", "norm"))
     assert torch.equal(first, second)

@@ -19,7 +19,7 @@ from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.core.images import AdapterUse
 from triptych.modalities.diffusion.adapter_names import adapter_places
 from triptych.modalities.diffusion.adapters import Adapters, adapter_bytes
-from triptych.modalities.diffusion.caches.gates import Signal
+from triptych.modalities.diffusion.caches.gates import GateSignal
 from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
 from triptych.modalities.diffusion.families.span import SpanModel
 from triptych.modalities.diffusion.families.table import open_model
@@ -100,7 +100,7 @@ def test_a_model_asked_in_parts_is_adapted_in_each(tmp_path: Path) -> None:
     assert isinstance(model, SpanModel)
     batch = batch_of(FLUX, [(A,), (), (B,)])
     whole = model.velocity(batch)
-    probed = model.probe(batch, Signal.FIRST_RESIDUAL)
+    probed = model.probe(batch, GateSignal.FIRST_RESIDUAL)
     velocity, hidden = model.span(batch, probed)
     torch.testing.assert_close(velocity, whole)
     torch.testing.assert_close(model.head(batch, hidden), whole, atol=1e-5, rtol=1e-5)

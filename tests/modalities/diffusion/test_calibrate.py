@@ -14,24 +14,24 @@ from triptych.modalities.diffusion.caches.planning import plan_steps
 from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
 from triptych.modalities.diffusion.caches.slot import CacheSlot
 from triptych.modalities.diffusion.calibrate import calibrate, measured
-from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Denoiser, Row
+from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.families.table import open_model
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import start_row
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 FLOW = NATIVE_CONFIGS["flow euler"]
 NAME = "SD3Transformer2DModel"
 
 
 def open_row(
-    pools: CellPools,
+    pools: TensorPools,
     seed: int,
     num_steps: int = 12,
     cache: CacheMethod | None = None,
     config: dict[str, object] = FLOW,
     name: str = NAME,
-) -> Row:
+) -> DenoiseRow:
     sample = start_row(
         sample_of(name, seed),
         config,
@@ -40,19 +40,20 @@ def open_row(
         pools=pools,
     )
     slot = CacheSlot(cache, num_steps, pools) if cache else None
-    return Row(
-        sample=sample, branches=[Branch(conditioning=conditioning_of(name, seed), slot=slot)]
+    return DenoiseRow(
+        sample=sample,
+        branches=[GuidanceBranch(conditioning=conditioning_of(name, seed), slot=slot)],
     )
 
 
-def finish(denoiser: Denoiser, row: Row) -> torch.Tensor:
+def finish(denoiser: Denoiser, row: DenoiseRow) -> torch.Tensor:
     while not row.is_done:
         denoiser.step([row])
     return row.sample.sample
 
 
 def test_a_calibrated_plan_is_better_than_an_even_one() -> None:
-    pools, denoiser = CellPools(), Denoiser(open_model(build(NAME)))
+    pools, denoiser = TensorPools(), Denoiser(open_model(build(NAME)))
     rows = [open_row(pools, seed) for seed in range(3)]
     calibration = calibrate(denoiser, rows, pools)
     assert calibration.num_runs == 3
@@ -71,7 +72,7 @@ def test_a_calibrated_plan_is_better_than_an_even_one() -> None:
 
 
 def test_distances_are_those_teacache_is_told() -> None:
-    pools, denoiser = CellPools(), Denoiser(open_model(build(NAME)))
+    pools, denoiser = TensorPools(), Denoiser(open_model(build(NAME)))
     calibration = calibrate(denoiser, [open_row(pools, seed) for seed in range(2)], pools)
     assert len(calibration.input_distances) == len(calibration.output_distances) == 2 * 11
     assert all(0 < distance < 2 for distance in calibration.input_distances)
@@ -82,7 +83,7 @@ def test_distances_are_those_teacache_is_told() -> None:
 
 def test_models_in_one_part_are_measured_without_inputs() -> None:
     name = "UNet2DModel"
-    pools, denoiser = CellPools(), Denoiser(open_model(build(name)))
+    pools, denoiser = TensorPools(), Denoiser(open_model(build(name)))
     row = open_row(pools, 1, num_steps=4, name=name)
     calibration = calibrate(denoiser, [row], pools)
     assert calibration.input_distances == []
@@ -92,7 +93,7 @@ def test_models_in_one_part_are_measured_without_inputs() -> None:
 
 
 def test_rows_that_differ_and_samplers_without_influence_are_refused() -> None:
-    pools, denoiser = CellPools(), Denoiser(open_model(build(NAME)))
+    pools, denoiser = TensorPools(), Denoiser(open_model(build(NAME)))
     with pytest.raises(InvalidRequest, match="same steps"):
         calibrate(denoiser, [open_row(pools, 1), open_row(pools, 2, num_steps=5)], pools)
     foreign = open_row(pools, 1, num_steps=4, config=FOREIGN_CONFIGS["deis"])

@@ -15,12 +15,18 @@ from torch import Tensor, nn
 
 from triptych.modalities.diffusion.caches.methods import CacheMethod, planned, taylorseer
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPools
-from triptych.modalities.diffusion.denoise import Branch, Denoiser, Guidance, Kept, Row
-from triptych.modalities.diffusion.families.family import Conditioning, Family
+from triptych.modalities.diffusion.denoise import (
+    Denoiser,
+    DenoiseRow,
+    Guidance,
+    GuidanceBranch,
+    Kept,
+)
+from triptych.modalities.diffusion.families.family import Conditioning, DenoiserFamily
 from triptych.modalities.diffusion.families.model import DenoiseModel
 from triptych.modalities.diffusion.samplers.registry import Spacing
 from triptych.modalities.diffusion.samplers.rows import clean_samples, start_row
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 
 class Toy(nn.Module):
@@ -38,7 +44,7 @@ class Toy(nn.Module):
 
 
 def open_row(
-    pools: CellPools,
+    pools: TensorPools,
     *,
     seed: int = 1,
     num_steps: int = 6,
@@ -47,7 +53,7 @@ def open_row(
     cache: CacheMethod | None = None,
     config: str = "flow euler",
     **guidance: Any,
-) -> Row:
+) -> DenoiseRow:
     sample = start_row(
         noise(seed, shape),
         NATIVE_CONFIGS[config],
@@ -56,21 +62,21 @@ def open_row(
         pools=pools,
     )
     branches = [
-        Branch(
+        GuidanceBranch(
             conditioning=Conditioning(rows={"prompt": torch.tensor(prompt)}),
             slot=CacheSlot(cache, num_steps, pools) if cache else None,
         )
         for prompt in prompts
     ]
-    return Row(sample=sample, branches=branches, guidance=Guidance(**guidance))
+    return DenoiseRow(sample=sample, branches=branches, guidance=Guidance(**guidance))
 
 
 def denoiser() -> tuple[Denoiser, Toy]:
     toy = Toy()
-    return Denoiser(DenoiseModel(toy, Family())), toy
+    return Denoiser(DenoiseModel(toy, DenoiserFamily())), toy
 
 
-def finish(loop: Denoiser, row: Row) -> Tensor:
+def finish(loop: Denoiser, row: DenoiseRow) -> Tensor:
     while not row.is_done:
         loop.step([row])
     sample = row.sample.sample
@@ -78,7 +84,7 @@ def finish(loop: Denoiser, row: Row) -> Tensor:
     return sample
 
 
-def velocity_at(row: Row, prompt: float) -> Tensor:
+def velocity_at(row: DenoiseRow, prompt: float) -> Tensor:
     time = torch.tensor([row.sample.timesteps[row.sample.step]])
     answer: Tensor = Toy()(row.sample.sample[None], time, torch.tensor([prompt]))[0][0].detach()
     return answer
@@ -86,7 +92,7 @@ def velocity_at(row: Row, prompt: float) -> Tensor:
 
 def test_guidance_weighs_two_branches_in_one_run() -> None:
     loop, toy = denoiser()
-    row = open_row(CellPools(), prompts=(0.3, -0.2), scale=4.0)
+    row = open_row(TensorPools(), prompts=(0.3, -0.2), scale=4.0)
     before, (sigma, after) = row.sample.sample, row.sample.noise_levels[:2]
     wanted, unwanted = velocity_at(row, 0.3), velocity_at(row, -0.2)
     loop.step([row])
@@ -98,7 +104,7 @@ def test_guidance_weighs_two_branches_in_one_run() -> None:
 @pytest.mark.parametrize("config", ["flow euler", "flow heun", "euler"])
 def test_a_branch_asked_ahead_changes_no_step_and_is_asked_once(config: str) -> None:
     loop, toy = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
     guided = {"num_steps": 4, "prompts": (0.3, -0.2), "scale": 4.0, "config": config}
     expected = finish(loop, open_row(pools, **guided))
     shared, single = open_row(pools, **guided), open_row(pools, **guided)
@@ -117,7 +123,7 @@ def test_a_branch_asked_ahead_changes_no_step_and_is_asked_once(config: str) -> 
 def test_guidance_can_keep_the_norm_and_end_early() -> None:
     loop, toy = denoiser()
     row = open_row(
-        CellPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True, stop=0.5
+        TensorPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True, stop=0.5
     )
     before, (sigma, after) = row.sample.sample, row.sample.noise_levels[:2]
     wanted, unwanted = velocity_at(row, 0.3), velocity_at(row, -0.2)
@@ -131,13 +137,13 @@ def test_guidance_can_keep_the_norm_and_end_early() -> None:
 
 def test_previews_foretell_the_end_and_cost_no_run() -> None:
     loop, toy = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
     rows = [open_row(pools, seed=seed, shape=(2, 2 + seed)) for seed in (1, 2)]
     plain = [finish(loop, open_row(pools, seed=seed, shape=(2, 2 + seed))) for seed in (1, 2)]
     toy.batches.clear()
     apart: list[float] = []
 
-    def foretell(members: list[Row], velocities: Tensor) -> None:
+    def foretell(members: list[DenoiseRow], velocities: Tensor) -> None:
         if members == rows[:1]:
             (clean,) = clean_samples([row.sample for row in members], velocities)
             apart.append(float((clean - plain[0]).norm()))
@@ -167,9 +173,9 @@ def runs_of(foreseen: Sequence[int]) -> list[int]:
 def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> None:
     """Whether they leap or skip step by step: with fresh noise, or what an edit keeps."""
     loop, toy = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
 
-    def begin() -> list[Row]:
+    def begin() -> list[DenoiseRow]:
         rows = [
             open_row(
                 pools,
@@ -208,7 +214,7 @@ def test_what_is_kept_of_an_edited_picture_stays_and_is_as_noisy_as_the_rest() -
     loop, _ = denoiser()
     clean, start = noise(7, (2, 3)), noise(1, (2, 3))
     mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.5]])
-    pools = CellPools()
+    pools = TensorPools()
     row, plain = open_row(pools), open_row(pools)
     row.kept = Kept(clean=clean, mask=mask, noise=start)
     loop.step([row, plain])
@@ -223,7 +229,7 @@ def test_what_is_kept_of_an_edited_picture_stays_and_is_as_noisy_as_the_rest() -
 
 def test_joining_waits_for_no_one() -> None:
     loop, toy = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
     first, second = open_row(pools, seed=1, num_steps=8), open_row(pools, seed=2, num_steps=3)
     loop.step([first])
     loop.step([first, second])
@@ -236,11 +242,11 @@ def test_joining_waits_for_no_one() -> None:
 def test_nothing_leaks_and_no_row_notices_the_others(choices: list[int]) -> None:
     """A thousand events over the examples: rows join, step, are aborted, differ in all there is."""
     loop, _ = denoiser()
-    pools = CellPools()
+    pools = TensorPools()
     alone: dict[tuple[Any, ...], Tensor] = {}
-    live: list[tuple[tuple[Any, ...], Row]] = []
+    live: list[tuple[tuple[Any, ...], DenoiseRow]] = []
 
-    def make(key: tuple[Any, ...]) -> Row:
+    def make(key: tuple[Any, ...]) -> DenoiseRow:
         seed, num_steps, width, cached, guided = key
         return open_row(
             pools,
@@ -274,7 +280,7 @@ def test_nothing_leaks_and_no_row_notices_the_others(choices: list[int]) -> None
 
 def test_a_finished_row_cannot_be_stepped() -> None:
     loop, _ = denoiser()
-    row = open_row(CellPools(), num_steps=1)
+    row = open_row(TensorPools(), num_steps=1)
     loop.step([row])
     with pytest.raises((AssertionError, IndexError)):
         loop.step([row])

@@ -16,18 +16,18 @@ from triptych.core.denoise_plan import PictureKey, PictureRow, PictureStart
 from triptych.core.errors import InternalError, InvalidRequest, NonFinite, OutOfMemory
 from triptych.core.images import Pixels, StepCache
 from triptych.modalities.diffusion import denoise
-from triptych.modalities.diffusion.painter import Painter
+from triptych.modalities.diffusion.executor import ImageExecutor
 
 METHODS = ("off", "planned", "taylorseer", "teacache", "first-block", "magcache")
 
 
 @pytest.fixture(scope="module")
-def painter() -> Painter:
+def painter() -> ImageExecutor:
     return open_painter()
 
 
 @pytest.fixture
-def easel(painter: Painter) -> Iterator[Easel]:
+def easel(painter: ImageExecutor) -> Iterator[Easel]:
     """A runner; what a test leaves in it is let go of, and nothing else may be left then."""
     easel = Easel(painter)
     yield easel
@@ -437,7 +437,7 @@ def test_a_size_that_nobody_draws_any_more_holds_no_memory(easel: Easel) -> None
     assert held[3] == held[0] < held[1] < held[2]
 
 
-def test_a_runner_that_closes_lets_go_of_all(painter: Painter) -> None:
+def test_a_runner_that_closes_lets_go_of_all(painter: ImageExecutor) -> None:
     easel = Easel(open_painter())
     easel.encode(image_request(), image_request(seed=8))
     pools = easel.painter.pools

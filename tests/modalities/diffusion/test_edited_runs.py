@@ -12,8 +12,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from triptych.core.denoise_plan import PictureKey, PictureRowResult
 from triptych.core.images import ImageRequest, Pixels, StepCache
 from triptych.modalities.diffusion.denoise import Denoiser
+from triptych.modalities.diffusion.executor import ImageExecutor
 from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.painter import Painter
 from triptych.modalities.diffusion.recipes import qwen
 from triptych.modalities.diffusion.recipes.references import within
 
@@ -27,7 +27,7 @@ def edit(**fields: Any) -> ImageRequest:
     return image_request(sources=(PICTURE,), **fields)
 
 
-def alone(painter: Painter, request: ImageRequest) -> Pixels:
+def alone(painter: ImageExecutor, request: ImageRequest) -> Pixels:
     """Drawn by the recipe and the loop, no runner between."""
     understood = painter.understand(request)
     row = painter.recipe.prepare(understood, painter.pools)

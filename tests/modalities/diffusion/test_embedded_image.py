@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from triptych.core.config import ModelOptions
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser
 from triptych.modalities.diffusion.families.table import open_model
 from triptych.modalities.diffusion.loading import open_components
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
 from triptych.modalities.diffusion.recipes.registry import open_recipe
 from triptych.modalities.diffusion.source import FOLDER
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 MAX_PARAMETERS = 18_000_000
@@ -46,7 +46,7 @@ def drawn(*prompts: str) -> dict[str, tuple[Tensor, Tensor]]:
         PictureRequest(prompt=prompt, width=_SIDE, height=_SIDE, num_steps=12, seed=3)
         for prompt in prompts
     ]
-    pools = CellPools()
+    pools = TensorPools()
     rows = [recipe().prepare(request, pools) for request in requests]
     denoiser = Denoiser(open_model(recipe().model))
     while not rows[0].is_done:

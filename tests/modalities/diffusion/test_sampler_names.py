@@ -11,9 +11,9 @@ import torch
 from fakes_diffusion import begin, finish
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.samplers.names import sampler_names, short_name, with_sampler
 from triptych.modalities.diffusion.samplers.registry import Spacing, open_scheduler
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 # As published: Stable Diffusion 1.5, FLUX.1, SD3 and Sana.
 NOISE: dict[str, Any] = {
@@ -65,7 +65,7 @@ def test_no_name_and_its_own_leave_a_model_as_it_is(name: str, config: dict[str,
 @pytest.mark.parametrize("config", [NOISE, DYNAMIC, STATIC, MULTISTEP])
 def test_every_sampler_draws_to_the_end(config: dict[str, Any]) -> None:
     for name in sampler_names(config):
-        row = begin(dict(with_sampler(config, name, 0.7)), 5, 3, CellPools(), mu=0.7)
+        row = begin(dict(with_sampler(config, name, 0.7)), 5, 3, TensorPools(), mu=0.7)
         assert finish(row).isfinite().all()
 
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.samplers.registry import Spacing, build_program, open_scheduler
 from triptych.modalities.diffusion.samplers.rows import clean_samples, model_inputs, release_row
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 NAMES = [*NATIVE_CONFIGS, *FOREIGN_CONFIGS]
 CONFIGS = {**NATIVE_CONFIGS, **FOREIGN_CONFIGS}
@@ -43,7 +43,7 @@ FLOWS = ["flow euler", "flow heun", "dpm++ 2m flow", "unipc flow"]
 def test_a_row_is_the_same_alone_and_in_any_company(
     rows: list[tuple[str, int, int]], order: Any
 ) -> None:
-    pools = CellPools()
+    pools = TensorPools()
     alone = [finish(begin(CONFIGS[name], steps, seed, pools)) for name, steps, seed in rows]
     together = [begin(CONFIGS[name], steps, seed, pools) for name, steps, seed in rows]
     while active := [row for row in together if not row.is_done]:
@@ -57,7 +57,7 @@ def test_a_row_is_the_same_alone_and_in_any_company(
 @pytest.mark.parametrize("name", FLOWS)
 def test_a_true_velocity_leads_to_the_clean_sample(name: str) -> None:
     clean, start = noise(1), noise(2)
-    row = begin(NATIVE_CONFIGS[name], 12, 2, CellPools())
+    row = begin(NATIVE_CONFIGS[name], 12, 2, TensorPools())
 
     def truth(samples: Tensor, times: Tensor) -> Tensor:
         return (start - clean)[None]
@@ -87,7 +87,7 @@ def test_influence_says_what_an_output_does_to_the_picture(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["euler", "euler velocity", "ddim", "dpm++ 2m", "unipc", "lcm"])
 def test_the_clean_sample_is_told_at_every_step(name: str) -> None:
-    row = begin(NATIVE_CONFIGS[name], 6, 3, CellPools())
+    row = begin(NATIVE_CONFIGS[name], 6, 3, TensorPools())
     while not row.is_done:
         output = denoiser(model_inputs([row]), torch.tensor([row.timesteps[row.step]]))
         told = clean_samples([row], output)
@@ -99,7 +99,7 @@ def test_the_clean_sample_is_told_at_every_step(name: str) -> None:
 
 
 def test_noise_depends_on_the_rows_own_generator_alone() -> None:
-    pools = CellPools()
+    pools = TensorPools()
     config = NATIVE_CONFIGS["euler ancestral"]
     first, second = (finish(begin(config, 6, 7, pools)) for _ in range(2))
     other = finish(begin(config, 6, 8, pools))
@@ -108,7 +108,7 @@ def test_noise_depends_on_the_rows_own_generator_alone() -> None:
 
 
 def test_a_row_never_sees_what_another_left_in_its_cells() -> None:
-    pools = CellPools()
+    pools = TensorPools()
     config = NATIVE_CONFIGS["unipc"]
     expected = finish(begin(config, 5, 1, pools))
     broken = begin(config, 5, 2, pools)

@@ -11,11 +11,11 @@ from fakes_pipelines import FLOW, components
 
 from triptych.core.errors import InvalidRequest, NonFinite
 from triptych.modalities.diffusion.caches.methods import planned
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.denoise import Denoiser
 from triptych.modalities.diffusion.families.table import open_model
 from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
 from triptych.modalities.diffusion.recipes.registry import open_recipe
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 from triptych.modalities.diffusion.tuning import PEAK_DB, Tuned, Tuner, psnr_db
 
 HEUN = {"_class_name": "FlowMatchHeunDiscreteScheduler", "shift": 2.0}
@@ -78,7 +78,7 @@ def test_a_plan_is_told_to_be_as_good_as_the_picture_it_draws(sd3: Recipe, tuned
     for request in requests():
         drawn = []
         for method in (None, planned(mask, order=plan.order)):
-            pools, denoiser = CellPools(), Denoiser(open_model(sd3.model))
+            pools, denoiser = TensorPools(), Denoiser(open_model(sd3.model))
             row = sd3.prepare(dataclasses.replace(request, cache=method), pools)
             while not row.is_done:
                 denoiser.step([row])

@@ -17,7 +17,7 @@ from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.loop_thread import LoopThread
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.llm import cli
-from triptych.modalities.llm.pipeline import ChatPipeline, ChatReply
+from triptych.modalities.llm.pipeline import ChatAnswer, ChatPipeline
 from triptych.modalities.llm.service import LlmService
 from triptych.modalities.llm.text import TextModel
 from triptych.schedulers.admission import Admission
@@ -229,11 +229,11 @@ def test_a_batch_may_be_larger_than_the_queue(pipeline: ChatPipeline) -> None:
     with pytest.raises(InvalidRequest, match="at most 8"):
         pipeline("one", n=9)
     answers = list(pipeline.map([{"prompt": "one"}] * 20, n=2))
-    assert all(isinstance(answer, ChatReply) for answer in answers)
+    assert all(isinstance(answer, ChatAnswer) for answer in answers)
 
 
 async def test_messages_from_python_are_checked(pipeline: ChatPipeline) -> None:
     reply = await pipeline.acall("hi")
-    assert isinstance(reply, ChatReply)
+    assert isinstance(reply, ChatAnswer)
     with pytest.raises(InvalidRequest, match="text"):
         await pipeline.acall([{"role": "user", "content": 5}])

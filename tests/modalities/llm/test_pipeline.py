@@ -9,7 +9,7 @@ import pytest
 
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest
-from triptych.modalities.llm.pipeline import ChatReply
+from triptych.modalities.llm.pipeline import ChatAnswer
 from triptych.schedulers.local import LocalClient
 
 pytestmark = pytest.mark.embedded
@@ -67,7 +67,7 @@ async def test_async_twins_work_on_any_loop(chat: ChatPipeline) -> None:
         chat.acall(QUESTION, temperature=0, max_tokens=8),
         chat.acall(QUESTION, temperature=0, max_tokens=8),
     )
-    assert isinstance(one, ChatReply)
+    assert isinstance(one, ChatAnswer)
     assert one == two or one.samples[0].text == two.samples[0].text
     pieces = [piece async for piece in chat.astream(QUESTION, temperature=0, max_tokens=8)]
     assert "".join(pieces) == one.text

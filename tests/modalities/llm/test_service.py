@@ -19,12 +19,12 @@ from triptych.core.errors import (
 )
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
-from triptych.core.vision import Array, Picture, PictureSpan
+from triptych.core.vision import Array, PictureSpan, PromptPicture
 from triptych.modalities.llm import service as service_module
 from triptych.modalities.llm.service import (
     GenerateCall,
     LlmService,
-    TextDelta,
+    SampleDelta,
     sampling_params,
 )
 from triptych.modalities.llm.text import TextModel
@@ -63,7 +63,7 @@ def call(text: TextModel, **fields: object) -> GenerateCall:
     return GenerateCall(**{**values, **fields})  # type: ignore[arg-type]
 
 
-async def collect(service: LlmService, call: GenerateCall) -> list[TextDelta]:
+async def collect(service: LlmService, call: GenerateCall) -> list[SampleDelta]:
     return [delta async for delta in service.generate(call)]
 
 
@@ -216,7 +216,7 @@ async def test_pictures_in_progress_are_bounded(
 ) -> None:
     monkeypatch.setattr(service_module, "MAX_HELD_PICTURE_BYTES", 25)
     span = PictureSpan(digest=bytes(32), runs=((0, 1),))
-    picture = Picture(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
+    picture = PromptPicture(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
     serving = service(model, ScriptedClient(saying(model, "hi")))
     seeing = {"pictures": ((picture,),)}
     with pytest.raises(PayloadTooLarge, match="so many samples"):

@@ -32,7 +32,7 @@ from triptych.core.errors import (
     UnsupportedOption,
 )
 from triptych.core.sampling.params import SamplingParams
-from triptych.modalities.tts.account import SpeechPiece
+from triptych.modalities.tts.progress import SpeechPiece
 from triptych.modalities.tts.service import SpeechCall, SpeechService
 
 LONG = "This is a sentence of some length that is spoken. " * 60

@@ -27,7 +27,7 @@ from triptych.modalities.vlm.slots import source
 from triptych.modalities.vlm.slots.adapter import AdaptedCheckpoint
 from triptych.modalities.vlm.slots.config import SlotConfig
 from triptych.modalities.vlm.slots.model import SlotModel
-from triptych.modalities.vlm.slots.reader import Said, Teller
+from triptych.modalities.vlm.slots.reader import SlotProjector, SlotScores
 from triptych.modalities.vlm.slots.tower import EfficientNetLite, from_released
 
 TEXT = {
@@ -186,7 +186,7 @@ def expected(folder: Path, eyes: SlotModel, picture: Image.Image) -> str:
 
 def test_letters_are_told_as_the_words_they_spell() -> None:
     config = eyes_config().vision_config
-    teller = Teller(config, 8)
+    teller = SlotProjector(config, 8)
     spelling = torch.tensor([[26] * 4, [2, 0, 19, 26], [2, 0, 17, 26], [0] * 4, [1] * 4, [3] * 4])
     teller.spelling.copy_(spelling)
     with torch.no_grad():
@@ -195,7 +195,7 @@ def test_letters_are_told_as_the_words_they_spell() -> None:
     letters = torch.nn.functional.one_hot(spelling[[1, 0]], 27).float() * 20
     letters[0, 2] = 0
     letters[0, 2, 17] = letters[0, 2, 19] = 20  # an r, or a t
-    told = teller(Said(fields, letters))[:, -1]
+    told = teller(SlotScores(fields, letters))[:, -1]
     torch.testing.assert_close(told[0, 1:3], torch.tensor([0.5, 0.5]))
     torch.testing.assert_close(told[1, 0], torch.tensor(1.0))
 

@@ -16,11 +16,11 @@ from triptych.modalities.tts.codecs.convolution import (
 )
 from triptych.modalities.tts.codecs.decoder import Adapter
 from triptych.modalities.tts.codecs.families.hifigan import mean
-from triptych.modalities.tts.codecs.stages import Chain, Pointwise, Stage, residual
+from triptych.modalities.tts.codecs.stages import Chain, Pointwise, StreamingStage, residual
 from triptych.modalities.tts.codecs.step import Padding
 
 
-def _activation(walk: Walk) -> Stage:
+def _activation(walk: Walk) -> StreamingStage:
     """Snake at a higher rate: up, activate, filter, down."""
     module: Any = walk.module
     up, down, width = module.upsample, module.downsample, len(module.act.alpha)
@@ -41,7 +41,7 @@ def _fill(conv: nn.Conv1d | nn.ConvTranspose1d, kernel_11K: Tensor) -> None:
     conv.weight = nn.Parameter(kernel_11K.expand_as(conv.weight), requires_grad=False)
 
 
-def _block(walk: Walk) -> Stage:
+def _block(walk: Walk) -> StreamingStage:
     module: Any = walk.module
     units = [
         (f"activations.{2 * i}", f"convs1.{i}", f"activations.{2 * i + 1}", f"convs2.{i}")
@@ -50,7 +50,7 @@ def _block(walk: Walk) -> Stage:
     return Chain(*[residual(walk.chain(*paths)) for paths in units])
 
 
-def _generator(walk: Walk) -> Stage:
+def _generator(walk: Walk) -> StreamingStage:
     module: Any = walk.module
     num_blocks = module.num_residual_blocks
     stages = [walk.at("conv_pre").stage()]

@@ -14,20 +14,26 @@ from triptych.modalities.tts.codecs.builder import Rules, Walk
 from triptych.modalities.tts.codecs.convolution import StreamingConv1d, StreamingConvTranspose1d
 from triptych.modalities.tts.codecs.decoder import Adapter
 from triptych.modalities.tts.codecs.families.seanet import transformer
-from triptych.modalities.tts.codecs.stages import Chain, Pointwise, Stage, channels_last, residual
+from triptych.modalities.tts.codecs.stages import (
+    Chain,
+    Pointwise,
+    StreamingStage,
+    channels_last,
+    residual,
+)
 
 
-def _convolution(walk: Walk) -> Stage:
+def _convolution(walk: Walk) -> StreamingStage:
     module: Any = walk.module
     return StreamingConv1d(module.conv, (module.padding, 0))
 
 
-def _transposed(walk: Walk) -> Stage:
+def _transposed(walk: Walk) -> StreamingStage:
     module: Any = walk.module
     return StreamingConvTranspose1d(module.conv, (module.left_pad, module.right_pad))
 
 
-def _convnext(walk: Walk) -> Stage:
+def _convnext(walk: Walk) -> StreamingStage:
     block: Any = walk.module
     mlp = [block.norm, block.pwconv1, block.act, block.pwconv2, lambda x_BTC: block.gamma * x_BTC]
     return residual(walk.at("dwconv").stage(), channels_last(mlp))

@@ -7,10 +7,10 @@ from typing import Any
 
 from triptych.modalities.tts.codecs.builder import Rules, Walk, build
 from triptych.modalities.tts.codecs.decoder import Adapter
-from triptych.modalities.tts.codecs.stages import Stage, residual
+from triptych.modalities.tts.codecs.stages import StreamingStage, residual
 
 
-def _decoder(walk: Walk) -> Stage:
+def _decoder(walk: Walk) -> StreamingStage:
     return walk.chain("conv1", "block", "snake1", "conv2", "tanh")
 
 

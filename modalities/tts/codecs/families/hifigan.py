@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from triptych.modalities.tts.codecs.builder import Rules, Walk, build
 from triptych.modalities.tts.codecs.decoder import Adapter
-from triptych.modalities.tts.codecs.stages import Chain, Pointwise, Stage, Sum, residual
+from triptych.modalities.tts.codecs.stages import Chain, Pointwise, StreamingStage, Sum, residual
 
 _LAST_SLOPE = 0.01  # of the activation before the last convolution, in every implementation
 
@@ -93,29 +93,29 @@ def _leaky(slope: float) -> Pointwise:
     return Pointwise(lambda x_BCT: functional.leaky_relu(x_BCT, slope))
 
 
-def mean(*branches: Stage) -> Stage:
+def mean(*branches: StreamingStage) -> StreamingStage:
     """The mean of parallel branches, of whatever delays."""
     return Chain(Sum(*branches), Pointwise(lambda x_BCT: x_BCT / len(branches)))
 
 
-def _generator(walk: Walk) -> Stage:
+def _generator(walk: Walk) -> StreamingStage:
     """Fusion of residual blocks of several receptive fields: branches of several delays."""
     module: Any = walk.module
     slope, num_kernels = module.config.leaky_relu_slope, module.num_kernels
 
-    def fuse(index: int) -> Stage:
+    def fuse(index: int) -> StreamingStage:
         first = index * num_kernels
         paths = [f"resblocks.{i}" for i in range(first, first + num_kernels)]
         return mean(*[_residual_block(walk.at(path), slope) for path in paths])
 
-    stages: list[Stage] = [walk.at("conv_pre").stage()]
+    stages: list[StreamingStage] = [walk.at("conv_pre").stage()]
     for index in range(len(module.upsampler)):
         stages += [_leaky(slope), walk.at(f"upsampler.{index}").stage(), fuse(index)]
     last = walk.at("conv_post").stage()
     return Chain(*stages, _leaky(_LAST_SLOPE), last, Pointwise(torch.tanh))
 
 
-def _residual_block(walk: Walk, slope: float) -> Stage:
+def _residual_block(walk: Walk, slope: float) -> StreamingStage:
     module: Any = walk.module
     return Chain(
         *[

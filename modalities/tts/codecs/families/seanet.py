@@ -21,10 +21,10 @@ from triptych.modalities.tts.codecs.builder import (
 )
 from triptych.modalities.tts.codecs.convolution import StreamingConv1d, StreamingConvTranspose1d
 from triptych.modalities.tts.codecs.decoder import Adapter
-from triptych.modalities.tts.codecs.stages import Stage, Sum, residual
+from triptych.modalities.tts.codecs.stages import StreamingStage, Sum, residual
 
 
-def _convolution(walk: Walk) -> Stage:
+def _convolution(walk: Walk) -> StreamingStage:
     """A convolution padded on the left alone, or on both sides if not causal."""
     if hasattr(walk.module, "norm"):
         return walk.at("norm").stage()  # says why it cannot stream
@@ -36,7 +36,7 @@ def _convolution(walk: Walk) -> Stage:
     return StreamingConv1d(conv, (total - right, right), padding)
 
 
-def _transposed(walk: Walk) -> Stage:
+def _transposed(walk: Walk) -> StreamingStage:
     if hasattr(walk.module, "norm"):
         return walk.at("norm").stage()
     module: Any = walk.module
@@ -45,7 +45,7 @@ def _transposed(walk: Walk) -> Stage:
     return StreamingConvTranspose1d(module.conv, (total - right, right))
 
 
-def transformer(walk: Walk) -> Stage:
+def transformer(walk: Walk) -> StreamingStage:
     """A stack of transformers' layers with sliding-window attention."""
     require_pointwise(walk)
     module: Any = walk.module
@@ -109,7 +109,7 @@ def encodec(model: Any) -> Adapter:
     )
 
 
-def _latent_decoder(model: Any) -> Stage:
+def _latent_decoder(model: Any) -> StreamingStage:
     """Upsampling, decoder transformer, SEANet: the model's own parts in older transformers."""
     has_half = hasattr(model.decoder, "decoder_seanet")
     walk = Walk(model, RULES, "model")
@@ -118,7 +118,7 @@ def _latent_decoder(model: Any) -> Stage:
     return walk.chain(*upsample, "decoder_transformer", seanet)
 
 
-def _adapter(model: Any, stage: Stage, **fields: Any) -> Adapter:
+def _adapter(model: Any, stage: StreamingStage, **fields: Any) -> Adapter:
     weight: Tensor = next(model.decoder.parameters())
     return Adapter(
         stage=stage,

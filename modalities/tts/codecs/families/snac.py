@@ -21,8 +21,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from triptych.modalities.tts.codecs.builder import Rules, Walk, build
 from triptych.modalities.tts.codecs.decoder import Adapter
-from triptych.modalities.tts.codecs.stages import Stage, residual
-from triptych.modalities.tts.codecs.step import Signal, Step
+from triptych.modalities.tts.codecs.stages import StreamingStage, residual
+from triptych.modalities.tts.codecs.step import CodecStep, SignalRate
 
 _MIX_1, _MIX_2, _GAMMA = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
 
@@ -180,19 +180,19 @@ class NoiseBlock(nn.Module):
         return y_BCT
 
 
-class StreamingNoise(Stage):
+class StreamingNoise(StreamingStage):
     """A noise block that knows what time it is."""
 
     def __init__(self, block: NoiseBlock) -> None:
         super().__init__()
         self.block = block
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """Pointwise."""
         self.signal = signal
         return signal
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Draw by each row's seed and time."""
         self.block.seeds_B = step.seeds_B
         y_BCT: Tensor = self.block(x_BCT, step.times(self.signal, x_BCT.shape[-1]))
@@ -238,7 +238,7 @@ def _conv(
     return normed
 
 
-def _noise(walk: Walk) -> Stage:
+def _noise(walk: Walk) -> StreamingStage:
     assert isinstance(walk.module, NoiseBlock)
     return StreamingNoise(walk.module)
 

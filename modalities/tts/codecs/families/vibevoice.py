@@ -10,20 +10,26 @@ from torch import Tensor, nn
 from triptych.modalities.tts.codecs.builder import Rules, Walk, build, require_pointwise
 from triptych.modalities.tts.codecs.convolution import StreamingConv1d, StreamingConvTranspose1d
 from triptych.modalities.tts.codecs.decoder import Adapter
-from triptych.modalities.tts.codecs.stages import Chain, Pointwise, Stage, channels_last, residual
+from triptych.modalities.tts.codecs.stages import (
+    Chain,
+    Pointwise,
+    StreamingStage,
+    channels_last,
+    residual,
+)
 
 
-def _convolution(walk: Walk) -> Stage:
+def _convolution(walk: Walk) -> StreamingStage:
     module: Any = walk.module
     return StreamingConv1d(module.conv, (module.left_pad, 0))
 
 
-def _transposed(walk: Walk) -> Stage:
+def _transposed(walk: Walk) -> StreamingStage:
     module: Any = walk.module
     return StreamingConvTranspose1d(module.convtr, (0, module.padding_total))
 
 
-def _convnext(walk: Walk) -> Stage:
+def _convnext(walk: Walk) -> StreamingStage:
     layer: Any = walk.module
     require_pointwise(walk, nn.Conv1d)
 

@@ -17,7 +17,13 @@ from torch.nn import functional
 from triptych.modalities.tts.codecs.builder import Rules, Walk, build
 from triptych.modalities.tts.codecs.convolution import OverlapTail
 from triptych.modalities.tts.codecs.decoder import Adapter
-from triptych.modalities.tts.codecs.stages import Chain, Pointwise, Stage, channels_last, residual
+from triptych.modalities.tts.codecs.stages import (
+    Chain,
+    Pointwise,
+    StreamingStage,
+    channels_last,
+    residual,
+)
 
 _MAX_MAGNITUDE = 1e2
 _MIN_ENVELOPE = 1e-11
@@ -143,7 +149,7 @@ class IstftHead(nn.Module):
         return self.normalise(sums_B2S[..., self.trim : sums_B2S.shape[-1] - self.trim])
 
 
-class StreamingOverlapAdd(OverlapTail):
+class VocosOverlapAdd(OverlapTail):
     """The head's overlap-add.
 
     The windows' share is carried like the signal, so that the first and last samples, which fewer
@@ -159,13 +165,13 @@ class StreamingOverlapAdd(OverlapTail):
         return self.head.overlap_add(x_BCT)
 
 
-def _head(walk: Walk) -> Stage:
+def _head(walk: Walk) -> StreamingStage:
     head = walk.module
     assert isinstance(head, IstftHead)
-    return Chain(Pointwise(head.frames), StreamingOverlapAdd(head), Pointwise(head.normalise))
+    return Chain(Pointwise(head.frames), VocosOverlapAdd(head), Pointwise(head.normalise))
 
 
-def _backbone(walk: Walk) -> Stage:
+def _backbone(walk: Walk) -> StreamingStage:
     module: Any = walk.module
     return Chain(
         walk.at("embed").stage(),
@@ -175,7 +181,7 @@ def _backbone(walk: Walk) -> Stage:
     )
 
 
-def _convnext(walk: Walk) -> Stage:
+def _convnext(walk: Walk) -> StreamingStage:
     block = walk.module
     assert isinstance(block, ConvNeXtBlock)
     return residual(walk.at("dwconv").stage(), channels_last([block.mlp]))

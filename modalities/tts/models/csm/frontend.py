@@ -13,7 +13,7 @@ from typing import Any
 from triptych.core.sampling.params import SamplingParams
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.frontend.base import Voice
-from triptych.modalities.tts.frontend.prompt import PromptFrontEnd, PromptTraits, Words
+from triptych.modalities.tts.frontend.prompt import PromptFrontEnd, PromptTokenizer, PromptTraits
 
 _NUM_SPEAKERS = 10
 _BEGIN, _END = "<|begin_of_text|>", "<|end_of_text|>"
@@ -23,7 +23,7 @@ _SAMPLE_RATE, _FRAME_RATE = 24_000, 12.5  # of Mimi as released
 class CsmSpelling:
     """Implements `frontend.prompt.PromptSpelling`. A clip is of speaker 0."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: PromptTokenizer) -> None:
         self._words = words
         self._begin_id, self._end_id = words.mark(_BEGIN), words.mark(_END)
 
@@ -51,5 +51,5 @@ def open_csm(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFrontE
         takes_instructions=False,
         sampling=SamplingParams(temperature=0.9, top_k=50),
     )
-    spelling = CsmSpelling(Words(Path(resolved.folder), resolved.name))
+    spelling = CsmSpelling(PromptTokenizer(Path(resolved.folder), resolved.name))
     return PromptFrontEnd(resolved.name, spelling, traits)

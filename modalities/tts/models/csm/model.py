@@ -23,7 +23,7 @@ from triptych.core.layers.decoder import DecoderConfig, DecoderStack
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
-from triptych.core.weights.loading import Target
+from triptych.core.weights.loading import TensorTarget
 from triptych.modalities.tts.models.codebooks import Codebooks, embed_inputs
 from triptych.modalities.tts.models.csm.config import CsmConfig
 
@@ -48,11 +48,11 @@ class CsmModel:
             config, self.codebooks, max_batch_size=max_batch_size, dtype=dtype, device=device
         )
 
-    def targets(self, codebooks_name: str) -> Iterator[Target]:
+    def targets(self, codebooks_name: str) -> Iterator[TensorTarget]:
         """Every tensor, and the view it goes to; `codebooks_name` is where the codes' table is."""
-        yield Target("embed_text_tokens.weight", self.text_WC)
-        yield Target(codebooks_name, self.codebooks.weight_EC)
-        yield Target("lm_head.weight", self.head.weight_OI)
+        yield TensorTarget("embed_text_tokens.weight", self.text_WC)
+        yield TensorTarget(codebooks_name, self.codebooks.weight_EC)
+        yield TensorTarget("lm_head.weight", self.head.weight_OI)
         yield from stack_targets(self.backbone, "backbone_model")
         yield from self.depth.targets("depth_decoder")
 
@@ -111,11 +111,13 @@ class DepthDecoder:
         self._max_batch_size = max_batch_size
         self._positions_Q = torch.arange(self._num_codes, device=device)
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, prefix: str) -> Iterator[TensorTarget]:
         """As `CsmModel.targets`."""
         yield from stack_targets(self._stack, f"{prefix}.model")
-        yield Target(f"{prefix}.model.inputs_embeds_projector.weight", self._projector.weight_OI)
-        yield Target(f"{prefix}.codebooks_head.weight", self._heads_QVD.transpose(1, 2))
+        yield TensorTarget(
+            f"{prefix}.model.inputs_embeds_projector.weight", self._projector.weight_OI
+        )
+        yield TensorTarget(f"{prefix}.codebooks_head.weight", self._heads_QVD.transpose(1, 2))
 
     def prepare(self, native: NativeKernels | None) -> None:
         """As `CsmModel.prepare`; the cache is allocated here."""

@@ -13,7 +13,7 @@ from triptych.core.sampling.params import SamplingParams
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.frontend.base import Voice
-from triptych.modalities.tts.frontend.prompt import PromptFrontEnd, PromptTraits, Words
+from triptych.modalities.tts.frontend.prompt import PromptFrontEnd, PromptTokenizer, PromptTraits
 from triptych.modalities.tts.models.higgs import CODEC_FOLDER
 
 VOICE = "default"
@@ -28,7 +28,7 @@ class HiggsSpelling:
     The system's turn begins the prompt: the clip's own, where there is one.
     """
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: PromptTokenizer) -> None:
         self._words = words
         self._begin_id = words.mark("<|begin_of_text|>")
         self._head_id, self._headed_id = (
@@ -74,4 +74,6 @@ def open_higgs(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFron
         takes_instructions=True,
         sampling=SamplingParams(temperature=0.7, top_p=0.95, top_k=50),
     )
-    return PromptFrontEnd(resolved.name, HiggsSpelling(Words(folder, resolved.name)), traits)
+    return PromptFrontEnd(
+        resolved.name, HiggsSpelling(PromptTokenizer(folder, resolved.name)), traits
+    )

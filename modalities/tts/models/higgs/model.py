@@ -26,7 +26,7 @@ from triptych.core.layers.decoder import DecoderLayer, DecoderStack
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
-from triptych.core.weights.loading import Target
+from triptych.core.weights.loading import TensorTarget
 from triptych.modalities.tts.models.codebooks import Codebooks, embed_inputs
 from triptych.modalities.tts.models.higgs.config import HiggsConfig
 
@@ -54,17 +54,17 @@ class HiggsModel:
         self._num_ended_S = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
         self._order_Q = torch.arange(self.num_codes, device=device)
 
-    def targets(self) -> Iterator[Target]:
+    def targets(self) -> Iterator[TensorTarget]:
         """Every tensor, and the view it goes to."""
-        yield Target("model.embed_tokens.weight", self.text_WC)
+        yield TensorTarget("model.embed_tokens.weight", self.text_WC)
         name = "model.embed_audio_tokens.embed_audio_tokens.weight"
-        yield Target(name, self.codebooks.weight_EC)
-        yield Target("audio_lm_head.weight", self.head.weight_OI)
+        yield TensorTarget(name, self.codebooks.weight_EC)
+        yield TensorTarget("audio_lm_head.weight", self.head.weight_OI)
         yield from stack_targets(self.words, "model")
         for index, layer in enumerate(self.sound.layers):
             prefix = f"model.layers.{index}.audio"
-            yield Target(f"{prefix}_input_layernorm.weight", layer.input_norm.weight_C)
-            yield Target(f"{prefix}_post_attention_layernorm.weight", layer.mlp_norm.weight_C)
+            yield TensorTarget(f"{prefix}_input_layernorm.weight", layer.input_norm.weight_C)
+            yield TensorTarget(f"{prefix}_post_attention_layernorm.weight", layer.mlp_norm.weight_C)
             yield from mlp_targets(f"{prefix}_mlp", layer.mlp)
 
     def prepare(self, native: NativeKernels | None = None) -> None:

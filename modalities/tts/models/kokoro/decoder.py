@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.modalities.tts.models.kokoro.config import GeneratorConfig, KokoroConfig
-from triptych.modalities.tts.models.kokoro.extent import Extent
 from triptych.modalities.tts.models.kokoro.harmonics import HarmonicSource
 from triptych.modalities.tts.models.kokoro.joints import Joints, gmacs
+from triptych.modalities.tts.models.kokoro.length_mask import LengthMask
 from triptych.modalities.tts.models.kokoro.styled import (
     EPSILON,
     AdaptiveNorm,
@@ -42,7 +42,7 @@ class SnakeBlock(nn.Module):
         self.alpha1, self.alpha2 = _slopes(channels, dilations), _slopes(channels, dilations)
         self.native: NativeKernels | None = None
 
-    def forward(self, x_BCT: Tensor, style_BY: Tensor, extent: Extent) -> Joints[Tensor]:
+    def forward(self, x_BCT: Tensor, style_BY: Tensor, extent: LengthMask) -> Joints[Tensor]:
         """[B, C, T] to the same."""
         first = zip(self.adain1, self.alpha1, self.convs1, strict=True)
         second = zip(self.adain2, self.alpha2, self.convs2, strict=True)
@@ -61,7 +61,7 @@ class SnakeBlock(nn.Module):
         alpha_1C1: Tensor,
         x_BCT: Tensor,
         style_BY: Tensor,
-        extent: Extent,
+        extent: LengthMask,
     ) -> Tensor:
         """Norm and snake. The native kernel, which knows no padding, rounds for the convolution."""
         assert isinstance(norm, AdaptiveNorm)
@@ -105,7 +105,7 @@ class Generator(nn.Module):
         self.conv_post = nn.Conv1d(channels, config.n_fft + 2, 7, padding=3)
 
     def forward(
-        self, x_BCT: Tensor, source_BKN: Tensor, style_BY: Tensor, extent: Extent
+        self, x_BCT: Tensor, source_BKN: Tensor, style_BY: Tensor, extent: LengthMask
     ) -> Joints[list[Tensor]]:
         """Every row's samples [S]. `extent` is in pitch values, as is `x_BCT`."""
         spectra = extent.stretched(math.prod(self.rates), 1)
@@ -152,7 +152,7 @@ class Generator(nn.Module):
         return torch.istft(spectrum_KN, n_fft, self.config.hop, window=window)
 
 
-class Decoder(nn.Module):
+class KokoroDecoder(nn.Module):
     """Frames of phoneme features, pitch and energy to samples, in a voice's timbre."""
 
     def __init__(self, config: KokoroConfig) -> None:
@@ -181,7 +181,7 @@ class Decoder(nn.Module):
         curves: tuple[Tensor, Tensor],
         source_BKN: Tensor,
         style_BY: Tensor,
-        extent: Extent,
+        extent: LengthMask,
     ) -> Joints[list[Tensor]]:
         """Every row's samples [S]; `curves` are pitch and energy [B, P], `extent` is in frames.
 

@@ -24,12 +24,12 @@ from triptych.modalities.tts.models.kokoro.config import (
     SAMPLE_RATE,
     KokoroConfig,
 )
-from triptych.modalities.tts.models.kokoro.decoder import Decoder
-from triptych.modalities.tts.models.kokoro.extent import Extent
+from triptych.modalities.tts.models.kokoro.decoder import KokoroDecoder
 from triptych.modalities.tts.models.kokoro.harmonics import source_noise
 from triptych.modalities.tts.models.kokoro.joints import Joints, finish, gmacs
+from triptych.modalities.tts.models.kokoro.length_mask import LengthMask
 from triptych.modalities.tts.models.kokoro.prosody import ProsodyPredictor
-from triptych.modalities.tts.models.kokoro.text import Albert, TextEncoder
+from triptych.modalities.tts.models.kokoro.text import Albert, PhonemeEncoder
 from triptych.modalities.tts.models.kokoro.voices import Voices, style_of
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
@@ -43,7 +43,7 @@ Noise = Callable[[int, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sentence:
+class SentenceRequest:
     """One row's request. `style_Y` is its voice's for this length, `seed` draws its noise."""
 
     phoneme_ids: tuple[int, ...]
@@ -53,7 +53,7 @@ class Sentence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ProsodyPlan:
     """A sentence whose timing and melody are decided, and only its sound is not.
 
     Phoneme features for every frame, pitch and energy, and what guides the generator.
@@ -80,15 +80,15 @@ class KokoroModel(nn.Module):
         self.bert = Albert(config.albert, config.num_tokens)
         self.bert_encoder = nn.Linear(config.albert.hidden_size, config.hidden_size)
         self.predictor = ProsodyPredictor(config)
-        self.text_encoder = TextEncoder(config)
-        self.decoder = Decoder(config)
+        self.text_encoder = PhonemeEncoder(config)
+        self.decoder = KokoroDecoder(config)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.bert_encoder.weight.device
 
-    def plan(self, sentence: Sentence, noise: Noise = source_noise) -> Joints[Plan]:
+    def plan(self, sentence: SentenceRequest, noise: Noise = source_noise) -> Joints[ProsodyPlan]:
         """Decide how one sentence will go. Raises `InvalidRequest` where it gets too long.
 
         Never batched, though the work is a tenth at most: durations are rounded and phases wrap, so
@@ -107,7 +107,7 @@ class KokoroModel(nn.Module):
         yield gmacs(self.text_encoder, ids_1T[:, None])
         num_samples = pitch_1P.shape[1] * self.config.generator.samples_per_pitch
         noise_SH = noise(sentence.seed, num_samples).to(pitch_1P)
-        return Plan(
+        return ProsodyPlan(
             timbre_Y=timbre_1Y[0],
             text_FC=self.text_encoder(ids_1T)[0, token_F],
             pitch_P=pitch_1P[0],
@@ -115,14 +115,14 @@ class KokoroModel(nn.Module):
             source_KN=self.decoder.generator.source(pitch_1P[0], noise_SH),
         )
 
-    def render(self, plans: Sequence[Plan]) -> Joints[list[Tensor]]:
+    def render(self, plans: Sequence[ProsodyPlan]) -> Joints[list[Tensor]]:
         """The samples [S] of each plan, decoded in one batch."""
         return self.decoder(  # type: ignore[no-any-return]
             _padded([plan.text_FC for plan in plans]).transpose(1, 2),
             (_padded([plan.pitch_P for plan in plans]), _padded([plan.energy_P for plan in plans])),
             _padded([plan.source_KN.T for plan in plans]).transpose(1, 2),
             torch.stack([plan.timbre_Y for plan in plans]),
-            Extent.of([plan.num_frames for plan in plans], self.device),
+            LengthMask.of([plan.num_frames for plan in plans], self.device),
         )
 
 
@@ -142,7 +142,7 @@ class Kokoro:
 
     def sentence(
         self, phoneme_ids: Sequence[int], voice: str, *, speed: float = 1.0, seed: int = 0
-    ) -> Sentence:
+    ) -> SentenceRequest:
         """A checked request. Raises `InvalidRequest` or `ContextLengthExceeded`."""
         ids = tuple(phoneme_ids)
         self.config.check_ids(ids)
@@ -151,7 +151,7 @@ class Kokoro:
                 f"The speed must lie between {MIN_SPEED} and {MAX_SPEED}.", param="speed"
             )
         style_Y = style_of(self.voices.table(voice), len(ids))
-        return Sentence(phoneme_ids=ids, style_Y=style_Y, speed=speed, seed=seed)
+        return SentenceRequest(phoneme_ids=ids, style_Y=style_Y, speed=speed, seed=seed)
 
     def synthesize(
         self, phoneme_ids: Sequence[int], voice: str, *, speed: float = 1.0, seed: int = 0
@@ -162,7 +162,7 @@ class Kokoro:
         ]
 
     @torch.inference_mode()
-    def synthesize_batch(self, sentences: Sequence[Sentence]) -> list[Tensor]:
+    def synthesize_batch(self, sentences: Sequence[SentenceRequest]) -> list[Tensor]:
         """The samples [S] of every sentence, in order; sentences of like lengths are one batch.
 
         Raises `NonFinite` when the network's output is no audio.

@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from triptych.modalities.tts.models.kokoro.config import KokoroConfig
-from triptych.modalities.tts.models.kokoro.extent import Extent
 from triptych.modalities.tts.models.kokoro.joints import Joints, gmacs
+from triptych.modalities.tts.models.kokoro.length_mask import LengthMask
 from triptych.modalities.tts.models.kokoro.styled import EPSILON, StyledBlock
 
 
@@ -102,7 +102,7 @@ def _curve_blocks(size: int, style_size: int) -> nn.ModuleList:
 
 def _through(blocks: nn.ModuleList, x_BCF: Tensor, style_BS: Tensor) -> Tensor:
     for block in blocks:
-        full = Extent.of([x_BCF.shape[-1]] * len(x_BCF), x_BCF.device)
+        full = LengthMask.of([x_BCF.shape[-1]] * len(x_BCF), x_BCF.device)
         x_BCF = block(x_BCF, style_BS, full)
     return x_BCF
 

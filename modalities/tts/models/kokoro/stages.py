@@ -23,8 +23,8 @@ from triptych.modalities.tts.models.kokoro.joints import Joints, finish
 from triptych.modalities.tts.models.kokoro.model import (
     MAX_BATCH_FRAMES,
     Kokoro,
-    Plan,
-    Sentence,
+    ProsodyPlan,
+    SentenceRequest,
     audio,
     batches,
 )
@@ -45,10 +45,10 @@ class SentenceWork:
 
     request: SpeechRequest
     unit: int
-    joints: Joints[Plan] | Joints[Tensor]
+    joints: Joints[ProsodyPlan] | Joints[Tensor]
     next_stage: Stage | None
     next_gmacs: float = 0.0
-    plan: Plan | None = None
+    plan: ProsodyPlan | None = None
 
 
 class StagedKokoro:
@@ -82,7 +82,7 @@ class StagedKokoro:
             return advance_each(self._slice, works)
         return self._render(works)
 
-    def _whole(self, sentence: Sentence) -> Joints[Tensor]:
+    def _whole(self, sentence: SentenceRequest) -> Joints[Tensor]:
         plan = yield from self._kokoro.model.plan(sentence)
         (pcm_S,) = yield from self._kokoro.model.render([plan])
         return pcm_S
@@ -100,8 +100,8 @@ class StagedKokoro:
         work.next_stage = Stage("slice", max(self._slice_gmacs, next_gmacs))
         return None
 
-    def _end(self, work: SentenceWork, value: Plan | Tensor) -> SpeechDelta | None:
-        if isinstance(value, Plan):
+    def _end(self, work: SentenceWork, value: ProsodyPlan | Tensor) -> SpeechDelta | None:
+        if isinstance(value, ProsodyPlan):
             work.plan, work.next_stage = value, Stage("render", value.num_frames)
             return None
         work.next_stage = None

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from triptych.modalities.tts.models.kokoro.extent import Extent
+from triptych.modalities.tts.models.kokoro.length_mask import LengthMask
 
 EPSILON = 1e-5
 
@@ -26,7 +26,7 @@ class AdaptiveNorm(nn.Module):
         super().__init__()
         self.fc = nn.Linear(style_size, 2 * channels)
 
-    def forward(self, x_BCT: Tensor, style_BS: Tensor, extent: Extent) -> Tensor:
+    def forward(self, x_BCT: Tensor, style_BS: Tensor, extent: LengthMask) -> Tensor:
         """Normalise each row and channel over the row's real positions."""
         gamma_BC1, beta_BC1 = (part[..., None] for part in self.style(style_BS))
         mean_BC1, var_BC1 = extent.moments(x_BCT)
@@ -58,7 +58,7 @@ class StyledBlock(nn.Module):
                 in_channels, in_channels, 3, 2, padding=1, output_padding=1, groups=in_channels
             )
 
-    def forward(self, x_BCT: Tensor, style_BS: Tensor, extent: Extent) -> Tensor:
+    def forward(self, x_BCT: Tensor, style_BS: Tensor, extent: LengthMask) -> Tensor:
         """[B, C, T] to [B, C', rate * T]."""
         stretched = extent.stretched(self.rate)
         y_BCT = extent.clear(F.leaky_relu(self.norm1(x_BCT, style_BS, extent), 0.2))

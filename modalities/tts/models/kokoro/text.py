@@ -91,7 +91,7 @@ class Albert(nn.Module):
         return x_BTC  # type: ignore[no-any-return]
 
 
-class TextEncoder(nn.Module):
+class PhonemeEncoder(nn.Module):
     """Convolutions and an LSTM over phonemes: what is to be pronounced."""
 
     def __init__(self, config: KokoroConfig) -> None:

@@ -14,7 +14,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import Target, load_tensors
+from triptych.core.weights.loading import TensorTarget, load_tensors
 from triptych.modalities.tts.models.kokoro.config import (
     VOICE_PREFIX,
     KokoroConfig,
@@ -42,7 +42,7 @@ def load_kokoro(
         config = read_kokoro_config(checkpoint.config)
         model = _skeleton(config, conv_dtype).to_empty(device=device)
         model.decoder.use_native(native)
-        targets = (Target(name, parameter) for name, parameter in model.named_parameters())
+        targets = (TensorTarget(name, parameter) for name, parameter in model.named_parameters())
         load_tensors(
             checkpoint,
             targets,

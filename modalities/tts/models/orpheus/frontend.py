@@ -15,7 +15,7 @@ from triptych.core.sampling.params import SamplingParams
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.frontend.base import Voice
-from triptych.modalities.tts.frontend.prompt import PromptFrontEnd, PromptTraits, Words
+from triptych.modalities.tts.frontend.prompt import PromptFrontEnd, PromptTokenizer, PromptTraits
 from triptych.modalities.tts.models.orpheus.config import (
     CODES_PER_FRAME,
     SpeechBlock,
@@ -29,7 +29,7 @@ _SAMPLE_RATE = 24_000
 class OrpheusSpelling:
     """Implements `frontend.prompt.PromptSpelling`."""
 
-    def __init__(self, block: SpeechBlock, words: Words) -> None:
+    def __init__(self, block: SpeechBlock, words: PromptTokenizer) -> None:
         self._block = block
         self._words = words
 
@@ -59,5 +59,5 @@ def open_orpheus(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFr
         tags=block.tags,
     )
     return PromptFrontEnd(
-        resolved.name, OrpheusSpelling(block, Words(folder, resolved.name)), traits
+        resolved.name, OrpheusSpelling(block, PromptTokenizer(folder, resolved.name)), traits
     )

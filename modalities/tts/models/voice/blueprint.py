@@ -18,7 +18,7 @@ from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.speech import VoiceClip
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import Target, load_tensors
+from triptych.core.weights.loading import TensorTarget, load_tensors
 from triptych.modalities.tts.codecs.open import refuse_window_options
 from triptych.modalities.tts.models.blueprint import (
     Codes,
@@ -28,7 +28,7 @@ from triptych.modalities.tts.models.blueprint import (
 )
 from triptych.modalities.tts.models.voice.codec import VoiceCodec
 from triptych.modalities.tts.models.voice.config import VoiceConfig
-from triptych.modalities.tts.models.voice.model import VoiceTalker, decoder_config
+from triptych.modalities.tts.models.voice.model import AcousticModel, decoder_config
 from triptych.modalities.tts.models.voice.streaming import voice_decoder
 
 CODEC_PREFIX, TALKER_PREFIX = "codec.", "talker."
@@ -69,7 +69,7 @@ class VoiceBlueprint:
         """The cache of the talker."""
         return decoder_config(self.config, self.max_length).kv_layout(page_size, dtype)
 
-    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> VoiceTalker:
+    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> AcousticModel:
         """Allocate the talker, stream its weights into place and pack them."""
         talker = self._talker(self._setup.device)
         load_tensors(
@@ -110,8 +110,8 @@ class VoiceBlueprint:
         """It has one voice, its own."""
         raise UnsupportedOption("The embedded voice cannot imitate others.", param="voice")
 
-    def _talker(self, device: torch.device) -> VoiceTalker:
-        return VoiceTalker(
+    def _talker(self, device: torch.device) -> AcousticModel:
+        return AcousticModel(
             self.config,
             num_slots=self._setup.max_batch_size,
             max_length=self.max_length,
@@ -120,5 +120,7 @@ class VoiceBlueprint:
         )
 
 
-def _codec_targets(codec: VoiceCodec) -> Iterator[Target]:
-    return (Target(CODEC_PREFIX + name, tensor) for name, tensor in codec.state_dict().items())
+def _codec_targets(codec: VoiceCodec) -> Iterator[TensorTarget]:
+    return (
+        TensorTarget(CODEC_PREFIX + name, tensor) for name, tensor in codec.state_dict().items()
+    )

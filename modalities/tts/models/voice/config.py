@@ -43,7 +43,7 @@ class CodecConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TalkerConfig:
+class AcousticConfig:
     """The speech-token decoder over phoneme symbols; see `talker.py` for what the fields mean."""
 
     num_symbols: int = 178
@@ -67,7 +67,7 @@ class VoiceConfig:
     """Everything that `config.json` says."""
 
     codec: CodecConfig = field(default_factory=CodecConfig)
-    talker: TalkerConfig = field(default_factory=TalkerConfig)
+    talker: AcousticConfig = field(default_factory=AcousticConfig)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> VoiceConfig:
@@ -76,7 +76,7 @@ class VoiceConfig:
             raise WeightsError(f"config.json is not of a {MODEL_TYPE} model.")
         try:
             return cls(
-                codec=CodecConfig(**values["codec"]), talker=TalkerConfig(**values["talker"])
+                codec=CodecConfig(**values["codec"]), talker=AcousticConfig(**values["talker"])
             )
         except (KeyError, TypeError) as error:
             raise WeightsError(f"config.json does not say what the voice is: {error}.") from None

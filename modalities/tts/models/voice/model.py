@@ -27,15 +27,15 @@ from triptych.core.layers.native_linear import pack_linears
 from triptych.core.layers.rotary import RopeConfig
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
-from triptych.core.weights.loading import Target
-from triptych.modalities.tts.models.voice.config import VoiceConfig
-from triptych.modalities.tts.models.voice.talker import (
+from triptych.core.weights.loading import TensorTarget
+from triptych.modalities.tts.models.voice.acoustic import (
+    AcousticInput,
+    AcousticOutput,
+    AcousticPositions,
     Kind,
-    TalkerInput,
-    TalkerOutput,
-    TalkerPositions,
     windows,
 )
+from triptych.modalities.tts.models.voice.config import VoiceConfig
 
 
 def decoder_config(config: VoiceConfig, max_length: int) -> DecoderConfig:
@@ -62,7 +62,7 @@ def decoder_config(config: VoiceConfig, max_length: int) -> DecoderConfig:
     )
 
 
-class VoiceTalker:
+class AcousticModel:
     """Says the codes of one step after the other, and itself when all symbols are spoken.
 
     Parameters are allocated uninitialised: fill `targets`, then call `prepare` once.
@@ -82,8 +82,8 @@ class VoiceTalker:
         self.stack = DecoderStack(decoder_config(config, max_length), dtype=dtype, device=device)
         self.ends = nn.ModuleDict(
             {
-                "input": TalkerInput(talker, config.codec),
-                "output": TalkerOutput(talker, config.codec),
+                "input": AcousticInput(talker, config.codec),
+                "output": AcousticOutput(talker, config.codec),
             }
         ).to(device, dtype)
         self.ends.requires_grad_(False)
@@ -106,11 +106,11 @@ class VoiceTalker:
         """Codes of a step."""
         return self.config.codec.num_codebooks
 
-    def targets(self) -> Iterator[Target]:
+    def targets(self) -> Iterator[TensorTarget]:
         """Every tensor of the checkpoint that the talker needs."""
         yield from stack_targets(self.stack, "talker.stack")
         for name, tensor in self.ends.state_dict().items():
-            yield Target(f"talker.{name}", tensor)
+            yield TensorTarget(f"talker.{name}", tensor)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
@@ -156,7 +156,7 @@ class VoiceTalker:
         self._held_SL[slots_R, positions_R] = (held_R + 1) * (advance_R == 0)
         return FrameDraws(codes_RQ, due_R >= num_symbols_R)
 
-    def _positions(self, inputs: FrameInputs) -> TalkerPositions:
+    def _positions(self, inputs: FrameInputs) -> AcousticPositions:
         """What each of the step's positions reads."""
         codec, slots_T = self.config.codec, inputs.slots_T
         is_start_X = inputs.text_ids_X == self.start_id
@@ -172,4 +172,4 @@ class VoiceTalker:
         # The end of a walk points just beyond the symbols, where nothing but `start_id` stands.
         read_TW = windows(padded_TP, due_T[:, None], self.config.talker)[:, 0]
         held_T = self._held_SL[slots_T, inputs.positions_T] * (kinds_T == Kind.STEP)
-        return TalkerPositions(read_TW, held_T, values_TQ, kinds_T)
+        return AcousticPositions(read_TW, held_T, values_TQ, kinds_T)

@@ -15,50 +15,50 @@ from triptych.core.errors import WeightsError
 from triptych.modalities.tts.codecs.builder import Rules, Walk, build
 from triptych.modalities.tts.codecs.convolution import StreamingConv1d
 from triptych.modalities.tts.codecs.decoder import Adapter, StreamingDecoder
-from triptych.modalities.tts.codecs.stages import Chain, Stage, channels_last, residual
-from triptych.modalities.tts.codecs.step import Signal, Step
+from triptych.modalities.tts.codecs.stages import Chain, StreamingStage, channels_last, residual
+from triptych.modalities.tts.codecs.step import CodecStep, SignalRate
 from triptych.modalities.tts.models.voice.codec import CausalConv1d, VoiceCodec
 from triptych.modalities.tts.models.voice.synthesis import (
+    FrameOverlapAdd,
     StreamingFrames,
-    StreamingOverlapAdd,
     synthesise,
 )
 
 
-def _causal(walk: Walk) -> Stage:
+def _causal(walk: Walk) -> StreamingStage:
     assert isinstance(walk.module, CausalConv1d)
     return StreamingConv1d(walk.module, (walk.module.num_past, 0))
 
 
-def _block(walk: Walk) -> Stage:
+def _block(walk: Walk) -> StreamingStage:
     module: Any = walk.module
     return residual(walk.at("dwconv").stage(), channels_last([module.mlp]))
 
 
-def _backbone(walk: Walk) -> Stage:
+def _backbone(walk: Walk) -> StreamingStage:
     module: Any = walk.module
     layers = walk.chain("embed", "step_blocks", "upsample", "frame_blocks")
     return Chain(layers, channels_last([module.norm]))
 
 
-class Beside(Stage):
+class Beside(StreamingStage):
     """Two causal readings of one stream, channels of the second after those of the first.
 
     The second runs in float64, and so does what comes of both.
     """
 
-    def __init__(self, first: Stage, second: Stage) -> None:
+    def __init__(self, first: StreamingStage, second: StreamingStage) -> None:
         super().__init__()
         self.first, self.second = first, second
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """Both must end alike."""
         end = self.first.bind(signal)
         if self.second.bind(signal) != end:
             raise WeightsError("The spectrum and the pitch of a codec must have one rate and lag.")
         return end
 
-    def forward(self, x_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
         """Run both."""
         return torch.cat((self.first(x_BCT, step), self.second(x_BCT.double(), step)), 1)
 
@@ -89,7 +89,7 @@ def adapter(model: VoiceCodec) -> Adapter:
     stage = Chain(
         Beside(spectrum, build(model.pitch.layers, RULES, path="pitch")),
         StreamingFrames(config),
-        StreamingOverlapAdd(config),
+        FrameOverlapAdd(config),
     )
     return Adapter(
         stage=stage,

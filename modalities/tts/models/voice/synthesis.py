@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from triptych.modalities.tts.codecs.convolution import OverlapTail
 from triptych.modalities.tts.codecs.families.snac import keyed_normal
-from triptych.modalities.tts.codecs.stages import Delay, Stage
-from triptych.modalities.tts.codecs.step import Signal, SlotState, Step
+from triptych.modalities.tts.codecs.stages import Delay, StreamingStage
+from triptych.modalities.tts.codecs.step import CodecStep, SignalRate, SlotState
 from triptych.modalities.tts.models.voice.codec import Spectra, spectra_of
 from triptych.modalities.tts.models.voice.config import CodecConfig
 
@@ -127,7 +127,7 @@ def _overlap_add(frames_BNT: Tensor, config: CodecConfig) -> Tensor:
     return full[:, :, 0]
 
 
-class StreamingFrames(Stage):
+class StreamingFrames(StreamingStage):
     """Raw channels to windowed frames of sound, each as soon as its window of pulses is full."""
 
     def __init__(self, config: CodecConfig) -> None:
@@ -139,13 +139,13 @@ class StreamingFrames(Stage):
         self.delay = Delay(self.lag)
         self.ends, self.wave = SlotState(), SlotState()
 
-    def bind(self, signal: Signal) -> Signal:
+    def bind(self, signal: SignalRate) -> SignalRate:
         """Frames wait for the pulses of the frames after them."""
         self.signal = signal
         self.end = self.delay.bind(signal)
         return self.end
 
-    def forward(self, raw_BCT: Tensor, step: Step) -> Tensor:
+    def forward(self, raw_BCT: Tensor, step: CodecStep) -> Tensor:
         """Windows that end with the new frames; at the end, windows that reach into silence."""
         wave_B1S = self._excite(raw_BCT, step)
         past_B1L = step.read(self.wave, (1, self.num_past), wave_B1S)
@@ -158,7 +158,7 @@ class StreamingFrames(Stage):
         times_BT = step.times(self.end, raw_BCT.shape[-1])
         return self.synthesis(raw_BCT, windows_BTN, step.seeds_B, times_BT)
 
-    def _excite(self, raw_BCT: Tensor, step: Step) -> Tensor:
+    def _excite(self, raw_BCT: Tensor, step: CodecStep) -> Tensor:
         double = raw_BCT.new_empty(0, dtype=torch.float64)
         before_B21 = step.read(self.ends, (2, 1), double)
         if not raw_BCT.shape[-1]:
@@ -168,7 +168,7 @@ class StreamingFrames(Stage):
         return excitation.wave[:, None]
 
 
-class StreamingOverlapAdd(OverlapTail):
+class FrameOverlapAdd(OverlapTail):
     """Overlap-add of the frames; a whole stream has as many hops of sound as it has frames."""
 
     def __init__(self, config: CodecConfig) -> None:

@@ -19,7 +19,7 @@ from triptych.modalities.diffusion.caches.planning import (
     plan_steps,
 )
 from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.cells import CellPools
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 STEPS = 30
 
@@ -31,7 +31,7 @@ def uncached(model: MixtureFlow, seed: int, name: str, num_steps: int) -> tuple[
         outputs.append(model(samples, times)[0])
         return outputs[-1][None]
 
-    row = begin(NATIVE_CONFIGS[name], num_steps, seed, CellPools())
+    row = begin(NATIVE_CONFIGS[name], num_steps, seed, TensorPools())
     program = row.program
     assert program is not None
     sample = finish(row, watched)
@@ -41,7 +41,7 @@ def uncached(model: MixtureFlow, seed: int, name: str, num_steps: int) -> tuple[
 
 
 def with_plan(model: MixtureFlow, seed: int, plan: tuple[bool, ...], name: str) -> Tensor:
-    pools = CellPools()
+    pools = TensorPools()
     row = begin(NATIVE_CONFIGS[name], len(plan), seed, pools)
     slot = CacheSlot(planned(plan, order=1), len(plan), pools)
     while not row.is_done:
@@ -75,7 +75,7 @@ def test_the_search_finds_what_trying_all_plans_finds(order: int, num_computed: 
 @pytest.mark.parametrize("order", [0, 1])
 def test_the_foretold_error_is_the_error_to_first_order(name: str, order: int) -> None:
     """Outputs replayed from an uncached run: then nothing is approximate, for any sampler."""
-    pools = CellPools()
+    pools = TensorPools()
     _, measured = uncached(MixtureFlow(), 2, name, 8)
     count = len(measured.points)
     outputs = [noise(100 + step) for step in range(count)]
@@ -111,7 +111,7 @@ def test_a_plan_beats_even_skipping_and_fewer_steps_at_equal_compute() -> None:
     even_plan = tuple(step in even for step in range(STEPS))
     for seed in range(4):
         exact, _ = uncached(model, seed, name, STEPS)
-        fewer = finish(begin(NATIVE_CONFIGS[name], num_computed, seed, CellPools()), model)
+        fewer = finish(begin(NATIVE_CONFIGS[name], num_computed, seed, TensorPools()), model)
         ours, theirs = (with_plan(model, seed, p, name) for p in (plan, even_plan))
         error = (ours - exact).square().mean()
         assert error < 0.63 * (theirs - exact).square().mean()  # 2 dB

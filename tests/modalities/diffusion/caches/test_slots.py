@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences, Point
-from triptych.modalities.diffusion.caches.gates import FirstBlockGate, IntervalGate, Signal
+from triptych.modalities.diffusion.caches.gates import FirstBlockGate, GateSignal, IntervalGate
 from triptych.modalities.diffusion.caches.methods import (
     Bounds,
     CacheMethod,
@@ -35,8 +35,8 @@ from triptych.modalities.diffusion.caches.slot import (
     predict,
     record,
 )
-from triptych.modalities.diffusion.cells import CellPools
 from triptych.modalities.diffusion.samplers.rows import SampleRow, release_row
+from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 STEPS = 12
 METHODS = {
@@ -51,7 +51,7 @@ METHODS = {
 Pair = tuple[SampleRow, CacheSlot]
 
 
-def open_pair(method: CacheMethod, seed: int, pools: CellPools) -> Pair:
+def open_pair(method: CacheMethod, seed: int, pools: TensorPools) -> Pair:
     row = begin(NATIVE_CONFIGS["flow euler"], STEPS, seed, pools)
     return row, CacheSlot(method, STEPS, pools)
 
@@ -78,7 +78,7 @@ def run_alone(pair: Pair) -> list[bool]:
 def test_a_row_decides_and_ends_the_same_alone_and_in_company(
     chosen: list[tuple[str, int]], order: Any
 ) -> None:
-    pools = CellPools()
+    pools = TensorPools()
     alone = []
     for name, seed in chosen:
         pair = open_pair(METHODS[name], seed, pools)
@@ -112,7 +112,7 @@ def test_a_row_decides_and_ends_the_same_alone_and_in_company(
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_rule_skips_and_none_forever(name: str) -> None:
-    decisions = run_alone(open_pair(METHODS[name], 1, CellPools()))
+    decisions = run_alone(open_pair(METHODS[name], 1, TensorPools()))
     assert 0 < sum(decisions) < STEPS
 
 
@@ -123,7 +123,7 @@ def test_skips_are_bounded_and_the_ends_compute() -> None:
         level=Level.VELOCITY,
         bounds=Bounds(max_skips=3),
     )
-    decisions = run_alone(open_pair(method, 1, CellPools()))
+    decisions = run_alone(open_pair(method, 1, TensorPools()))
     assert [step for step, computes in enumerate(decisions) if computes] == [0, 4, 8, 11]
     unforced = CacheMethod(
         open_gate=lambda num_steps: IntervalGate(5, 4),
@@ -131,13 +131,13 @@ def test_skips_are_bounded_and_the_ends_compute() -> None:
         level=Level.VELOCITY,
         bounds=Bounds(forces_last=False),
     )
-    decisions = run_alone(open_pair(unforced, 1, CellPools()))
+    decisions = run_alone(open_pair(unforced, 1, TensorPools()))
     assert [step for step, computes in enumerate(decisions) if computes] == [0, 1, 2, 3, 5, 10]
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_what_is_foreseen_comes_so(name: str) -> None:
-    row, slot = open_pair(METHODS[name], 1, CellPools())
+    row, slot = open_pair(METHODS[name], 1, TensorPools())
     foreseen = slot.foresee(range(STEPS))
     told = run_alone((row, slot))
     if name in {"first block", "first block, order 1", "teacache", "magcache"}:
@@ -150,14 +150,14 @@ def test_what_is_foreseen_comes_so(name: str) -> None:
 
 def test_magcache_of_whole_answers_is_foreseen_too() -> None:
     method = magcache((1.0, 0.99, 1.01, 0.98), retention=0.1, level=Level.VELOCITY)
-    row, slot = open_pair(method, 1, CellPools())
+    row, slot = open_pair(method, 1, TensorPools())
     foreseen = slot.foresee(range(STEPS))
     assert run_alone((row, slot)) == foreseen
     assert not all(foreseen)
 
 
 def test_a_step_taken_again_counts_once() -> None:
-    pools = CellPools()
+    pools = TensorPools()
     slot = CacheSlot(METHODS["taylorseer 1"], STEPS, pools)
     for step in range(3):
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_step_taken_again_counts_once() -> None:
 
 
 def test_what_belongs_to_another_shape_or_adapter_is_dropped() -> None:
-    pools = CellPools()
+    pools = TensorPools()
     slot = CacheSlot(METHODS["taylorseer 1"], STEPS, pools)
     slot.belong_to(((3, 4, 5), "adapter a"))
     record([slot], torch.ones(1, 3, 4, 5), [Point(0, 1.0)])
@@ -181,19 +181,19 @@ def test_what_belongs_to_another_shape_or_adapter_is_dropped() -> None:
 
 
 def test_teacache_compares_with_the_step_before_and_fbcache_with_the_last_computed() -> None:
-    pools = CellPools()
+    pools = TensorPools()
     points = [Point(step, 1 - step / 9) for step in range(3)]
     for name, expected in (("teacache", 1 / 2), ("first block", 2.0)):
         slot = CacheSlot(METHODS[name], STEPS, pools)
         for value, point, computes in zip((1.0, 2.0), points, (True, False), strict=False):
             keep_signals([slot], torch.full((1, 4), value), [point], [computes])
         assert distances([slot], torch.full((1, 4), 3.0)) == pytest.approx([expected])
-        assert slot.signal in {Signal.MODULATED_INPUT, Signal.FIRST_RESIDUAL}
+        assert slot.signal in {GateSignal.MODULATED_INPUT, GateSignal.FIRST_RESIDUAL}
         slot.release()
 
 
 def test_rows_with_histories_of_different_length_predict_together() -> None:
-    pools = CellPools()
+    pools = TensorPools()
     points = [Point(0, 1.0), Point(1, 0.9), Point(2, 0.8)]
     young, old = (CacheSlot(METHODS["planned 2"], STEPS, pools) for _ in range(2))
     for point in points:

@@ -12,7 +12,7 @@ import pytest
 from fakes_bench import FakeServer, serving
 
 from triptych.cli import main
-from triptych.modalities.llm.bench.client import Sample, Target, measure
+from triptych.modalities.llm.bench.client import BenchServer, RequestRecord, measure
 from triptych.modalities.llm.bench.load import closed_loop, open_loop
 
 _SMALL = ("--num-requests", "6", "--prompt-tokens", "12", "--output-tokens", "5", "--warmup", "1")
@@ -180,7 +180,7 @@ def test_plot_without_matplotlib_says_what_to_type(
 
 
 async def test_a_refused_connection_is_an_error_of_the_sample() -> None:
-    target = Target(label="gone", base_url="http://127.0.0.1:9", model="tiny")
+    target = BenchServer(label="gone", base_url="http://127.0.0.1:9", model="tiny")
     async with httpx.AsyncClient() as client:
         sample = await measure(client, target, "x", max_tokens=1)
     assert sample.error == "connection"
@@ -190,7 +190,7 @@ async def test_a_timeout_is_an_error_of_the_sample() -> None:
     def wait(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadTimeout("late", request=request)
 
-    target = Target(label="slow", base_url="http://slow", model="tiny")
+    target = BenchServer(label="slow", base_url="http://slow", model="tiny")
     async with httpx.AsyncClient(transport=httpx.MockTransport(wait)) as client:
         sample = await measure(client, target, "x", max_tokens=1)
     assert sample.error == "timeout"
@@ -203,13 +203,13 @@ class _Recorder:
         self.prompts: list[str] = []
         self.num_active = self.peak = 0
 
-    async def __call__(self, prompt: str) -> Sample:
+    async def __call__(self, prompt: str) -> RequestRecord:
         self.prompts.append(prompt)
         self.num_active += 1
         self.peak = max(self.peak, self.num_active)
         await asyncio.sleep(0)
         self.num_active -= 1
-        return Sample(sent_s=0.0, num_output_tokens=1, arrivals_s=[0.0])
+        return RequestRecord(sent_s=0.0, num_output_tokens=1, arrivals_s=[0.0])
 
 
 async def test_closed_loop_keeps_the_concurrency() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.llm.bench.client import Sample, Target
+from triptych.modalities.llm.bench.client import BenchServer, RequestRecord
 from triptych.modalities.llm.bench.load import Run
 from triptych.modalities.llm.bench.report import Result, document, machine, table
 from triptych.modalities.llm.bench.stats import (
@@ -20,8 +20,10 @@ from triptych.modalities.llm.bench.stats import (
 from triptych.modalities.llm.bench.workload import Workload
 
 
-def _sample(*arrivals_s: float, ended_s: float, num_output_tokens: int, error: str = "") -> Sample:
-    return Sample(
+def _sample(
+    *arrivals_s: float, ended_s: float, num_output_tokens: int, error: str = ""
+) -> RequestRecord:
+    return RequestRecord(
         sent_s=10.0,
         ended_s=ended_s,
         arrivals_s=list(arrivals_s),
@@ -98,9 +100,9 @@ def test_ratio_to_zero_is_left_out() -> None:
 
 
 def test_document_and_table_name_no_address() -> None:
-    target = Target(label="ours", base_url="http://secret.example:1", model="/home/me/tiny")
+    target = BenchServer(label="ours", base_url="http://secret.example:1", model="/home/me/tiny")
     result = Result(target=target, runs=(_run(), _run()))
-    other = Result(target=Target(label="theirs", base_url="http://b"), runs=(_run(), _run()))
+    other = Result(target=BenchServer(label="theirs", base_url="http://b"), runs=(_run(), _run()))
     workload = Workload(num_requests=3, prompt_tokens=100, output_tokens=8)
     found = document([result, other], workload, "concurrency 1")
     assert "secret" not in str(found)

@@ -13,8 +13,8 @@ from triptych.core.errors import WeightsError
 from triptych.modalities.tts.codecs import build_decoder
 from triptych.modalities.tts.codecs.builder import build
 from triptych.modalities.tts.codecs.families import dac as dac_family
-from triptych.modalities.tts.codecs.stages import Stage, Sum
-from triptych.modalities.tts.codecs.step import Signal
+from triptych.modalities.tts.codecs.stages import StreamingStage, Sum
+from triptych.modalities.tts.codecs.step import SignalRate
 
 NO_RULES = MappingProxyType({})
 
@@ -86,13 +86,13 @@ def test_a_model_of_another_length_is_found_out_when_built(monkeypatch: pytest.M
 def test_branches_of_different_length_cannot_be_added() -> None:
     branches = [build(nn.Conv1d(4, 4, 3, padding=p), NO_RULES, path="x") for p in (0, 1)]
     with pytest.raises(WeightsError, match="different length"):
-        Sum(*branches).bind(Signal())
+        Sum(*branches).bind(SignalRate())
 
 
 def test_a_stride_must_divide_the_rate() -> None:
-    stage: Stage = build(nn.Conv1d(4, 4, 3, stride=2), NO_RULES, path="x")
+    stage: StreamingStage = build(nn.Conv1d(4, 4, 3, stride=2), NO_RULES, path="x")
     with pytest.raises(WeightsError, match="Stride 2 does not divide 3"):
-        stage.bind(Signal(rate=3))
+        stage.bind(SignalRate(rate=3))
 
 
 def test_weight_norms_are_folded_away() -> None:

@@ -20,7 +20,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.frontend import open_front_end, speech_role
-from triptych.modalities.tts.frontend.base import FrontEnd, Planned
+from triptych.modalities.tts.frontend.base import FrontEnd, PlannedSegment
 from triptych.modalities.tts.frontend.phoneme import MAX_CHARACTERS, PhonemeFrontEnd
 from triptych.modalities.tts.frontend.phoneme_models import OPENAI_VOICES, read_phoneme_model
 from triptych.modalities.tts.models.kokoro.config import KOKORO_82M, VOCABULARY
@@ -74,14 +74,16 @@ def whole() -> PhonemeFrontEnd:
     return PhonemeFrontEnd("whole", model, PHONEMIZER)
 
 
-def plan(front_end: FrontEnd, text: str, voice: str = "", language: str = "") -> list[Planned]:
+def plan(
+    front_end: FrontEnd, text: str, voice: str = "", language: str = ""
+) -> list[PlannedSegment]:
     canonical = front_end.check_voice(voice)
     return list(
         front_end.plan(NORMALIZE(text), voice=canonical, instructions="", language=language)
     )
 
 
-def said(planned: Planned) -> str:
+def said(planned: PlannedSegment) -> str:
     symbols = {token: symbol for symbol, token in VOCABULARY.items()}
     return "".join(symbols[token] for token in planned.segment.prompt_ids)
 

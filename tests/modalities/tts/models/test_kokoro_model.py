@@ -10,8 +10,8 @@ from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinit
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.modalities.tts.models.kokoro import model as kokoro_model
 from triptych.modalities.tts.models.kokoro.config import read_kokoro_config
-from triptych.modalities.tts.models.kokoro.extent import Extent
 from triptych.modalities.tts.models.kokoro.harmonics import HarmonicSource, source_noise
+from triptych.modalities.tts.models.kokoro.length_mask import LengthMask
 from triptych.modalities.tts.models.kokoro.model import Kokoro, batches
 
 TOLERANCE = 1e-5
@@ -152,7 +152,7 @@ def test_moments_leave_padding_out() -> None:
     padded_BCT = torch.full((2, 2, 9), 1e3)
     for row, x_CT in zip(padded_BCT, rows, strict=True):
         row[:, : x_CT.shape[1]] = x_CT
-    mean_BC1, var_BC1 = Extent.of([4, 9], torch.device("cpu")).moments(padded_BCT)
+    mean_BC1, var_BC1 = LengthMask.of([4, 9], torch.device("cpu")).moments(padded_BCT)
     for index, x_CT in enumerate(rows):
         torch.testing.assert_close(mean_BC1[index, :, 0], x_CT.mean(-1))
         torch.testing.assert_close(var_BC1[index, :, 0], x_CT.var(-1, correction=0))

@@ -10,7 +10,7 @@ import pytest
 from fakes_recognition import DictatedEngine, noise, recognition_service, said
 
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
-from triptych.core.speech import HearRequest
+from triptych.core.speech import TranscribeRequest
 from triptych.modalities.tts.recognition import service as service_module
 from triptych.modalities.tts.recognition.service import (
     RecognitionService,
@@ -57,7 +57,7 @@ async def test_long_sound_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
         (1, 4.5, 8.0),
         (2, 8.5, 10.0),
     ]
-    requests: list[HearRequest] = list(engine.submitted.values())
+    requests: list[TranscribeRequest] = list(engine.submitted.values())
     assert [request.is_last for request in requests] == [False, False, True]
     assert [request.seed for request in requests] == [5, 6, 7]
     assert [bytes(request.prompt_ids) for request in requests] == [

@@ -29,8 +29,12 @@ from hypothesis import strategies as st
 
 from triptych.core.errors import NonFinite, WeightsError
 from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.tts.recognition.hearing import TOKENS_PER_STAGE, Hearing, Recogniser
 from triptych.modalities.tts.recognition.model import WhisperNetwork
+from triptych.modalities.tts.recognition.recognizer import (
+    TOKENS_PER_STAGE,
+    SpeechRecognizer,
+    TranscriptionJob,
+)
 from triptych.modalities.tts.recognition.rules import TokenRules
 from triptych.modalities.tts.recognition.spec import WhisperSpec
 
@@ -38,22 +42,24 @@ CPU = torch.device("cpu")
 SPEC = spec()
 
 
-def load(folder: Path, **generation: Any) -> Recogniser:
+def load(folder: Path, **generation: Any) -> SpeechRecognizer:
     write_folder(folder, **generation)
     with Checkpoint.open(folder) as checkpoint:
         network = WhisperNetwork.load(
             checkpoint, WhisperSpec.read(folder), dtype=torch.float32, device=CPU
         )
-    return Recogniser.of(network, tokenizer())
+    return SpeechRecognizer.of(network, tokenizer())
 
 
 @pytest.fixture(scope="module")
-def ears(tmp_path_factory: pytest.TempPathFactory) -> Recogniser:
+def ears(tmp_path_factory: pytest.TempPathFactory) -> SpeechRecognizer:
     return load(tmp_path_factory.mktemp("ears"))
 
 
-def test_stages_are_short_and_in_order(ears: Recogniser) -> None:
-    hearing = Hearing(ears, hear(noise(2 * WINDOW_S - 1), temperature=0.5, has_word_times=True))
+def test_stages_are_short_and_in_order(ears: SpeechRecognizer) -> None:
+    hearing = TranscriptionJob(
+        ears, hear(noise(2 * WINDOW_S - 1), temperature=0.5, has_word_times=True)
+    )
     names = []
     with torch.inference_mode():
         while hearing.next_stage is not None:
@@ -70,24 +76,24 @@ def test_stages_are_short_and_in_order(ears: Recogniser) -> None:
     assert num_windows >= 2
 
 
-def test_the_same_seed_hears_the_same(ears: Recogniser) -> None:
+def test_the_same_seed_hears_the_same(ears: SpeechRecognizer) -> None:
     def ids(seed: int) -> list[int]:
-        return text_ids(run(Hearing(ears, hear(noise(4.0), temperature=0.9, seed=seed))))
+        return text_ids(run(TranscriptionJob(ears, hear(noise(4.0), temperature=0.9, seed=seed))))
 
     assert ids(1) == ids(1)
     assert ids(1) != ids(2)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-40, 1e-8])
-def test_tiny_temperatures_take_the_likeliest(ears: Recogniser, temperature: float) -> None:
-    hearing = Hearing(ears, hear(noise(1.0)))
+def test_tiny_temperatures_take_the_likeliest(ears: SpeechRecognizer, temperature: float) -> None:
+    hearing = TranscriptionJob(ears, hear(noise(1.0)))
     logits_V = torch.tensor([-torch.inf, 3.0, 30.0, 29.0, -torch.inf])
     assert {hearing.draw(logits_V, temperature)[0] for _ in range(8)} == {2}
 
 
-def test_word_times_change_no_word_and_run_forward(ears: Recogniser) -> None:
-    plain = run(Hearing(ears, hear(noise(4.0), temperature=0.4)))
-    timed = run(Hearing(ears, hear(noise(4.0), temperature=0.4, has_word_times=True)))
+def test_word_times_change_no_word_and_run_forward(ears: SpeechRecognizer) -> None:
+    plain = run(TranscriptionJob(ears, hear(noise(4.0), temperature=0.4)))
+    timed = run(TranscriptionJob(ears, hear(noise(4.0), temperature=0.4, has_word_times=True)))
     assert text_ids(plain) == text_ids(timed)
     assert all(t.start_s == -1 for delta in plain for s in delta.segments for t in s.tokens)
     for delta in timed:
@@ -97,8 +103,8 @@ def test_word_times_change_no_word_and_run_forward(ears: Recogniser) -> None:
         assert not times or 0 <= times[0] <= times[-1] <= 4.0
 
 
-def test_each_window_tells_how_far_it_is(ears: Recogniser) -> None:
-    deltas = run(Hearing(ears, hear(noise(7.5), temperature=0.4)))
+def test_each_window_tells_how_far_it_is(ears: SpeechRecognizer) -> None:
+    deltas = run(TranscriptionJob(ears, hear(noise(7.5), temperature=0.4)))
     heard = [delta.heard_s for delta in deltas]
     assert heard == sorted(set(heard))
     assert heard[-1] == 7.5
@@ -106,20 +112,22 @@ def test_each_window_tells_how_far_it_is(ears: Recogniser) -> None:
     assert {delta.language for delta in deltas} == {"en"}
 
 
-def test_a_part_leaves_to_the_next_what_fills_no_window(ears: Recogniser) -> None:
-    deltas = run(Hearing(ears, hear(noise(7.5), temperature=0.4, is_last=False)))
+def test_a_part_leaves_to_the_next_what_fills_no_window(ears: SpeechRecognizer) -> None:
+    deltas = run(TranscriptionJob(ears, hear(noise(7.5), temperature=0.4, is_last=False)))
     assert 7.5 - WINDOW_S < deltas[-1].heard_s <= 7.5
     assert deltas[-1].finish_reason == "stop"
 
 
 def test_a_language_is_found_out_once(tmp_path: Path) -> None:
     ears = load(tmp_path, **MULTILINGUAL)
-    found = {delta.language for delta in run(Hearing(ears, hear(noise(7.0), temperature=0.4)))}
+    found = {
+        delta.language for delta in run(TranscriptionJob(ears, hear(noise(7.0), temperature=0.4)))
+    }
     assert len(found) == 1
     assert found < {"en", "zh", "de"}
 
 
-def test_sound_that_breaks_the_network_fails_alone(ears: Recogniser) -> None:
+def test_sound_that_breaks_the_network_fails_alone(ears: SpeechRecognizer) -> None:
     broken = noise(2.0)
     broken[5000] = np.nan
     with torch.inference_mode():
@@ -133,7 +141,7 @@ def test_sound_that_breaks_the_network_fails_alone(ears: Recogniser) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2])
 def test_a_network_that_breaks_while_it_writes_fails_its_recording(
-    ears: Recogniser, monkeypatch: pytest.MonkeyPatch, temperature: float
+    ears: SpeechRecognizer, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     whole = ears.network.logits
 
@@ -143,7 +151,7 @@ def test_a_network_that_breaks_while_it_writes_fails_its_recording(
 
     monkeypatch.setattr(ears.network, "logits", breaks_at_last)
     with pytest.raises(NonFinite):
-        run(Hearing(ears, hear(noise(2.0), temperature=temperature)))
+        run(TranscriptionJob(ears, hear(noise(2.0), temperature=temperature)))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from triptych.modalities.tts.recognition.windows import (
     FALLBACK_TEMPERATURES,
     Attempt,
-    Reading,
+    TranscriptCursor,
     compression_ratio,
     cut_window,
     temperatures,
@@ -82,7 +82,7 @@ def test_every_window_gets_somewhere_and_keeps_its_bounds(
 def test_a_reading_ends_and_never_shows_more_than_the_model_can_see(
     answers: list[list[int]], num_frames: int
 ) -> None:
-    reading = Reading(SPEC, range(100))
+    reading = TranscriptCursor(SPEC, range(100))
     num_windows = 0
     while reading.frame < num_frames:
         assert len(reading.prompt_ids) <= SPEC.max_prompt_tokens + 1
@@ -97,7 +97,7 @@ def test_a_reading_ends_and_never_shows_more_than_the_model_can_see(
 
 
 def test_the_next_window_is_told_what_was_heard() -> None:
-    reading = Reading(SPEC, (1, 2))
+    reading = TranscriptCursor(SPEC, (1, 2))
     assert reading.prompt_ids == (SPEC.previous_id, 1, 2)
     reading.take(attempt(at(0), A, at(1), at(1), B, at(2), at(2), C), WINDOW)
     assert reading.frame == 200
@@ -105,20 +105,20 @@ def test_the_next_window_is_told_what_was_heard() -> None:
 
 
 def test_text_drawn_hot_is_not_shown_on() -> None:
-    reading = Reading(SPEC, (1, 2))
+    reading = TranscriptCursor(SPEC, (1, 2))
     assert reading.take(attempt(at(0), A, at(1), temperature=0.6), WINDOW)
     assert reading.prompt_ids == ()
 
 
 def test_silence_is_passed_over_and_forgets_nothing() -> None:
-    reading = Reading(SPEC, (1,))
+    reading = TranscriptCursor(SPEC, (1,))
     silent = attempt(at(0), A, at(1), no_speech_prob=0.7, avg_logprob=-1.2)
     assert reading.take(silent, WINDOW) == ()
     assert (reading.frame, reading.prompt_ids) == (WINDOW, (SPEC.previous_id, 1))
 
 
 def test_stretches_without_length_or_text_are_left_out() -> None:
-    reading = Reading(SPEC, ())
+    reading = TranscriptCursor(SPEC, ())
     tokens = (at(1), A, at(1), at(1), at(2), at(2), B, at(3), at(3))
     assert [s.start for s in reading.take(attempt(*tokens), WINDOW)] == [5]
 

@@ -6,9 +6,9 @@ import pytest
 from fakes_recognition import tokenizer
 from transformers.models.whisper import tokenization_whisper
 
-from triptych.core.speech import HeardToken
+from triptych.core.speech import TranscriptToken
 from triptych.modalities.tts.recognition.languages import LANGUAGES, language_code
-from triptych.modalities.tts.recognition.words import Word, words_of
+from triptych.modalities.tts.recognition.words import WordTiming, words_of
 
 TOKENIZER = tokenizer()
 
@@ -22,7 +22,7 @@ def words(
 ) -> list[tuple[str, float, float]]:
     """Words of `text`, whose tokens are its bytes, each `step_s` long."""
     tokens = [
-        HeardToken(byte, n * step_s, (n + 1) * step_s) for n, byte in enumerate(text.encode())
+        TranscriptToken(byte, n * step_s, (n + 1) * step_s) for n, byte in enumerate(text.encode())
     ]
     found = words_of(tokens, decode, language)
     return [(word.text, round(word.start_s, 3), round(word.end_s, 3)) for word in found]
@@ -51,8 +51,8 @@ def test_unspaced_languages_count_characters() -> None:
 
 
 def test_a_character_that_is_never_finished_is_kept() -> None:
-    (word,) = words_of([HeardToken(0xE4, 0.0, 1.0)], decode, "zh")
-    assert word == Word("\ufffd", 0.0, 1.0)
+    (word,) = words_of([TranscriptToken(0xE4, 0.0, 1.0)], decode, "zh")
+    assert word == WordTiming("\ufffd", 0.0, 1.0)
 
 
 def test_no_words_in_nothing() -> None:
@@ -61,12 +61,12 @@ def test_no_words_in_nothing() -> None:
 
 def test_pauses_beside_a_sentence_belong_to_no_word() -> None:
     tokens = [
-        HeardToken(ord("A"), 0.0, 5.0),
-        HeardToken(ord(" "), 5.0, 5.2),
-        HeardToken(ord("b"), 5.2, 5.4),
-        HeardToken(ord(" "), 5.4, 5.4),
-        HeardToken(ord("c"), 5.4, 9.4),
-        HeardToken(ord("."), 9.4, 9.5),
+        TranscriptToken(ord("A"), 0.0, 5.0),
+        TranscriptToken(ord(" "), 5.0, 5.2),
+        TranscriptToken(ord("b"), 5.2, 5.4),
+        TranscriptToken(ord(" "), 5.4, 5.4),
+        TranscriptToken(ord("c"), 5.4, 9.4),
+        TranscriptToken(ord("."), 9.4, 9.5),
     ]
     first, middle, last = words_of(tokens, decode, "en")
     assert first.end_s == 5.0

@@ -1,0 +1,16 @@
+# `make help` lists what there is.
+ARGS ?=
+
+.PHONY: help install test check format ci
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+install: ## what developing needs, into the active environment
+	pip install -e '.[test]' pre-commit && pre-commit install
+test: ## the tests; ARGS="tests/core -x" runs some
+	pytest $(ARGS)
+check: ## format, lint, types, import directions
+	ruff format --check && ruff check && mypy && lint-imports
+format: ## format, and mend what the linter can
+	ruff check --fix && ruff format
+ci: ## all that a change must pass, in a clean environment
+	.ci/run

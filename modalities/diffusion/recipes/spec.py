@@ -1,0 +1,212 @@
+"""What each pipeline class can do with words and pictures, and its published defaults.
+
+The one place that says so: recipes read it when they draw, the API when it answers, so it imports
+no torch. A model's own sizes come from the JSON files beside it, handed in as mappings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from triptych.core.errors import InvalidRequest, WeightsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSpec:
+    """A pipeline class's facts.
+
+    `default_steps`, `default_guidance` and `default_strength` hold where a request says nothing.
+    `patch`: latents a side that the model takes together. `size`: the width and height it draws
+    best, `None` where the model's `sample_size` tells.
+
+    `begins`: draws from a picture, noised as far as the strength says, or within a mask of it.
+    `max_references`: pictures that it looks at while it draws; the first may be begun from, too.
+    `needs_reference`: it cannot draw without. With a mask or references a strength of 1 is default.
+    `has_negative`: a second prompt steers away; where not, guidance is a number told to the model.
+    `neutral_guidance`: up to this scale nothing is steered, so the second prompt is not asked.
+    `rounds_down`: of steps times strength, the whole steps are taken; where not, a part counts too.
+    """
+
+    default_steps: int
+    default_guidance: float
+    default_strength: float = 0.6
+    patch: int = 2
+    size: tuple[int, int] | None = (1024, 1024)
+    begins: bool = True
+    max_references: int = 0
+    needs_reference: bool = False
+    has_negative: bool = True
+    neutral_guidance: float = 1.0
+    rounds_down: bool = False
+
+    @property
+    def max_pictures(self) -> int:
+        """How many pictures a request may bring."""
+        return max(int(self.begins), self.max_references)
+
+    def is_guided(self, scale: float) -> bool:
+        """Whether a second branch is asked at this guidance scale."""
+        return self.has_negative and scale > self.neutral_guidance
+
+    def strength_of(self, given: float | None, *, has_mask: bool) -> float:
+        """How far a picture that a row begins from is changed: 0 not at all, 1 drawn anew."""
+        if given is not None:
+            return given
+        return 1.0 if has_mask or self.max_references else self.default_strength
+
+    def first_step(self, num_steps: int, strength: float) -> int:
+        """The step to begin at with a picture, rounded as diffusers' pipeline does."""
+        if self.rounds_down:
+            return num_steps - int(num_steps * strength)
+        return int(num_steps - num_steps * strength)
+
+    def check_pictures(
+        self, num_pictures: int, *, num_steps: int, strength: float | None, has_mask: bool
+    ) -> None:
+        """Raises `InvalidRequest` for pictures, a mask or a strength that cannot be used."""
+        if self.needs_reference and not num_pictures:
+            raise InvalidRequest("This model edits pictures: give it one.", param="image")
+        if num_pictures > self.max_pictures:
+            raise InvalidRequest(
+                f"{num_pictures} pictures are too many: this model takes {self.max_pictures}.",
+                param="image",
+            )
+        if (has_mask or strength is not None) and not (num_pictures and self.begins):
+            name = "mask" if has_mask else "strength"
+            raise InvalidRequest(
+                f"A {name} needs a picture to begin from"
+                + ("." if self.begins else ", and this model only looks at pictures."),
+                param=name,
+            )
+        amount = self.strength_of(strength, has_mask=has_mask)
+        is_usable = 0 <= amount <= 1 and self.first_step(num_steps, amount) < num_steps
+        if num_pictures and not is_usable:
+            raise InvalidRequest(
+                f"Strength is from 0 to 1, and enough that one of {num_steps} steps is left, not "
+                f"{amount:g}.",
+                param="strength",
+            )
+
+    def pixel_multiple(self, vae: Mapping[str, Any]) -> int:
+        """Width and height are multiples of this. `vae`: the autoencoder's config.json."""
+        return downscale(vae) * self.patch
+
+    def default_size(
+        self, model: Mapping[str, Any], vae: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        """Width and height in pixels of what the model draws best.
+
+        `model`: the config.json of the transformer or UNet. `facts`: plain entries of
+        model_index.json, of which `default_size` is the side of a model that is not like its kind.
+        """
+        if own := facts.get("default_size"):
+            return int(own), int(own)
+        if self.size is not None:
+            return self.size
+        latents = model.get("sample_size") or 128
+        height, width = latents if isinstance(latents, list | tuple) else (latents, latents)
+        return int(width) * downscale(vae), int(height) * downscale(vae)
+
+
+def downscale(vae: Mapping[str, Any]) -> int:
+    """How many pixels a side one latent stands for, by the autoencoder's config.json."""
+    if "temperal_downsample" in vae:
+        return int(2 ** len(vae["temperal_downsample"]))
+    channels = vae.get("encoder_block_out_channels") or vae["block_out_channels"]
+    return int(2 ** (len(channels) - 1))
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_LUMINA2 = PipelineSpec(default_steps=30, default_guidance=4.0, size=None)
+_QWEN = PipelineSpec(default_steps=50, default_guidance=4.0)
+_FLUX = PipelineSpec(default_steps=28, default_guidance=3.5, has_negative=False)
+
+_ABILITIES: MappingProxyType[str, PipelineSpec] = MappingProxyType(
+    {
+        "AuraFlowPipeline": PipelineSpec(default_steps=50, default_guidance=3.5),
+        "ChromaPipeline": PipelineSpec(
+            default_steps=35, default_guidance=5.0, default_strength=0.9
+        ),
+        "Flux2KleinPipeline": PipelineSpec(
+            default_steps=50, default_guidance=4.0, max_references=10
+        ),
+        "Flux2Pipeline": PipelineSpec(
+            default_steps=50, default_guidance=4.0, max_references=10, has_negative=False
+        ),
+        "FluxKontextPipeline": replace(_FLUX, max_references=1),
+        "FluxPipeline": _FLUX,
+        "HiDreamImagePipeline": PipelineSpec(default_steps=50, default_guidance=5.0),
+        "Lumina2Pipeline": _LUMINA2,
+        "Lumina2Text2ImgPipeline": _LUMINA2,  # its name when the model came out
+        "PixArtAlphaPipeline": PipelineSpec(
+            default_steps=20, default_guidance=4.5, size=None, rounds_down=True
+        ),
+        "PixArtSigmaPipeline": PipelineSpec(
+            default_steps=20, default_guidance=4.5, size=None, rounds_down=True
+        ),
+        "QwenImageEditPipeline": replace(_QWEN, max_references=1, needs_reference=True),
+        "QwenImageEditPlusPipeline": replace(_QWEN, max_references=10, needs_reference=True),
+        "QwenImagePipeline": _QWEN,
+        "SanaPipeline": PipelineSpec(default_steps=20, default_guidance=4.5, patch=1, size=None),
+        "SanaSprintPipeline": PipelineSpec(
+            default_steps=2, default_guidance=4.5, patch=1, size=None, has_negative=False
+        ),
+        "StableDiffusion3Pipeline": PipelineSpec(default_steps=28, default_guidance=7.0, size=None),
+        "StableDiffusionPipeline": PipelineSpec(
+            default_steps=50,
+            default_guidance=7.5,
+            default_strength=0.8,
+            patch=1,
+            size=None,
+            rounds_down=True,
+        ),
+        "StableDiffusionXLPipeline": PipelineSpec(
+            default_steps=50,
+            default_guidance=5.0,
+            default_strength=0.3,
+            patch=1,
+            size=None,
+            rounds_down=True,
+        ),
+        "WanPipeline": PipelineSpec(
+            default_steps=50,
+            default_guidance=5.0,
+            default_strength=0.8,
+            size=(832, 480),
+            rounds_down=True,
+        ),
+        "ZImagePipeline": PipelineSpec(
+            default_steps=50, default_guidance=5.0, neutral_guidance=0.0
+        ),
+    }
+)
+
+PIPELINES = tuple(_ABILITIES)
+"""The class names there are."""
+
+
+def abilities_of(
+    pipeline: str, model: Mapping[str, Any] = _NOTHING, facts: Mapping[str, Any] = _NOTHING
+) -> PipelineSpec:
+    """The abilities of a pipeline's class name. Raises `WeightsError` if it is not known.
+
+    `model`: the config.json of the transformer or UNet. `facts`: plain entries of model_index.json,
+    of which `default_steps` and `default_guidance` are those of a model that is not like its kind.
+
+    A model of a kind that is told the guidance scale may be deaf to it, as FLUX.1 schnell is: then
+    a scale above 1 asks for a second branch, and by default there is none. A distilled model of a
+    kind that has two branches has one.
+    """
+    if pipeline not in _ABILITIES:
+        known = ", ".join(sorted(_ABILITIES))
+        raise WeightsError(f"{pipeline} is no pipeline known here; these are: {known}.")
+    abilities = _ABILITIES[pipeline]
+    if not abilities.has_negative and model.get("guidance_embeds") is False:
+        abilities = replace(abilities, has_negative=True, default_guidance=1.0)
+    if facts.get("is_distilled"):
+        abilities = replace(abilities, has_negative=False)
+    own = {name: facts[name] for name in ("default_steps", "default_guidance") if name in facts}
+    return replace(abilities, **own) if own else abilities

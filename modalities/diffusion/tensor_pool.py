@@ -1,0 +1,158 @@
+"""Tensors of many rows in one block: a row holds numbers of cells, steps gather and scatter them.
+
+Owns the storage of latents, sampler history and cached outputs, and the one operation all of them
+share: a weighted sum with coefficients of each row's own. Knows no sampler and no cache.
+
+Rows that join and leave never copy their neighbours, and a step is a handful of device operations
+whatever the number of rows. Growing doubles the block and keeps the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Weights = Sequence[Sequence[float]]
+"""A few numbers for each row. They are lists, since arrays are slower to begin with."""
+
+
+class TensorPool:
+    """Cells of one shape and dtype. A cell belongs to whoever took it until it is given back.
+
+    A cell just taken is zero. Not thread-safe: the engine's thread owns it.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, num_cells: int = 2
+    ) -> None:
+        self._cells = torch.empty((num_cells, *shape), dtype=dtype, device=device)
+        self._free = list(range(num_cells - 1, -1, -1))
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one cell."""
+        return self._cells.shape[1:]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cells live."""
+        return self._cells.device
+
+    @property
+    def num_used(self) -> int:
+        """Cells taken and not given back."""
+        return len(self._cells) - len(self._free)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the block holds of the device, used or not."""
+        return self._cells.nbytes
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """`count` free cells."""
+        while len(self._free) < count:
+            self._grow()
+        left = len(self._free) - count
+        cells = tuple(reversed(self._free[left:]))
+        # What another row left never shows.
+        self._cells.index_fill_(0, _index(cells, self.device), 0)
+        del self._free[left:]  # only now: where memory runs out, nothing was taken
+        return cells
+
+    def give_back(self, cells: Sequence[int]) -> None:
+        """Free cells that were taken, each once."""
+        assert not set(cells) & set(self._free), "a cell was given back twice"
+        self._free.extend(cells)
+
+    def read(self, cells: Sequence[int]) -> Tensor:
+        """A copy of the cells, `[len(cells), *shape]`."""
+        return self._cells.index_select(0, _index(cells, self.device))
+
+    def read_columns(self, cells_IR: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Copies of lists of equal length, `[R, *shape]` each, gathered at once."""
+        flat = [cell for cells_R in cells_IR for cell in cells_R]
+        return self.read(flat).view(len(cells_IR), -1, *self.shape).unbind()
+
+    def write(self, cells: Sequence[int], values: Tensor) -> None:
+        """Overwrite cells with `values`, `[len(cells), *shape]`, in the pool's dtype."""
+        self._cells.index_copy_(0, _index(cells, self.device), values.to(self._cells.dtype))
+
+    def _grow(self) -> None:
+        size = len(self._cells)
+        self._cells = torch.cat([self._cells, torch.empty_like(self._cells)])
+        self._free.extend(range(2 * size - 1, size - 1, -1))
+
+
+class TensorPools:
+    """One pool per shape, dtype and device, made when first asked for."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[torch.Size, torch.dtype, torch.device], TensorPool] = {}
+
+    def pool(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorPool:
+        """The pool of cells like these."""
+        key = (torch.Size(shape), dtype, device)
+        if key not in self._pools:
+            self._pools[key] = TensorPool(shape, dtype=dtype, device=device)
+        return self._pools[key]
+
+    @property
+    def num_used(self) -> int:
+        """Cells taken in all pools: zero when no row is left."""
+        return sum(pool.num_used for pool in self._pools.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """What the pools hold of their devices."""
+        return sum(pool.num_bytes for pool in self._pools.values())
+
+    def trim(self) -> None:
+        """Let go of pools that no row uses, such as those of a size nobody draws any more."""
+        self._pools = {key: pool for key, pool in self._pools.items() if pool.num_used}
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small tensor of the host's on a device, without waiting for what that has to do."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """These rows, in this order, without waiting for the device; itself where that is all."""
+    if list(rows) == list(range(len(tensor))):
+        return tensor
+    return tensor.index_select(0, _index(rows, tensor.device))
+
+
+def joined(parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
+    """The whole whose rows, each in one of the parts, have the numbers beside them."""
+    numbers = [row for rows, _ in parts for row in rows]
+    tensors = [tensor for _, tensor in parts]
+    whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return picked(whole, sorted(range(len(numbers)), key=numbers.__getitem__))
+
+
+def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
+    """Sum over i of `weights_RI[r, i] * columns[i][r]`, each row with its own weights.
+
+    A column that no row wants is not touched, so it may hold anything. Terms are added one by one
+    in the order of the columns: a row's result is the same bits in every batch.
+    """
+    of_columns = {index: w_R for index, w_R in enumerate(zip(*weights_RI, strict=True)) if any(w_R)}
+    if not of_columns:
+        return torch.zeros_like(columns[0])
+    wanted = list(of_columns)
+    first = columns[wanted[0]]
+    w_IR = sent(torch.tensor(list(of_columns.values()), dtype=first.dtype), first.device)
+    w_IR = w_IR.view(*w_IR.shape, *[1] * (first.ndim - 1))
+    total = first * w_IR[0]
+    for index, w_R in zip(wanted[1:], w_IR[1:], strict=True):
+        total.addcmul_(columns[index], w_R)
+    return total
+
+
+def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return sent(torch.tensor(numbers, dtype=torch.int64), device)

@@ -1,0 +1,383 @@
+"""Models come and go while others serve."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+from fakes import (
+    FakeFrames,
+    FakeLoader,
+    FrameRequest,
+    FrameRunner,
+    Recorder,
+    eventually,
+)
+
+from triptych.core.config import Config, ModelOptions, ScheduleOptions
+from triptych.core.errors import MemoryBudgetExceeded, TriptychError, WeightsError
+from triptych.core.job import Job
+from triptych.core.ledger import Ledger
+from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.engine import Engine
+from triptych.schedulers.model_manager import RETRY_FAILED_AFTER_S
+from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
+
+FIRST_USE = Config(models=ModelOptions(load="first-use"))
+
+
+def loader(name: str, ledger: Ledger | None = None, num_bytes: int = 0) -> FakeLoader:
+    return FakeLoader(
+        name, lambda: (FakeFrames(name), FrameRunner()), ledger=ledger, num_bytes=num_bytes
+    )
+
+
+class Bench:
+    """An engine in virtual time with models that need memory."""
+
+    def __init__(self, *loaders: FakeLoader, ledger: Ledger | None = None, config: Config) -> None:
+        self.clock = VirtualClock()
+        self.lanes = VirtualExecutors(self.clock, lambda plan: 0.01)
+        self.ledger = ledger or Ledger(0)
+        self.engine = Engine(
+            loaders, config=config, ledger=self.ledger, clock=self.clock, lanes=self.lanes
+        )
+        self.beats: list[Heartbeat] = []
+        self.engine.on_beat = self.beats.append
+        self.outputs = Recorder()
+
+    def submit(self, job_id: str, model: str, num_frames: int = 3, **job: float) -> None:
+        self.engine.submit(
+            Job(
+                job_id=job_id,
+                model=model,
+                request=FrameRequest(num_frames=num_frames),
+                sink=self.outputs,
+                arrival_s=self.clock(),
+                deadline_s=job.get("deadline_s"),
+            )
+        )
+
+    def run_for(self, seconds: float) -> None:
+        end_s = self.clock() + seconds
+        while self.clock() < end_s:
+            self.engine.take_turn()
+
+    def finish(self, *job_ids: str) -> None:
+        for _ in range(10_000):
+            if all(map(self.outputs.final, job_ids)):
+                return
+            self.engine.take_turn()
+        raise AssertionError("did not finish")
+
+    def states(self) -> dict[str, str]:
+        return {status.model: status.state for status in self.beats[-1].models}
+
+    def codes(self, *job_ids: str) -> list[str | None]:
+        return [self.outputs.error_code(job_id) for job_id in job_ids]
+
+
+def test_a_model_loads_on_first_use() -> None:
+    chat, image = loader("chat"), loader("image")
+    bench = Bench(chat, image, config=FIRST_USE)
+    bench.run_for(1.0)
+    assert bench.states() == {"chat": "unloaded", "image": "unloaded"}
+    bench.submit("job", "chat")
+    bench.finish("job")
+    bench.run_for(1.0)
+    assert bench.codes("job") == [None]
+    assert bench.states() == {"chat": "ready", "image": "unloaded"}
+    assert (chat.num_loads, image.num_loads) == (1, 0)
+
+
+def test_models_load_at_start_and_one_that_does_not_fit_waits_for_its_use() -> None:
+    ledger = Ledger(100)
+    chat, image = loader("chat", ledger, 80), loader("image", ledger, 80)
+    bench = Bench(chat, image, ledger=ledger, config=Config())
+    bench.engine._residency.start()
+    bench.run_for(1.0)
+    assert bench.states() == {"chat": "ready", "image": "unloaded"}
+    bench.submit("job", "image")
+    bench.finish("job")
+    bench.run_for(1.0)
+    assert bench.codes("job") == [None]
+    assert bench.states() == {"chat": "unloaded", "image": "ready"}
+
+
+def test_a_job_that_waits_at_the_start_may_send_an_idle_model_away() -> None:
+    ledger = Ledger(100)
+    bench = Bench(
+        loader("chat", ledger, 80), loader("image", ledger, 80), ledger=ledger, config=Config()
+    )
+    bench.submit("job", "image")
+    bench.engine.drain()
+    bench.engine.run()
+    assert bench.codes("job") == [None]
+
+
+def test_the_longest_idle_model_gives_way(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    ledger = Ledger(100)
+    a, b, c = (loader(name, ledger, 40) for name in ("a", "b", "c"))
+    bench = Bench(a, b, c, ledger=ledger, config=FIRST_USE)
+    for n, name in enumerate(("a", "b", "a", "c")):
+        bench.submit(f"job{n}", name)
+        bench.finish(f"job{n}")
+        bench.run_for(1.0)
+    assert bench.states() == {"a": "ready", "b": "unloaded", "c": "ready"}
+    assert (a.num_closed, b.num_closed) == (0, 1)
+    assert "model b: unloading (giving way to c)" in caplog.text
+    assert bench.beats[-1].counters['triptych_model_unloads_total{model="b"}'] == 1
+    ledger.check()
+
+
+def test_several_models_give_way_to_a_large_one() -> None:
+    ledger = Ledger(100)
+    small = [loader(f"small{n}", ledger, 30) for n in range(3)]
+    bench = Bench(*small, loader("large", ledger, 90), ledger=ledger, config=FIRST_USE)
+    for n in range(3):
+        bench.submit(f"job{n}", f"small{n}")
+    bench.finish("job0", "job1", "job2")
+    bench.submit("job", "large")
+    bench.finish("job")
+    assert bench.codes("job") == [None]
+    assert [model.num_closed for model in small] == [1, 1, 1]
+
+
+def test_a_busy_model_does_not_give_way() -> None:
+    ledger = Ledger(100)
+    bench = Bench(
+        loader("busy", ledger, 80), loader("other", ledger, 80), ledger=ledger, config=FIRST_USE
+    )
+    bench.submit("long", "busy", num_frames=500)
+    bench.run_for(0.1)
+    bench.submit("short", "other")
+    bench.finish("short")
+    assert bench.codes("short") == ["overloaded"]
+    final = bench.outputs.final("short")
+    assert final is not None
+    assert final.error is not None
+    assert final.error.retry_after_s is not None
+    bench.finish("long")
+    assert bench.codes("long") == [None]
+    bench.submit("again", "other")
+    bench.finish("again")
+    assert bench.codes("again") == [None]
+
+
+def test_a_model_that_can_never_fit_says_who_needs_what() -> None:
+    ledger = Ledger(100)
+    bench = Bench(loader("huge", ledger, 200), ledger=ledger, config=FIRST_USE)
+    bench.submit("job", "huge")
+    bench.finish("job")
+    assert bench.codes("job") == ["memory_budget_exceeded"]
+    bench.run_for(1.0)
+    assert bench.states() == {"huge": "failed"}
+
+
+def test_a_start_without_room_for_any_model_is_refused() -> None:
+    ledger = Ledger(100)
+    bench = Bench(loader("huge", ledger, 200), ledger=ledger, config=Config())
+    with pytest.raises(MemoryBudgetExceeded, match="huge needs"):
+        bench.engine.run()
+
+
+def test_a_failed_load_is_told_and_can_be_tried_again() -> None:
+    chat = loader("chat")
+    chat.errors = [WeightsError("model.safetensors: tensor norm.weight has the wrong shape")]
+    bench = Bench(chat, config=FIRST_USE)
+    bench.submit("first", "chat")
+    bench.finish("first")
+    assert bench.codes("first") == ["weights_error"]
+    bench.submit("soon", "chat")
+    bench.finish("soon")
+    assert bench.codes("soon") == ["weights_error"]
+    assert chat.num_loads == 1, "not hammered"
+    bench.run_for(RETRY_FAILED_AFTER_S)
+    bench.submit("later", "chat")
+    bench.finish("later")
+    assert bench.codes("later") == [None]
+
+
+def test_a_loader_with_a_bug_fails_its_jobs_and_nobody_elses() -> None:
+    chat = loader("chat")
+    chat.errors = [KeyError("/secret/path")]
+    bench = Bench(chat, loader("voice"), config=FIRST_USE)
+    bench.submit("chat", "chat")
+    bench.submit("voice", "voice")
+    bench.finish("chat", "voice")
+    assert bench.codes("chat", "voice") == ["internal_error", None]
+
+
+def test_an_idle_model_is_unloaded_and_comes_back() -> None:
+    config = Config(models=ModelOptions(load="first-use", idle_unload_s=60.0))
+    chat = loader("chat")
+    bench = Bench(chat, config=config)
+    bench.submit("job", "chat")
+    bench.finish("job")
+    bench.run_for(59.0)
+    assert bench.states() == {"chat": "ready"}
+    bench.run_for(2.0)
+    assert bench.states() == {"chat": "unloaded"}
+    bench.submit("again", "chat")
+    bench.finish("again")
+    assert bench.codes("again") == [None]
+    assert (chat.num_loads, chat.num_closed) == (2, 1)
+
+
+@pytest.fixture
+def pressed(monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, list[Callable[[], None]]]:
+    """`chat` is idle, `image` lacks room beside it; loads and unloads wait for their turn."""
+    ledger = Ledger(100)
+    config = Config(models=ModelOptions(load="first-use", idle_unload_s=60.0))
+    bench = Bench(
+        loader("chat", ledger, 80), loader("image", ledger, 80), ledger=ledger, config=config
+    )
+    bench.submit("first", "chat")
+    bench.finish("first")
+    calls: list[Callable[[], None]] = []
+    monkeypatch.setattr(bench.lanes, "load", calls.append)
+    monkeypatch.setattr(bench.lanes, "run", calls.append)
+    return bench, calls
+
+
+def test_a_load_without_room_waits_for_a_model_that_is_leaving(
+    pressed: tuple[Bench, list[Callable[[], None]]],
+) -> None:
+    bench, calls = pressed
+    bench.run_for(59.0)
+    bench.submit("job", "image")
+    bench.run_for(2.0)
+    load, unload = calls
+    load()
+    bench.run_for(1.0)
+    assert bench.outputs.final("job") is None
+    assert bench.states() == {"chat": "unloaded", "image": "loading"}
+    unload()
+    bench.run_for(1.0)
+    calls[2]()
+    bench.finish("job")
+    assert bench.codes("job") == [None]
+
+
+def test_a_load_that_nobody_waits_for_any_more_sends_nobody_away(
+    pressed: tuple[Bench, list[Callable[[], None]]],
+) -> None:
+    bench, calls = pressed
+    bench.submit("job", "image")
+    bench.run_for(1.0)
+    bench.engine.cancel(["job"])
+    (load,) = calls
+    load()
+    bench.run_for(1.0)
+    assert bench.states() == {"chat": "ready", "image": "unloaded"}
+    assert len(calls) == 1
+
+
+def test_what_a_failed_load_had_brought_in_goes_with_it() -> None:
+    brought: list[weakref.ref[object]] = []
+
+    class Halfway(FakeLoader):
+        def load(self, report: Callable[[float], None]) -> LoadedModel:
+            weights = FrameRunner()
+            brought.append(weakref.ref(weights))
+            raise WeightsError("truncated") from ValueError("short read")
+
+    bench = Bench(Halfway("chat", lambda: (FakeFrames("chat"), FrameRunner())), config=FIRST_USE)
+    heard: list[TriptychError | None] = []
+    bench.engine.load("chat", heard.append)
+    bench.run_for(1.0)
+    assert isinstance(heard[0], WeightsError)
+    assert brought[0]() is None
+
+
+def test_load_asked_for_reports_how_it_went() -> None:
+    chat, broken = loader("chat"), loader("broken")
+    broken.errors = [WeightsError("truncated")]
+    bench = Bench(chat, broken, config=FIRST_USE)
+    heard: list[tuple[str, TriptychError | None]] = []
+    for name in ("chat", "chat", "broken", "nothing"):
+        bench.engine.load(name, lambda error, name=name: heard.append((name, error)))  # type: ignore[misc]
+    bench.run_for(1.0)
+    told = {name: getattr(error, "code", None) for name, error in heard}
+    assert told == {"chat": None, "broken": "weights_error", "nothing": "not_found"}
+    assert len(heard) == 4
+    assert chat.num_loads == 1
+
+
+@pytest.fixture
+def gated() -> Iterator[tuple[Engine, FakeLoader, Recorder]]:
+    """An engine on threads: `voice` loads at once, `chat` when its gate opens."""
+    slow = loader("chat")
+    slow.gate = threading.Event()
+    config = Config(
+        models=ModelOptions(load="first-use"), schedule=ScheduleOptions(max_queue_size=3)
+    )
+    engine = Engine([slow, loader("voice")], config=config, ledger=Ledger(0))
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    yield engine, slow, Recorder()
+    slow.gate.set()
+    engine.stop()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+
+
+def put(
+    engine: Engine, outputs: Recorder, job_id: str, model: str, deadline_s: float | None = None
+) -> None:
+    engine.submit(
+        Job(
+            job_id=job_id,
+            model=model,
+            request=FrameRequest(num_frames=3),
+            sink=outputs,
+            arrival_s=engine.clock(),
+            deadline_s=deadline_s,
+        )
+    )
+
+
+def test_others_serve_while_a_model_loads(gated: tuple[Engine, FakeLoader, Recorder]) -> None:
+    engine, slow, outputs = gated
+    beats: list[Heartbeat] = []
+    engine.load("voice")
+    put(engine, outputs, "warm", "voice")
+    outputs.wait_final("warm")
+    engine.on_beat = beats.append
+    put(engine, outputs, "waits", "chat")
+    put(engine, outputs, "leaves", "chat")
+    eventually(lambda: slow.num_loads == 1)
+    for n in range(20):
+        put(engine, outputs, f"voice{n}", "voice")
+    outputs.wait_final(*(f"voice{n}" for n in range(20)))
+    assert outputs.final("waits") is None
+    engine.cancel(["leaves"])
+    outputs.wait_final("leaves")
+    eventually(lambda: bool(beats) and beats[-1].phase == "load")
+    told = ModelStatus(model="chat", state="loading", progress=0.5)
+    eventually(lambda: told in beats[-1].models)
+    assert slow.gate is not None
+    slow.gate.set()
+    outputs.wait_final("waits")
+    assert outputs.error_code("waits") is None
+
+
+def test_jobs_waiting_for_a_load_are_bounded_and_expire(
+    gated: tuple[Engine, FakeLoader, Recorder],
+) -> None:
+    engine, slow, outputs = gated
+    put(engine, outputs, "late", "chat", deadline_s=engine.clock() - 1.0)
+    outputs.wait_final("late")
+    assert outputs.error_code("late") == "request_timeout"
+    for n in range(4):
+        put(engine, outputs, f"job{n}", "chat")
+    outputs.wait_final("job3")
+    assert outputs.error_code("job3") == "overloaded"
+    assert slow.gate is not None
+    slow.gate.set()
+    outputs.wait_final("job0", "job1", "job2")
+    assert [outputs.error_code(f"job{n}") for n in range(3)] == [None, None, None]

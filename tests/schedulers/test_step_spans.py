@@ -1,0 +1,51 @@
+"""A way cut into strides, and where along it a picture is shown."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych.core.denoise_plan import PlannedSteps
+from triptych.schedulers.step_spans import preview_strides, strides
+
+COURSES = st.builds(
+    lambda rows, first: PlannedSteps(num_rows=tuple(rows), first_step=min(first, len(rows))),
+    rows=st.lists(st.integers(0, 2), max_size=30),
+    first=st.integers(0, 8),
+)
+
+
+@given(COURSES)
+def test_strides_cover_the_way_and_compute_at_their_ends_alone(course: PlannedSteps) -> None:
+    step = course.first_step
+    for stride in strides(course):
+        rows = course.num_rows[step : stride.stop]
+        assert len(rows) == stride.num_steps > 0
+        assert not any(rows[:-1])
+        assert rows[-1] == stride.num_rows
+        assert stride.num_rows or stride.stop == course.num_steps
+        step = stride.stop
+    assert step == course.num_steps
+
+
+@given(COURSES, st.integers(0, 3))
+def test_previews_come_in_order_early_and_never_at_the_end(course: PlannedSteps, num: int) -> None:
+    way = strides(course)
+    shown = preview_strides(way, num)
+    assert all(before < after for before, after in pairwise(shown))
+    assert len(shown) <= num
+    assert all(0 <= at < len(way) - 1 for at in shown)
+    work = sum(stride.num_rows for stride in way)
+    if shown:
+        done = sum(stride.num_rows for stride in way[: shown[0] + 1])
+        assert shown[0] == 0 or done <= work / (num + 2)
+
+
+def test_a_long_even_way_is_shown_at_even_distances() -> None:
+    way = strides(PlannedSteps(num_rows=(1,) * 50))
+    assert preview_strides(way, 1) == (15,)
+    assert preview_strides(way, 3) == (9, 19, 29)
+    skipping = strides(PlannedSteps(num_rows=(1, 0, 0, 1, 0) * 10 + (1,)))
+    assert [skipping[at].stop for at in preview_strides(skipping, 1)] == [16]
