@@ -1,7 +1,7 @@
 # `make help` lists what there is.
 ARGS ?=
 
-.PHONY: help install test check format ci
+.PHONY: help install test check format docs ci
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 install: ## what developing needs, into the active environment
@@ -12,5 +12,7 @@ check: ## format, lint, types, import directions
 	ruff format --check && ruff check && mypy && lint-imports
 format: ## format, and mend what the linter can
 	ruff check --fix && ruff format
+docs: ## the site, into site/; `mkdocs serve` shows it while you write
+	pip install -q -e '.[docs]' && mkdocs build
 ci: ## all that a change must pass, in a clean environment
 	.ci/run

@@ -43,8 +43,7 @@ class TypedDecoder(Generic[Message]):
 class MessageCodec:
     """Both directions. `request` and `payload` are tagged unions of the modalities' types.
 
-    >>> codec = Codec(request=TokenRequest, payload=TokenDelta)  # doctest: +SKIP
-    >>> codec.to_engine(codec.encode(Submit(...)))  # doctest: +SKIP
+    `codec.to_engine(codec.encode(Submit(...)))` is the message again.
     """
 
     def __init__(self, *, request: Any, payload: Any) -> None:

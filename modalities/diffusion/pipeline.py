@@ -131,10 +131,10 @@ def kind_of(path: str | Path) -> PictureKind:
 class ImagePipeline(Pipeline[ImageService]):
     """An image model in this process.
 
-    >>> with ImagePipeline.from_pretrained() as draw:        # doctest: +SKIP
-    ...     draw("a red apple", seed=1)[0].save("apple.png")
-    ...     for progress in draw.stream("a penguin next to a house", num_previews=2):
-    ...         print(progress.step, progress.num_steps, progress.preview)
+        with ImagePipeline.from_pretrained() as draw:
+            draw("a red apple", seed=1)[0].save("apple.png")
+            for progress in draw.stream("a penguin next to a house", num_previews=2):
+                print(progress.step, progress.num_steps, progress.preview)
 
     Every call has an async twin that may be awaited on any loop.
     """

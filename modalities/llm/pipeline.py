@@ -79,10 +79,10 @@ class ChatAnswer:
 class ChatPipeline(Pipeline[LlmService]):
     """A chat model in this process.
 
-    >>> with ChatPipeline.from_pretrained() as chat:        # doctest: +SKIP
-    ...     print(chat("What is the capital of France?"))
-    ...     for piece in chat.stream("Tell me a story."):
-    ...         print(piece, end="", flush=True)
+        with ChatPipeline.from_pretrained() as chat:
+            print(chat("What is the capital of France?"))
+            for piece in chat.stream("Tell me a story."):
+                print(piece, end="", flush=True)
 
     A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
     arguments of a call are those of `SamplingParams`, and `stop`, `n`, `seed`, `ignore_eos`.

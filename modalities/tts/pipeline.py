@@ -114,10 +114,10 @@ class _OwnVoices:
 class SpeechPipeline(Pipeline[SpeechService]):
     """A speech model in this process.
 
-    >>> with SpeechPipeline.from_pretrained() as speak:        # doctest: +SKIP
-    ...     speak("Hello there.").save("hello.wav")
-    ...     for samples in speak.stream("It was a dark and stormy night."):
-    ...         player.write(samples)
+        with SpeechPipeline.from_pretrained() as speak:
+            speak("Hello there.").save("hello.wav")
+            for samples in speak.stream("It was a dark and stormy night."):
+                player.write(samples)
 
     Every call has an async twin that may be awaited on any loop.
     """

@@ -82,10 +82,10 @@ class SeeingChatPipeline(ChatPipeline):
 class VisionPipeline(SeeingChatPipeline):
     """A model that sees, in this process.
 
-    >>> with VisionPipeline.from_pretrained() as see:
-    ...     print(see("cat.png", "What is this?"))              # doctest: +SKIP
-    ...     for piece in see.stream(["a.png", "b.png"], "What differs?"):
-    ...         print(piece, end="", flush=True)
+        with VisionPipeline.from_pretrained() as see:
+            print(see("cat.png", "What is this?"))
+            for piece in see.stream(["a.png", "b.png"], "What differs?"):
+                print(piece, end="", flush=True)
 
     A call takes a picture or several and a question, or else a conversation as `ChatPipeline` does,
     with pictures in it. Keyword arguments are those of `ChatPipeline`.

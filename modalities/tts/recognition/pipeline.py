@@ -75,10 +75,10 @@ class OwnIntake:
 class TranscriptionPipeline(Pipeline[RecognitionService]):
     """A recogniser in this process.
 
-    >>> with TranscriptionPipeline.from_pretrained() as hear:        # doctest: +SKIP
-    ...     print(hear("meeting.mp3").text)
-    ...     for segment in hear.stream("lecture.m4a", language="en"):
-    ...         print(segment.start_s, segment.text)
+        with TranscriptionPipeline.from_pretrained() as hear:
+            print(hear("meeting.mp3").text)
+            for segment in hear.stream("lecture.m4a", language="en"):
+                print(segment.start_s, segment.text)
 
     Every call has an async twin that may be awaited on any loop.
     """

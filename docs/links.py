@@ -1,0 +1,43 @@
+"""Links of the site: pages are written for the repository, where paths begin elsewhere.
+
+A hook of mkdocs. Owns the way from a path of the repository to a page of the site. A link to what
+the site does not hold, such as code, becomes its text alone.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)#\s]+)(#[^)]*)?\)")
+_SNIPPET = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
+_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changes.md",
+    "docs/decisions": "decisions/README.md",
+}
+
+
+def on_page_markdown(markdown: str, *, page: Any, files: Any, **_: Any) -> str:
+    """The text of a page, a snippet in its place, with links that the site can follow."""
+    here = f"docs/{page.file.src_uri}"
+    snippet = _SNIPPET.fullmatch(markdown.strip())
+    if snippet:
+        here = snippet[1]
+        with open(here, encoding="utf-8") as file:
+            markdown = file.read()
+    folder = posixpath.dirname(page.file.src_uri)
+    known = set(files.src_uris)
+
+    def follow(link: re.Match[str]) -> str:
+        mark, text, path, anchor = link.groups()
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(here), path))
+        uri = _PAGES.get(target, target.removeprefix("docs/"))
+        if uri not in known:
+            return f"{text}"
+        return f"{mark}[{text}]({posixpath.relpath(uri, folder or '.')}{anchor or ''})"
+
+    return _LINK.sub(follow, markdown)
