@@ -132,7 +132,7 @@ def _add_option(group: argparse._ArgumentGroup | argparse.ArgumentParser, option
 class _StandingAction(argparse.Action):
     """Accepts a standing option where it says what happens anyway. Stores nothing."""
 
-    def __init__(self, *, entry: refused.FixedOption, **kwargs: Any) -> None:
+    def __init__(self, *, entry: refused.Fixed, **kwargs: Any) -> None:
         nargs = 0 if entry.is_switch else None
         super().__init__(nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **kwargs)
         self.entry = entry

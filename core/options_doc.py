@@ -83,7 +83,7 @@ def _standing() -> str:
     return _table(("flag", "accepted", "because"), rows)
 
 
-def _accepted(entry: refused.FixedOption) -> str:
+def _accepted(entry: refused.Fixed) -> str:
     if entry.is_switch:
         return "given" if entry.accepts == ("true",) else "`--no-` form"
     return _code(entry.accepts)

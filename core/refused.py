@@ -1,7 +1,7 @@
 """Options of other servers: what is refused by name, and what may be said but not changed.
 
 Owns one table, so that no flag of MAX or SGLang is ever accepted and ignored. A *refused* option
-ends in an error that names the alternative. A *standing* option describes what Triptych does
+ends in an error that names the alternative. A *fixed* option describes what Triptych does
 anyway: the values that say so are accepted, every other is refused. A *translated* one means the
 same as a flag of ours in other words. What is honoured is declared in `core/config.py`.
 """
@@ -17,7 +17,7 @@ from triptych.core.once import once
 
 
 @dataclass(frozen=True, slots=True)
-class FixedOption:
+class Fixed:
     """An option whose value is fixed here. Switches accept `true` (`--x`) or `false` (`--no-x`)."""
 
     flags: tuple[str, ...]
@@ -69,8 +69,8 @@ _SPLIT = (
 )
 _SCANNED = "code from model repositories never runs; use a model that --model-impl can run."
 
-STANDING: tuple[FixedOption, ...] = (
-    FixedOption(
+STANDING: tuple[Fixed, ...] = (
+    Fixed(
         _named(
             "data-parallel-degree data-parallel-size dp-size dp tensor-parallel-size tp-size tp"
             " pipeline-parallel-size pp-size pp ep-size expert-parallel-size ep nnodes"
@@ -79,56 +79,52 @@ STANDING: tuple[FixedOption, ...] = (
         ("1",),
         _ONE_DEVICE,
     ),
-    FixedOption(_named("node-rank"), ("0",), _ONE_DEVICE),
-    FixedOption(_named("pipeline-role"), ("prefill_and_decode", "prefillanddecode"), _SPLIT),
-    FixedOption(_named("disaggregation-mode"), ("null",), _SPLIT),
-    FixedOption(_named("cache-strategy"), ("paged", "model_default"), "the cache is always paged."),
-    FixedOption(_named("kv-connector"), ("null",), _TIERS),
-    FixedOption(
-        _named("radix-eviction-policy"), ("lru",), "the least recently used page goes first."
-    ),
-    FixedOption(_named("task"), ("text_generation",), _KNOWN),
-    FixedOption(_named("max-num-steps"), ("1", "-1"), "every step is scheduled on its own."),
-    FixedOption(
+    Fixed(_named("node-rank"), ("0",), _ONE_DEVICE),
+    Fixed(_named("pipeline-role"), ("prefill_and_decode", "prefillanddecode"), _SPLIT),
+    Fixed(_named("disaggregation-mode"), ("null",), _SPLIT),
+    Fixed(_named("cache-strategy"), ("paged", "model_default"), "the cache is always paged."),
+    Fixed(_named("kv-connector"), ("null",), _TIERS),
+    Fixed(_named("radix-eviction-policy"), ("lru",), "the least recently used page goes first."),
+    Fixed(_named("task"), ("text_generation",), _KNOWN),
+    Fixed(_named("max-num-steps"), ("1", "-1"), "every step is scheduled on its own."),
+    Fixed(
         _named("num-continuous-decode-steps scheduler-recv-interval"),
         ("1",),
         "every step is scheduled on its own.",
     ),
-    FixedOption(_named("stream-interval"), ("1",), "each step's text is sent at once."),
-    FixedOption(_named("tokenizer-mode"), ("auto",), "tokenizers are always the fast ones."),
-    FixedOption(_named("tokenizer-worker-num"), ("1",), "one API process tokenizes."),
-    FixedOption(
+    Fixed(_named("stream-interval"), ("1",), "each step's text is sent at once."),
+    Fixed(_named("tokenizer-mode"), ("auto",), "tokenizers are always the fast ones."),
+    Fixed(_named("tokenizer-worker-num"), ("1",), "one API process tokenizes."),
+    Fixed(
         _named("load-format"),
         ("auto",),
         "the format is read off the files: safetensors or GGUF, never pickles.",
     ),
-    FixedOption(
+    Fixed(
         _named("sampling-defaults"),
         ("model",),
         "defaults are the model's; send others with each request.",
     ),
-    FixedOption(_named("grammar-backend"), ("none",), GRAMMAR),
-    FixedOption(_named("gpu-profiling"), ("off",), "use `nsys profile triptych serve ...`."),
-    FixedOption(_named("moe-a2a-backend elastic-ep-backend"), ("none",), _EXPERTS),
-    FixedOption(
+    Fixed(_named("grammar-backend"), ("none",), GRAMMAR),
+    Fixed(_named("gpu-profiling"), ("off",), "use `nsys profile triptych serve ...`."),
+    Fixed(_named("moe-a2a-backend elastic-ep-backend"), ("none",), _EXPERTS),
+    Fixed(
         _named("enable-penalties enable-min-tokens enable-echo enable-variable-logits"),
         ("true",),
         "it is a field of each request and cannot be switched off.",
     ),
-    FixedOption(
+    Fixed(
         _named("enable-overlap-scheduler"), ("true",), "planning always overlaps the running step."
     ),
-    FixedOption(
-        _named("enable-multimodal"), ("true",), "pictures are taken wherever a model sees."
-    ),
-    FixedOption(
+    Fixed(_named("enable-multimodal"), ("true",), "pictures are taken wherever a model sees."),
+    Fixed(
         _named("enable-fp32-lm-head"), ("true",), "the language head always writes float32 logits."
     ),
-    FixedOption(_named("enable-metrics"), ("true",), "/metrics is always there."),
-    FixedOption(_named("enable-cache-report"), ("true",), "usage always counts cached tokens."),
-    FixedOption(_named("enable-nan-detection"), ("true",), "NaN always ends the one job it is in."),
-    FixedOption(_named("sleep-on-idle"), ("true",), "an idle engine always sleeps."),
-    FixedOption(
+    Fixed(_named("enable-metrics"), ("true",), "/metrics is always there."),
+    Fixed(_named("enable-cache-report"), ("true",), "usage always counts cached tokens."),
+    Fixed(_named("enable-nan-detection"), ("true",), "NaN always ends the one job it is in."),
+    Fixed(_named("sleep-on-idle"), ("true",), "an idle engine always sleeps."),
+    Fixed(
         _named(
             "allow-safetensors-weights-fp32-bf6-bidirectional-cast"
             " allow-safetensors-weights-fp32-bf16-bidirectional-cast"
@@ -136,30 +132,26 @@ STANDING: tuple[FixedOption, ...] = (
         ("true",),
         "weights are always cast to the compute type; name it with --dtype.",
     ),
-    FixedOption(_named("trust-remote-code"), ("false",), _SCANNED),
-    FixedOption(
+    Fixed(_named("trust-remote-code"), ("false",), _SCANNED),
+    Fixed(
         _named("force-download"),
         ("false",),
         "use `triptych models remove` and `triptych models fetch`.",
     ),
-    FixedOption(_named("enable-structured-output"), ("false",), GRAMMAR),
-    FixedOption(_named("enable-kvcache-swapping-to-host"), ("false",), _TIERS),
-    FixedOption(
-        _named("device-graph-capture debug-verify-replay use-subgraphs"), ("false",), _COMPILED
-    ),
-    FixedOption(
+    Fixed(_named("enable-structured-output"), ("false",), GRAMMAR),
+    Fixed(_named("enable-kvcache-swapping-to-host"), ("false",), _TIERS),
+    Fixed(_named("device-graph-capture debug-verify-replay use-subgraphs"), ("false",), _COMPILED),
+    Fixed(
         _named("prefer-module-v3 use-legacy-module"),
         ("false",),
         "there is one implementation of each model; see --model-impl.",
     ),
-    FixedOption(
-        _named("force"), ("false",), "options are always validated; correct the refused one."
-    ),
-    FixedOption(_named("defer-resolve"), ("false",), "options are always resolved at start."),
-    FixedOption(_named("execute-empty-batches"), ("false",), "a step always has work."),
-    FixedOption(_named("ep-use-allreduce"), ("false",), _ONE_DEVICE),
-    FixedOption(_named("use-relaxed-acceptance-for-thinking"), ("false",), _SPECULATIVE),
-    FixedOption(_named("profile-serve"), ("false",), "use `py-spy record -- triptych serve ...`."),
+    Fixed(_named("force"), ("false",), "options are always validated; correct the refused one."),
+    Fixed(_named("defer-resolve"), ("false",), "options are always resolved at start."),
+    Fixed(_named("execute-empty-batches"), ("false",), "a step always has work."),
+    Fixed(_named("ep-use-allreduce"), ("false",), _ONE_DEVICE),
+    Fixed(_named("use-relaxed-acceptance-for-thinking"), ("false",), _SPECULATIVE),
+    Fixed(_named("profile-serve"), ("false",), "use `py-spy record -- triptych serve ...`."),
 )
 """Options that may be given, with the values that name what happens anyway."""
 
@@ -474,7 +466,7 @@ def refused() -> Mapping[str, str]:
 
 
 @once
-def standing() -> Mapping[str, FixedOption]:
+def standing() -> Mapping[str, Fixed]:
     """Each standing flag's entry."""
     return {flag: entry for entry in STANDING for flag in entry.flags}
 
