@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from triptych.core.errors import DeviceError
+from triptych.core.kernels.native.arena import Arena
 from triptych.core.kernels.native.build import BuildError, build, supported_levels
 
 if TYPE_CHECKING:
@@ -121,13 +122,24 @@ class NativeKernels:
     `level` is the instruction level it was compiled for; see `core.kernels.native.build`.
     """
 
-    __slots__ = ("_attention", "_linear", "_nucleus", "_pack", "_snake", "_step", "_write", "level")
+    __slots__ = (
+        "_arena",
+        "_attention",
+        "_linear",
+        "_nucleus",
+        "_pack",
+        "_snake",
+        "_step",
+        "_write",
+        "level",
+    )
 
     def __init__(self, path: Path, level: str) -> None:
         library = ctypes.CDLL(str(path))
         if not library.allow_level():
             raise BuildError(f"the system does not let programs use {level}")
         self.level = level
+        self._arena = Arena()
         self._attention = library.paged_attention
         self._attention.argtypes = (ctypes.POINTER(AttentionArguments),)
         self._write = library.write_pages
@@ -235,7 +247,7 @@ class NativeKernels:
         """The weight in the layout of `linear`, filled up with zeros to whole panels and units."""
         num_outputs, num_inputs = weight_OI.shape
         shape = packed_shape(num_outputs, num_inputs, weight_OI.dtype)
-        packed = torch.empty(shape, dtype=weight_OI.dtype)
+        packed = self._arena.empty(shape, weight_OI.dtype)
         weight_OI = weight_OI.contiguous()
         self._pack(
             weight_OI.data_ptr(),
