@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import ctypes
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+from triptych.core.heap import trim_heap
 
 _LONG = 2**16
 """Characters or tokens; a shorter text takes milliseconds."""
@@ -38,11 +38,5 @@ async def on_text_thread(
     try:
         return await loop.run_in_executor(_long, call)
     finally:
-        _long.submit(_give_memory_back)
-
-
-def _give_memory_back() -> None:
-    """A tokenizer leaves a hundred bytes for each token of a text to its thread's heap."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+        # A tokenizer leaves a hundred bytes for each token of a text to its thread's heap.
+        _long.submit(trim_heap)

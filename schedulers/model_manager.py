@@ -25,6 +25,7 @@ from triptych.core.errors import (
     TriptychError,
     to_info,
 )
+from triptych.core.heap import trim_heap
 from triptych.core.job import Job
 from triptych.core.metrics import Metrics
 from triptych.core.transport.messages import ModelState, ModelStatus
@@ -209,6 +210,7 @@ class ModelManager:
 
         try:
             loaded = entry.loader.load(report)
+            trim_heap()  # weights as they were before they were packed
         except MemoryBudgetExceeded as error:
             self._lanes.post(partial(self._make_room, name, without_locals(error)))
         except SetupError as error:
