@@ -62,6 +62,7 @@ class NativeLayers:
         self._owners = tuple(decoder.layers)  # the pointers live no longer than these
         pointers = map(_pointers, self._owners, self._norms_2D)
         self._layers = (LayerPointers * len(self._owners))(*pointers)
+        self._kv: KvCache | None = None
         self._num_heads, self._head_dim = first.num_heads, first.head_dim
         self._scale = first.head_dim**-0.5 if first.scale is None else first.scale
         num_heads = 2 * first.num_heads + 2 * first.num_kv_heads
@@ -80,8 +81,8 @@ class NativeLayers:
 
         `cos_sins` are the rotations of most layers, and those of layers that use local ones.
         """
-        for layer, k_pages, v_pages in zip(self._layers, kv.k_pages, kv.v_pages, strict=True):
-            layer.k_pages, layer.v_pages = k_pages.data_ptr(), v_pages.data_ptr()
+        if kv is not self._kv:
+            self._bind(kv)
         step, kept_alive = self._arguments(x_TC, cos_sins, kv, batch)
         num_late = 0 if late is None else len(late.values_LFC)
         for index in range(num_late):
@@ -91,6 +92,12 @@ class NativeLayers:
         self._run(step, num_late, len(self._layers), self._norm_C)
         del kept_alive
         return x_TC
+
+    def _bind(self, kv: KvCache) -> None:
+        """Point the layers at a cache; mostly there is one for good."""
+        for layer, k_pages, v_pages in zip(self._layers, kv.k_pages, kv.v_pages, strict=True):
+            layer.k_pages, layer.v_pages = k_pages.data_ptr(), v_pages.data_ptr()
+        self._kv = kv
 
     def _run(
         self, step: StepArguments, first: int, end: int, norm_C: torch.Tensor | None = None

@@ -26,15 +26,15 @@ def child(*, is_guarded: bool) -> None:
     """One API process' first requests."""
     if not is_guarded:
         unguard()
-    from triptych.core.options import make_config
+    from triptych.core.options import resolve_keywords
     from triptych.core.weights.progress import SilentProgress
     from triptych.modalities.tts.frontend import open_front_end
     from triptych.modalities.tts.text.normalize import NormalizeOptions, Normalizer
     from triptych.roles import resolve_models
 
-    config = make_config({"model": ("triptych-voice",)})
-    (model,) = resolve_models(config, SilentProgress())
-    front = open_front_end(model, config.models)
+    resolved = resolve_keywords({"model": ("triptych-voice",)})
+    (model,) = resolve_models(resolved, SilentProgress())
+    front = open_front_end(model, resolved.config.models)
     start = threading.Barrier(NUM_THREADS)
     num_planned = Counter[int]()
 

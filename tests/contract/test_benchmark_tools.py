@@ -3,6 +3,8 @@
 import json
 import runpy
 import string
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -124,3 +126,11 @@ def test_ours_is_set_beside_the_best_peer(load: Any) -> None:
     ]
     assert peers.ratio(outcomes, column, "ours") == "**0.50**"
     assert peers.ratio(outcomes, (*column[:4], False), "ours") == "**0.50**"
+
+
+def test_a_fresh_process_answers_its_first_speech_requests() -> None:
+    script = str(BENCHMARKS / "first_requests.py")
+    ended = subprocess.run(
+        [sys.executable, script, "--runs", "1"], capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "1 processes, 0 died; exit codes {0: 1}\n", ended.stderr

@@ -110,7 +110,7 @@ static void attend_tile(const Attention *a, Block *b, const Work *w, int64_t fir
         (b->is_bf16 ? score_pairs : score_floats)(b, begin, end);
         for (int m = begin; m < end; m++) {
             int64_t query = (m - begin) / group;
-            soften(b, m, sight_of(a, w->first_token + query, w->position + query), first_key,
+            softmax_tile(b, m, range_of(a, w->first_token + query, w->position + query), first_key,
                    a->scale);
         }
         (b->is_bf16 ? mix_pairs : mix_floats)(b, begin, end);
@@ -129,12 +129,9 @@ static void pack_queries(const Attention *a, Block *b, const Work *w, int num_ro
     int dtype = b->is_bf16 ? BFLOAT16 : FLOAT32;
     memset(b->q, 0, (size_t)(num_rows * b->dim * size_of(dtype)));
     for (int m = 0; m < num_rows; m++) {
-        int64_t from = locate(a, w, m, a->q_stride), to = (int64_t)m * b->dim;
-        int d = 0;
-        for (; d + LANES <= a->head_dim; d += LANES)
-            store_as(b->q, to + d, load_as(a->q, from + d, a->q_dtype), dtype);
-        for (; d < a->head_dim; d++)
-            write_as(b->q, to + d, read_as(a->q, from + d, a->q_dtype), dtype);
+        const char *from = (const char *)a->q + locate(a, w, m, a->q_stride) * size_of(a->q_dtype);
+        char *to = (char *)b->q + (int64_t)m * b->dim * size_of(dtype);
+        convert(from, a->q_dtype, to, dtype, a->head_dim);
     }
 }
 
@@ -150,10 +147,10 @@ static void finish(const Attention *a, const Sums *s, const Work *w, int num_row
 }
 
 /* The positions that any of the queries sees. */
-static Sight sight_of_all(const Attention *a, const Work *w) {
-    Sight all = sight_of(a, w->first_token, w->position);
+static KeyRange range_of_all(const Attention *a, const Work *w) {
+    KeyRange all = range_of(a, w->first_token, w->position);
     for (int query = 1; query < w->num_queries; query++) {
-        Sight s = sight_of(a, w->first_token + query, w->position + query);
+        KeyRange s = range_of(a, w->first_token + query, w->position + query);
         if (s.first < all.first) all.first = s.first;
         if (s.last > all.last) all.last = s.last;
     }
@@ -172,7 +169,7 @@ static void open_block(const Attention *a, Block *b, const Work *w) {
 
 /* Adds the keys that `part` says to the block's sums. The hardware fetches what a page holds as it is
  * read from end to end: asking for it ahead only cost time (measured on Zen 5). */
-static void attend_keys(const Attention *a, Block *b, const Work *w, Sight part) {
+static void attend_keys(const Attention *a, Block *b, const Work *w, KeyRange part) {
     for (int64_t first = part.first / TILE * TILE; first <= part.last; first += TILE) {
         Tile tile;
         find_tile(a, w->row, first, part.last + 1, &tile);
@@ -183,11 +180,11 @@ static void attend_keys(const Attention *a, Block *b, const Work *w, Sight part)
 #endif
 }
 
-/* The part of a sight that lies in a segment. */
-INLINE Sight cut(Sight sight, int64_t segment) {
-    Sight s = {segment * SEGMENT, (segment + 1) * SEGMENT - 1};
-    if (s.first < sight.first) s.first = sight.first;
-    if (s.last > sight.last) s.last = sight.last;
+/* The part of a range that lies in a segment. */
+INLINE KeyRange cut(KeyRange range, int64_t segment) {
+    KeyRange s = {segment * SEGMENT, (segment + 1) * SEGMENT - 1};
+    if (s.first < range.first) s.first = range.first;
+    if (s.last > range.last) s.last = range.last;
     return s;
 }
 
@@ -197,7 +194,7 @@ static void attend(const Attention *a, const Work *w) {
     Block b;
     open_block(a, &b, w);
     int num_rows = rows_of(a, w);
-    Sight all = sight_of_all(a, w);
+    KeyRange all = range_of_all(a, w);
     int64_t segment = all.first / SEGMENT;
     Sums sums = empty_sums(memory[0], num_rows, b.dim);
     for (int i = 0; segment * SEGMENT <= all.last; segment++, i++) {
@@ -270,7 +267,7 @@ static void attend_segment(void *context, int64_t index, int worker) {
     const Batch *batch = context;
     const Attention *a = batch->a;
     Work w = lone_query(a, row_of(batch, index));
-    Sight all = sight_of_all(a, &w);
+    KeyRange all = range_of_all(a, &w);
     int64_t segment = all.first / SEGMENT + index - batch->first_task[w.row];
     Block b;
     (void)worker;
@@ -298,7 +295,7 @@ static int64_t count_tasks(const Batch *batch, int64_t row) {
     const Attention *a = batch->a;
     if (batch->in_segments) {
         Work w = lone_query(a, row);
-        Sight all = sight_of_all(a, &w);
+        KeyRange all = range_of_all(a, &w);
         return all.last / SEGMENT - all.first / SEGMENT + 1;
     }
     int64_t num_queries = row_end(a, row) - a->query_starts[row];

@@ -189,10 +189,10 @@ FOR_BLOCKS(mix_pairs)
 /* The positions [first, last] of its row that a query sees. */
 typedef struct {
     int64_t first, last;
-} Sight;
+} KeyRange;
 
-INLINE Sight sight_of(const Attention *a, int64_t token, int64_t position) {
-    Sight s = {0, position};
+INLINE KeyRange range_of(const Attention *a, int64_t token, int64_t position) {
+    KeyRange s = {0, position};
     if (a->blocks) s.last = a->blocks[a->num_tokens + token];
     if (!a->window) return s;
     s.first = position - a->window + 1;
@@ -216,10 +216,10 @@ INLINE int clamp_to_tile(int64_t offset) {
 }
 
 /* The scores of the tile at `first_key` become probabilities, as far as the query sees the keys. */
-static void soften(Block *b, int m, Sight sight, int64_t first_key, float scale) {
+static void softmax_tile(Block *b, int m, KeyRange range, int64_t first_key, float scale) {
     vec s0 = load(b->scores + m * TILE) * scale;
     vec s1 = load(b->scores + m * TILE + LANES) * scale;
-    int last = clamp_to_tile(sight.last - first_key), first = clamp_to_tile(sight.first - first_key);
+    int last = clamp_to_tile(range.last - first_key), first = clamp_to_tile(range.first - first_key);
     if (last < TILE - 1) {
         s0 = blend(IOTA <= last, s0, splat(-INFINITY));
         s1 = blend(IOTA <= last - LANES, s1, splat(-INFINITY));

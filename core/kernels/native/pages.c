@@ -4,13 +4,6 @@
 
 #define TOKENS 16 /* that one task stores */
 
-/* `row` as the cache's type. */
-INLINE void convert(const void *row, int64_t size, int from, void *to, int to_dtype) {
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) store_as(to, i, load_as(row, i, from), to_dtype);
-    for (; i < size; i++) write_as(to, i, read_as(row, i, from), to_dtype);
-}
-
 INLINE void store_words(uint32_t *block, const uint32_t *row, int64_t num_words, int64_t lane,
                         int64_t stride) {
     for (int64_t i = 0; i < num_words; i++) block[i * stride + lane] = row[i];
@@ -25,14 +18,14 @@ void store_head(const Attention *a, int64_t slot, int64_t head, const void *k, c
     int64_t size = a->head_dim, tokens = tokens_per_block(a), lane = slot % tokens;
     int64_t at = block_of(a, slot, head);
     char *keys = (char *)a->k_pages + at, *values = (char *)a->v_pages + at;
-    convert(k, size, a->q_dtype, row, a->kv_dtype);
+    convert(k, a->q_dtype, row, a->kv_dtype, size);
     if (a->kv_dtype == FLOAT32)
         store_words((uint32_t *)keys, row, size, lane, tokens);
     else if (has_pairs(a))
         store_words((uint32_t *)keys, row, size / 2, lane, tokens);
     else
         store_halves((bf16 *)keys, (bf16 *)row, size, lane, tokens);
-    convert(v, size, a->q_dtype, row, a->kv_dtype);
+    convert(v, a->q_dtype, row, a->kv_dtype, size);
     if (has_pairs(a))
         store_halves((bf16 *)values, (bf16 *)row, size, lane / 2 * 2 * size + lane % 2, 2);
     else

@@ -136,6 +136,13 @@ INLINE void write_as(void *p, int64_t index, float x, int dtype) {
         ((bf16 *)p)[index] = round_bf16(x);
 }
 
+/* `size` values of one type as another. */
+INLINE void convert(const void *from, int from_dtype, void *to, int to_dtype, int64_t size) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store_as(to, i, load_as(from, i, from_dtype), to_dtype);
+    for (; i < size; i++) write_as(to, i, read_as(from, i, from_dtype), to_dtype);
+}
+
 INLINE float sum_lanes(vec x) {
     x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
     x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fakes_http import ANSWER, FakeEngine, chat, documents, in_process, make_app
+from fakes_http import ANSWER, FakeEngine, chat, documents
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with in_process(make_app(tmp_path, engine)) as client:
-        yield client
 
 
 def text(prompt: Any = "hi", **fields: Any) -> dict[str, Any]:

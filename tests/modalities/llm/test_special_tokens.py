@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fakes_http import ANSWER, FakeEngine, chat, documents, in_process, make_app
+from fakes_http import ANSWER, FakeEngine, chat, documents
 from fakes_llm import write_text_folder
 from tokenizers import Tokenizer, processors
 
@@ -19,17 +18,6 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.text import TextModel
 
 TURN = "<|im_start|>user\nhi<|im_end|>\n"
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with in_process(make_app(tmp_path, engine)) as client:
-        yield client
 
 
 async def ids(client: httpx.AsyncClient, **fields: Any) -> list[int]:
