@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
 
-Role = Literal["chat", "vision", "embedding", "speech", "recognition", "image"]
-"""What a model is for. One for vision is one for chat that takes pictures, too."""
+Role = str
+"""What a model is for, as its modality says: `chat`, `vision`, ... Options name who reads them."""
 
-ROLES: tuple[Role, ...] = get_args(Role)
+ROLES: tuple[Role, ...] = ("chat", "vision", "embedding", "speech", "recognition", "image")
+"""Those that read any option. One for vision is one for chat that takes pictures, too."""
 TEXT: tuple[Role, ...] = ("chat", "vision", "embedding")
 """Models of text; those that embed may be decoders, too."""
 ANSWERS: tuple[Role, ...] = ("chat", "vision", "speech")

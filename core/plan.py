@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.prompt_content import PictureSpan
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenLogprob
-from triptych.core.vision import PictureSpan
 
 StepCodes = tuple[int, ...]
 """What one step of a speech model yields: one id, or a column of codes."""
@@ -40,7 +40,7 @@ class SlotStart:
     `history_ids` is prompt plus output so far (a resumed row has both); `num_prompt_tokens` says
     where the output begins, for penalties that count output only. `frames` are the codes of the
     frame ids among `history_ids`, in their order (see `core.frames`), `pictures` what fills the
-    positions with ids of pictures (see `core.vision`).
+    positions with ids of pictures (see `core.prompt_content`).
     """
 
     slot: int

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.vision import PromptPicture
+from triptych.core.prompt_content import PromptPicture
+from triptych.core.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -21,7 +21,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     `prompt_frames` are the codes of the frame ids in the prompt, in their order: models whose
     steps yield frames of codes (see `core.frames`) cannot tell a frame by its id alone. `pictures`
-    fill the positions that have their ids, in order of position (see `core.vision`).
+    fill the positions that have their ids, in order of position (see `core.prompt_content`).
     """
 
     prompt_ids: tuple[int, ...]

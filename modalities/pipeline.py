@@ -16,30 +16,25 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from triptych.core import logs
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError, TriptychError
 from triptych.core.in_order import in_order
+from triptych.core.lazy import load
 from triptych.core.loop_thread import LoopThread
-from triptych.core.option import Role
 from triptych.core.options import Resolved, resolve_keywords, resolve_with_sources
 from triptych.core.relevance import check_in_process, check_relevance
 from triptych.core.weights.opening import opening
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
-from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, Source, resolve_all
-from triptych.schedulers.base import ModelLoader
-
-if TYPE_CHECKING:
-    from triptych.core.device import Device
-    from triptych.core.ledger import Ledger
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, resolve_all
+from triptych.modalities.modality import Modality, modality_of
 
 
 class Service(Protocol):
@@ -61,12 +56,8 @@ Check = Callable[[ResolvedModel, Config], None]
 class Pipeline(ABC, Generic[ServiceT]):
     """One model and its engine in this process, called from any thread or loop."""
 
-    _embedded: ClassVar[str] = EMBEDDED_REFERENCE
-    """The model that "embedded" stands for."""
-    _sources: ClassVar[Sequence[Source]] = ()
-    """Models with a name of their own, and layouts that are converted."""
-    _role: ClassVar[Role]
-    """What its models are for."""
+    _modalities: ClassVar[tuple[Modality, ...]]
+    """What its models may be, in the order in which they are asked; the last is its own."""
 
     def __init__(self, service: ServiceT, model: str, loop: LoopThread) -> None:
         self._service = service
@@ -74,9 +65,9 @@ class Pipeline(ABC, Generic[ServiceT]):
         self._loop = loop
 
     @classmethod
-    def _role_of(cls, resolved: ResolvedModel) -> Role:
-        """What this model is for."""
-        return cls._role
+    def _default(cls) -> str:
+        """The model that "embedded" stands for."""
+        return cls._modalities[-1].default
 
     @classmethod
     @abstractmethod
@@ -84,13 +75,6 @@ class Pipeline(ABC, Generic[ServiceT]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], ServiceT]:
         """Read what the API side needs of a model, and return what makes its service."""
-
-    @classmethod
-    @abstractmethod
-    def _open_loader(
-        cls, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
-    ) -> ModelLoader:
-        """What brings the model onto the device. May import torch."""
 
     @classmethod
     def from_pretrained(
@@ -135,8 +119,9 @@ class Pipeline(ABC, Generic[ServiceT]):
             raise ConfigError("A pipeline runs one model; `triptych serve` takes several.")
         if models.model == (EMBEDDED_REFERENCE,):
             models = replace(models, model=())
-        (resolved,) = resolve_all(models, progress, sources=cls._sources, defaults=(cls._embedded,))
-        check_relevance(options, (cls._role_of(resolved),))
+        sources = [source for each in cls._modalities for source in each.load_sources()]
+        (resolved,) = resolve_all(models, progress, sources=sources, defaults=(cls._default(),))
+        check_relevance(options, (modality_of(resolved, cls._modalities).role,))
         if check is not None:
             check(resolved, config)
         loop = LoopThread("triptych-pipeline")
@@ -150,15 +135,15 @@ class Pipeline(ABC, Generic[ServiceT]):
     @classmethod
     async def _start(cls, resolved: ResolvedModel, config: Config) -> ServiceT:
         """Bring up an engine with its model, unless that is for the first use."""
-        from triptych.core.bring_up import bring_up
         from triptych.schedulers.engine import Engine
         from triptych.schedulers.local import LocalClient
 
         # Who reads in this process may take their time: they hold up nobody else.
         config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
         make_service = opening(resolved, cls._open_service, config)  # first: it fails fast
-        device, ledger = bring_up(config.device)
-        loader = opening(resolved, cls._open_loader, config, device, ledger)
+        device, ledger = load("triptych.core.devices.opening:bring_up")(config.device)
+        open_loader = load(modality_of(resolved, cls._modalities).engine)
+        loader = opening(resolved, open_loader, config, device, ledger)
         service = make_service(LocalClient(Engine([loader], config=config, ledger=ledger)))
         try:
             if config.models.load == "startup":

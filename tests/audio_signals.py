@@ -8,7 +8,7 @@ import wave
 import av
 import numpy as np
 
-from triptych.modalities.tts.audio.resampling import Pcm
+from triptych.core.media.audio.resampling import Pcm
 
 DEMUXERS = {"opus": "ogg"}
 

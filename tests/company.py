@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from triptych.core.config import ScheduleOptions
+from triptych.core.engine.text_head import CausalModel, TextHead
+from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.job import Job, Output
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
@@ -22,8 +24,6 @@ from triptych.core.layers.decoder import Decoder, DecoderConfig, DecoderLayer
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepResult, TokenPlan
 from triptych.core.sampling.sampler import SampledTokens, Sampler
-from triptych.core.text_head import CausalModel, TextHead
-from triptych.core.token_runner import TokenRunner
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.schedulers.token import TokenScheduler
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import psutil
 
-from triptych.modalities.llm import template_child
-from triptych.modalities.vlm import preparation
+from triptych.modalities.llm.api import template_child
+from triptych.modalities.vlm.api import preparation
 
 
 def _workers() -> list[tuple[psutil.Process, list[str]]]:

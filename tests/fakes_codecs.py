@@ -32,9 +32,9 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 )
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from triptych.modalities.tts.codecs.families.hifigan import HifiGan, HifiGanConfig
-from triptych.modalities.tts.codecs.families.snac import Snac, SnacConfig
-from triptych.modalities.tts.codecs.families.vocos import Vocos, VocosConfig
+from triptych.modalities.tts.engine.codecs.families.hifigan import HifiGan, HifiGanConfig
+from triptych.modalities.tts.engine.codecs.families.snac import Snac, SnacConfig
+from triptych.modalities.tts.engine.codecs.families.vocos import Vocos, VocosConfig
 
 _TRANSFORMER = MappingProxyType(
     {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}

@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-from triptych.modalities.tts.audio import decode
-from triptych.modalities.tts.audio.resampling import Pcm
+from triptych.core.media.audio import decode
+from triptych.core.media.audio.resampling import Pcm
 
 MODULE = "fakes_decode_clip"
 CRASHING = b"CRASH" * 1000

@@ -14,7 +14,11 @@ from typing import Any
 
 from fakes import Done, Recorder
 
-from triptych.core.denoise_plan import (
+from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
+from triptych.core.job import Job
+from triptych.core.media.pixels import Pixels
+from triptych.core.plan import Plan
+from triptych.modalities.diffusion.plan import (
     DenoisePlan,
     DenoiseStepResult,
     PictureCost,
@@ -23,11 +27,8 @@ from triptych.core.denoise_plan import (
     PictureRowResult,
     PlannedSteps,
 )
-from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
-from triptych.core.images import ImageDelta, ImageRequest, Pixels, StepCache
-from triptych.core.job import Job
-from triptych.core.plan import Plan
-from triptych.schedulers.denoise import DenoiseScheduler
+from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
 from triptych.schedulers.virtual import VirtualClock
 
 NUM_PROMPT_TOKENS = 7

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.caches.slot import (
+from triptych.modalities.diffusion.engine.caches.slot import (
     CacheSlot,
     distances,
     keep_signals,
     predict,
     record,
 )
-from triptych.modalities.diffusion.samplers.registry import Spacing
-from triptych.modalities.diffusion.samplers.rows import (
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.engine.samplers.rows import (
     SampleRow,
     advance,
     model_inputs,
     release_row,
     start_row,
 )
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]  # samples [R, ...], timesteps [R]
 

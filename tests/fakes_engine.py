@@ -11,7 +11,7 @@ from triptych.core.job import Job
 from triptych.core.kv.pages import PagePool
 from triptych.core.ledger import Ledger
 from triptych.core.plan import Plan
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.messages import Heartbeat
 from triptych.schedulers.engine import Engine

@@ -19,7 +19,7 @@ from fakes_tiny import (
 )
 from torch import Tensor, nn
 
-from triptych.modalities.diffusion.families.family import Conditioning
+from triptych.modalities.diffusion.engine.families.family import Conditioning
 
 TINY: dict[str, Tiny] = {
     "FluxTransformer2DModel": Tiny(

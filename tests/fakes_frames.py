@@ -12,7 +12,7 @@ from fakes_codecs import mimi, random_model, randomise
 from safetensors.torch import save_file
 
 from triptych.core.config import SpeechOptions
-from triptych.modalities.tts.models.blueprint import SpeechSetup
+from triptych.modalities.tts.engine.models.blueprint import SpeechSetup
 
 _TRANSFORMER = {
     "num_hidden_layers": 2,

@@ -19,23 +19,23 @@ from fastapi import FastAPI
 
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
-from triptych.core.embedding import EmbedDelta
 from triptych.core.http.app import create_app
 from triptych.core.job import Output
+from triptych.core.media.audio.decode import DECODERS
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.routes import image_cards, images_router, picture_links
-from triptych.modalities.llm.embedding.routes import embedding_cards, embeddings_router
-from triptych.modalities.llm.embedding.service import EmbeddingService
-from triptych.modalities.llm.embedding.text import EmbeddingModel
-from triptych.modalities.llm.replies import card_of
-from triptych.modalities.llm.routes import llm_router
-from triptych.modalities.tts.audio.decode import DECODERS
-from triptych.modalities.tts.recognition.routes import recognition_cards, recognition_router
-from triptych.modalities.tts.routes import speech_cards, speech_router
-from triptych.modalities.tts.service import SpeechService
-from triptych.modalities.tts.voices.routes import voices_router
-from triptych.modalities.tts.voices.service import VoiceService
-from triptych.modalities.tts.voices.store import VoiceQuota, VoiceStore
+from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
+from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
+from triptych.modalities.embedding.api.service import EmbeddingService
+from triptych.modalities.embedding.api.text import EmbeddingModel
+from triptych.modalities.embedding.wire import EmbedDelta
+from triptych.modalities.llm.api.replies import card_of
+from triptych.modalities.llm.api.routes import llm_router
+from triptych.modalities.recognition.api.routes import recognition_cards, recognition_router
+from triptych.modalities.tts.api.routes import speech_cards, speech_router
+from triptych.modalities.tts.api.service import SpeechService
+from triptych.modalities.tts.api.voices.routes import voices_router
+from triptych.modalities.tts.api.voices.service import VoiceService
+from triptych.modalities.tts.api.voices.store import VoiceQuota, VoiceStore
 from triptych.schedulers.admission import Admission
 
 MODELS = {

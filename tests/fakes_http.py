@@ -26,10 +26,10 @@ from triptych.core.http.server import HttpServer, serve
 from triptych.core.http.wire import WireLimits
 from triptych.core.job import Output
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
-from triptych.modalities.llm.replies import card_of
-from triptych.modalities.llm.routes import llm_router
-from triptych.modalities.llm.service import LlmService
-from triptych.modalities.llm.text import TextModel
+from triptych.modalities.llm.api.replies import card_of
+from triptych.modalities.llm.api.routes import llm_router
+from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.text import TextModel
 from triptych.schedulers.admission import Admission
 
 ANSWER = "The quick brown fox jumps over the lazy dog."

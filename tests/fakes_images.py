@@ -20,13 +20,14 @@ from PIL import Image
 
 from triptych.core.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
-from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.media.pictures import PictureReader
+from triptych.core.media.pixels import Pixels
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.image_model import ImageModel
-from triptych.modalities.diffusion.recipes.spec import PipelineSpec
-from triptych.modalities.diffusion.routes import image_cards, images_router, picture_links
-from triptych.modalities.diffusion.service import ImageCall, ImageService
+from triptych.modalities.diffusion.api.image_model import ImageModel
+from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
+from triptych.modalities.diffusion.api.service import ImageCall, ImageService
+from triptych.modalities.diffusion.spec import PipelineSpec
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
 
 GENERATIONS, EDITS, VARIATIONS = (
     f"/v1/images/{name}" for name in ("generations", "edits", "variations")

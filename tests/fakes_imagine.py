@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from fakes_clients import ActingEngine
 
 from triptych.core.config import Config, ImageOptions
-from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.loop_thread import LoopThread
 from triptych.core.media.pictures import PictureReader
-from triptych.modalities.diffusion.image_model import ImageModel
-from triptych.modalities.diffusion.pipeline import ImagePipeline
-from triptych.modalities.diffusion.recipes.spec import PipelineSpec
-from triptych.modalities.diffusion.service import ImageService
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.api.image_model import ImageModel
+from triptych.modalities.diffusion.api.pipeline import ImagePipeline
+from triptych.modalities.diffusion.api.service import ImageService
+from triptych.modalities.diffusion.spec import PipelineSpec
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
 
 COLOURS = ((200, 30, 30), (30, 160, 60), (40, 60, 200))
 MODEL = ImageModel(

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.modalities.tts.models.kokoro.config import KOKORO_82M, read_kokoro_config
-from triptych.modalities.tts.models.kokoro.model import Kokoro, KokoroModel
-from triptych.modalities.tts.models.kokoro.voices import Voices
+from triptych.modalities.tts.configs.kokoro import KOKORO_82M, read_kokoro_config
+from triptych.modalities.tts.engine.models.kokoro.model import Kokoro, KokoroModel
+from triptych.modalities.tts.engine.models.kokoro.voices import Voices
 
 TINY: dict[str, Any] = {
     **KOKORO_82M,

@@ -9,18 +9,7 @@ from typing import Any
 import torch
 from fakes_pipelines import SCHEDULERS, components
 
-from triptych.core.denoise_plan import (
-    DenoisePlan,
-    DenoiseStepResult,
-    PictureKey,
-    PictureRow,
-    PictureRowResult,
-    PictureStart,
-    PlannedSteps,
-)
-from triptych.core.images import ImageRequest, Pixels, StepCache
-from triptych.modalities.diffusion.adapters.adapters import Adapters
-from triptych.modalities.diffusion.adapters.files import LowRank
+from triptych.core.media.pixels import Pixels
 from triptych.modalities.diffusion.caches.methods import (
     CacheMethod,
     Level,
@@ -30,14 +19,26 @@ from triptych.modalities.diffusion.caches.methods import (
     taylorseer,
     teacache,
 )
-from triptych.modalities.diffusion.denoise import Denoiser
-from triptych.modalities.diffusion.executor import ImageExecutor
-from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.latent_decoder import LatentDecoder
-from triptych.modalities.diffusion.preview import Preview
-from triptych.modalities.diffusion.prompts import PromptCache
-from triptych.modalities.diffusion.recipes.registry import open_recipe
-from triptych.modalities.diffusion.runner import DenoiseRunner
+from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
+from triptych.modalities.diffusion.engine.adapters.files import LowRank
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.executor import ImageExecutor
+from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
+from triptych.modalities.diffusion.engine.preview import Preview
+from triptych.modalities.diffusion.engine.prompts import PromptCache
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.runner import DenoiseRunner
+from triptych.modalities.diffusion.plan import (
+    DenoisePlan,
+    DenoiseStepResult,
+    PictureKey,
+    PictureRow,
+    PictureRowResult,
+    PictureStart,
+    PlannedSteps,
+)
+from triptych.modalities.diffusion.wire import ImageRequest, StepCache
 
 PIPELINE = "PixArtSigmaPipeline"
 CPU = torch.device("cpu")

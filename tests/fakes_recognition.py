@@ -21,17 +21,22 @@ from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
 from triptych.core.job import Output
-from triptych.core.speech import TimedTokens, TranscribeDelta, TranscribeRequest, TranscriptToken
+from triptych.core.media.audio.containers import encode_clip
+from triptych.core.media.audio.intake import ClipLimits, read_clip
+from triptych.core.media.audio.resampling import Pcm
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.audio.containers import encode_clip
-from triptych.modalities.tts.audio.intake import ClipLimits, read_clip
-from triptych.modalities.tts.audio.resampling import Pcm
-from triptych.modalities.tts.recognition.convert import ranked_tokenizer
-from triptych.modalities.tts.recognition.recognizer import TranscriptionJob
-from triptych.modalities.tts.recognition.routes import recognition_router
-from triptych.modalities.tts.recognition.service import RecognitionService
-from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, WhisperSpec
-from triptych.modalities.tts.recognition.transcript import WhisperTokenizer
+from triptych.modalities.recognition.api.routes import recognition_router
+from triptych.modalities.recognition.api.service import RecognitionService
+from triptych.modalities.recognition.api.transcript import WhisperTokenizer
+from triptych.modalities.recognition.engine.convert import ranked_tokenizer
+from triptych.modalities.recognition.engine.recognizer import TranscriptionJob
+from triptych.modalities.recognition.spec import SAMPLE_RATE, WhisperSpec
+from triptych.modalities.recognition.wire import (
+    TimedTokens,
+    TranscribeDelta,
+    TranscribeRequest,
+    TranscriptToken,
+)
 from triptych.schedulers.admission import Admission
 
 WINDOW_S = 3

@@ -19,11 +19,11 @@ from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowResult
+from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
 from triptych.core.tokens import TokenRequest
-from triptych.core.vision import Array, PictureSpan, PromptPicture
-from triptych.core.vision_plan import EncodePlan, EncodeStepResult
+from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
+from triptych.modalities.vlm.scheduling import VisionLimits, VisionScheduler
 from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.vision import VisionLimits, VisionScheduler
 
 CLASH = FIRST_FRAME_ID + 1
 """The id of every picture position here, whatever the picture."""

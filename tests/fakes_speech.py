@@ -16,16 +16,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from fakes import Done
 
-from triptych.core.audio_plan import (
-    AudioPlan,
-    AudioRow,
-    AudioRowResult,
-    AudioStepResult,
-    FrameClock,
-    VoicePlan,
-    VoicePrompt,
-    VoiceStepResult,
-)
 from triptych.core.config import ScheduleOptions, SpeechOptions
 from triptych.core.errors import RequestError, TriptychError, Unavailable
 from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
@@ -40,10 +30,20 @@ from triptych.core.plan import (
     TokenRowResult,
     TokenStepResult,
 )
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.speech import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
-from triptych.schedulers.speech import SpeechScheduler
-from triptych.schedulers.speech_state import SpeechModel
+from triptych.core.sampling_params import SamplingParams
+from triptych.modalities.tts.plan import (
+    AudioPlan,
+    AudioRow,
+    AudioRowResult,
+    AudioStepResult,
+    FrameClock,
+    VoicePlan,
+    VoicePrompt,
+    VoiceStepResult,
+)
+from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
+from triptych.modalities.tts.scheduling.state import SpeechModel
+from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
 
 MODEL = "voice"
 HOP = 3

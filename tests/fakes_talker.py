@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
-from triptych.modalities.tts.models.voice.acoustic import AcousticInput, AcousticOutput
-from triptych.modalities.tts.models.voice.codec import VoiceCodec
-from triptych.modalities.tts.models.voice.config import AcousticConfig, CodecConfig, VoiceConfig
+from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig, VoiceConfig
+from triptych.modalities.tts.engine.models.voice.acoustic import AcousticInput, AcousticOutput
+from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec
 
 CODEC = CodecConfig(
     hop=60,

@@ -17,7 +17,7 @@ from triptych.core.errors import RequestError, TriptychError, Unavailable
 from triptych.core.job import Job, Output
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import TokenPlan, TokenRow, TokenRowResult, TokenStepResult
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.schedulers.token import TokenScheduler
 

@@ -16,14 +16,20 @@ from fastapi import FastAPI
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.errors import InvalidRequest
 from triptych.core.http.app import create_app
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.speech import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment, VoiceClip
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.streams import JobStream
-from triptych.modalities.tts.frontend.base import PlannedSegment, Voice
-from triptych.modalities.tts.routes import speech_router
-from triptych.modalities.tts.service import SpeechService, VoiceSource
-from triptych.modalities.tts.text.chunks import ChunkLimits, split_utterances
-from triptych.modalities.tts.text.spoken import Span, SpokenText
+from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice
+from triptych.modalities.tts.api.routes import speech_router
+from triptych.modalities.tts.api.service import SpeechService, VoiceSource
+from triptych.modalities.tts.api.text.chunks import ChunkLimits, split_utterances
+from triptych.modalities.tts.api.text.spoken import Span, SpokenText
+from triptych.modalities.tts.wire import (
+    SpeechDelta,
+    SpeechFinish,
+    SpeechRequest,
+    SpeechSegment,
+    VoiceClip,
+)
 from triptych.schedulers.admission import Admission
 
 RATE = 24_000

@@ -16,13 +16,13 @@ from fastapi import FastAPI
 from triptych.core.config import Config, ServerOptions
 from triptych.core.http.app import create_app
 from triptych.core.media.child import DecodePool
-from triptych.modalities.tts.frontend.base import PlannedSegment, Voice
-from triptych.modalities.tts.text.spoken import SpokenText
-from triptych.modalities.tts.voices.routes import voices_router
-from triptych.modalities.tts.voices.service import VoiceService
-from triptych.modalities.tts.voices.store import VoiceQuota, VoiceStore
+from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice
+from triptych.modalities.tts.api.text.spoken import SpokenText
+from triptych.modalities.tts.api.voices.routes import voices_router
+from triptych.modalities.tts.api.voices.service import VoiceService
+from triptych.modalities.tts.api.voices.store import VoiceQuota, VoiceStore
 
-DECODE = "triptych.modalities.tts.audio.decode"
+DECODE = "triptych.core.media.audio.decode"
 RATE = 24_000
 
 

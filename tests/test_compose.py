@@ -18,7 +18,7 @@ from fakes_looking import write_seeing_folder
 from triptych.compose import build_app
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.errors import WeightsError
-from triptych.modalities.llm.text import TextModel
+from triptych.modalities.llm.api.text import TextModel
 
 OTHERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/embeddings", {"model": "tiny", "input": "hi"}),

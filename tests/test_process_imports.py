@@ -29,10 +29,10 @@ def loaded_by(*modules):
                 "triptych.api_process",
                 "triptych.core.http.app",
                 "triptych.core.http.server",
-                "triptych.modalities.llm.routes",
-                "triptych.modalities.diffusion.routes",
-                "triptych.modalities.tts.recognition.routes",
-                "triptych.modalities.tts.recognition.source",
+                "triptych.modalities.llm.api.routes",
+                "triptych.modalities.diffusion.api.routes",
+                "triptych.modalities.recognition.api.routes",
+                "triptych.modalities.recognition.source",
             ],
             {"torch", "transformers"},
         ),
@@ -41,7 +41,10 @@ def loaded_by(*modules):
             {"torch", "fastapi", "uvicorn", "starlette", "pydantic", "tokenizers"},
         ),
         (
-            ["triptych.modalities.llm.loader", "triptych.modalities.tts.recognition.loader"],
+            [
+                "triptych.modalities.llm.engine.loader",
+                "triptych.modalities.recognition.engine.loader",
+            ],
             {"fastapi", "uvicorn", "starlette"},
         ),
     ],
@@ -51,7 +54,7 @@ def test_a_process_does_not_load_the_others_half(modules, unwanted):
 
 
 def test_nothing_is_said_while_what_draws_is_loaded():
-    program = "import triptych.modalities.diffusion.loader"
+    program = "import triptych.modalities.diffusion.engine.loader"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True, text=True
     )
@@ -70,7 +73,7 @@ def test_torch_waits_awake_for_a_moment_only_unless_told_otherwise(environment, 
     """OpenMP's runtime says at its start what it goes by; runtimes other than GCC's say less."""
     ours = {name: value for name, value in os.environ.items() if name not in _WAITING}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import triptych.core.bring_up"],
+        [sys.executable, "-W", "ignore", "-c", "import triptych.core.devices.opening"],
         env=ours | environment | {"OMP_DISPLAY_ENV": "VERBOSE"},
         capture_output=True,
         check=True,

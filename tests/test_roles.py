@@ -12,7 +12,7 @@ from triptych import ChatPipeline
 from triptych.core.errors import ConfigError
 from triptych.core.options import resolve_keywords
 from triptych.core.weights.progress import SilentProgress
-from triptych.roles import resolve_models
+from triptych.modalities.registry import resolve_models
 
 STRANGE: tuple[dict[str, Any], ...] = (
     {"lora_paths": ("ink=ink.safetensors",)},

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import torch
 
+from triptych.core.engine.text_head import CausalModel
 from triptych.core.layers.attention import KvLayout
-from triptych.core.text_head import CausalModel
-from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 
 class Blueprint(Protocol):

@@ -23,8 +23,8 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.layers.linear import is_packable
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import load_tensors
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.tensors.loading import load_tensors
 
 
 class NativeBlueprint:

@@ -14,7 +14,7 @@ from triptych.core.layers.attention import Attention
 from triptych.core.layers.decoder import Decoder, DecoderLayer, DecoderStack, Mlp
 from triptych.core.layers.linear import Linear
 from triptych.core.layers.norm import RMSNorm
-from triptych.core.weights.loading import TensorTarget
+from triptych.core.weights.tensors.loading import TensorTarget
 
 _EMBEDDING = "embed_tokens.weight"
 

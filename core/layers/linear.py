@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-from triptych.core.device import has_fast_cpu_bfloat16
+from triptych.core.devices.device import has_fast_cpu_bfloat16
 from triptych.core.kernels.native.library import NativeKernels
 
 _META = torch.device("meta")

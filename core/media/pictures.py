@@ -26,8 +26,8 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedMedia
-from triptych.core.images import Pixels
 from triptych.core.media.child import Decoded, DecodePool
+from triptych.core.media.pixels import Pixels
 
 Size = tuple[int, int]
 """Width and height in pixels."""

@@ -30,9 +30,9 @@ from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.filters import draw, nucleus_thresholds
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
-from triptych.core.sampling.params import SamplingParams
 from triptych.core.sampling.processors import Penalties, SparseEdits
 from triptych.core.sampling.randomness import stream_key, uniforms
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenLogprob
 
 _MIN_TEMPERATURE = 1e-5

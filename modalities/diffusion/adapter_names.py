@@ -12,7 +12,7 @@ from pathlib import Path
 
 from triptych.core.config import ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest
-from triptych.core.images import AdapterUse
+from triptych.modalities.diffusion.wire import AdapterUse
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.:@-]*)=(?P<place>.+)")
 MAX_SCALE = 100.0

@@ -20,7 +20,6 @@ import msgspec
 
 from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest, RequestError, UnsupportedOption
-from triptych.core.images import CacheName, StepCache
 from triptych.core.option import Range
 from triptych.core.weights.layout import read_json
 from triptych.modalities.diffusion.caches.methods import (
@@ -39,7 +38,8 @@ from triptych.modalities.diffusion.calibration_file import (
     known_runs,
     model_digest,
 )
-from triptych.modalities.diffusion.samplers.names import short_name
+from triptych.modalities.diffusion.sampler_names import short_name
+from triptych.modalities.diffusion.wire import CacheName, StepCache
 
 _PARAM = "cache"
 _WITHIN: Mapping[str, Range] = MappingProxyType(

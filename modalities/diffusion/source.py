@@ -11,6 +11,7 @@ from pathlib import Path
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.lazy import load
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.layout import weight_files
 from triptych.core.weights.manifest import sha256_file
@@ -22,6 +23,7 @@ from triptych.core.weights.resolve import Source
 NAME = "triptych-images"
 CONVERTER_VERSION = 1
 """Counts up whenever the same file is taken apart into others."""
+_TAKE_APART = "triptych.modalities.diffusion.engine.loading.whole:take_apart"
 FOLDER = Path(__file__).parent / "embedded"
 
 
@@ -41,9 +43,7 @@ def _adopt(place: Path, options: ModelOptions, progress: Progress) -> tuple[Path
         return None
 
     def build(folder: Path) -> None:
-        from triptych.modalities.diffusion.loading.whole import take_apart
-
-        take_apart(place, folder, options)
+        load(_TAKE_APART)(place, folder, options)
 
     progress.start(f"Reading {place.name}", place.stat().st_size)
     identity = f"whole checkpoint {CONVERTER_VERSION} {sha256_file(place, progress)}"

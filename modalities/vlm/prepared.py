@@ -5,9 +5,11 @@ Owns what crosses from the process that prepares pictures. Neither torch nor tra
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from triptych.core.vision import Array, input_bytes
+from triptych.core.prompt_content import Array, input_bytes
 
 
 class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,3 +34,17 @@ class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):
     def num_bytes(self) -> int:
         """Of what its encoder is called with."""
         return input_bytes(self.inputs)
+
+
+class VisionFacts(msgspec.Struct, frozen=True):
+    """`placeholder` is what a chat template puts for a picture; `text` are fields of a config."""
+
+    placeholder: str
+    text: dict[str, Any]
+
+
+class FactsReply(msgspec.Struct, frozen=True):
+    """What a process that reads configurations answers."""
+
+    facts: tuple[VisionFacts, ...] = ()
+    error: str = ""

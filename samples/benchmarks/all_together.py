@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triptych.modalities.diffusion.source import NAME as IMAGE_MODEL
-from triptych.modalities.tts.sources import DEFAULT_SPEECH
+from triptych.modalities.tts.modality import SPEECH
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ async def run(users: Users, painters: Painters, load: Load, num_painters: int) -
 
 async def measure(port: int, args: argparse.Namespace) -> dict[str, Phase]:
     """Every phase in turn, after one that warms up."""
-    users, painters = Users(port, DEFAULT_SPEECH), Painters(port)
+    users, painters = Users(port, SPEECH.default), Painters(port)
     seconds, listeners = args.seconds, args.listeners
     alone = Load(num_chats=1, num_listeners=0, seconds=seconds)
     nobody = Load(num_chats=0, num_listeners=0, seconds=seconds)

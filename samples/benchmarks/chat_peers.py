@@ -41,11 +41,16 @@ from triptych.core.threads import num_usable_cores
 from triptych.core.versions import versions
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import resolve_all
-from triptych.modalities.llm.bench.client import BenchServer, measure, negotiate, tokens_per_word
-from triptych.modalities.llm.bench.load import Run, closed_loop
-from triptych.modalities.llm.bench.report import machine
-from triptych.modalities.llm.bench.stats import Metrics, Spread, over_repeats, spread, summarize
-from triptych.modalities.llm.bench.workload import WORDS, Workload
+from triptych.modalities.llm.api.bench.client import (
+    BenchServer,
+    measure,
+    negotiate,
+    tokens_per_word,
+)
+from triptych.modalities.llm.api.bench.load import Run, closed_loop
+from triptych.modalities.llm.api.bench.report import machine
+from triptych.modalities.llm.api.bench.stats import Metrics, Spread, over_repeats, spread, summarize
+from triptych.modalities.llm.api.bench.workload import WORDS, Workload
 
 HERE = Path(__file__).parent
 QUESTION = "What is the capital of France?"

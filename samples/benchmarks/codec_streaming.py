@@ -49,11 +49,11 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeCode2WavConfig,
 )
 
-from triptych.modalities.tts.codecs import StreamingDecoder, adapter_for, build_decoder
-from triptych.modalities.tts.codecs.decoder import Adapter, stream_row
-from triptych.modalities.tts.codecs.families.hifigan import HifiGan, HifiGanConfig
-from triptych.modalities.tts.codecs.families.snac import Snac, SnacConfig
-from triptych.modalities.tts.codecs.families.vocos import Vocos, VocosConfig
+from triptych.modalities.tts.engine.codecs import StreamingDecoder, adapter_for, build_decoder
+from triptych.modalities.tts.engine.codecs.decoder import Adapter, stream_row
+from triptych.modalities.tts.engine.codecs.families.hifigan import HifiGan, HifiGanConfig
+from triptych.modalities.tts.engine.codecs.families.snac import Snac, SnacConfig
+from triptych.modalities.tts.engine.codecs.families.vocos import Vocos, VocosConfig
 
 LEFT_CONTEXT = 72
 NUM_ROWS = 8

@@ -34,7 +34,7 @@ from chat_cpu import free_port, server, wait_until_ready
 from triptych.core.config import ModelOptions
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import resolve_all
-from triptych.modalities.llm.bench.report import machine
+from triptych.modalities.llm.api.bench.report import machine
 
 NUM_CORES = 2
 QUESTION = "Count from one to two hundred, in words."

@@ -25,7 +25,7 @@ from triptych import EmbeddingPipeline
 from triptych.core.config import ModelOptions
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress
-from triptych.modalities.llm.embedding.source import MINILM
+from triptych.modalities.embedding.source import MINILM
 
 Vectors = npt.NDArray[np.float32]
 Embed = Callable[[list[str]], Vectors]

@@ -28,9 +28,9 @@ def child(*, is_guarded: bool) -> None:
         unguard()
     from triptych.core.options import resolve_keywords
     from triptych.core.weights.progress import SilentProgress
-    from triptych.modalities.tts.frontend import open_front_end
-    from triptych.modalities.tts.text.normalize import NormalizeOptions, Normalizer
-    from triptych.roles import resolve_models
+    from triptych.modalities.registry import resolve_models
+    from triptych.modalities.tts.api.frontend import open_front_end
+    from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 
     resolved = resolve_keywords({"model": ("triptych-voice",)})
     (model,) = resolve_models(resolved, SilentProgress())

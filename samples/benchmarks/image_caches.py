@@ -34,8 +34,8 @@ from rich.progress import track
 from rich.table import Table
 
 from triptych import ImagePipeline
-from triptych.core.images import StepCache
 from triptych.modalities.diffusion.source import FOLDER
+from triptych.modalities.diffusion.wire import StepCache
 
 Pixels = npt.NDArray[np.float32]
 NUM_STEPS = 50

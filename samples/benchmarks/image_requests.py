@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triptych import ImagePipeline
-from triptych.modalities.diffusion.pipeline import GeneratedImage
+from triptych.modalities.diffusion.api.pipeline import GeneratedImage
 from triptych.modalities.diffusion.source import FOLDER
 
 STEPS = (50, 28, 20, 50, 28, 20, 50, 28)

@@ -19,13 +19,13 @@ from transformers import pipeline
 
 from triptych import TranscriptionPipeline
 from triptych.core.config import ModelOptions
+from triptych.core.media.audio.intake import read_clip
+from triptych.core.media.audio.resampling import Pcm
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import resolve
-from triptych.modalities.tts.audio.intake import read_clip
-from triptych.modalities.tts.audio.resampling import Pcm
-from triptych.modalities.tts.recognition.pipeline import OWN_LIMITS
-from triptych.modalities.tts.recognition.source import WHISPER_TINY
-from triptych.modalities.tts.recognition.spec import SAMPLE_RATE
+from triptych.modalities.recognition.api.pipeline import OWN_LIMITS
+from triptych.modalities.recognition.source import WHISPER_TINY
+from triptych.modalities.recognition.spec import SAMPLE_RATE
 
 Hear = Callable[[Pcm], str]
 

@@ -35,7 +35,7 @@ from rich.console import Console
 from soak_users import CHAT, VISION, Users
 
 from triptych.core.versions import versions
-from triptych.modalities.llm.bench.report import machine
+from triptych.modalities.llm.api.bench.report import machine
 
 MAX_GROWTH = 0.02
 WARM_UP_SHARE = 0.25

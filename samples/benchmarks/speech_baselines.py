@@ -20,13 +20,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from triptych.core.audio_plan import SAMPLE_BYTES
 from triptych.core.errors import TriptychError, to_info
 from triptych.core.job import Job, JobState, Output
 from triptych.core.plan import Plan, StepResult
-from triptych.core.speech import SpeechDelta
+from triptych.modalities.tts.plan import SAMPLE_BYTES
+from triptych.modalities.tts.scheduling.state import SpeechModel
+from triptych.modalities.tts.wire import SpeechDelta
 from triptych.schedulers.base import Proposal, SchedulerStats
-from triptych.schedulers.speech_state import SpeechModel
 
 
 class Operation(NamedTuple):

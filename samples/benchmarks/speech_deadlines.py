@@ -35,11 +35,11 @@ from speech_world import PRESETS, Costs, Heard, Load, Policy, World
 from triptych.core.config import ScheduleOptions, SpeechOptions
 from triptych.core.kv.pages import PagePool
 from triptych.core.versions import versions
-from triptych.modalities.llm.bench import plot
-from triptych.modalities.llm.bench.report import machine
+from triptych.modalities.llm.api.bench import plot
+from triptych.modalities.llm.api.bench.report import machine
+from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
+from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.schedulers.base import Scheduler
-from triptych.schedulers.speech import SpeechScheduler
-from triptych.schedulers.speech_state import SpeechModel
 
 GAP_S = 0.005
 START_S = 0.5

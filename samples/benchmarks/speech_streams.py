@@ -32,12 +32,12 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from triptych.core.bring_up import bring_up
 from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions, SpeechOptions
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.speech import SpeechDelta, SpeechRequest, SpeechSegment
+from triptych.core.devices.opening import bring_up
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.loader import open_speech_loader
+from triptych.modalities.tts.engine.loader import open_speech_loader
+from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 

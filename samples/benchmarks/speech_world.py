@@ -17,7 +17,12 @@ from types import MappingProxyType
 
 from speech_baselines import Operation, WorkPlan
 
-from triptych.core.audio_plan import (
+from triptych.core.config import Config
+from triptych.core.job import Job, Output
+from triptych.core.ledger import Ledger
+from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRowResult, TokenStepResult
+from triptych.core.sampling_params import SamplingParams
+from triptych.modalities.tts.plan import (
     SAMPLE_BYTES,
     AudioPlan,
     AudioRow,
@@ -25,16 +30,11 @@ from triptych.core.audio_plan import (
     AudioStepResult,
     FrameClock,
 )
-from triptych.core.config import Config
-from triptych.core.job import Job, Output
-from triptych.core.ledger import Ledger
-from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRowResult, TokenStepResult
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.speech import SpeechRequest, SpeechSegment
+from triptych.modalities.tts.scheduling.playback import Playback
+from triptych.modalities.tts.scheduling.state import SpeechModel
+from triptych.modalities.tts.wire import SpeechRequest, SpeechSegment
 from triptych.schedulers.base import LoadedModel, Scheduler
 from triptych.schedulers.engine import Engine
-from triptych.schedulers.playback import Playback
-from triptych.schedulers.speech_state import SpeechModel
 from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
 
 MODEL = "voice"

@@ -7,12 +7,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triptych.modalities.diffusion.pipeline import ImagePipeline
-    from triptych.modalities.llm.embedding.pipeline import EmbeddingPipeline
-    from triptych.modalities.llm.pipeline import ChatPipeline
-    from triptych.modalities.tts.pipeline import SpeechPipeline
-    from triptych.modalities.tts.recognition.pipeline import TranscriptionPipeline
-    from triptych.modalities.vlm.pipeline import VisionPipeline
+    from triptych.modalities.diffusion.api.pipeline import ImagePipeline
+    from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
+    from triptych.modalities.llm.api.pipeline import ChatPipeline
+    from triptych.modalities.recognition.api.pipeline import TranscriptionPipeline
+    from triptych.modalities.tts.api.pipeline import SpeechPipeline
+    from triptych.modalities.vlm.api.pipeline import VisionPipeline
 
 __all__ = [
     "ChatPipeline",
@@ -24,14 +24,6 @@ __all__ = [
     "__version__",
 ]
 __version__ = "0.1.0"
-_MODULES = {
-    "ChatPipeline": "triptych.modalities.llm.pipeline",
-    "EmbeddingPipeline": "triptych.modalities.llm.embedding.pipeline",
-    "ImagePipeline": "triptych.modalities.diffusion.pipeline",
-    "SpeechPipeline": "triptych.modalities.tts.pipeline",
-    "TranscriptionPipeline": "triptych.modalities.tts.recognition.pipeline",
-    "VisionPipeline": "triptych.modalities.vlm.pipeline",
-}
 if "OMP_WAIT_POLICY" not in os.environ:
     # How long torch's OpenMP threads wait awake, in turns of a loop: 50 to 100 us. GCC's runtime
     # reads it when torch is loaded; its own 300,000 stop everything on a busy machine.
@@ -40,8 +32,13 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 def __getattr__(name: str) -> Any:
     """Load pipelines on first use, so that `import triptych` costs nothing."""
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
+    if name.startswith("_"):
+        raise AttributeError(f"module 'triptych' has no attribute {name!r}")
+    from triptych.modalities.registry import MODALITIES
+
+    for modality in MODALITIES:
+        if name in modality.pipelines:
+            return getattr(importlib.import_module(modality.pipelines[name]), name)
     raise AttributeError(f"module 'triptych' has no attribute {name!r}")
 
 

@@ -27,7 +27,7 @@ from triptych.core.weights.store import (
     stored_models,
     verify_stored,
 )
-from triptych.roles import DEFAULTS, SOURCES
+from triptych.modalities.registry import default_models, known_sources
 
 _OPTIONS = frozenset({"cache_dir", "offline", "revision"})
 
@@ -65,9 +65,9 @@ def _list(names: Sequence[str], options: ModelOptions) -> int:
 
 
 def _fetch(names: Sequence[str], options: ModelOptions) -> int:
-    for reference in names or DEFAULTS:
+    for reference in names or default_models():
         model = resolve_model(
-            reference, name=None, options=options, progress=RichProgress(), sources=SOURCES
+            reference, name=None, options=options, progress=RichProgress(), sources=known_sources()
         )
         Console().print(Text(f"{model.name} is in {model.folder}"), soft_wrap=True)
     return 0

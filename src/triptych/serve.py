@@ -34,7 +34,7 @@ from triptych.core.transport.messages import EngineGone
 from triptych.core.transport.remote import SUPERVISOR
 from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.roles import resolve_models
+from triptych.modalities.registry import resolve_models
 from triptych.startup import Startup
 
 ENGINE = "engine"

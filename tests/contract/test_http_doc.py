@@ -10,15 +10,15 @@ from triptych.compose import build_app
 from triptych.core import limits
 from triptych.core.config import Config
 from triptych.core.http.fields import INERT
-from triptych.modalities.llm.embedding.routes import EmbeddingsRequest
-from triptych.modalities.llm.protocol import (
+from triptych.modalities.embedding.api.routes import EmbeddingsRequest
+from triptych.modalities.llm.api.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
-from triptych.modalities.tts.recognition.protocol import REFUSED, TranscriptionFields
+from triptych.modalities.llm.api.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
+from triptych.modalities.recognition.api.protocol import REFUSED, TranscriptionFields
 
 OPENAIS = {
     *("best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens"),

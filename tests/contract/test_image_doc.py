@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import get_args
 
 from triptych.core.media.pictures import PictureLimits
-from triptych.modalities.diffusion import service
-from triptych.modalities.diffusion.protocol import (
+from triptych.modalities.diffusion.api import service
+from triptych.modalities.diffusion.api.protocol import (
     REFUSED,
     CacheFields,
     EditFields,
@@ -15,7 +15,7 @@ from triptych.modalities.diffusion.protocol import (
     LoraUse,
     VariationFields,
 )
-from triptych.modalities.diffusion.replies import (
+from triptych.modalities.diffusion.api.replies import (
     CompletedImage,
     ImageProgress,
     ImagesReply,

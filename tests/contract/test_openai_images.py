@@ -26,7 +26,7 @@ from openai.types.image_edit_completed_event import ImageEditCompletedEvent
 from openai.types.image_edit_partial_image_event import ImageEditPartialImageEvent
 
 from triptych.core.errors import EngineDown
-from triptych.core.images import StepCache
+from triptych.modalities.diffusion.wire import StepCache
 
 APPLE = "a red apple"
 

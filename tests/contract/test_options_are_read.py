@@ -38,7 +38,7 @@ from triptych.core.option import ROLES, Role
 from triptych.core.options import Resolved, declared
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
-from triptych.roles import resolve_models, role_of
+from triptych.modalities.registry import resolve_models, role_of
 from triptych.schedulers.local import LocalClient
 
 NAME = "tiny"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from triptych.modalities.tts.audio.containers import FORMATS
-from triptych.modalities.tts.protocol import (
+from triptych.core.media.audio.containers import FORMATS
+from triptych.modalities.tts.api.protocol import (
     REFUSED,
     AudioDelta,
     AudioDone,
@@ -13,7 +13,7 @@ from triptych.modalities.tts.protocol import (
     Reading,
     SpeechBody,
 )
-from triptych.modalities.tts.routes import COVERAGE_HEADER, SAMPLE_RATE_HEADER
+from triptych.modalities.tts.api.routes import COVERAGE_HEADER, SAMPLE_RATE_HEADER
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 TOLD = PAGE.partition("## Speech\n")[2].partition("\n## ")[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from triptych.modalities.tts.frontend.phoneme_models import OPENAI_VOICES
-from triptych.modalities.tts.models.kokoro.config import VOCABULARY
-from triptych.modalities.tts.models.kokoro.source import HUB_ID, NAME
-from triptych.modalities.tts.text.normalize import Normalizer
+from triptych.modalities.tts.api.frontend.phoneme_models import OPENAI_VOICES
+from triptych.modalities.tts.api.text.normalize import Normalizer
+from triptych.modalities.tts.configs.kokoro import VOCABULARY
+from triptych.modalities.tts.sources.kokoro import HUB_ID, NAME
 
 DOC = (Path(__file__).parents[2] / "docs" / "voices.md").read_text(encoding="utf-8")
 

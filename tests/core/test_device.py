@@ -12,10 +12,10 @@ import psutil
 import pytest
 import torch
 
-from triptych.core import device as device_module
-from triptych.core.bring_up import bring_up
 from triptych.core.config import DeviceOptions
-from triptych.core.device import Device
+from triptych.core.devices import device as device_module
+from triptych.core.devices.device import Device
+from triptych.core.devices.opening import bring_up
 from triptych.core.errors import DeviceError
 
 
@@ -106,7 +106,7 @@ def test_determinism_is_refused_where_it_cannot_be_kept(monkeypatch: pytest.Monk
 
 GROWTH = """
 import ctypes, torch
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
 
 class Books(ctypes.Structure):  # mallinfo2 of malloc.h
     _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
 from triptych.core.plan import SlotStart
-from triptych.core.sampling.params import SamplingParams
 from triptych.core.sampling.sampler import FrameSampler, Sampler
+from triptych.core.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 NUM_CODES, SIZE = 3, 20

@@ -13,7 +13,7 @@ from triptych.core import refused
 from triptych.core.errors import ConfigError
 from triptych.core.option import ROLES
 from triptych.core.options import add_options, declared, parse, resolve
-from triptych.modalities.llm.protocol import ChatRequest
+from triptych.modalities.llm.api.protocol import ChatRequest
 
 MAX_FLAGS = """
 allow-safetensors-weights-fp32-bf6-bidirectional-cast audio-decoder audio-decoder-config

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from triptych.core import threads
-from triptych.core.bring_up import bring_up
 from triptych.core.config import DeviceOptions
+from triptych.core.devices.opening import bring_up
 from triptych.core.threads import UsableCores, num_usable_cores, usable_cores
 
 

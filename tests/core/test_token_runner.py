@@ -14,8 +14,8 @@ from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache
 from triptych.core.layers.decoder import Decoder
 from triptych.core.plan import SlotStart, TokenPlan, TokenRow
-from triptych.core.sampling.params import SamplingParams
 from triptych.core.sampling.sampler import Sampler
+from triptych.core.sampling_params import SamplingParams
 
 PROMPT = tuple(range(3, 20))
 

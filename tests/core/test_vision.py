@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.vision import Array, PictureSpan, PromptPicture, picture_digest, picture_ids
+from triptych.core.prompt_content import (
+    Array,
+    PictureSpan,
+    PromptPicture,
+    picture_digest,
+    picture_ids,
+)
 
 NAMED = {"settings": "s", "model": "m", "adapter": "a"}
 

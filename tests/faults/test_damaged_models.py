@@ -16,16 +16,16 @@ from fakes_serve import Server
 from fakes_weights import write_gguf
 
 from triptych.core.config import Config, ModelOptions
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
 from triptych.core.errors import SetupError, WeightsError
 from triptych.core.ledger import Ledger
 from triptych.core.weights.opening import opening
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
-from triptych.modalities.llm.embedding.text import EmbeddingModel
-from triptych.modalities.llm.loader import LlmLoader
-from triptych.modalities.llm.text import TextModel
-from triptych.roles import SOURCES, role_of
+from triptych.modalities.embedding.api.text import EmbeddingModel
+from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.engine.loader import LlmLoader
+from triptych.modalities.registry import known_sources, role_of
 
 FILES = (
     "chat_template.jinja",
@@ -128,7 +128,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(place: str) -> ResolvedModel:
     """What the supervisor, the API process and the engine process do with a model."""
     options = ModelOptions()
-    model = resolve(place, name=None, options=options, progress=SilentProgress(), sources=SOURCES)
+    model = resolve(
+        place, name=None, options=options, progress=SilentProgress(), sources=known_sources()
+    )
     role_of(model)
     opening(model, TextModel.open, options)
     opening(model, EmbeddingModel.open, options).reader()

@@ -16,14 +16,15 @@ from fakes_engine import Chat, World
 from fakes_painter import image_request, open_painter
 
 from triptych.core.config import Config, DebugOptions
-from triptych.core.denoise_plan import DenoisePlan, PictureCost, PictureKey
 from triptych.core.errors import EngineDown, InternalError, NonFinite, RequestTimeout
-from triptych.core.images import ImageDelta, ImageRequest, Pixels
 from triptych.core.job import Job
+from triptych.core.media.pixels import Pixels
 from triptych.core.plan import Plan
-from triptych.modalities.diffusion.executor import ImageExecutor
-from triptych.modalities.diffusion.runner import DenoiseRunner, PendingPictures
-from triptych.schedulers.denoise import DenoiseScheduler
+from triptych.modalities.diffusion.engine.executor import ImageExecutor
+from triptych.modalities.diffusion.engine.runner import DenoiseRunner, PendingPictures
+from triptych.modalities.diffusion.plan import DenoisePlan, PictureCost, PictureKey
+from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
 
 STEP_S = 0.05
 

@@ -14,9 +14,9 @@ import pytest
 from fakes_http import FakeEngine, chat, in_process, make_app
 
 from triptych.core.text_threads import on_text_thread
-from triptych.modalities.llm import text
-from triptych.modalities.llm.embedding.routes import EmbeddingsRequest
-from triptych.modalities.llm.protocol import Message
+from triptych.modalities.embedding.api.routes import EmbeddingsRequest
+from triptych.modalities.llm.api import text
+from triptych.modalities.llm.api.protocol import Message
 
 LONG = "1" * 4_000_000
 BODIES: dict[str, dict[str, Any]] = {

@@ -226,7 +226,7 @@ async def test_a_thousand_requests_leave_nothing_behind() -> None:
 
 
 def num_encoders() -> int:
-    from triptych.modalities.tts.audio.containers import AudioEncoder
+    from triptych.core.media.audio.containers import AudioEncoder
 
     gc.collect()
     return sum(type(thing) is AudioEncoder for thing in gc.get_objects())

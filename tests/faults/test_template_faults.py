@@ -18,10 +18,10 @@ from fastapi import FastAPI
 from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import InvalidRequest, TemplateFailed
 from triptych.core.http.app import create_app
-from triptych.modalities.llm import template
-from triptych.modalities.llm.routes import llm_router
-from triptych.modalities.llm.template import ChatTemplate
-from triptych.modalities.llm.text import TextModel
+from triptych.modalities.llm.api import template
+from triptych.modalities.llm.api.routes import llm_router
+from triptych.modalities.llm.api.template import ChatTemplate
+from triptych.modalities.llm.api.text import TextModel
 
 SLOW = "slow"
 _others: set[int] = set()

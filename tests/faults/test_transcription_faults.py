@@ -13,13 +13,13 @@ from fakes_recognition import DictatedEngine, hearing_model, noise, said, wav
 
 from triptych.core.config import Config, ScheduleOptions
 from triptych.core.http.app import create_app
+from triptych.core.media.audio import decode
+from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.child import DecodePool
-from triptych.modalities.tts.audio import decode
-from triptych.modalities.tts.audio.containers import encode_clip
-from triptych.modalities.tts.recognition import service
-from triptych.modalities.tts.recognition.routes import recognition_router
-from triptych.modalities.tts.recognition.service import RecognitionService
-from triptych.modalities.tts.recognition.spec import SAMPLE_RATE
+from triptych.modalities.recognition.api import service
+from triptych.modalities.recognition.api.routes import recognition_router
+from triptych.modalities.recognition.api.service import RecognitionService
+from triptych.modalities.recognition.spec import SAMPLE_RATE
 from triptych.schedulers.admission import Admission
 
 

@@ -18,10 +18,10 @@ from fakes_http import ask, live
 from fakes_voices import RATE, make_voice_app, make_voice_service, recording
 
 from triptych.core.http.server import HttpServer
+from triptych.core.media.audio.containers import encode_clip
+from triptych.core.media.audio.framing import OggOpusPages
 from triptych.core.media.child import DecodePool
-from triptych.modalities.tts.audio.containers import encode_clip
-from triptych.modalities.tts.audio.framing import OggOpusPages
-from triptych.modalities.tts.voices.store import VoiceQuota
+from triptych.modalities.tts.api.voices.store import VoiceQuota
 
 VOICES = "/v1/audio/voices"
 

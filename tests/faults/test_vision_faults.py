@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions
 from triptych.core.media.fetch import MediaFetcher, is_public, resolve
-from triptych.modalities.vlm.prompt_encoder import RUN
+from triptych.modalities.vlm.api.prompt_encoder import RUN
 
 CHAT = "/v1/chat/completions"
 PNG = saved(picture())

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from parity.rig import Rig
 
-from triptych.core.frame_head import FrameDraws, FrameHead, FrameInputs
 from triptych.core.frames import frame_id
 from triptych.core.layers.attention import KvCache
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
+from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameHead, FrameInputs
 
 
 class FrameRecorder:

@@ -12,17 +12,17 @@ import torch
 
 from triptych.core.decoders.families import read_decoder_config
 from triptych.core.decoders.tensor_names import decoder_targets, is_unused
+from triptych.core.engine.text_head import CausalModel, TextHead
+from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.layers.decoder import Decoder
 from triptych.core.plan import SlotStart, TokenPlan, TokenRow, TokenStepResult
-from triptych.core.sampling.params import SamplingParams
 from triptych.core.sampling.sampler import Sampler
-from triptych.core.text_head import CausalModel, TextHead
-from triptych.core.token_runner import TokenHead, TokenRunner
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import load_tensors
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.tensors.loading import load_tensors
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)

@@ -12,9 +12,9 @@ from fakes_pipelines import SCHEDULERS, components, their_pipeline
 from torch import Tensor, nn
 
 from triptych.core.config import Config, ImageOptions
-from triptych.core.images import AdapterUse
-from triptych.modalities.diffusion.adapters import Adapters
-from triptych.modalities.diffusion.loading import Components
+from triptych.modalities.diffusion.engine.adapters import Adapters
+from triptych.modalities.diffusion.engine.loading import Components
+from triptych.modalities.diffusion.wire import AdapterUse
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),

@@ -6,15 +6,15 @@ import pytest
 import torch
 from fakes_painter import image_request
 
-from triptych.core.bring_up import bring_up
 from triptych.core.config import Config
-from triptych.core.images import ImageRequest, StepCache
+from triptych.core.devices.opening import bring_up
 from triptych.core.options import make_config
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
-from triptych.modalities.diffusion.executor import ImageExecutor, RunningPicture
-from triptych.modalities.diffusion.loader import DiffusionLoader
+from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
+from triptych.modalities.diffusion.engine.loader import DiffusionLoader
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
+from triptych.modalities.diffusion.wire import ImageRequest, StepCache
 
 CACHES = ("off", "planned", "teacache", "first-block", "taylorseer", "magcache")
 PROMPTS = ("a red apple", "two green frogs", "a penguin next to a house")

@@ -14,13 +14,13 @@ from fakes_frames import csm, setup_of
 from parity.frame_rig import FrameRecorder, FrameRig, frame_ids
 from parity.rig import Row
 
-from triptych.core.frame_head import FrameDraws, FrameInputs
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.layers.attention import KvCache
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.tts.models.csm.blueprint import CsmBlueprint
-from triptych.modalities.tts.models.csm.model import CsmModel
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
+from triptych.modalities.tts.engine.models.csm.blueprint import CsmBlueprint
+from triptych.modalities.tts.engine.models.csm.model import CsmModel
 
 Reference = transformers.CsmForConditionalGeneration
 NUM_FRAMES = 9

@@ -22,7 +22,7 @@ from parity.rig import (
 )
 
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling_params import SamplingParams
 
 TINY = {
     "vocab_size": 199,

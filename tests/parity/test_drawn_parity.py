@@ -18,13 +18,13 @@ from parity.test_pipeline_parity import request_for, theirs
 from torch import Tensor
 
 from triptych.core.config import Config, DeviceOptions, ModelOptions
-from triptych.core.device import Device
-from triptych.core.images import ImageDelta, ImageRequest, StepCache
+from triptych.core.devices.device import Device
 from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.latent_decoder import LatentDecoder
-from triptych.modalities.diffusion.loader import DiffusionLoader
-from triptych.modalities.diffusion.recipes.recipe import PictureRequest
+from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
+from triptych.modalities.diffusion.engine.loader import DiffusionLoader
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 

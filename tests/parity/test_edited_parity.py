@@ -19,14 +19,14 @@ from torch import Tensor
 
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.caches.methods import Level, first_block, planned
-from triptych.modalities.diffusion.denoise import Denoiser
-from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.recipes import packed, qwen
-from triptych.modalities.diffusion.recipes.latents import decode_latents, encode_picture
-from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
-from triptych.modalities.diffusion.recipes.registry import open_recipe
-from triptych.modalities.diffusion.recipes.spec import abilities_of
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.recipes import packed, qwen
+from triptych.modalities.diffusion.engine.recipes.latents import decode_latents, encode_picture
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
+from triptych.modalities.diffusion.spec import abilities_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),

@@ -12,8 +12,8 @@ from parity.rig import CPU, Rig, Row
 from safetensors.torch import load_file, save_file
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.llm.models.fallback import FallbackBlueprint, FallbackModel
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.llm.engine.fallback import FallbackBlueprint, FallbackModel
 
 TINY: dict[str, Any] = {
     "vocab_size": 97,

@@ -26,15 +26,15 @@ from triptych.modalities.diffusion.caches.methods import (
     taylorseer,
     teacache,
 )
-from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow, GuidanceBranch
-from triptych.modalities.diffusion.families.family import Blocks, DenoiserFamily
-from triptych.modalities.diffusion.families.model import Batch, DenoiseModel
-from triptych.modalities.diffusion.families.span import SpanModel
-from triptych.modalities.diffusion.families.table import family_of, open_model
-from triptych.modalities.diffusion.samplers.registry import Spacing
-from triptych.modalities.diffusion.samplers.rows import start_row
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow, GuidanceBranch
+from triptych.modalities.diffusion.engine.families.family import Blocks, DenoiserFamily
+from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
+from triptych.modalities.diffusion.engine.families.span import SpanModel
+from triptych.modalities.diffusion.engine.families.table import family_of, open_model
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.engine.samplers.rows import start_row
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 SPANS = [name for name in TINY if family_of(type(name, (), {})()).span]
 # What diffusers says of itself: a class it moved, a cast that a CPU does not need.

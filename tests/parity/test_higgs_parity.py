@@ -15,9 +15,9 @@ from parity.frame_rig import FrameRecorder, FrameRig, frame_ids
 from parity.rig import Row
 
 from triptych.core.frames import END_FRAME_ID
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.tts.models.higgs.blueprint import HiggsBlueprint
-from triptych.modalities.tts.models.higgs.model import HiggsModel
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.models.higgs.blueprint import HiggsBlueprint
+from triptych.modalities.tts.engine.models.higgs.model import HiggsModel
 
 NUM_STEPS = 30
 BEGIN, END = 32, 33

@@ -19,10 +19,10 @@ import torch
 from fakes_kokoro import write_hub_folder
 from torch import Tensor
 
-from triptych.modalities.tts.models.kokoro.config import KOKORO_82M, read_kokoro_config
-from triptych.modalities.tts.models.kokoro.convert import hub_tensors
-from triptych.modalities.tts.models.kokoro.joints import finish
-from triptych.modalities.tts.models.kokoro.model import KokoroModel, SentenceRequest
+from triptych.modalities.tts.configs.kokoro import KOKORO_82M, read_kokoro_config
+from triptych.modalities.tts.engine.models.kokoro.convert import hub_tensors
+from triptych.modalities.tts.engine.models.kokoro.joints import finish
+from triptych.modalities.tts.engine.models.kokoro.model import KokoroModel, SentenceRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference's own
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.caches.methods import first_block, planned
-from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow
-from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe, row_seed
-from triptych.modalities.diffusion.recipes.registry import open_recipe
-from triptych.modalities.diffusion.recipes.spec import abilities_of
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
+from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe, row_seed
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
+from triptych.modalities.diffusion.spec import abilities_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),

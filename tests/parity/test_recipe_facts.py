@@ -5,7 +5,7 @@ from __future__ import annotations
 from diffusers.pipelines.flux import pipeline_flux_kontext
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
-from triptych.modalities.diffusion.recipes import packed, qwen
+from triptych.modalities.diffusion.engine.recipes import packed, qwen
 
 
 def test_sizes_of_kontext() -> None:

@@ -12,13 +12,13 @@ import torch
 from fakes_diffusion import FOREIGN_CONFIGS, NATIVE_CONFIGS, begin, denoiser, finish, noise
 from torch import Tensor
 
-from triptych.modalities.diffusion.samplers.registry import (
+from triptych.modalities.diffusion.engine.samplers.registry import (
     Spacing,
     build_program,
     dynamic_shift,
     open_scheduler,
 )
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 
 def reference(

@@ -25,14 +25,14 @@ from triptych.core.config import (
     ScheduleOptions,
     SpeechOptions,
 )
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
 from triptych.core.ledger import Ledger
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.speech import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
-from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.loader import open_speech_loader
-from triptych.modalities.tts.models.csm.blueprint import CsmBlueprint
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.loader import open_speech_loader
+from triptych.modalities.tts.engine.models.csm.blueprint import CsmBlueprint
+from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 

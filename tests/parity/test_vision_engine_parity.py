@@ -12,12 +12,12 @@ from fakes_vision import pixels, save_model
 from parity.vision_rig import Part, VisionRig, generate
 
 from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
 from triptych.core.ledger import Ledger
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.vlm.loader import VisionLoader
+from triptych.modalities.vlm.engine.loader import VisionLoader
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from triptych.core.errors import WeightsError
 from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.vlm.fallback import FallbackVisionBlueprint
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 
 NUM_TOKENS = 4
 HELLO, WHAT = (1, 5, 9, 12), (20, 21, 22)

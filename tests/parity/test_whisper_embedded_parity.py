@@ -13,17 +13,17 @@ from tokenizers import Tokenizer
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from triptych.core.config import ModelOptions
-from triptych.core.weights.checkpoint import Checkpoint
+from triptych.core.media.audio.resampling import Pcm
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve
-from triptych.modalities.tts.audio.resampling import Pcm
-from triptych.modalities.tts.pipeline import SpeechPipeline
-from triptych.modalities.tts.recognition import windows
-from triptych.modalities.tts.recognition.model import WhisperNetwork
-from triptych.modalities.tts.recognition.pipeline import TranscriptionPipeline, resample
-from triptych.modalities.tts.recognition.recognizer import SpeechRecognizer, TranscriptionJob
-from triptych.modalities.tts.recognition.source import WHISPER_TINY
-from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, WhisperSpec
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.recognition import windows
+from triptych.modalities.recognition.api.pipeline import TranscriptionPipeline, resample
+from triptych.modalities.recognition.engine.model import WhisperNetwork
+from triptych.modalities.recognition.engine.recognizer import SpeechRecognizer, TranscriptionJob
+from triptych.modalities.recognition.source import WHISPER_TINY
+from triptych.modalities.recognition.spec import SAMPLE_RATE, WhisperSpec
+from triptych.modalities.tts.api.pipeline import SpeechPipeline
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(900)]
 SENTENCES = (

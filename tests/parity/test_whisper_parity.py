@@ -26,13 +26,13 @@ from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.tts.recognition import windows
-from triptych.modalities.tts.recognition.alignment import median_filter, warp
-from triptych.modalities.tts.recognition.features import LogMel, Spectrogram
-from triptych.modalities.tts.recognition.model import WhisperNetwork
-from triptych.modalities.tts.recognition.recognizer import SpeechRecognizer, TranscriptionJob
-from triptych.modalities.tts.recognition.spec import SAMPLE_RATE, WhisperSpec
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.recognition import windows
+from triptych.modalities.recognition.engine.alignment import median_filter, warp
+from triptych.modalities.recognition.engine.features import LogMel, Spectrogram
+from triptych.modalities.recognition.engine.model import WhisperNetwork
+from triptych.modalities.recognition.engine.recognizer import SpeechRecognizer, TranscriptionJob
+from triptych.modalities.recognition.spec import SAMPLE_RATE, WhisperSpec
 
 CPU = torch.device("cpu")
 WINDOW_FRAMES = 100 * WINDOW_S

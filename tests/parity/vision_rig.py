@@ -15,19 +15,19 @@ from fakes_vision import IMAGE_ID, encode
 from parity.rig import CPU, Recorder, Rig, Row
 
 from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.images import Pixels
 from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.media.pixels import Pixels
 from triptych.core.plan import SlotStart
-from triptych.core.vision import PromptPicture
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.vlm.blueprint import VisionBlueprint
-from triptych.modalities.vlm.config import open_image_processor
-from triptych.modalities.vlm.fallback import FallbackVisionBlueprint
-from triptych.modalities.vlm.families import FAMILIES
-from triptych.modalities.vlm.features import open_cache
-from triptych.modalities.vlm.head import VisionHead
-from triptych.modalities.vlm.processor import PictureProcessor
-from triptych.schedulers.vision import VisionLimits
+from triptych.core.prompt_content import PromptPicture
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
+from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
+from triptych.modalities.vlm.engine.features import open_cache
+from triptych.modalities.vlm.engine.head import VisionHead
+from triptych.modalities.vlm.processing.config import open_image_processor
+from triptych.modalities.vlm.processing.families import FAMILIES
+from triptych.modalities.vlm.processing.processor import PictureProcessor
+from triptych.modalities.vlm.scheduling import VisionLimits
 
 Part = Sequence[int] | Pixels
 

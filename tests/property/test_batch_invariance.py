@@ -23,7 +23,7 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import AttentionConfig, KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.layers.rotary import RopeConfig
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -17,17 +17,18 @@ from fakes import Recorder
 from fakes_painter import image_request, open_painter
 from torch import Tensor
 
-from triptych.core.denoise_plan import DenoisePlan, PictureRow
 from triptych.core.errors import OutOfMemory, TriptychError
-from triptych.core.images import ImageDelta, ImageRequest, Pixels, StepCache
 from triptych.core.job import Job
+from triptych.core.media.pixels import Pixels
 from triptych.core.plan import StepResult
 from triptych.modalities.diffusion.caches.decisions import Decisions
-from triptych.modalities.diffusion.costs import DrawingCosts
-from triptych.modalities.diffusion.executor import ImageExecutor, RunningPicture
-from triptych.modalities.diffusion.loader import measure
-from triptych.modalities.diffusion.runner import DenoiseRunner, Yield
-from triptych.schedulers.denoise import DenoiseScheduler
+from triptych.modalities.diffusion.engine.costs import DrawingCosts
+from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
+from triptych.modalities.diffusion.engine.loader import measure
+from triptych.modalities.diffusion.engine.runner import DenoiseRunner, Yield
+from triptych.modalities.diffusion.plan import DenoisePlan, PictureRow
+from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
 
 NUM_REQUESTS = 18
 CLOSENESS = 1e-5

@@ -18,9 +18,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from triptych.core.denoise_plan import PictureKey
 from triptych.core.errors import InternalError, OutOfMemory
-from triptych.core.images import ImageDelta, ImageRequest
+from triptych.modalities.diffusion.plan import PictureKey
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
 
 REQUESTS = st.builds(
     request_of,

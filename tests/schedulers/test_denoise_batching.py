@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.schedulers.denoise_batching import fill_batch
+from triptych.modalities.diffusion.scheduling.batching import fill_batch
 
 
 @dataclass(frozen=True)

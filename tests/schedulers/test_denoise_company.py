@@ -11,10 +11,10 @@ from fakes import FakeFrames, FakeLoader, FrameRequest, FrameRunner
 from fakes_denoise import FakePainter, linear_costs, measure, picture_of, request_of
 from fakes_engine import Chat, World, answer, ask, prompt_of
 
-from triptych.core.denoise_plan import DenoisePlan, PictureKey
-from triptych.core.images import ImageDelta
 from triptych.core.plan import Plan, TokenPlan
-from triptych.schedulers.denoise import DenoiseScheduler
+from triptych.modalities.diffusion.plan import DenoisePlan, PictureKey
+from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
+from triptych.modalities.diffusion.wire import ImageDelta
 from triptych.schedulers.timeline import NUM_NARROW, WIDE_S
 
 StepCosts = Callable[[DenoisePlan, Counter[int]], float]

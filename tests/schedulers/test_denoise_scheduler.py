@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 from fakes_denoise import NUM_PROMPT_TOKENS, FakePainter, Rig, linear_costs, picture_of, request_of
 
-from triptych.core.denoise_plan import PictureKey
 from triptych.core.errors import InternalError, InvalidRequest, OutOfMemory, Overloaded
-from triptych.core.images import ImageDelta
 from triptych.core.job import JobState
+from triptych.modalities.diffusion.plan import PictureKey
+from triptych.modalities.diffusion.wire import ImageDelta
 
 FLAT = linear_costs(run_s=0.01, row_s=0.0001)
 """An empty device: rows are all but free."""

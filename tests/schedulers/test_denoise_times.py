@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from triptych.schedulers.denoise_times import RunTimes
+from triptych.modalities.diffusion.scheduling.times import RunTimes
 
 
 def learned(run_s: Callable[[int], float], *num_rows: int, num_tokens: int = 64) -> RunTimes:

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.speech import SpeechRequest
-from triptych.schedulers.playback import Playback
+from triptych.core.sampling_params import SamplingParams
+from triptych.modalities.tts.scheduling.playback import Playback
+from triptych.modalities.tts.wire import SpeechRequest
 
 
 def test_first_audio_is_due_when_promised_and_starts_the_clock() -> None:

@@ -13,7 +13,6 @@ from fakes_speech import (
     speech_request,
 )
 
-from triptych.core.audio_plan import AudioPlan, VoicePlan
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import (
     ContextLengthExceeded,
@@ -23,7 +22,8 @@ from triptych.core.errors import (
 )
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.plan import TokenPlan
-from triptych.core.speech import SpeechRequest
+from triptych.modalities.tts.plan import AudioPlan, VoicePlan
+from triptych.modalities.tts.wire import SpeechRequest
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from fakes_speech import segment, speech_model
 
-from triptych.core.audio_plan import VoicePrompt
 from triptych.core.frames import frame_id
 from triptych.core.job import Job
-from triptych.core.runaway import RunawayGuard
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.speech import SpeechRequest
-from triptych.schedulers.playback import Playback
-from triptych.schedulers.speech_state import SpokenSegment, Stream, segment_prompt
+from triptych.core.sampling_params import SamplingParams
+from triptych.modalities.tts.plan import VoicePrompt
+from triptych.modalities.tts.scheduling.playback import Playback
+from triptych.modalities.tts.scheduling.runaway import RunawayGuard
+from triptych.modalities.tts.scheduling.state import SpokenSegment, Stream, segment_prompt
+from triptych.modalities.tts.wire import SpeechRequest
 
 CODES = [(1, 2), (3, 4), (5, 6)]
 IDS = [frame_id(codes) for codes in CODES]

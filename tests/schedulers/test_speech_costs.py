@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from triptych.core.audio_plan import FrameClock
-from triptych.schedulers.speech_costs import SpeechCosts
+from triptych.modalities.tts.plan import FrameClock
+from triptych.modalities.tts.scheduling.costs import SpeechCosts
 
 
 def _costs(lookahead_frames: int = 0) -> SpeechCosts:

@@ -10,13 +10,13 @@ from fakes_engine import Chat, World, ask, prompt_of
 from fakes_speech import ENDLESS, MODEL, FakeMouth, SpeechWorld, segment, speech_model
 from fakes_speech import speech_request as say
 
-from triptych.core.audio_plan import AudioPlan
 from triptych.core.config import ScheduleOptions, SpeechOptions
 from triptych.core.job import Output
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import Plan, TokenPlan
-from triptych.schedulers.playback import Playback
-from triptych.schedulers.speech import SpeechScheduler
+from triptych.modalities.tts.plan import AudioPlan
+from triptych.modalities.tts.scheduling.playback import Playback
+from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
 
 FRAME_S = 0.08
 

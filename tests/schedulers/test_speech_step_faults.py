@@ -3,9 +3,9 @@
 import pytest
 from fakes_speech import ENDLESS, LOOPS, SpeechWorld, segment, speech_model, speech_request
 
-from triptych.core.audio_plan import AudioPlan
 from triptych.core.errors import InternalError, OutOfMemory
 from triptych.core.plan import TokenPlan
+from triptych.modalities.tts.plan import AudioPlan
 
 
 def _busy_world(*, num_jobs: int = 4, depth: int = 2, **shape: int) -> SpeechWorld:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.core.denoise_plan import PlannedSteps
-from triptych.schedulers.step_spans import preview_strides, strides
+from triptych.modalities.diffusion.plan import PlannedSteps
+from triptych.modalities.diffusion.scheduling.step_spans import preview_strides, strides
 
 COURSES = st.builds(
     lambda rows, first: PlannedSteps(num_rows=tuple(rows), first_step=min(first, len(rows))),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fakes_tokens import World
 
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
 from triptych.schedulers.token_pace import ChunkPace
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from triptych.core.errors import InternalError, InvalidRequest
 from triptych.core.plan import TokenPlan
-from triptych.schedulers.vision import VisionLimits
+from triptych.modalities.vlm.scheduling import VisionLimits
 
 
 def check_answers(world: SeeingWorld, *job_ids: str) -> None:

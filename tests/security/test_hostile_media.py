@@ -20,11 +20,11 @@ from fakes_children import decoders
 from fakes_voices import DECODE, RATE, recording
 
 from triptych.core.errors import RequestError, UnsupportedMedia
+from triptych.core.media.audio.containers import encode_clip
+from triptych.core.media.audio.decode import ClipReader
+from triptych.core.media.audio.intake import ClipLimits, read_clip
+from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.child import DecodeLimits, DecodePool
-from triptych.modalities.tts.audio.containers import encode_clip
-from triptych.modalities.tts.audio.decode import ClipReader
-from triptych.modalities.tts.audio.intake import ClipLimits, read_clip
-from triptych.modalities.tts.audio.resampling import Pcm
 
 LIMITS = ClipLimits(max_bytes=2**20, max_seconds=10)
 TONE_S = (0.3 * np.sin(np.arange(RATE) / 20)).astype(np.float32)

@@ -32,7 +32,7 @@ from functools import cache
 import numpy as np
 
 from triptych.modalities.diffusion.caches.extrapolation import Extrapolator, Point
-from triptych.modalities.diffusion.samplers.program import Program, Vector
+from triptych.modalities.diffusion.engine.samplers.program import Program, Vector
 
 _State = tuple[int, ...]  # the last computed steps, newest first
 _Best = dict[_State, tuple[float, tuple[int, ...]]]  # least cost so far, and the steps that make it

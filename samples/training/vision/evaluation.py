@@ -22,7 +22,7 @@ from scenes import Scene, draw, sample_scene
 from words import UNSEEN_FONT, is_held_out, write
 
 from triptych import ImagePipeline
-from triptych.modalities.vlm.pipeline import VisionPipeline
+from triptych.modalities.vlm.api.pipeline import VisionPipeline
 
 NUM_QUESTIONS = 300
 NUM_DRAWN = 100
@@ -122,7 +122,7 @@ def drawn_cases(catalogue: Catalogue) -> Iterator[Case]:
 
 def joined(eyes: Path, language: Path, folder: Path) -> Path:
     """The eyes and the language model as one folder, for a model that is not installed."""
-    from triptych.modalities.vlm.slots.source import join
+    from triptych.modalities.vlm.source import join
 
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():

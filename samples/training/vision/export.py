@@ -15,9 +15,9 @@ from language_training import ALPHA
 from safetensors.torch import save_file
 from torch import Tensor
 
-from triptych.modalities.vlm.slots.adapter import PREFIX
-from triptych.modalities.vlm.slots.config import SlotConfig, SlotVisionConfig
-from triptych.modalities.vlm.slots.tower import from_released
+from triptych.modalities.vlm.engine.slots.adapter import PREFIX
+from triptych.modalities.vlm.engine.slots.tower import from_released
+from triptych.modalities.vlm.processing.slots_config import SlotConfig, SlotVisionConfig
 
 _PLACEHOLDER_ID = 16
 """<empty_output>: what picture positions count as in the language model's vocabulary."""

@@ -26,7 +26,7 @@ from scenes import SIDE, draw, sample_seen
 from torch import Tensor
 from words import lexicon
 
-from triptych.modalities.vlm.slots.tower import (
+from triptych.modalities.vlm.engine.slots.tower import (
     LAST_CHANNELS,
     MIDDLE_CHANNELS,
     EfficientNetLite,

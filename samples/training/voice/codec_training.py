@@ -21,13 +21,13 @@ from teacher import Teacher
 from torch import Tensor, nn
 from torch.nn import functional
 
-from triptych.modalities.tts.models.voice.codec import (
+from triptych.modalities.tts.configs.voice import CodecConfig
+from triptych.modalities.tts.engine.models.voice.codec import (
     UNVOICED_HZ,
     CausalBlock,
     VoiceCodec,
     spectra_of,
 )
-from triptych.modalities.tts.models.voice.config import CodecConfig
 
 _COMPRESSION = 0.3
 _JITTER = 0.05

@@ -24,8 +24,8 @@ from teacher import Teacher
 from torch import Tensor
 
 from triptych import SpeechPipeline
-from triptych.modalities.tts.models.voice.config import CodecConfig
-from triptych.modalities.tts.models.voice.synthesis import synthesise
+from triptych.modalities.tts.configs.voice import CodecConfig
+from triptych.modalities.tts.engine.models.voice.synthesis import synthesise
 
 Say = Callable[[str], Tensor]
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from teacher import asset
 from torch import Tensor
 
-from triptych.modalities.tts.models.voice.config import AcousticConfig, CodecConfig, VoiceConfig
+from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig, VoiceConfig
 
 MAX_CODEC_PARAMETERS, MAX_TALKER_PARAMETERS = 6_000_000, 14_000_000
 MAX_BYTES = 40_000_000

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel
 
-from triptych.modalities.tts.models.voice.acoustic import (
+from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig
+from triptych.modalities.tts.engine.models.voice.acoustic import (
     AcousticInput,
     AcousticOutput,
     AcousticPositions,
     Kind,
     windows,
 )
-from triptych.modalities.tts.models.voice.config import AcousticConfig, CodecConfig
 
 _JITTER = 0.15
 _FORGET = 0.1

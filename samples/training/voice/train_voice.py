@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from triptych.modalities.tts.models.voice.config import AcousticConfig, CodecConfig
+from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationError
 
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.fields import INERT, NullIsAbsent, RefusedField, inert, without_refused
-from triptych.modalities.diffusion.protocol import GenerationBody
-from triptych.modalities.llm.embedding.routes import EmbeddingsRequest
-from triptych.modalities.tts.protocol import SpeechBody
+from triptych.modalities.diffusion.api.protocol import GenerationBody
+from triptych.modalities.embedding.api.routes import EmbeddingsRequest
+from triptych.modalities.tts.api.protocol import SpeechBody
 
 
 class Body(NullIsAbsent):

@@ -13,10 +13,10 @@ from fakes_pictures import apng, chunk, hole_mask, idat, many_scans, picture, pn
 from PIL import Image
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
-from triptych.core.images import Pixels
 from triptych.core.media import pictures
 from triptych.core.media.child import DecodePool
 from triptych.core.media.pictures import PictureLimits, PictureReader, measure, read_picture
+from triptych.core.media.pixels import Pixels
 
 LIMITS = PictureLimits()
 

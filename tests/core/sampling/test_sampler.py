@@ -19,9 +19,9 @@ from transformers import (
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.core.sampling.params import SamplingParams
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.sampling.sampler import SampledTokens, Sampler
+from triptych.core.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 NUM_SLOTS = 8

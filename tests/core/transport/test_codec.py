@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from triptych.core.errors import ErrorInfo
 from triptych.core.job import Output
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.transport import codec as codec_module
 from triptych.core.transport.codec import MessageCodec

@@ -12,7 +12,7 @@ import pytest
 
 from triptych.core.errors import EngineDown, OutOfMemory, WeightsError, to_info
 from triptych.core.job import Output
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.codec import MessageCodec
 from triptych.core.transport.endpoint import private_folder

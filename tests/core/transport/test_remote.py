@@ -20,7 +20,7 @@ from triptych.core.errors import (
     WeightsError,
 )
 from triptych.core.job import Output
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.streams import HIGH_WATER
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport import remote

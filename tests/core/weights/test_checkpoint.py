@@ -8,8 +8,8 @@ import torch
 from fakes_weights import write_shards
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.core.weights.loading import TensorTarget, load_tensors
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 
 TENSORS = {
     "q": torch.arange(6.0).reshape(2, 3),

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights import hub
-from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.packages import EMBEDDED
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import (
@@ -27,6 +26,7 @@ from triptych.core.weights.resolve import (
     resolve_all,
     served_name,
 )
+from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 
 def options(folder: Path, **changes: Any) -> ModelOptions:

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights import tensor_pickle
-from triptych.core.weights.torch_file import read_torch_file
+from triptych.core.weights.tensors import tensor_pickle
+from triptych.core.weights.tensors.torch_file import read_torch_file
 
 DTYPES = [getattr(torch, name) for name in tensor_pickle.STORAGES.values()]
 

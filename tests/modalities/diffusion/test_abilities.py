@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.recipes.recipe import PictureRequest
-from triptych.modalities.diffusion.recipes.references import Referring
-from triptych.modalities.diffusion.recipes.registry import open_recipe
-from triptych.modalities.diffusion.recipes.spec import PIPELINES, abilities_of, downscale
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
+from triptych.modalities.diffusion.engine.recipes.references import Referring
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.spec import PIPELINES, abilities_of, downscale
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler"}

@@ -11,8 +11,9 @@ from fakes_adapters import layers, pair
 from fakes_painter import Easel, image_request, open_painter
 
 from triptych.core.errors import InvalidRequest
-from triptych.core.images import AdapterUse, ImageRequest, Pixels, StepCache
-from triptych.modalities.diffusion.adapters.files import LowRank
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.engine.adapters.files import LowRank
+from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 
 PIPELINE = "PixArtSigmaPipeline"
 INK, SOFT = AdapterUse("ink", 9.0), AdapterUse("soft", -7.0)

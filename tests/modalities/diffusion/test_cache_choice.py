@@ -11,7 +11,6 @@ import pytest
 
 from triptych.core.config import Config, ImageOptions, ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
-from triptych.core.images import StepCache
 from triptych.modalities.diffusion.cache_choice import CacheBook
 from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences, StepTaylor
 from triptych.modalities.diffusion.caches.gates import (
@@ -31,6 +30,7 @@ from triptych.modalities.diffusion.calibration_file import (
     model_digest,
     read_calibration,
 )
+from triptych.modalities.diffusion.wire import StepCache
 
 FLUX = "FluxTransformer2DModel"
 

@@ -12,13 +12,13 @@ from triptych.modalities.diffusion.caches.extrapolation import DividedDifference
 from triptych.modalities.diffusion.caches.methods import CacheMethod, planned
 from triptych.modalities.diffusion.caches.planning import plan_steps
 from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
-from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.calibrate import calibrate, measured
-from triptych.modalities.diffusion.denoise import Denoiser, DenoiseRow, GuidanceBranch
-from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.samplers.registry import Spacing
-from triptych.modalities.diffusion.samplers.rows import start_row
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.calibrate import calibrate, measured
+from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow, GuidanceBranch
+from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.engine.samplers.rows import start_row
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 FLOW = NATIVE_CONFIGS["flow euler"]
 NAME = "SD3Transformer2DModel"

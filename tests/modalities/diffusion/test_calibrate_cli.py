@@ -12,9 +12,7 @@ from fakes_loading import save_pipeline
 
 from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
-from triptych.core.images import StepCache
 from triptych.core.options import parse
-from triptych.modalities.diffusion import calibrate_cli
 from triptych.modalities.diffusion.cache_choice import CacheBook
 from triptych.modalities.diffusion.caches.gates import PlanGate
 from triptych.modalities.diffusion.calibration_file import (
@@ -22,6 +20,8 @@ from triptych.modalities.diffusion.calibration_file import (
     model_digest,
     read_calibration,
 )
+from triptych.modalities.diffusion.engine import calibrate_cli
+from triptych.modalities.diffusion.wire import StepCache
 
 CLASS = "SD3Transformer2DModel"
 Calibrate = Callable[..., str]

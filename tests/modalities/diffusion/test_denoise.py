@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from triptych.modalities.diffusion.caches.methods import CacheMethod, planned, taylorseer
-from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.denoise import (
+from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.denoise import (
     Denoiser,
     DenoiseRow,
     Guidance,
     GuidanceBranch,
     Kept,
 )
-from triptych.modalities.diffusion.families.family import Conditioning, DenoiserFamily
-from triptych.modalities.diffusion.families.model import DenoiseModel
-from triptych.modalities.diffusion.samplers.registry import Spacing
-from triptych.modalities.diffusion.samplers.rows import clean_samples, start_row
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.families.family import Conditioning, DenoiserFamily
+from triptych.modalities.diffusion.engine.families.model import DenoiseModel
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.engine.samplers.rows import clean_samples, start_row
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 
 class Toy(nn.Module):

@@ -12,11 +12,12 @@ import torch
 from fakes_painter import Easel, image_request, open_painter
 from torch import Tensor
 
-from triptych.core.denoise_plan import PictureKey, PictureRow, PictureStart
 from triptych.core.errors import InternalError, InvalidRequest, NonFinite, OutOfMemory
-from triptych.core.images import Pixels, StepCache
-from triptych.modalities.diffusion import denoise
-from triptych.modalities.diffusion.executor import ImageExecutor
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.engine import denoise
+from triptych.modalities.diffusion.engine.executor import ImageExecutor
+from triptych.modalities.diffusion.plan import PictureKey, PictureRow, PictureStart
+from triptych.modalities.diffusion.wire import StepCache
 
 METHODS = ("off", "planned", "taylorseer", "teacache", "first-block", "magcache")
 

@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from triptych.core.config import Config, ImageOptions, ModelOptions
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError
-from triptych.core.images import AdapterUse, StepCache
 from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.caches.methods import Level
-from triptych.modalities.diffusion.costs import DrawingCosts
-from triptych.modalities.diffusion.loader import DiffusionLoader, measure
-from triptych.modalities.diffusion.preview import FILE_NAME, Preview
-from triptych.modalities.diffusion.recipes.recipe import Recipe
-from triptych.modalities.diffusion.runner import DenoiseRunner
+from triptych.modalities.diffusion.engine.costs import DrawingCosts
+from triptych.modalities.diffusion.engine.loader import DiffusionLoader, measure
+from triptych.modalities.diffusion.engine.preview import FILE_NAME, Preview
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+from triptych.modalities.diffusion.engine.runner import DenoiseRunner
+from triptych.modalities.diffusion.wire import AdapterUse, StepCache
 from triptych.schedulers.base import LoadedModel
 
 MANY = 2**31

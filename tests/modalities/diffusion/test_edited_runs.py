@@ -9,13 +9,14 @@ import torch
 from fakes_painter import Easel, image_request, open_painter
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from triptych.core.denoise_plan import PictureKey, PictureRowResult
-from triptych.core.images import ImageRequest, Pixels, StepCache
-from triptych.modalities.diffusion.denoise import Denoiser
-from triptych.modalities.diffusion.executor import ImageExecutor
-from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.recipes import qwen
-from triptych.modalities.diffusion.recipes.references import within
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.executor import ImageExecutor
+from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.recipes import qwen
+from triptych.modalities.diffusion.engine.recipes.references import within
+from triptych.modalities.diffusion.plan import PictureKey, PictureRowResult
+from triptych.modalities.diffusion.wire import ImageRequest, StepCache
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 SIDE = 64

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from triptych.core.config import ModelOptions
-from triptych.modalities.diffusion.denoise import Denoiser
-from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.loading import open_components
-from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
-from triptych.modalities.diffusion.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.loading import open_components
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 from triptych.modalities.diffusion.source import FOLDER
-from triptych.modalities.diffusion.tensor_pool import TensorPools
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 MAX_PARAMETERS = 18_000_000

@@ -8,9 +8,9 @@ from fakes_images import opened, plain
 from fakes_pictures import picture
 
 from triptych.core.errors import InvalidRequest
-from triptych.core.images import Pixels
-from triptych.modalities.diffusion.files import MEDIA_TYPES, PictureKind, encode_picture
-from triptych.modalities.diffusion.store import ID_CHARS, PictureStore
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind, encode_picture
+from triptych.modalities.diffusion.api.store import ID_CHARS, PictureStore
 
 GRADIENT = Pixels(width=96, height=64, rgb=picture(96, 64).tobytes())
 

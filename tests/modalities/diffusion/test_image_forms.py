@@ -19,7 +19,7 @@ from fakes_images import (
 )
 from fakes_pictures import hole_mask, picture, saved
 
-from triptych.core.images import AdapterUse, StepCache
+from triptych.modalities.diffusion.wire import AdapterUse, StepCache
 
 PNG = ("a.png", saved(picture(128, 128)), "image/png")
 MASK = ("m.png", hole_mask(128, 128, (0, 0, 64, 64)), "image/png")

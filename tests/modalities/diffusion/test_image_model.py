@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.image_model import MAX_ASPECT, ImageModel
+from triptych.modalities.diffusion.api.image_model import MAX_ASPECT, ImageModel
 
 PAINT = image_model()
 MOST = 10**9

@@ -14,8 +14,8 @@ from fakes_pictures import hole_mask, picture, saved
 from PIL import Image, ImageChops, ImageStat
 
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
-from triptych.core.images import AdapterUse, ImageRequest, StepCache
-from triptych.modalities.diffusion.pipeline import DrawOptions, ImagePipeline, kind_of
+from triptych.modalities.diffusion.api.pipeline import DrawOptions, ImagePipeline, kind_of
+from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 
 
 @pytest.fixture

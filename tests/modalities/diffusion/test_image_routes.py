@@ -21,8 +21,8 @@ from fakes_images import (
 
 from triptych.core.config import ImageOptions
 from triptych.core.errors import EngineDown, NonFinite
-from triptych.core.images import AdapterUse, StepCache
-from triptych.modalities.diffusion.protocol import REFUSED
+from triptych.modalities.diffusion.api.protocol import REFUSED
+from triptych.modalities.diffusion.wire import AdapterUse, StepCache
 
 
 async def post(engine: PaintingEngine, body: dict[str, Any], **server: Any) -> httpx.Response:

@@ -29,9 +29,9 @@ from triptych.core.errors import (
     UnsupportedMedia,
     UnsupportedOption,
 )
-from triptych.core.images import AdapterUse, ImageDelta, ImageRequest, StepCache
 from triptych.core.media.pictures import PictureReader
-from triptych.modalities.diffusion.service import ImageCall, ImageService, PictureFile
+from triptych.modalities.diffusion.api.service import ImageCall, ImageService, PictureFile
+from triptych.modalities.diffusion.wire import AdapterUse, ImageDelta, ImageRequest, StepCache
 
 PNG = PictureFile(saved(picture(256, 128)), "image/png")
 MASK = PictureFile(hole_mask(256, 128, (0, 0, 128, 128)))
@@ -292,7 +292,7 @@ async def test_what_ends_the_engines_job_ends_the_call() -> None:
 
 
 async def test_pictures_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triptych.modalities.diffusion import service as module
+    from triptych.modalities.diffusion.api import service as module
 
     monkeypatch.setattr(module, "MAX_HELD_BYTES", 3 * 176 * 96)
     engine = PaintingEngine(step_s=0.005)

@@ -14,12 +14,12 @@ from PIL import Image
 from rich.console import Console
 
 from triptych.core.errors import ConfigError, NonFinite, RequestError
-from triptych.core.images import AdapterUse, ImageRequest, StepCache
 from triptych.core.options import declared, parse
-from triptych.modalities.diffusion import cli
+from triptych.modalities.diffusion.api import cli
+from triptych.modalities.diffusion.api.image_model import ImageModel
+from triptych.modalities.diffusion.api.pipeline import ImagePipeline
 from triptych.modalities.diffusion.arguments import UNUSED
-from triptych.modalities.diffusion.image_model import ImageModel
-from triptych.modalities.diffusion.pipeline import ImagePipeline
+from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 
 Imagine = Callable[..., int]
 

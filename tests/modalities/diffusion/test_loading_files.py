@@ -21,7 +21,11 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
-from triptych.modalities.diffusion.loading import Components, component_bytes, open_components
+from triptych.modalities.diffusion.engine.loading import (
+    Components,
+    component_bytes,
+    open_components,
+)
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
 
 SD = "StableDiffusionPipeline"
@@ -185,7 +189,7 @@ def test_files_that_hold_something_else_are_refused_by_name(
 
 def base_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Configurations come from this folder; returns the repositories that were asked for."""
-    from triptych.modalities.diffusion.loading import whole
+    from triptych.modalities.diffusion.engine.loading import whole
 
     asked: list[str] = []
 

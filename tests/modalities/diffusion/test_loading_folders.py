@@ -17,8 +17,12 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import folder_digest
-from triptych.modalities.diffusion.loading import Components, component_bytes, open_components
-from triptych.modalities.diffusion.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.loading import (
+    Components,
+    component_bytes,
+    open_components,
+)
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")

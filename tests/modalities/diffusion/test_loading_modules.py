@@ -11,10 +11,10 @@ import torch
 from fakes_families import build, conditioning_of, sample_of
 from torch import nn
 
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.diffusion.families.model import Batch
-from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.loading.modules import (
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.diffusion.engine.families.model import Batch
+from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.loading.modules import (
     num_values,
     open_diffusers_module,
     sketch,

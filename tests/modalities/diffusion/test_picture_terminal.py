@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 from rich.live import Live
 
-from triptych.modalities.diffusion.terminal import (
+from triptych.modalities.diffusion.api.terminal import (
     Display,
     PictureStrip,
     choose_display,

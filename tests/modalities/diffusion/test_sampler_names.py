@@ -11,9 +11,9 @@ import torch
 from fakes_diffusion import begin, finish
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.diffusion.samplers.names import sampler_names, short_name, with_sampler
-from triptych.modalities.diffusion.samplers.registry import Spacing, open_scheduler
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing, open_scheduler
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
+from triptych.modalities.diffusion.sampler_names import sampler_names, short_name, with_sampler
 
 # As published: Stable Diffusion 1.5, FLUX.1, SD3 and Sana.
 NOISE: dict[str, Any] = {

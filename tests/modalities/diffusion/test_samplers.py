@@ -21,9 +21,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.samplers.registry import Spacing, build_program, open_scheduler
-from triptych.modalities.diffusion.samplers.rows import clean_samples, model_inputs, release_row
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.samplers.registry import (
+    Spacing,
+    build_program,
+    open_scheduler,
+)
+from triptych.modalities.diffusion.engine.samplers.rows import (
+    clean_samples,
+    model_inputs,
+    release_row,
+)
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 NAMES = [*NATIVE_CONFIGS, *FOREIGN_CONFIGS]
 CONFIGS = {**NATIVE_CONFIGS, **FOREIGN_CONFIGS}

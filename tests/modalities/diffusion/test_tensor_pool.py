@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.modalities.diffusion.tensor_pool import (
+from triptych.modalities.diffusion.engine.tensor_pool import (
     TensorPool,
     TensorPools,
     joined,

@@ -11,12 +11,12 @@ from fakes_pipelines import FLOW, components
 
 from triptych.core.errors import InvalidRequest, NonFinite
 from triptych.modalities.diffusion.caches.methods import planned
-from triptych.modalities.diffusion.denoise import Denoiser
-from triptych.modalities.diffusion.families.table import open_model
-from triptych.modalities.diffusion.recipes.recipe import PictureRequest, Recipe
-from triptych.modalities.diffusion.recipes.registry import open_recipe
-from triptych.modalities.diffusion.tensor_pool import TensorPools
-from triptych.modalities.diffusion.tuning import PEAK_DB, Tuned, Tuner, psnr_db
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.tuning import PEAK_DB, Tuned, Tuner, psnr_db
 
 HEUN = {"_class_name": "FlowMatchHeunDiscreteScheduler", "shift": 2.0}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.tokens import TokenLogprob
-from triptych.modalities.llm.detokenizer import Detokenizer, StopFilter
+from triptych.modalities.llm.api.detokenizer import Detokenizer, StopFilter
 
 TOKENIZER = byte_tokenizer()
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)

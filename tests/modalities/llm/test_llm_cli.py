@@ -16,10 +16,10 @@ from triptych.core.config import ModelOptions, ScheduleOptions
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.loop_thread import LoopThread
 from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.modalities.llm import cli
-from triptych.modalities.llm.pipeline import ChatAnswer, ChatPipeline
-from triptych.modalities.llm.service import LlmService
-from triptych.modalities.llm.text import TextModel
+from triptych.modalities.llm.api import cli
+from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline
+from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.text import TextModel
 from triptych.schedulers.admission import Admission
 
 Run = Callable[..., int]

@@ -14,16 +14,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from triptych.core.config import CacheOptions, Config, DeviceOptions, ModelOptions, ScheduleOptions
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
+from triptych.core.engine.text_head import TextHead
 from triptych.core.errors import ConfigError, MemoryBudgetExceeded, WeightsError
 from triptych.core.job import Job, Output
 from triptych.core.ledger import Ledger
 from triptych.core.plan import PendingStep, Plan
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.text_head import TextHead
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.loader import LlmLoader
+from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.schedulers.base import LoadedModel
 
 MIB = 2**20
@@ -216,7 +216,7 @@ def test_the_implementation_can_be_chosen(
 ) -> None:
     built = []
     monkeypatch.setattr(
-        "triptych.modalities.llm.loader.TextHead",
+        "triptych.modalities.llm.engine.loader.TextHead",
         lambda model, *args, **kwargs: built.append(model) or TextHead(model, *args, **kwargs),
     )
     options = config(models=ModelOptions(model_impl=wanted))

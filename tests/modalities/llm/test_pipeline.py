@@ -9,7 +9,7 @@ import pytest
 
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest
-from triptych.modalities.llm.pipeline import ChatAnswer
+from triptych.modalities.llm.api.pipeline import ChatAnswer
 from triptych.schedulers.local import LocalClient
 
 pytestmark = pytest.mark.embedded

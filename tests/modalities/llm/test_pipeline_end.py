@@ -15,7 +15,7 @@ from fakes_llm import write_text_folder
 
 from triptych import ChatPipeline
 from triptych.core.errors import DeviceError, EngineDown
-from triptych.modalities.llm.text import TextModel
+from triptych.modalities.llm.api.text import TextModel
 from triptych.schedulers.local import LocalClient
 
 Started = Callable[[], list[psutil.Process]]
@@ -74,7 +74,7 @@ def test_without_a_device_no_chat_template_is_started(
     def bring_up(*args: object) -> None:
         raise DeviceError("There is none.")
 
-    monkeypatch.setattr("triptych.core.bring_up.bring_up", bring_up)
+    monkeypatch.setattr("triptych.core.devices.opening.bring_up", bring_up)
     monkeypatch.setattr(TextModel, "start", lambda text: pytest.fail("started"))
     with pytest.raises(DeviceError):
         open_chat(folder)

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from triptych.core.errors import TriptychError, UnsupportedOption
 from triptych.core.limits import SAMPLING_RANGES
-from triptych.core.sampling.params import SamplingParams
-from triptych.modalities.llm.protocol import ChatRequest, CompletionRequest, TokenizeRequest
-from triptych.modalities.llm.unsupported import CHAT, COMMON, COMPLETION
+from triptych.core.sampling_params import SamplingParams
+from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from triptych.modalities.llm.api.unsupported import CHAT, COMMON, COMPLETION
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}

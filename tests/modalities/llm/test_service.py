@@ -17,17 +17,17 @@ from triptych.core.errors import (
     Overloaded,
     PayloadTooLarge,
 )
-from triptych.core.sampling.params import SamplingParams
+from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
-from triptych.core.vision import Array, PictureSpan, PromptPicture
-from triptych.modalities.llm import service as service_module
-from triptych.modalities.llm.service import (
+from triptych.modalities.llm.api import service as service_module
+from triptych.modalities.llm.api.service import (
     GenerateCall,
     LlmService,
     SampleDelta,
     sampling_params,
 )
-from triptych.modalities.llm.text import TextModel
+from triptych.modalities.llm.api.text import TextModel
 from triptych.schedulers.admission import Admission
 
 

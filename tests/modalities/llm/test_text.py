@@ -10,8 +10,8 @@ from fakes_llm import SPECIALS, write_text_folder
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
-from triptych.modalities.llm.template import ChatTemplate
-from triptych.modalities.llm.text import TextModel
+from triptych.modalities.llm.api.template import ChatTemplate
+from triptych.modalities.llm.api.text import TextModel
 
 MESSAGES = [{"role": "user", "content": "Hello, wörld"}]
 

@@ -18,9 +18,9 @@ from fakes_voice import HummingEngine, make_speech_service, num_samples, tone
 
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.loop_thread import LoopThread
-from triptych.modalities.tts import cli
-from triptych.modalities.tts.audio.containers import FORMATS
-from triptych.modalities.tts.pipeline import SpeechPipeline
+from triptych.core.media.audio.containers import FORMATS
+from triptych.modalities.tts.api import cli
+from triptych.modalities.tts.api.pipeline import SpeechPipeline
 
 TEXT = "Hello there, this is a sentence. And this is another."
 Run = Callable[..., int]

@@ -12,7 +12,6 @@ from fakes_codecs import mimi
 from fakes_frames import csm, orpheus
 from safetensors.torch import load_file, save_file
 
-from triptych.core.audio_plan import AudioPlan
 from triptych.core.config import (
     CacheOptions,
     Config,
@@ -21,11 +20,12 @@ from triptych.core.config import (
     ScheduleOptions,
     SpeechOptions,
 )
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
 from triptych.core.errors import ConfigError, MemoryBudgetExceeded, WeightsError
 from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.loader import open_speech_loader
+from triptych.modalities.tts.engine.loader import open_speech_loader
+from triptych.modalities.tts.plan import AudioPlan
 from triptych.schedulers.base import ModelLoader
 
 MIB = 2**20

@@ -26,11 +26,11 @@ from triptych.core.errors import ConfigError, InvalidRequest, NotFound
 from triptych.core.http.auth import owners
 from triptych.core.loop_thread import LoopThread
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts import pipeline
-from triptych.modalities.tts.models.voice.source import EMBEDDED_VOICE
-from triptych.modalities.tts.pipeline import SpeechPipeline, format_of
-from triptych.modalities.tts.voices.record import VoiceAbout
-from triptych.modalities.tts.voices.store import VoiceStore
+from triptych.modalities.tts.api import pipeline
+from triptych.modalities.tts.api.pipeline import SpeechPipeline, format_of
+from triptych.modalities.tts.api.voices.record import VoiceAbout
+from triptych.modalities.tts.api.voices.store import VoiceStore
+from triptych.modalities.tts.sources.voice import EMBEDDED_VOICE
 
 TEXT = "Hello there, this is a sentence. And this is another."
 

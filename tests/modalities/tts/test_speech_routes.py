@@ -29,8 +29,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from triptych.core.errors import EngineDown, NonFinite
-from triptych.modalities.tts.audio.containers import FORMATS
-from triptych.modalities.tts.protocol import REFUSED
+from triptych.core.media.audio.containers import FORMATS
+from triptych.modalities.tts.api.protocol import REFUSED
 
 PATH = "/v1/audio/speech"
 TEXT = "Hello there, this is a sentence. And this is another one, a little longer."

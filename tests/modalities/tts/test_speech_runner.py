@@ -10,20 +10,26 @@ import pytest
 import torch
 from fakes_codecs import random_model
 
-from triptych.core.audio_plan import AudioPlan, AudioRow, AudioStepResult, VoicePlan, VoicePrompt
 from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory
-from triptych.core.speech import VoiceClip
-from triptych.modalities.tts.codecs.protocol import CodecKind, DecodedAudio
-from triptych.modalities.tts.codecs.registry import adapter_for, build_decoder
-from triptych.modalities.tts.codecs.window import (
+from triptych.modalities.tts.engine.codecs.protocol import CodecKind, DecodedAudio
+from triptych.modalities.tts.engine.codecs.registry import adapter_for, build_decoder
+from triptych.modalities.tts.engine.codecs.window import (
     OneShotCodec,
     PromptUse,
     WindowDecoder,
     WindowPolicy,
 )
-from triptych.modalities.tts.models.blueprint import Codes, SpeechCodec, SpeechTraits
-from triptych.modalities.tts.runner import AudioSteps, SpeechRunner, VoiceReader
+from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechCodec, SpeechTraits
+from triptych.modalities.tts.engine.runner import AudioSteps, SpeechRunner, VoiceReader
+from triptych.modalities.tts.plan import (
+    AudioPlan,
+    AudioRow,
+    AudioStepResult,
+    VoicePlan,
+    VoicePrompt,
+)
+from triptych.modalities.tts.wire import VoiceClip
 
 CPU = torch.device("cpu")
 

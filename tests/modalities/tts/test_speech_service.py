@@ -31,9 +31,9 @@ from triptych.core.errors import (
     TriptychError,
     UnsupportedOption,
 )
-from triptych.core.sampling.params import SamplingParams
-from triptych.modalities.tts.progress import SpeechPiece
-from triptych.modalities.tts.service import SpeechCall, SpeechService
+from triptych.core.sampling_params import SamplingParams
+from triptych.modalities.tts.api.progress import SpeechPiece
+from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 
 LONG = "This is a sentence of some length that is spoken. " * 60
 

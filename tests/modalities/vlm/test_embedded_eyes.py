@@ -7,13 +7,13 @@ import torch
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import NativeLinear, pack_linears
-from triptych.core.vision import Array, PictureSpan, PromptPicture
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.vlm.config import read_config
-from triptych.modalities.vlm.encoder import PictureEncoder, Scaling, load_encoder
-from triptych.modalities.vlm.features import Features
-from triptych.modalities.vlm.slots.model import SlotModel
-from triptych.modalities.vlm.slots.source import FOLDER
+from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.engine.encoder import PictureEncoder, Scaling, load_encoder
+from triptych.modalities.vlm.engine.features import Features
+from triptych.modalities.vlm.engine.slots.model import SlotModel
+from triptych.modalities.vlm.processing.config import read_config
+from triptych.modalities.vlm.source import FOLDER
 
 SCALING = Scaling(factor=1 / 255, mean=(0.5,) * 3, std=(0.5,) * 3)
 

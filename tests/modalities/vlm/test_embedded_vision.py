@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from triptych import ImagePipeline, VisionPipeline
-from triptych.modalities.vlm.slots.source import FOLDER
+from triptych.modalities.vlm.source import FOLDER
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
 MAX_BYTES = 20_000_000

@@ -15,11 +15,11 @@ from fakes_prompt import join_prompt
 from fakes_vision import MODELS, encode, pixels
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.core.images import Pixels
-from triptych.core.vision import Array
-from triptych.modalities.vlm.config import open_image_processor, read_config
-from triptych.modalities.vlm.encoder import Scaling
-from triptych.modalities.vlm.processor import PictureProcessor
+from triptych.core.media.pixels import Pixels
+from triptych.core.prompt_content import Array
+from triptych.modalities.vlm.engine.encoder import Scaling
+from triptych.modalities.vlm.processing.config import open_image_processor, read_config
+from triptych.modalities.vlm.processing.processor import PictureProcessor
 
 PICTURE = pixels(40, 60, 1)
 
@@ -157,8 +157,8 @@ def test_no_torch_is_needed(folder: Path) -> None:
     program = f"""
 import sys
 sys.modules["torch"] = None
-from triptych.core.images import Pixels
-from triptych.modalities.vlm.processor import PictureProcessor
+from triptych.modalities.diffusion.wire import Pixels
+from triptych.modalities.vlm.processing.processor import PictureProcessor
 made = PictureProcessor.open({str(folder)!r}, model="m")
 print(made.prepare(Pixels(width=2, height=2, rgb=bytes(12))).num_features)
 """

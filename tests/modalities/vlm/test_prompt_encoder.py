@@ -14,12 +14,13 @@ from triptych.core.config import Config, ServerOptions, VisionOptions
 from triptych.core.errors import InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.media.fetch import Fetched
-from triptych.core.vision import Array
-from triptych.modalities.llm.multimodal import ChatPrompt, PictureSource
-from triptych.modalities.vlm.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.core.prompt_content import Array
+from triptych.modalities.llm.api.multimodal import ChatPrompt, PictureSource
+from triptych.modalities.vlm.api.facts import ask_facts
+from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.modalities.vlm.api.prompt_encoder import RUN, VisionPromptEncoder
 from triptych.modalities.vlm.prepared import PreparedPicture
-from triptych.modalities.vlm.probe import ask_facts, read_facts
-from triptych.modalities.vlm.prompt_encoder import RUN, VisionPromptEncoder
+from triptych.modalities.vlm.processing.probe import read_facts
 
 CONFIG = Config(server=ServerOptions(), vision=VisionOptions(max_pictures=3))
 RED = PictureSource(file=Fetched(saved(picture()), "image/png"))

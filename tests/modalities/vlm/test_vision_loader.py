@@ -14,15 +14,15 @@ from fakes_vision import pixels, save_model
 from safetensors.torch import load_file, save_file
 
 from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError
 from triptych.core.ledger import Ledger
-from triptych.core.vision import Array, PictureSpan, PromptPicture
-from triptych.core.vision_plan import EncodePlan, EncodeStepResult
+from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.vlm.loader import VisionLoader
-from triptych.modalities.vlm.processor import PictureProcessor
-from triptych.modalities.vlm.runner import VisionRunner
+from triptych.modalities.vlm.engine.loader import VisionLoader
+from triptych.modalities.vlm.engine.runner import VisionRunner
+from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
+from triptych.modalities.vlm.processing.processor import PictureProcessor
 
 MIB = 2**20
 CONFIG = Config(

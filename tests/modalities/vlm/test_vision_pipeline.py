@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 
 from triptych.cli import COMMANDS
 from triptych.core.errors import ConfigError, InvalidRequest
-from triptych.modalities.vlm import cli
-from triptych.modalities.vlm.pipeline import VisionPipeline, picture_source
+from triptych.modalities.vlm.api import cli
+from triptych.modalities.vlm.api.pipeline import VisionPipeline, picture_source
 
 OPTIONS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 

@@ -19,8 +19,8 @@ from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions, VisionOptions
 from triptych.core.http.auth import owners
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.links import FILES_ROUTE, PictureLinks
-from triptych.modalities.diffusion.store import PictureStore
+from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks
+from triptych.modalities.diffusion.api.store import PictureStore
 
 CHAT = "/v1/chat/completions"
 PNG = saved(picture())
@@ -57,7 +57,9 @@ def app(
     config = Config(server=SERVER, vision=VisionOptions(max_pictures=2))
     before = set(psutil.Process().children())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("triptych.modalities.diffusion.routes.picture_links", lambda config: links)
+        patch.setattr(
+            "triptych.modalities.diffusion.api.routes.picture_links", lambda config: links
+        )
         yield build_app(config, models, engine)
     for child in set(psutil.Process().children()) - before:  # they live as long as their server
         child.kill()

@@ -18,17 +18,17 @@ from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
-from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.vlm.pipeline import VisionPipeline
-from triptych.modalities.vlm.slots import source
-from triptych.modalities.vlm.slots.adapter import AdaptedCheckpoint
-from triptych.modalities.vlm.slots.config import SlotConfig
-from triptych.modalities.vlm.slots.model import SlotModel
-from triptych.modalities.vlm.slots.reader import SlotProjector, SlotScores
-from triptych.modalities.vlm.slots.tower import EfficientNetLite, from_released
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm import source
+from triptych.modalities.vlm.api.pipeline import VisionPipeline
+from triptych.modalities.vlm.engine.slots.adapter import AdaptedCheckpoint
+from triptych.modalities.vlm.engine.slots.model import SlotModel
+from triptych.modalities.vlm.engine.slots.reader import SlotProjector, SlotScores
+from triptych.modalities.vlm.engine.slots.tower import EfficientNetLite, from_released
+from triptych.modalities.vlm.processing.slots_config import SlotConfig
 
 TEXT = {
     "model_type": "llama",

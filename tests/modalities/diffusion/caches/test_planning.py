@@ -10,7 +10,6 @@ import torch
 from fakes_diffusion import NATIVE_CONFIGS, MixtureFlow, begin, cached_step, finish, noise
 from torch import Tensor
 
-from triptych.modalities.diffusion.caches.calibration import Calibration
 from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
 from triptych.modalities.diffusion.caches.methods import planned
 from triptych.modalities.diffusion.caches.planning import (
@@ -18,8 +17,9 @@ from triptych.modalities.diffusion.caches.planning import (
     expected_error,
     plan_steps,
 )
-from triptych.modalities.diffusion.caches.slot import CacheSlot
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.caches.calibration import Calibration
+from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 STEPS = 30
 

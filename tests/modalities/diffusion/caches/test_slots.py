@@ -28,15 +28,15 @@ from triptych.modalities.diffusion.caches.methods import (
     taylorseer,
     teacache,
 )
-from triptych.modalities.diffusion.caches.slot import (
+from triptych.modalities.diffusion.engine.caches.slot import (
     CacheSlot,
     distances,
     keep_signals,
     predict,
     record,
 )
-from triptych.modalities.diffusion.samplers.rows import SampleRow, release_row
-from triptych.modalities.diffusion.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.samplers.rows import SampleRow, release_row
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 STEPS = 12
 METHODS = {

@@ -12,8 +12,8 @@ import pytest
 from fakes_bench import FakeServer, serving
 
 from triptych.cli import main
-from triptych.modalities.llm.bench.client import BenchServer, RequestRecord, measure
-from triptych.modalities.llm.bench.load import closed_loop, open_loop
+from triptych.modalities.llm.api.bench.client import BenchServer, RequestRecord, measure
+from triptych.modalities.llm.api.bench.load import closed_loop, open_loop
 
 _SMALL = ("--num-requests", "6", "--prompt-tokens", "12", "--output-tokens", "5", "--warmup", "1")
 

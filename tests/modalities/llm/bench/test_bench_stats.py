@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.llm.bench.client import BenchServer, RequestRecord
-from triptych.modalities.llm.bench.load import Run
-from triptych.modalities.llm.bench.report import Result, document, machine, table
-from triptych.modalities.llm.bench.stats import (
+from triptych.modalities.llm.api.bench.client import BenchServer, RequestRecord
+from triptych.modalities.llm.api.bench.load import Run
+from triptych.modalities.llm.api.bench.report import Result, document, machine, table
+from triptych.modalities.llm.api.bench.stats import (
     Spread,
     count_errors,
     over_repeats,
@@ -17,7 +17,7 @@ from triptych.modalities.llm.bench.stats import (
     ratios,
     summarize,
 )
-from triptych.modalities.llm.bench.workload import Workload
+from triptych.modalities.llm.api.bench.workload import Workload
 
 
 def _sample(

@@ -9,7 +9,7 @@ from fakes_llm import write_text_folder
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.llm.embedding.text import EmbeddingModel
+from triptych.modalities.embedding.api.text import EmbeddingModel
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "n_embd", "d_model"])

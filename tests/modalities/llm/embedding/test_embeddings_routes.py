@@ -15,15 +15,15 @@ import torch
 from fakes_embedding import build, save, save_decoder, write
 from fakes_http import live
 
-from triptych.core.bring_up import bring_up
 from triptych.core.config import Config, DeviceOptions, ModelOptions
+from triptych.core.devices.opening import bring_up
 from triptych.core.errors import WeightsError
 from triptych.core.http.app import create_app
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.embedding.loader import open_embedding_loader
-from triptych.modalities.llm.embedding.routes import embedding_cards, embeddings_router
-from triptych.modalities.llm.embedding.service import EmbeddingService
-from triptych.modalities.llm.embedding.text import EmbeddingModel
+from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
+from triptych.modalities.embedding.api.service import EmbeddingService
+from triptych.modalities.embedding.api.text import EmbeddingModel
+from triptych.modalities.embedding.engine.loader import open_embedding_loader
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 

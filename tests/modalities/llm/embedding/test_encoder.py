@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import pack_linears
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.llm.embedding.architecture import EncoderSizes
-from triptych.modalities.llm.embedding.encoder import Encoder, _grouped
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.embedding.architecture import EncoderSizes
+from triptych.modalities.embedding.engine.encoder import Encoder, _grouped
 
 TEXTS = [[5, 6, 7], [9] * 40, [11, 12, 13, 14], [8], list(range(4, 60)), [10, 11, 12, 13]]
 

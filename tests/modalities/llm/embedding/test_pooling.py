@@ -10,12 +10,12 @@ from fakes_embedding import save, write, write_modules
 from safetensors.torch import save_file
 from torch import nn
 
-from triptych.core.embedding import EmbedRequest
 from triptych.core.errors import WeightsError
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.llm.embedding.encoder import Encoder
-from triptych.modalities.llm.embedding.pooling import PoolingSpec
-from triptych.modalities.llm.embedding.runner import Embedder, load_dense
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.embedding.engine.encoder import Encoder
+from triptych.modalities.embedding.engine.runner import Embedder, load_dense
+from triptych.modalities.embedding.pooling import PoolingSpec
+from triptych.modalities.embedding.wire import EmbedRequest
 
 TEXTS = ((5, 6, 7, 8), (9, 10))
 CPU = torch.device("cpu")

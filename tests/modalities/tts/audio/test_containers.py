@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.tts.audio.containers import FORMATS, encode_clip, open_encoder
-from triptych.modalities.tts.audio.resampling import Pcm, Resampler
+from triptych.core.media.audio.containers import FORMATS, encode_clip, open_encoder
+from triptych.core.media.audio.resampling import Pcm, Resampler
 
 CONTAINERS = [name for name in FORMATS if name != "pcm"]
 AAC_DELAY = 1024

@@ -12,11 +12,11 @@ import pytest_asyncio
 from audio_signals import sweep
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedMedia
+from triptych.core.media.audio import decode
+from triptych.core.media.audio.containers import encode_clip
+from triptych.core.media.audio.decode import ClipReader
+from triptych.core.media.audio.intake import VOICE_LIMITS, ClipLimits, read_clip
 from triptych.core.media.child import DecodePool
-from triptych.modalities.tts.audio import decode
-from triptych.modalities.tts.audio.containers import encode_clip
-from triptych.modalities.tts.audio.decode import ClipReader
-from triptych.modalities.tts.audio.intake import VOICE_LIMITS, ClipLimits, read_clip
 
 RATE = 24_000
 
@@ -75,7 +75,7 @@ async def test_a_refusal_crosses_as_it_is(
 
 async def test_a_child_loads_what_it_needs_and_no_more() -> None:
     program = (
-        "import sys, triptych.core.media.worker; from triptych.modalities.tts.audio import decode;"
+        "import sys, triptych.core.media.worker; from triptych.core.media.audio import decode;"
         "decode.prepare(); print(*{name.split('.')[0] for name in sys.modules})"
     )
     run = subprocess.run(  # noqa: ASYNC221 - nothing else runs

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedMedia
-from triptych.modalities.tts.audio.containers import encode_clip, open_encoder
-from triptych.modalities.tts.audio.framing import OggOpusPages
-from triptych.modalities.tts.audio.intake import (
+from triptych.core.media.audio.containers import encode_clip, open_encoder
+from triptych.core.media.audio.framing import OggOpusPages
+from triptych.core.media.audio.intake import (
     VOICE_LIMITS,
     ClipLimits,
     check_voice,

@@ -8,8 +8,8 @@ from audio_signals import babble
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from triptych.modalities.tts.audio.resampling import Pcm
-from triptych.modalities.tts.audio.speed import TimeStretch
+from triptych.core.media.audio.resampling import Pcm
+from triptych.core.media.audio.speed import TimeStretch
 
 RATE = 24000
 

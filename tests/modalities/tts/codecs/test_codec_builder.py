@@ -10,11 +10,11 @@ from fakes_codecs import encodec, random_model, randomise
 from torch import nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.tts.codecs import build_decoder
-from triptych.modalities.tts.codecs.builder import build
-from triptych.modalities.tts.codecs.families import dac as dac_family
-from triptych.modalities.tts.codecs.stages import StreamingStage, Sum
-from triptych.modalities.tts.codecs.step import SignalRate
+from triptych.modalities.tts.engine.codecs import build_decoder
+from triptych.modalities.tts.engine.codecs.builder import build
+from triptych.modalities.tts.engine.codecs.families import dac as dac_family
+from triptych.modalities.tts.engine.codecs.stages import StreamingStage, Sum
+from triptych.modalities.tts.engine.codecs.step import SignalRate
 
 NO_RULES = MappingProxyType({})
 

@@ -11,9 +11,9 @@ from fakes_codecs import random_model
 from safetensors.torch import save_file
 
 from triptych.core.errors import WeightsError
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.tts.codecs.loading import CodecBlueprint
-from triptych.modalities.tts.codecs.registry import adapter_for, fold_weight_norms
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.codecs.loading import CodecBlueprint
+from triptych.modalities.tts.engine.codecs.registry import adapter_for, fold_weight_norms
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from fakes_codecs import hifigan, random_model, randomise, snac, speecht5_hifigan, vocos
 
-from triptych.modalities.tts.codecs import build_decoder
-from triptych.modalities.tts.codecs.families.snac import keyed_normal
+from triptych.modalities.tts.engine.codecs import build_decoder
+from triptych.modalities.tts.engine.codecs.families.snac import keyed_normal
 
 
 def test_keyed_noise_is_standard_normal_and_a_function_of_its_key() -> None:

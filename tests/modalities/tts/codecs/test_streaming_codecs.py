@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from triptych.modalities.tts.codecs import (
+from triptych.modalities.tts.engine.codecs import (
     CodecDecoder,
     CodecKind,
     SentenceDecoder,

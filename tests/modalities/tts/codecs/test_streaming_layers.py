@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.tts.codecs.builder import build
-from triptych.modalities.tts.codecs.convolution import Pad
-from triptych.modalities.tts.codecs.decoder import Adapter, StreamingDecoder, stream_row
-from triptych.modalities.tts.codecs.stages import Chain, Pointwise
+from triptych.modalities.tts.engine.codecs.builder import build
+from triptych.modalities.tts.engine.codecs.convolution import Pad
+from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder, stream_row
+from triptych.modalities.tts.engine.codecs.stages import Chain, Pointwise
 
 WIDTH = 4
 RULES = MappingProxyType({"Recurrent": lambda walk: walk.at("lstm").stage()})

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from triptych.core.errors import ConfigError
-from triptych.modalities.tts.codecs.protocol import CodecDecoder
-from triptych.modalities.tts.codecs.window import (
+from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
+from triptych.modalities.tts.engine.codecs.window import (
     OneShotCodec,
     PromptUse,
     WindowDecoder,

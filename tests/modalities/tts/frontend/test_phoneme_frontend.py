@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.frontend import open_front_end, speech_role
-from triptych.modalities.tts.frontend.base import FrontEnd, PlannedSegment
-from triptych.modalities.tts.frontend.phoneme import MAX_CHARACTERS, PhonemeFrontEnd
-from triptych.modalities.tts.frontend.phoneme_models import OPENAI_VOICES, read_phoneme_model
-from triptych.modalities.tts.models.kokoro.config import KOKORO_82M, VOCABULARY
-from triptych.modalities.tts.models.kokoro.convert import write_folder
-from triptych.modalities.tts.text.coverage import Coverage
-from triptych.modalities.tts.text.normalize import Normalizer
-from triptych.modalities.tts.text.phonemes import Phonemizer
+from triptych.modalities.tts.api.frontend import open_front_end, speech_role
+from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment
+from triptych.modalities.tts.api.frontend.phoneme import MAX_CHARACTERS, PhonemeFrontEnd
+from triptych.modalities.tts.api.frontend.phoneme_models import OPENAI_VOICES, read_phoneme_model
+from triptych.modalities.tts.api.text.coverage import Coverage
+from triptych.modalities.tts.api.text.normalize import Normalizer
+from triptych.modalities.tts.api.text.phonemes import Phonemizer
+from triptych.modalities.tts.configs.kokoro import KOKORO_82M, VOCABULARY
+from triptych.modalities.tts.engine.models.kokoro.convert import write_folder
 
 NORMALIZE = Normalizer()
 PHONEMIZER = Phonemizer()
@@ -315,9 +315,9 @@ def test_the_front_end_needs_no_torch(tmp_path: Path) -> None:
 import sys
 from triptych.core.config import ModelOptions
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.frontend import open_front_end
-from triptych.modalities.tts.models.kokoro.source import KOKORO
-from triptych.modalities.tts.text.normalize import Normalizer
+from triptych.modalities.tts.api.frontend import open_front_end
+from triptych.modalities.tts.sources.kokoro import KOKORO
+from triptych.modalities.tts.api.text.normalize import Normalizer
 model = ResolvedModel(name="m", reference="m", folder={str(tmp_path)!r}, digest="0")
 front_end = open_front_end(model, ModelOptions())
 list(front_end.plan(Normalizer()("Hello."), voice="af_heart", instructions=""))

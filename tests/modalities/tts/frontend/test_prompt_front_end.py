@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.frontend import open_front_end
-from triptych.modalities.tts.frontend.prompt import PromptFrontEnd
-from triptych.modalities.tts.text.normalize import NormalizeOptions, Normalizer
+from triptych.modalities.tts.api.frontend import open_front_end
+from triptych.modalities.tts.api.frontend.prompt import PromptFrontEnd
+from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 
 MARKS = (
     "<|begin_of_text|>",

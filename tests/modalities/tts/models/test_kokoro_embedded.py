@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from triptych.core.bring_up import bring_up
 from triptych.core.config import Config
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.speech import SpeechRequest
+from triptych.core.devices.opening import bring_up
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
-from triptych.modalities.tts.frontend import open_front_end
-from triptych.modalities.tts.models.kokoro.loader import KokoroLoader
-from triptych.modalities.tts.models.kokoro.source import KOKORO
-from triptych.modalities.tts.text.guard import expected_duration
-from triptych.modalities.tts.text.normalize import Normalizer
+from triptych.modalities.tts.api.frontend import open_front_end
+from triptych.modalities.tts.api.text.guard import expected_duration
+from triptych.modalities.tts.api.text.normalize import Normalizer
+from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
+from triptych.modalities.tts.sources.kokoro import KOKORO
+from triptych.modalities.tts.wire import SpeechRequest
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 

@@ -8,11 +8,11 @@ from fakes_kokoro import TINY, tiny_kokoro
 
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite, WeightsError
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.modalities.tts.models.kokoro import model as kokoro_model
-from triptych.modalities.tts.models.kokoro.config import read_kokoro_config
-from triptych.modalities.tts.models.kokoro.harmonics import HarmonicSource, source_noise
-from triptych.modalities.tts.models.kokoro.length_mask import LengthMask
-from triptych.modalities.tts.models.kokoro.model import Kokoro, batches
+from triptych.modalities.tts.configs.kokoro import read_kokoro_config
+from triptych.modalities.tts.engine.models.kokoro import model as kokoro_model
+from triptych.modalities.tts.engine.models.kokoro.harmonics import HarmonicSource, source_noise
+from triptych.modalities.tts.engine.models.kokoro.length_mask import LengthMask
+from triptych.modalities.tts.engine.models.kokoro.model import Kokoro, batches
 
 TOLERANCE = 1e-5
 LENGTHS = (3, 12, 7, 8)

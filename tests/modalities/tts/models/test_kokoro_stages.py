@@ -10,18 +10,18 @@ import torch
 from fakes_kokoro import TINY, tiny_kokoro, tiny_model, tiny_voices
 
 from triptych.core.config import Config, ModelOptions, SpeechOptions
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
+from triptych.core.engine.staged_runner import StagedRunner
 from triptych.core.errors import ConfigError, InvalidRequest, OutOfMemory, UnsupportedOption
 from triptych.core.ledger import Ledger
-from triptych.core.sampling.params import SamplingParams
-from triptych.core.speech import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.staged_plan import StagedPlan, StagedRow, StagedStepResult, UnitStart
-from triptych.core.staged_runner import StagedRunner
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.models.kokoro.convert import write_folder
-from triptych.modalities.tts.models.kokoro.loader import KokoroLoader
-from triptych.modalities.tts.models.kokoro.model import Kokoro
-from triptych.modalities.tts.models.kokoro.stages import StagedKokoro, without_edges
+from triptych.modalities.tts.engine.models.kokoro.convert import write_folder
+from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
+from triptych.modalities.tts.engine.models.kokoro.model import Kokoro
+from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro, without_edges
+from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 

@@ -5,8 +5,8 @@ import torch
 from fakes_kokoro import tiny_voices
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.tts.models.kokoro.mixture import parse_mixture
-from triptych.modalities.tts.models.kokoro.voices import Voices, style_of
+from triptych.modalities.tts.configs.mixture import parse_mixture
+from triptych.modalities.tts.engine.models.kokoro.voices import Voices, style_of
 
 
 @pytest.mark.parametrize(

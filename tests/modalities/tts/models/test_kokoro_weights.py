@@ -20,16 +20,16 @@ from triptych.core.weights import hub as core_hub
 from triptych.core.weights.npm import NpmPackage
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve as resolve_model
-from triptych.modalities.tts.models.kokoro import source as kokoro_source
-from triptych.modalities.tts.models.kokoro.convert import (
+from triptych.modalities.tts.engine.models.kokoro.convert import (
     canonical,
     hub_file,
     onnx_tensors,
     voice_tables,
     write_folder,
 )
-from triptych.modalities.tts.models.kokoro.source import KOKORO
-from triptych.modalities.tts.models.kokoro.weights import load_kokoro
+from triptych.modalities.tts.engine.models.kokoro.weights import load_kokoro
+from triptych.modalities.tts.sources import kokoro as kokoro_source
+from triptych.modalities.tts.sources.kokoro import KOKORO
 
 CPU = torch.device("cpu")
 

@@ -12,9 +12,9 @@ from fakes_talker import save_voice
 from safetensors.torch import load_file, save_file
 
 from triptych.core.errors import ConfigError, WeightsError
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.tts.loader import open_blueprint
-from triptych.modalities.tts.models.voice.blueprint import VoiceBlueprint
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.loader import open_blueprint
+from triptych.modalities.tts.engine.models.voice.blueprint import VoiceBlueprint
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from triptych.modalities.tts.codecs import CodecDecoder, CodecKind, StreamingDecoder
-from triptych.modalities.tts.models.voice.codec import Spectra, VoiceCodec
-from triptych.modalities.tts.models.voice.config import CodecConfig
-from triptych.modalities.tts.models.voice.streaming import voice_decoder
-from triptych.modalities.tts.models.voice.synthesis import excite, synthesise
+from triptych.modalities.tts.configs.voice import CodecConfig
+from triptych.modalities.tts.engine.codecs import CodecDecoder, CodecKind, StreamingDecoder
+from triptych.modalities.tts.engine.models.voice.codec import Spectra, VoiceCodec
+from triptych.modalities.tts.engine.models.voice.streaming import voice_decoder
+from triptych.modalities.tts.engine.models.voice.synthesis import excite, synthesise
 
 NUM_ROWS = 3
 HOP = CODEC.hop * CODEC.frames_per_step

@@ -14,12 +14,12 @@ from parity.frame_rig import FrameRecorder, FrameRig
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.frames import END_FRAME_ID
-from triptych.core.weights.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_layout
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress
-from triptych.modalities.tts.models.voice import source
-from triptych.modalities.tts.models.voice.blueprint import VoiceBlueprint
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.models.voice.blueprint import VoiceBlueprint
+from triptych.modalities.tts.sources import voice as source
 
 HELLO = "həlˈO ðˈɛɹ."  # noqa: RUF001 - phonemes
 

@@ -15,15 +15,15 @@ import pytest
 from fakes_recognition import hear, noise, wav, write_folder
 
 from triptych.core.config import Config
-from triptych.core.device import Device
+from triptych.core.devices.device import Device
 from triptych.core.errors import ConfigError, InvalidRequest, MemoryBudgetExceeded
 from triptych.core.job import Job
 from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.recognition.cli import add_transcribe_arguments, run_transcribe
-from triptych.modalities.tts.recognition.loader import RecognitionLoader, open_pace
-from triptych.modalities.tts.recognition.pipeline import TranscriptionPipeline, resample
-from triptych.modalities.tts.recognition.spec import MAX_PART_S, SAMPLE_RATE
+from triptych.modalities.recognition.api.cli import add_transcribe_arguments, run_transcribe
+from triptych.modalities.recognition.api.pipeline import TranscriptionPipeline, resample
+from triptych.modalities.recognition.engine.loader import RecognitionLoader, open_pace
+from triptych.modalities.recognition.spec import MAX_PART_S, SAMPLE_RATE
 
 
 @pytest.fixture(scope="module")

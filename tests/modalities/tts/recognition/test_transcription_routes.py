@@ -15,7 +15,7 @@ from fakes_http import documents, in_process, live, until
 from fakes_recognition import DictatedEngine, noise, recognition_app, said, wav
 
 from triptych.core.errors import EngineDown
-from triptych.modalities.tts.recognition import service
+from triptych.modalities.recognition.api import service
 
 PATH = "/v1/audio/transcriptions"
 SOUND = wav(noise(5.0))

@@ -10,15 +10,15 @@ import pytest
 from fakes_recognition import DictatedEngine, noise, recognition_service, said
 
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
-from triptych.core.speech import TranscribeRequest
-from triptych.modalities.tts.recognition import service as service_module
-from triptych.modalities.tts.recognition.service import (
+from triptych.modalities.recognition.api import service as service_module
+from triptych.modalities.recognition.api.service import (
     RecognitionService,
     TranscribeCall,
     check_sound,
 )
-from triptych.modalities.tts.recognition.spec import SAMPLE_RATE
-from triptych.modalities.tts.recognition.transcript import Transcript, gather
+from triptych.modalities.recognition.api.transcript import Transcript, gather
+from triptych.modalities.recognition.spec import SAMPLE_RATE
+from triptych.modalities.recognition.wire import TranscribeRequest
 
 CALL = TranscribeCall(model="ears", call_id="c", seed=5, prompt="before")
 

@@ -28,15 +28,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.errors import NonFinite, WeightsError
-from triptych.core.weights.checkpoint import Checkpoint
-from triptych.modalities.tts.recognition.model import WhisperNetwork
-from triptych.modalities.tts.recognition.recognizer import (
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.recognition.engine.model import WhisperNetwork
+from triptych.modalities.recognition.engine.recognizer import (
     TOKENS_PER_STAGE,
     SpeechRecognizer,
     TranscriptionJob,
 )
-from triptych.modalities.tts.recognition.rules import TokenRules
-from triptych.modalities.tts.recognition.spec import WhisperSpec
+from triptych.modalities.recognition.engine.rules import TokenRules
+from triptych.modalities.recognition.spec import WhisperSpec
 
 CPU = torch.device("cpu")
 SPEC = spec()

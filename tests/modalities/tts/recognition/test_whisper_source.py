@@ -19,10 +19,10 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
-from triptych.modalities.tts.recognition import source
-from triptych.modalities.tts.recognition.convert import openai_name, ranked_tokenizer
-from triptych.modalities.tts.recognition.source import WHISPER_TINY
-from triptych.modalities.tts.recognition.spec import WhisperSpec
+from triptych.modalities.recognition import source
+from triptych.modalities.recognition.engine.convert import openai_name, ranked_tokenizer
+from triptych.modalities.recognition.source import WHISPER_TINY
+from triptych.modalities.recognition.spec import WhisperSpec
 
 RANKS = b"\n".join(base64.b64encode(bytes([byte])) + b" %d" % byte for byte in range(256))
 VOCABULARY = FIRST_TIME + 1501

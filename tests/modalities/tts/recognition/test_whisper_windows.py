@@ -9,7 +9,7 @@ from fakes_recognition import END, FIRST_TIME, WINDOW_S, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.tts.recognition.windows import (
+from triptych.modalities.recognition.windows import (
     FALLBACK_TEMPERATURES,
     Attempt,
     TranscriptCursor,

@@ -6,9 +6,9 @@ import pytest
 from fakes_recognition import tokenizer
 from transformers.models.whisper import tokenization_whisper
 
-from triptych.core.speech import TranscriptToken
-from triptych.modalities.tts.recognition.languages import LANGUAGES, language_code
-from triptych.modalities.tts.recognition.words import WordTiming, words_of
+from triptych.modalities.recognition.api.languages import LANGUAGES, language_code
+from triptych.modalities.recognition.api.words import WordTiming, words_of
+from triptych.modalities.recognition.wire import TranscriptToken
 
 TOKENIZER = tokenizer()
 

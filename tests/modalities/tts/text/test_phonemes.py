@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.modalities.tts.models.kokoro.config import VOCABULARY
-from triptych.modalities.tts.text.normalize import Normalizer
-from triptych.modalities.tts.text.phonemes import Dialect, Phonemes, Phonemizer
-from triptych.modalities.tts.text.spoken import Span
+from triptych.modalities.tts.api.text.normalize import Normalizer
+from triptych.modalities.tts.api.text.phonemes import Dialect, Phonemes, Phonemizer
+from triptych.modalities.tts.api.text.spoken import Span
+from triptych.modalities.tts.configs.kokoro import VOCABULARY
 
 NORMALIZE = Normalizer()
 PHONEMIZER = Phonemizer()
@@ -149,8 +149,8 @@ def test_threads_may_share_a_phonemizer() -> None:
 def test_the_network_is_loaded_with_the_first_unknown_word_and_torch_never() -> None:
     code = """
 import sys
-from triptych.modalities.tts.text.normalize import Normalizer
-from triptych.modalities.tts.text.phonemes import Phonemizer
+from triptych.modalities.tts.api.text.normalize import Normalizer
+from triptych.modalities.tts.api.text.phonemes import Phonemizer
 read, normalize = Phonemizer(), Normalizer()
 assert "hibari" not in sys.modules
 read(normalize("The quick brown fox."))

@@ -1,10 +1,10 @@
 # typographic signs are the subject here
 import pytest
 
-from triptych.modalities.tts.text.chunks import ChunkLimits, Utterance, split_utterances
-from triptych.modalities.tts.text.guard import estimate_seconds
-from triptych.modalities.tts.text.normalize import Normalizer
-from triptych.modalities.tts.text.spoken import Boundary
+from triptych.modalities.tts.api.text.chunks import ChunkLimits, Utterance, split_utterances
+from triptych.modalities.tts.api.text.guard import estimate_seconds
+from triptych.modalities.tts.api.text.normalize import Normalizer
+from triptych.modalities.tts.api.text.spoken import Boundary
 
 normalize = Normalizer()
 

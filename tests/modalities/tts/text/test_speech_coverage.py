@@ -1,9 +1,9 @@
 import pytest
 
-from triptych.modalities.tts.text.chunks import ChunkLimits, Utterance, split_utterances
-from triptych.modalities.tts.text.coverage import Coverage, spoken_fraction
-from triptych.modalities.tts.text.guard import ExpectedDuration
-from triptych.modalities.tts.text.normalize import Normalizer
+from triptych.modalities.tts.api.text.chunks import ChunkLimits, Utterance, split_utterances
+from triptych.modalities.tts.api.text.coverage import Coverage, spoken_fraction
+from triptych.modalities.tts.api.text.guard import ExpectedDuration
+from triptych.modalities.tts.api.text.normalize import Normalizer
 
 TEXT = "Pay $5 now. Then rest. 😀 The end."
 EXPECTED = ExpectedDuration(least_s=1.0, likely_s=2.0, most_s=6.0)

@@ -1,13 +1,13 @@
 import pytest
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.tts.text.guard import (
+from triptych.modalities.tts.api.text.guard import (
     check_spoken,
     check_text,
     estimate_seconds,
     expected_duration,
 )
-from triptych.modalities.tts.text.normalize import Normalizer
+from triptych.modalities.tts.api.text.normalize import Normalizer
 
 normalize = Normalizer()
 SENTENCE = "The quick brown fox jumps over the lazy dog."

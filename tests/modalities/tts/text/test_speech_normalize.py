@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from triptych.modalities.tts.text.normalize import NormalizeOptions, Normalizer
+from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 
 US = Normalizer()
 UK = Normalizer(NormalizeOptions(dialect="uk"))
@@ -384,6 +384,6 @@ def test_long_runs_of_signs_become_a_short_pause() -> None:
 
 def test_reading_text_needs_no_torch() -> None:
     modules = ("normalize", "chunks", "coverage")
-    names = ", ".join(f"triptych.modalities.tts.text.{name}" for name in modules)
+    names = ", ".join(f"triptych.modalities.tts.api.text.{name}" for name in modules)
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

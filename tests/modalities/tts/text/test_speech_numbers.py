@@ -1,6 +1,6 @@
 import pytest
 
-from triptych.modalities.tts.text.numbers import NumberWords, digits, plural
+from triptych.modalities.tts.api.text.numbers import NumberWords, digits, plural
 
 US, UK = NumberWords(), NumberWords(use_and=True)
 

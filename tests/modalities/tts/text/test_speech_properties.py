@@ -7,11 +7,11 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.modalities.tts.text.chunks import ChunkLimits, split_utterances
-from triptych.modalities.tts.text.coverage import Coverage
-from triptych.modalities.tts.text.normalize import NormalizeOptions, Normalizer
-from triptych.modalities.tts.text.sentences import split_sentences
-from triptych.modalities.tts.text.spoken import SpokenText
+from triptych.modalities.tts.api.text.chunks import ChunkLimits, split_utterances
+from triptych.modalities.tts.api.text.coverage import Coverage
+from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
+from triptych.modalities.tts.api.text.sentences import split_sentences
+from triptych.modalities.tts.api.text.spoken import SpokenText
 
 SPEAKABLE_MARKS = frozenset(" .,;:!?…—-\"'()¿¡。、！？，；：・")
 NORMALIZERS = [

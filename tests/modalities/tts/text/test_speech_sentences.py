@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001  # typographic signs are the subject here
 import pytest
 
-from triptych.modalities.tts.text.sentences import split_sentences
-from triptych.modalities.tts.text.spoken import Boundary
+from triptych.modalities.tts.api.text.sentences import split_sentences
+from triptych.modalities.tts.api.text.spoken import Boundary
 
 
 def _parts(text: str) -> list[str]:

@@ -24,7 +24,7 @@ from fakes_voices import (
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.child import DecodePool
-from triptych.modalities.tts.voices.service import VoiceService
+from triptych.modalities.tts.api.voices.service import VoiceService
 
 VOICES = "/v1/audio/voices"
 KEYS = {"api_key": ("ada", "bob")}

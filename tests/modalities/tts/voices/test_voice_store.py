@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import InvalidRequest, Unavailable
-from triptych.modalities.tts.voices import record as record_module
-from triptych.modalities.tts.voices import store as store_module
-from triptych.modalities.tts.voices.record import VoiceAbout, VoiceFile, check_name
-from triptych.modalities.tts.voices.store import VoiceQuota, VoiceStore
+from triptych.modalities.tts.api.voices import record as record_module
+from triptych.modalities.tts.api.voices import store as store_module
+from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceFile, check_name
+from triptych.modalities.tts.api.voices.store import VoiceQuota, VoiceStore
 
 RATE = 24_000
 SOUND_S = np.linspace(-1, 1, 1000, dtype=np.float32)

@@ -13,8 +13,8 @@ from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
 from triptych.core.http.auth import owners
 from triptych.core.options import parse
-from triptych.modalities.tts.voices import cli
-from triptych.modalities.tts.voices.store import VoiceStore
+from triptych.modalities.tts.api.voices import cli
+from triptych.modalities.tts.api.voices.store import VoiceStore
 
 
 @pytest.fixture

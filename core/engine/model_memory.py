@@ -1,0 +1,88 @@
+"""How much of a device one token model takes: types, cache format, pages, entries in the ledger.
+
+Owns the sizes that loaders of every modality choose alike. Knows no architecture.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import MappingProxyType
+
+import torch
+
+from triptych.core.config import Config
+from triptych.core.devices.device import Device
+from triptych.core.errors import MemoryBudgetExceeded
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.attention import KvLayout
+from triptych.core.ledger import Ledger
+from triptych.core.weights.cache import WeightsCache
+
+_DTYPES = MappingProxyType(
+    {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }
+)
+_CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop has other things to do with its memory
+
+
+class ModelMemory:
+    """The choices for the model called `name`; reservations are released with `stack`."""
+
+    def __init__(
+        self, name: str, config: Config, device: Device, ledger: Ledger, stack: ExitStack
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._device = device
+        self._ledger = ledger
+        self._stack = stack
+
+    def dtype(self, stored: torch.dtype) -> torch.dtype:
+        """The type to compute in, for weights `stored` in some type."""
+        wanted = self._config.models.dtype
+        return _DTYPES.get(wanted) or self._device.compute_dtype(stored)
+
+    def cache_format(self, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        """Tokens per page and the type of keys and values, for a model that computes in `dtype`."""
+        options = self._config.cache
+        return options.kv_cache_page_size, _DTYPES.get(options.kv_cache_format, dtype)
+
+    def native_kernels(self) -> NativeKernels | None:
+        """The CPU kernels, where the device and the options have them."""
+        if not self._device.is_cpu:
+            return None
+        folder = WeightsCache.open(self._config.models.cache_dir).models.with_name("kernels")
+        options = self._config.device
+        return NativeKernels.open(options.cpu_kernels, folder, options.cpu_isa)
+
+    def reserve(self, purpose: str, num_bytes: int) -> None:
+        """Take bytes that are about to be allocated. Raises `MemoryBudgetExceeded`."""
+        owner = f"{self._name}/{purpose}"
+        self._stack.enter_context(self._ledger.reserve(owner, num_bytes)).commit()
+
+    def reserve_pages(self, layout: KvLayout, max_length: int) -> int:
+        """Take as many pages as full batches can use, the budget allows, and other models leave.
+
+        One row of the whole context must fit, whatever the shares say. Returns their number.
+        """
+        pages_per_row = -(-max_length // layout.page_size)
+        room = self._ledger.available_bytes // layout.page_bytes - 1
+        if room < pages_per_row:
+            raise MemoryBudgetExceeded(
+                f"The cache of {self._name} has room for {max(room, 0) * layout.page_size} tokens,"
+                f" less than its context of {max_length}: lower --max-length, or raise"
+                " --device-memory-utilization."
+            )
+        share = room // max(1, len(self._config.models.model))
+        if self._config.cache.kv_cache_memory_mb:
+            share = self._config.cache.kv_cache_memory_mb * 2**20 // layout.page_bytes
+        elif self._device.is_cpu:
+            cpu_bytes = int(self._ledger.capacity_bytes * _CPU_CACHE_SHARE)
+            share = min(share, cpu_bytes // layout.page_bytes)
+        most = pages_per_row * self._config.schedule.max_batch_size
+        num_pages = max(pages_per_row, min(share, room, most))
+        self.reserve("kv", (num_pages + 1) * layout.page_bytes)
+        return num_pages

@@ -1,0 +1,227 @@
+"""Turns token plans into device work: one forward and one draw per plan.
+
+Owns what every batch slot keeps between steps, its page table (on the host), and how a step is
+laid out. Knows no policy: which rows run, and on which pages, is the scheduler's word. Nor does it
+know what a token is: a `TokenHead` says what goes into the model and what is drawn from it
+(`core.engine.text_head`, and heads of modalities whose tokens are frames), and keeps each slot's
+last draw on the device, so that the next plan can be launched before this one is read.
+
+Shapes: T tokens of the step, B rows, D decode rows, R sampled rows, M pages per row, C hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.errors import OutOfMemory
+from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
+from triptych.core.layers.attention import KvCache
+from triptych.core.plan import (
+    Plan,
+    SlotStart,
+    TokenPlan,
+    TokenRow,
+    TokenRowResult,
+    TokenStepResult,
+)
+
+
+@dataclass(slots=True)
+class HostStep:
+    """A step on the host: its rows one after the other, decode rows first.
+
+    `token_ids_T` holds the prompt chunks' ids; those of the first `num_decode` tokens are not
+    known here, and 0. `row_T` is the row of each token.
+    """
+
+    rows: Sequence[TokenRow]
+    token_ids_T: Int64s
+    positions_T: Int64s
+    row_T: Int64s
+    slots_B: Int64s
+    num_decode: int
+
+
+@dataclass(slots=True)
+class DeviceStep:
+    """A step on the device. `row_starts` is each row's first token; `extras` are the head's."""
+
+    rows: Sequence[TokenRow]
+    row_starts: Sequence[int]
+    positions_T: torch.Tensor
+    decode_slots_D: torch.Tensor
+    sampled_index_R: torch.Tensor
+    sampled_slots_R: torch.Tensor
+    extras: Sequence[torch.Tensor]
+    batch: AttentionBatch
+
+
+class StepDraws(Protocol):
+    """What a launched step will yield."""
+
+    def to_results(self) -> tuple[TokenRowResult, ...]:
+        """One entry per row of the plan; waits for this step, not for those launched since."""
+        ...
+
+
+class TokenHead(Protocol):
+    """What a token is to a model: how positions are embedded, and how the next one is drawn.
+
+    Keeps per slot, on the device, what was drawn last. Called from the runner's thread, in the
+    order of the methods here.
+    """
+
+    def bind(self, start: SlotStart) -> None:
+        """A row takes a slot."""
+        ...
+
+    def lay_out(self, step: HostStep) -> Sequence[Int64s]:
+        """What this head needs on the device beside the runner's own: it comes as `extras`."""
+        ...
+
+    def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
+        """`hidden_TC` of every token."""
+        ...
+
+    def draw(self, step: DeviceStep, hidden_TC: torch.Tensor) -> StepDraws:
+        """Draw for the sampled rows, and note the draws for the next step."""
+        ...
+
+
+class TokenRunner:
+    """Implements `core.plan.Runner` for `TokenPlan`s."""
+
+    def __init__(
+        self,
+        head: TokenHead,
+        kv: KvCache,
+        *,
+        max_batch_size: int,
+        max_length: int,
+        device: torch.device,
+    ) -> None:
+        page_size = kv.layout.page_size
+        self._head = head
+        self._kv = kv
+        self._device = device
+        self._page_size = page_size
+        self._page_table = np.zeros((max_batch_size, -(-max_length // page_size)), dtype=np.int64)
+        self._num_pages = np.zeros(max_batch_size, dtype=np.int64)
+
+    def launch(self, plan: Plan) -> PendingTokens:
+        """Start `plan`; on a CPU the work is done when this returns.
+
+        Raises `OutOfMemory` when the device has no room for the step; the cache is unharmed.
+        """
+        assert isinstance(plan, TokenPlan)
+        self._update_page_tables(plan)
+        try:
+            with torch.inference_mode(), on_device(self._device):
+                clock = DeviceClock(self._device)
+                draws = self._run(plan)
+                clock.stop()
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory("The step did not fit in device memory.") from error
+        return PendingTokens(plan.step_id, draws, clock)
+
+    def close(self) -> None:
+        """Let go of the model and the cache; there is no launching after this."""
+        del self._head, self._kv
+
+    def _run(self, plan: TokenPlan) -> StepDraws:
+        for start in plan.starts:
+            self._head.bind(start)
+        step = self._prepare(plan.rows)
+        return self._head.draw(step, self._head.forward(step, self._kv))
+
+    def _update_page_tables(self, plan: TokenPlan) -> None:
+        """Comes before anything that can fail: the next plan's rows would write astray."""
+        for start in plan.starts:
+            self._num_pages[start.slot] = 0
+        for row in plan.rows:
+            if row.new_page_ids:
+                first = self._num_pages[row.slot]
+                last = first + len(row.new_page_ids)
+                self._page_table[row.slot, first:last] = row.new_page_ids
+                self._num_pages[row.slot] = last
+
+    def _prepare(self, rows: Sequence[TokenRow]) -> DeviceStep:
+        """Lay the step out on the host, vectorised, and bring it over in one copy."""
+        shape = np.array([(r.slot, r.start, r.num_tokens, r.is_sampled) for r in rows])
+        slots_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
+        contexts_B = starts_B + lengths_B
+        num_decode = sum(not row.token_ids for row in rows)
+        assert not any(row.token_ids for row in rows[:num_decode]), "decode rows come first"
+        assert (lengths_B[:num_decode] == 1).all()
+        query_starts_B = np.cumsum(lengths_B) - lengths_B
+
+        row_T = np.repeat(np.arange(len(rows)), lengths_B)
+        positions_T = np.arange(len(row_T)) - (query_starts_B - starts_B)[row_T]
+        pages_T = self._page_table[slots_B[row_T], positions_T // self._page_size]
+        write_slots_T = pages_T * self._page_size + positions_T % self._page_size
+        prompt_ids = chain.from_iterable(row.token_ids for row in rows)
+        token_ids_T = np.zeros(len(row_T), dtype=np.int64)
+        token_ids_T[num_decode:] = np.fromiter(prompt_ids, dtype=np.int64)
+        sampled = is_sampled_B.astype(bool)
+        max_pages = -(-int(contexts_B.max()) // self._page_size)
+        page_table_BM = self._page_table[slots_B, :max_pages]
+
+        host_step = HostStep(rows, token_ids_T, positions_T, row_T, slots_B, num_decode)
+        host = (
+            *self._head.lay_out(host_step),
+            positions_T,
+            write_slots_T,
+            slots_B[:num_decode],
+            contexts_B,
+            query_starts_B,
+            (query_starts_B + lengths_B - 1)[sampled],
+            slots_B[sampled],
+            page_table_BM,
+        )
+        tensors = _to_device(host, self._device)
+        *extras, positions, writes, decodes, contexts, starts, index, sampled_slots, table = tensors
+        batch = AttentionBatch(
+            page_table_BM=table.view(page_table_BM.shape),
+            context_lengths_B=contexts,
+            query_starts_B=starts,
+            write_slots_T=writes,
+            num_decode_rows=num_decode,
+            host_query_lengths_B=lengths_B,
+            host_context_lengths_B=contexts_B,
+            native=self._kv.native,
+        )
+        row_starts = query_starts_B.tolist()
+        return DeviceStep(rows, row_starts, positions, decodes, index, sampled_slots, extras, batch)
+
+
+class PendingTokens:
+    """Implements `core.plan.PendingStep`: the device may still be at work."""
+
+    __slots__ = ("_clock", "_draws", "_step_id")
+
+    def __init__(self, step_id: int, draws: StepDraws, clock: DeviceClock) -> None:
+        self._step_id = step_id
+        self._draws = draws
+        self._clock = clock
+
+    def result(self) -> TokenStepResult:
+        """Wait for this step alone, not for those launched since."""
+        rows = self._draws.to_results()
+        elapsed_s = self._clock.elapsed_s()
+        return TokenStepResult(step_id=self._step_id, elapsed_s=elapsed_s, rows=rows)
+
+
+def _to_device(arrays: Sequence[Int64s], device: torch.device) -> Sequence[torch.Tensor]:
+    """Flat int64 arrays in one copy; pinned, so that it does not wait for the device."""
+    packed = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    sizes = [array.size for array in arrays]
+    return packed.tensor_split(np.cumsum(sizes)[:-1].tolist())

@@ -1,0 +1,16 @@
+"""Objects by the name of their place, imported when they are first needed.
+
+Owns the notation, `package.module:name`. It crosses walls that an import statement may not: what
+names an object this way does not load its module, nor what that module imports.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def load(place: str) -> Any:
+    """The object at `place`; its module is imported now."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,1 @@
+"""Sound in files and streams: decoding (in a child process), encoding, resampling. No torch."""

@@ -1,0 +1,61 @@
+"""Uploaded clips, decoded in limited child processes.
+
+Owns both ends of that: the function that a child runs, and the reader that the API process calls.
+What is read, and when reading stops, is `intake`'s. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import av
+import numpy as np
+
+from triptych.core.media.audio.containers import encode_clip
+from triptych.core.media.audio.intake import ClipLimits, stream_clip
+from triptych.core.media.audio.resampling import Pcm
+from triptych.core.media.child import DecodePool
+
+
+def _decode_clip(data: bytes, *, sample_rate: int, limits: Mapping[str, Any]) -> Iterator[Pcm]:
+    return stream_clip(data, sample_rate=sample_rate, limits=ClipLimits(**limits))
+
+
+DECODERS: Final = MappingProxyType({"clip": _decode_clip})
+"""What a `DecodePool` given this module can run."""
+
+
+def prepare() -> None:
+    """Load all of PyAV, which imports much of itself when a file first asks for it."""
+    for module in pkgutil.walk_packages(av.__path__, "av."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    clip = encode_clip("wav", 8000, np.zeros(8000, np.float32))
+    limits = ClipLimits(max_bytes=len(clip), max_seconds=2)
+    for _ in stream_clip(clip, sample_rate=16000, limits=limits):
+        pass
+
+
+class ClipReader:
+    """Reads clips through a pool, which must serve this module."""
+
+    def __init__(self, pool: DecodePool) -> None:
+        self._pool = pool
+
+    async def read(
+        self, data: bytes | bytearray | memoryview, *, sample_rate: int, limits: ClipLimits
+    ) -> Pcm:
+        """All of `data` as mono samples [S] at `sample_rate` (Hz).
+
+        Raises what `intake.stream_clip` and `DecodePool.run` raise.
+        """
+        decoded = await self._pool.run(
+            "clip", data, sample_rate=sample_rate, limits=dataclasses.asdict(limits)
+        )
+        pcm_S: Pcm = np.frombuffer(decoded.data, np.float32)
+        return pcm_S

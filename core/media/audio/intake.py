@@ -1,0 +1,244 @@
+"""Uploaded clips, read under caps that a file cannot talk its way around.
+
+Owns what kinds of files are read, and when reading stops. Knows nothing of HTTP or models. What
+a header says is never relied on: bytes decide the kind, decoded frames decide rate, channels and
+length, and memory is bounded by the wanted output and one decoded frame. Where a header promises
+more than there is, the file was cut short, and is refused. Only the demuxer that
+the bytes call for is opened, with only the decoders that belong to it, so no playlist or
+reference to another file is ever followed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import av
+import av.container
+import av.error
+import numpy as np
+import numpy.typing as npt
+
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
+from triptych.core.media.audio.resampling import Pcm, Resampler
+
+_PCM = "pcm_u8,pcm_s16le,pcm_s24le,pcm_s32le,pcm_f32le,pcm_f64le,pcm_alaw,pcm_mulaw"
+_DECODERS: Mapping[str, str] = MappingProxyType(
+    {
+        "wav": _PCM,
+        "flac": "flac",
+        "ogg": "opus,libopus,vorbis,libvorbis,flac",
+        "mp3": "mp3float,mp3",
+        "aac": "aac",
+        "mov": "aac,mp3float,mp3,opus,libopus,flac",
+        "matroska": "opus,libopus,vorbis,libvorbis,aac,mp3float,mp3,flac",
+    }
+)
+"""Decoders allowed inside each kind of file. None takes the size of a frame from a header."""
+
+_MAX_IDLE_PACKETS = 1024
+"""Packets that may give no sound: 20 s of leading AAC that an edit list hides, and no flood."""
+_MAX_BROKEN_PACKETS = 16
+_MAX_PEAK = 100.0
+"""Of floats whose full scale is 1: louder ones are of another scale."""
+_LEAST_STREAMING_MARK = 0x7FFF_0000
+"""Sizes from here on are what writers put in who do not know it yet; so is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipLimits:
+    """What a clip may hold. The rates (Hz) and channels are those of the decoded frames."""
+
+    max_bytes: int
+    max_seconds: float
+    max_channels: int = 8
+    min_sample_rate: int = 8_000
+    max_sample_rate: int = 192_000
+
+
+VOICE_LIMITS = ClipLimits(max_bytes=10 * 2**20, max_seconds=60)
+"""A sample to clone a voice from."""
+TRANSCRIPTION_LIMITS = ClipLimits(max_bytes=25 * 2**20, max_seconds=3600)
+"""A file to transcribe; at 16 kHz it takes up to 230 MB when read whole."""
+
+
+def read_clip(data: bytes, *, sample_rate: int, limits: ClipLimits) -> Pcm:
+    """Decode all of `data` to mono at `sample_rate` (Hz). Raises what `stream_clip` raises."""
+    return np.concatenate(list(stream_clip(data, sample_rate=sample_rate, limits=limits)))
+
+
+def stream_clip(data: bytes, *, sample_rate: int, limits: ClipLimits) -> Iterator[Pcm]:
+    """Decode `data` piece by piece to mono at `sample_rate` (Hz); channels are averaged.
+
+    Raises UnsupportedMedia for a kind of file that is not read, PayloadTooLarge at the first
+    piece beyond a limit, InvalidRequest for a file that is empty, damaged or out of range.
+    """
+    if len(data) > limits.max_bytes:
+        msg = f"The audio file is larger than {limits.max_bytes / 2**20:g} MiB."
+        raise PayloadTooLarge(msg, param="file")
+    budget = round(limits.max_seconds * sample_rate)
+    num_samples = 0
+    for pcm_S in _resampled(_frames(data), sample_rate, limits):
+        num_samples += len(pcm_S)
+        if num_samples > budget:
+            msg = f"The audio is longer than {limits.max_seconds:g} s."
+            raise PayloadTooLarge(msg, param="file")
+        yield pcm_S
+    if not num_samples:
+        raise InvalidRequest("The audio file holds no sound.", param="file")
+
+
+def check_voice(pcm_S: Pcm, sample_rate: int, *, min_seconds: float = 1.0) -> None:
+    """Refuse, with InvalidRequest, a clip from which no voice can be learned.
+
+    It must last `min_seconds`, and as much of it must stand out from silence (-50 dBFS, in
+    blocks of 20 ms, whatever its offset).
+    """
+    num_blocks, block_size = max(len(pcm_S) * 50 // sample_rate, 1), sample_rate // 50
+    if len(pcm_S) < min_seconds * sample_rate:
+        msg = f"The voice sample must last at least {min_seconds:g} s."
+        raise InvalidRequest(msg, param="file")
+    blocks = pcm_S[: num_blocks * block_size].reshape(-1, block_size)
+    loudness = (blocks - blocks.mean(1, keepdims=True)).std(1)
+    if np.count_nonzero(loudness > 10 ** (-50 / 20)) < 50 * min_seconds / 2:
+        raise InvalidRequest("The voice sample is silent.", param="file")
+
+
+def sniff(data: bytes) -> str:
+    """Name the demuxer that the first bytes call for. Raises UnsupportedMedia for others."""
+    head = bytes(data[:12])
+    if head[:4] == b"RIFF" and head[8:] == b"WAVE":
+        return "wav"
+    if head[4:8] == b"ftyp":
+        return "mov"
+    magics = {b"fLaC": "flac", b"OggS": "ogg", b"\x1aE\xdf\xa3": "matroska", b"ID3": "mp3"}
+    for magic, name in magics.items():
+        if head.startswith(magic):
+            return name
+    if len(head) > 1 and head[0] == 0xFF:
+        if head[1] & 0xF6 == 0xF0:
+            return "aac"
+        if head[1] & 0xE6 == 0xE2:
+            return "mp3"
+    msg = "The file is not audio that is read here: send wav, flac, ogg, mp3, aac, m4a or webm."
+    raise UnsupportedMedia(msg, param="file")
+
+
+def _frames(data: bytes) -> Iterator[av.AudioFrame]:
+    """Decode the first audio stream."""
+    if not data:
+        raise InvalidRequest("The audio file is empty.", param="file")
+    kind = sniff(data)
+    try:
+        with _open(data, kind) as container:
+            if not (streams := container.streams.audio):
+                raise InvalidRequest("The file holds no audio stream.", param="file")
+            codec = streams[0].codec_context  # None of an unknown codec, whatever the type says
+            if codec is None or codec.name not in _DECODERS[kind].split(","):
+                raise UnsupportedMedia("The file's audio codec is not read here.", param="file")
+            if kind == "wav" and _is_cut_wav(data):
+                raise _cut_short()
+            num_samples = 0
+            for frame in _decoded(container.demux(streams[0])):
+                num_samples += frame.samples
+                yield frame
+            if kind == "flac" and num_samples < _num_flac_samples(data):
+                raise _cut_short()
+    except av.error.FFmpegError as error:
+        raise _damaged() from error
+
+
+def _is_cut_wav(data: bytes) -> bool:
+    """Whether the chunk of samples would reach beyond the file's end."""
+    start = 12
+    while start + 8 <= len(data):
+        name, size = struct.unpack_from("<4sI", data, start)
+        start += 8
+        if name == b"data":
+            return bool(size < _LEAST_STREAMING_MARK and start + size > len(data))
+        start += size + size % 2
+    return False
+
+
+def _num_flac_samples(data: bytes) -> int:
+    """How many samples the first block of a FLAC file promises; 0 where it does not know."""
+    return int(struct.unpack_from(">Q", data, 18)[0]) & (2**36 - 1) if len(data) >= 26 else 0
+
+
+def _open(data: bytes, kind: str) -> av.container.InputContainer:
+    options = {"codec_whitelist": _DECODERS[kind], "max_streams": "16"}
+    # Tags in other encodings than UTF-8 are common and of no interest.
+    return av.open(io.BytesIO(data), "r", format=kind, options=options, metadata_errors="ignore")
+
+
+def _decoded(packets: Iterator[av.Packet[av.AudioStream]]) -> Iterator[av.AudioFrame]:
+    num_idle = num_broken = 0
+    for packet in packets:
+        try:
+            frames = packet.decode()
+        except av.error.InvalidDataError:
+            frames, num_broken = [], num_broken + 1
+        num_idle += not frames
+        if num_idle > _MAX_IDLE_PACKETS or num_broken > _MAX_BROKEN_PACKETS:
+            raise _damaged()
+        yield from frames
+
+
+def _resampled(
+    frames: Iterator[av.AudioFrame], sample_rate: int, limits: ClipLimits
+) -> Iterator[Pcm]:
+    resampler, first_rate = None, 0
+    for frame in frames:
+        if resampler is None:
+            first_rate = frame.sample_rate
+            if not limits.min_sample_rate <= first_rate <= limits.max_sample_rate:
+                low, high = limits.min_sample_rate, limits.max_sample_rate
+                msg = f"The audio has {first_rate} samples per second; {low} to {high} are read."
+                raise InvalidRequest(msg, param="file")
+            resampler = Resampler(first_rate, sample_rate)
+        if frame.sample_rate != first_rate:
+            raise InvalidRequest("The audio changes its sample rate midway.", param="file")
+        if frame.layout.nb_channels > limits.max_channels:
+            msg = f"The audio has more than {limits.max_channels} channels."
+            raise InvalidRequest(msg, param="file")
+        yield resampler.push(_mono(frame))
+    if resampler is not None:
+        yield resampler.flush()
+
+
+def _mono(frame: av.AudioFrame) -> Pcm:
+    """The mean of the channels, in full scale of -1 to 1."""
+    samples: npt.NDArray[np.generic] = frame.to_ndarray()
+    if not frame.format.is_planar:
+        samples = samples.reshape(-1, frame.layout.nb_channels).T
+    if samples.dtype.kind == "f":
+        _check_peak(float(np.abs(samples).max(initial=0.0)))
+        floats_S: Pcm = samples.astype(np.float32).mean(0).clip(-1.0, 1.0)
+        return floats_S
+    mono_S: Pcm = samples.astype(np.float32).mean(0)
+    full_scale = 2.0 ** (8 * samples.dtype.itemsize - 1)
+    mono_S /= np.float32(full_scale)
+    return mono_S - np.float32(samples.dtype.kind == "u")
+
+
+def _check_peak(peak: float) -> None:
+    if not math.isfinite(peak):
+        raise InvalidRequest("The audio holds values that are not finite numbers.", param="file")
+    if peak > _MAX_PEAK:
+        raise InvalidRequest(
+            f"The audio holds floats up to {peak:.3g}, whose full scale is 1: scale them.",
+            param="file",
+        )
+
+
+def _cut_short() -> InvalidRequest:
+    msg = "The audio file is cut short: its header promises more sound than there is."
+    return InvalidRequest(msg, param="file")
+
+
+def _damaged() -> InvalidRequest:
+    return InvalidRequest("The audio file is damaged or not what it seems.", param="file")

@@ -1,0 +1,1 @@
+"""Tensors out of checkpoints: the part of weight loading that needs torch."""

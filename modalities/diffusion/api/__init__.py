@@ -1,0 +1,1 @@
+"""Images in the API process: routes, service, pipeline, commands. Loads no torch."""

@@ -1,0 +1,266 @@
+"""`triptych imagine`: the image pipeline at a terminal.
+
+Owns where pictures go, and what is shown meanwhile, on stderr. Everything else is the pipeline's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from rich import progress as bars
+from rich.console import Console, Group
+from rich.live import Live
+
+from triptych.core.errors import ConfigError
+from triptych.core.options import add_options
+from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind
+from triptych.modalities.diffusion.api.pipeline import (
+    DrawOptions,
+    GeneratedImage,
+    GenerationProgress,
+    ImagePipeline,
+    checking,
+    kind_of,
+)
+from triptych.modalities.diffusion.api.terminal import DISPLAYS, PictureStrip, choose_display
+from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size, writing
+from triptych.modalities.diffusion.wire import StepCache
+from triptych.modalities.pipeline import Check
+
+_STDIO = "-"
+_NUM_PREVIEWS = 3
+_DEFAULT_QUALITY = 95
+
+
+def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `triptych imagine`."""
+    parser.add_argument("prompt", nargs="*", help='draw this, or else what is piped in ("-": too)')
+    parser.add_argument("-o", "--output", help='file to write; default, and "-": stdout')
+    parser.add_argument(
+        "-n", "--num-images", type=int, default=1, metavar="N", help="several are out-1.png, ..."
+    )
+    parser.add_argument(
+        "--format", choices=tuple(MEDIA_TYPES), help="default: what the file's name ends with"
+    )
+    parser.add_argument("--quality", type=int, metavar="Q", help="0 to 100: JPEG and WebP")
+    parser.add_argument("--size", help="WIDTHxHEIGHT; default: the model's own")
+    parser.add_argument("--steps", type=int, metavar="N", help="default: the model's own")
+    parser.add_argument("--guidance", type=float, metavar="X", help="how strictly to follow it")
+    parser.add_argument("--negative", default="", metavar="TEXT", help="what shall not be in it")
+    parser.add_argument("--sampler", default="", help="such as euler, heun, dpm++2m, unipc")
+    parser.add_argument(
+        "--num-computed", type=int, metavar="N", help="take a plan of so many computed steps"
+    )
+    parser.add_argument(
+        "--adapter", action="append", default=[], metavar="NAME[=SCALE]", help="of --lora-paths"
+    )
+    given = parser.add_argument_group("pictures to begin from")
+    given.add_argument(
+        "-i", "--image", action="append", metavar="FILE", help="without a prompt: vary it"
+    )
+    given.add_argument("--mask", metavar="FILE", help="white or transparent where to draw anew")
+    given.add_argument("--strength", type=float, metavar="X", help="0 keeps it, 1 draws it anew")
+    parser.add_argument(
+        "--batch",
+        metavar="FILE",
+        help="draw every line into the folder -o: a prompt, or an object with the fields of"
+        ' /v1/images/generations; "-": stdin',
+    )
+    parser.add_argument(
+        "--preview", choices=DISPLAYS, default="auto", help="how to show it while it is drawn"
+    )
+    parser.add_argument(
+        "--no-preview",
+        dest="preview",
+        action="store_const",
+        const="off",
+        help="show the bar alone",
+    )
+    exclude = UNUSED.union(("image_store_mb", "image_store_ttl_s"))
+    sections = ("models", "device", "images")
+    add_options(parser, sections=sections, roles=("image",), exclude=exclude)
+
+
+def run_imagine(args: argparse.Namespace) -> int:
+    """Draw pictures of a prompt into files, or one into stdout."""
+    if args.batch:
+        from triptych.modalities.diffusion.api.batch import (
+            run_batch,  # what it reads by takes a while
+        )
+
+        return run_batch(args, _open_pipeline)
+    prompt, sink = _read_prompt(args), _Sink.of(args)
+    options = _options(args)
+    console = Console(stderr=True)
+    display = choose_display(args.preview, console, os.environ)
+    num_previews = 0 if display == "off" else _NUM_PREVIEWS
+    with _open_pipeline(args, checking(prompt, **options)) as pipeline:
+        stream = pipeline.stream(prompt, num_previews=num_previews, **options)
+        with _shown(console, PictureStrip(max(1, args.num_images), display)) as show:
+            for progress in stream:
+                show(progress)
+                if progress.picture is not None:
+                    told = sink.take(progress.picture)
+                    console.print(told, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _open_pipeline(args: argparse.Namespace, check: Check | None = None) -> ImagePipeline:
+    return ImagePipeline.from_arguments(args, check=check)
+
+
+def _read_prompt(args: argparse.Namespace) -> str:
+    prompt = " ".join(args.prompt).strip()
+    is_piped = prompt == _STDIO or not (args.prompt or args.image)
+    if is_piped:
+        prompt = "" if sys.stdin.isatty() else _piped_prompt()
+    if not (prompt or args.image):
+        raise ConfigError(
+            'Nothing to draw: say it, as in `triptych imagine "a red apple" -o a.png`.'
+        )
+    return prompt
+
+
+def _piped_prompt() -> str:
+    try:
+        return sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError("What is piped in is not UTF-8 text.") from error
+
+
+def _options(args: argparse.Namespace) -> DrawOptions:
+    return DrawOptions(
+        negative_prompt=args.negative,
+        size=parse_size(args.size) if args.size else None,
+        num_images=args.num_images,
+        num_steps=args.steps,
+        guidance_scale=args.guidance,
+        sampler=args.sampler,
+        cache=StepCache(num_computed=args.num_computed),
+        adapters=dict(map(parse_adapter, args.adapter)),
+        image=args.image,
+        mask=args.mask,
+        strength=args.strength,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    """Where pictures go: `path`, numbered where there are several, or stdout without one."""
+
+    path: Path | None
+    kind: PictureKind
+    quality: int
+    is_numbered: bool
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        """Where the arguments say. Raises `ConfigError` before anything is drawn."""
+        quality = _DEFAULT_QUALITY if args.quality is None else args.quality
+        if not 0 <= quality <= 100:
+            raise ConfigError(f"--quality {quality}: must be 0 to 100.")
+        if args.output not in (None, _STDIO):
+            path = Path(args.output).expanduser()
+            if path.is_dir():
+                raise ConfigError(f"--output {args.output} is a folder: name a file in it.")
+            if not path.parent.is_dir():
+                raise ConfigError(f"--output {args.output}: there is no folder {path.parent.name}.")
+            kind = args.format or kind_of(path)
+            sink = cls(path, kind, quality, args.num_images > 1)
+        else:
+            sink = cls._stdout(args, quality)
+        if args.quality is not None and sink.kind == "png":
+            raise ConfigError("--quality is for JPEG and WebP: PNG keeps everything.")
+        return sink
+
+    @classmethod
+    def _stdout(cls, args: argparse.Namespace, quality: int) -> Self:
+        if args.num_images > 1:
+            raise ConfigError("Several pictures need a file's name: -o picture.png.")
+        if sys.stdout.isatty():
+            raise ConfigError("Name a file to write the picture to: -o picture.png.")
+        return cls(None, args.format or "png", quality, is_numbered=False)
+
+    def take(self, picture: GeneratedImage) -> str:
+        """Write a picture; returns a line that says so."""
+        data = picture.encode(self.kind, quality=self.quality)
+        name = "stdout"
+        if self.path is None:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        else:
+            number = f"-{picture.index + 1}" if self.is_numbered else ""
+            path = self.path.with_stem(self.path.stem + number)
+            name = str(path)
+            with writing(path):
+                path.write_bytes(data)
+        width, height = picture.image.size
+        steps = f"{picture.num_steps} steps ({picture.num_computed} computed)"
+        return f"{name}: {width}x{height}, seed {picture.seed}, {steps}, {picture.elapsed_s:.1f} s"
+
+
+@contextmanager
+def _shown(console: Console, strip: PictureStrip) -> Iterator[Callable[[GenerationProgress], None]]:
+    """What to call with each progress: a terminal shows the pictures and a bar, a file nothing."""
+    if not console.is_terminal:
+        yield lambda progress: None
+        return
+    bar = _Bar(console, strip.num_pictures)
+    with Live(Group(strip, bar.columns), console=console, refresh_per_second=5) as live:
+
+        def show(progress: GenerationProgress) -> None:
+            bar.add(progress)
+            image = progress.picture.image if progress.picture else progress.preview
+            if image is not None:
+                strip.show(progress.index, image)
+                live.refresh()
+
+        yield show
+
+
+class _Bar:
+    """How far the pictures of a call are together, what was skipped, and what a step takes."""
+
+    def __init__(self, console: Console, num_pictures: int) -> None:
+        self.columns = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.TextColumn("{task.fields[told]}"),
+            console=console,
+        )
+        self._task = self.columns.add_task("drawing", total=None, told="")
+        self._num_pictures = num_pictures
+        self._latest: dict[int, GenerationProgress] = {}
+        self._begun: tuple[float, int] | None = None
+
+    def add(self, progress: GenerationProgress) -> None:
+        """A picture of the call is so far."""
+        if not progress.num_steps:
+            waits = progress.queue_position > 0
+            told = f"waiting, {progress.queue_position} before it" if waits else ""
+            self.columns.update(self._task, told=told)
+            return
+        self._latest[progress.index] = progress
+        done = sum(latest.step for latest in self._latest.values())
+        computed = sum(latest.num_computed for latest in self._latest.values())
+        total = progress.num_steps * self._num_pictures
+        told = f"{done}/{total} steps, {computed} computed{self._pace(done)}"
+        self.columns.update(self._task, completed=done, total=total, told=told)
+
+    def _pace(self, done: int) -> str:
+        """The time of a step since the first that was told of, skipped ones counted."""
+        now_s = time.monotonic()
+        if self._begun is None:
+            self._begun = now_s, done
+        began_s, before = self._begun
+        return (
+            f", {(now_s - began_s) / (done - before) * 1000:.0f} ms a step" if done > before else ""
+        )

@@ -1,0 +1,54 @@
+"""Pictures as files: PNG, JPEG and WebP.
+
+Owns their writing. Nothing but pixels goes into a file: no comment, no date, no name of a program.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from PIL import Image
+
+from triptych.core.media.pixels import Pixels
+
+PictureKind = Literal["png", "jpeg", "webp"]
+MEDIA_TYPES: Mapping[PictureKind, str] = MappingProxyType(
+    {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+)
+_FULL_COLOUR_FROM = 90
+"""From this quality on, JPEG keeps colours as fine as brightness."""
+
+
+def encode_picture(
+    pixels: Pixels,
+    *,
+    kind: PictureKind = "png",
+    compression: int = 100,
+    size: tuple[int, int] | None = None,
+) -> bytes:
+    """The bytes of a file. Takes a while: keep it off event loops.
+
+    `compression` is OpenAI's 0 to 100 for JPEG and WebP: 100 is the best quality and the largest
+    file. With a `size` (width, height) pixels of another size are scaled to it.
+    """
+    image = Image.frombuffer("RGB", (pixels.width, pixels.height), pixels.rgb)
+    if size is not None and size != image.size:
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    image.save(file, kind, **_options(kind, compression))
+    return file.getvalue()
+
+
+def _options(kind: PictureKind, quality: int) -> dict[str, Any]:
+    match kind:
+        case "png":
+            return {"compress_level": 4}
+        case "jpeg":
+            is_full = quality >= _FULL_COLOUR_FROM
+            return {"quality": max(1, quality), "subsampling": "4:4:4" if is_full else "4:2:0"}
+        case "webp":
+            return {"quality": quality, "method": 4}

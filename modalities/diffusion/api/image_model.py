@@ -1,0 +1,109 @@
+"""What the API knows of an image model: what it can do, how large it draws.
+
+Owns the facts, read from the JSON files beside the weights, and the checks that need no more than
+them. Knows nothing of HTTP or torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from triptych.core.errors import InvalidRequest
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.pipeline_index import read_pipeline
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.sampler_names import sampler_names
+from triptych.modalities.diffusion.spec import PipelineSpec, abilities_of
+
+Size = tuple[int, int]
+"""Width and height in pixels."""
+
+MAX_ASPECT = 3
+"""A picture's longer side is at most so many times the shorter one: OpenAI's bound."""
+_SIZE_RANGE = 4
+"""How far a side may be from that of the model's own size, as a factor."""
+_PIXEL_RANGE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageModel:
+    """One image model. Sides of its pictures are multiples of `multiple`, from `min_side` on.
+
+    `default_size` is what it draws best; `samplers` are those a request may choose.
+    """
+
+    name: str
+    abilities: PipelineSpec
+    multiple: int
+    default_size: Size
+    samplers: tuple[str, ...]
+
+    @classmethod
+    def open(cls, resolved: ResolvedModel) -> Self:
+        """The model in a folder. Raises `WeightsError` where it is unknown or damaged."""
+        folder = Path(resolved.folder)
+        index = read_pipeline(folder)
+        vae = read_json(folder / "vae" / "config.json")
+        denoiser = "transformer" if "transformer" in index.parts else "unet"
+        model = read_json(folder / denoiser / "config.json")
+        abilities = abilities_of(index.pipeline, model, index.facts)
+        return cls(
+            name=resolved.name,
+            abilities=abilities,
+            multiple=abilities.pixel_multiple(vae),
+            default_size=abilities.default_size(model, vae, index.facts),
+            samplers=sampler_names(read_json(folder / "scheduler" / "scheduler_config.json")),
+        )
+
+    @property
+    def default_pixels(self) -> int:
+        """Pixels of the size it draws best."""
+        return math.prod(self.default_size)
+
+    @property
+    def max_pixels(self) -> int:
+        """Pixels of the largest picture."""
+        return _PIXEL_RANGE * self.default_pixels
+
+    @property
+    def min_side(self) -> int:
+        """Pixels of the shortest side there may be."""
+        return self._on_grid(min(self.default_size) / _SIZE_RANGE)
+
+    @property
+    def max_side(self) -> int:
+        """Pixels of the longest side there may be."""
+        return self._on_grid(max(self.default_size) * _SIZE_RANGE)
+
+    def check_size(self, size: Size, *, max_pixels: int) -> None:
+        """Raises `InvalidRequest` for a picture that cannot be drawn, saying what can."""
+        shown = f"{size[0]}x{size[1]}"
+        if size[0] % self.multiple or size[1] % self.multiple:
+            told = f"both sides must be multiples of {self.multiple}"
+        elif min(size) < self.min_side or max(size) > self.max_side:
+            told = f"sides are {self.min_side} to {self.max_side} pixels"
+        elif max(size) > MAX_ASPECT * min(size):
+            told = f"one side is at most {MAX_ASPECT} times the other"
+        elif math.prod(size) > (most := min(self.max_pixels, max_pixels)):
+            told = f"a picture has at most {most} pixels"
+        else:
+            return
+        width, height = self.default_size
+        raise InvalidRequest(
+            f"{self.name} cannot draw {shown}: {told}. Its own size is {width}x{height}.",
+            param="size",
+        )
+
+    def size_like(self, picture: Size) -> Size:
+        """The size with the shape of `picture` that is nearest to what the model draws best."""
+        aspect = min(max(picture[0] / picture[1], 1 / MAX_ASPECT), MAX_ASPECT)
+        exact = math.sqrt(self.default_pixels / aspect)
+        width, height = self._on_grid(exact * aspect), self._on_grid(exact)
+        most = MAX_ASPECT * min(width, height)  # rounding may have drawn them apart
+        return min(width, most), min(height, most)
+
+    def _on_grid(self, side: float) -> int:
+        return max(1, round(side / self.multiple)) * self.multiple

@@ -1,0 +1,311 @@
+"""Pictures from Python: load a model, call it, watch it draw.
+
+Owns the `ImagePipeline` object: the same engine and image service as the server, in this process.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
+
+from PIL import Image
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
+from triptych.core.media.pictures import PictureReader
+from triptych.core.media.pixels import Pixels
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind, encode_picture
+from triptych.modalities.diffusion.api.image_model import ImageModel
+from triptych.modalities.diffusion.api.service import (
+    Drawing,
+    ImageCall,
+    ImageService,
+    PictureFile,
+    Quality,
+    check_call,
+)
+from triptych.modalities.diffusion.modality import IMAGES
+from triptych.modalities.diffusion.wire import AdapterUse, CacheName, ImageDelta, StepCache
+from triptych.modalities.modality import Modality
+from triptych.modalities.pipeline import Check, Pipeline
+
+PictureInput: TypeAlias = Image.Image | str | Path | bytes
+"""A picture that is begun from or referred to: an image, a file's path, or what is in the file."""
+
+
+class DrawOptions(TypedDict, total=False):
+    """How pictures are drawn. What is left out is the model's own default.
+
+    `image` is a picture to begin from or refer to, or several; `mask` is white (or transparent)
+    where the first may change, `strength` (0 to 1) how far. `cache` is a step cache, or its name.
+    `adapters` are LoRA files by name, with their scales.
+    """
+
+    negative_prompt: str
+    size: tuple[int, int] | None
+    num_images: int
+    quality: Quality
+    num_steps: int | None
+    guidance_scale: float | None
+    sampler: str
+    seed: int | None
+    cache: StepCache | CacheName
+    adapters: Mapping[str, float]
+    image: PictureInput | Sequence[PictureInput] | None
+    mask: PictureInput | None
+    strength: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GeneratedImage:
+    """A finished picture, the `index`-th of its call, and how it came about.
+
+    The same call with `seed` draws it again. Of `num_steps` steps `num_computed` ran the model;
+    `elapsed_s` is the time from the call until it was finished.
+    """
+
+    image: Image.Image
+    index: int
+    seed: int
+    num_steps: int
+    num_computed: int
+    elapsed_s: float
+
+    def encode(self, kind: PictureKind = "png", *, quality: int = 95) -> bytes:
+        """The bytes of a file; `quality`, 0 to 100, is for JPEG and WebP."""
+        return encode_picture(_pixels(self.image), kind=kind, compression=quality)
+
+    def save(self, path: str | Path, *, kind: PictureKind | None = None, quality: int = 95) -> None:
+        """Write a file, in the format that its name ends with unless another is given.
+
+        Raises `ConfigError` for a name of no format.
+        """
+        Path(path).write_bytes(self.encode(kind or kind_of(path), quality=quality))
+
+    def _repr_png_(self) -> bytes:
+        """The picture, in a notebook."""
+        return self.encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GenerationProgress:
+    """How far one picture of a call is. `preview` is a small picture of what it will be.
+
+    `picture` is set once it is finished. While the call waits `queue_position` tells how many are
+    before it; it is -1 from then on.
+    """
+
+    index: int
+    step: int
+    num_steps: int
+    num_computed: int
+    queue_position: int = -1
+    preview: Image.Image | None = None
+    picture: GeneratedImage | None = None
+
+
+def kind_of(path: str | Path) -> PictureKind:
+    """The format that a file's name ends with. Raises `ConfigError` where it is none."""
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    for kind in MEDIA_TYPES:
+        if suffix == kind or (suffix, kind) == ("jpg", "jpeg"):
+            return kind
+    raise ConfigError(
+        f"{Path(path).name} does not end with a format: call it .{', .'.join(MEDIA_TYPES)}, or"
+        " name the format."
+    )
+
+
+class ImagePipeline(Pipeline[ImageService]):
+    """An image model in this process.
+
+        with ImagePipeline.from_pretrained() as draw:
+            draw("a red apple", seed=1)[0].save("apple.png")
+            for progress in draw.stream("a penguin next to a house", num_previews=2):
+                print(progress.step, progress.num_steps, progress.preview)
+
+    Every call has an async twin that may be awaited on any loop.
+    """
+
+    _modalities: ClassVar[tuple[Modality, ...]] = (IMAGES,)
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], ImageService]:
+        model = ImageModel.open(resolved)
+        reader = PictureReader(None)  # the pictures are the user's own
+        return lambda client: ImageService.from_config(config, [model], client, reader=reader)
+
+    @property
+    def model(self) -> ImageModel:
+        """What it can draw: sizes, samplers, what it does with pictures."""
+        return self._service.model(self._model)
+
+    def __call__(self, prompt: str = "", **options: Unpack[DrawOptions]) -> list[GeneratedImage]:
+        """Draw pictures of a prompt; without one, variations of the `image` that is given.
+
+        Raises errors of `core.errors.RequestError`: a size the model cannot draw, an unknown cache.
+        """
+        return self._loop.run(self._whole(prompt, options))
+
+    async def acall(self, prompt: str = "", **options: Unpack[DrawOptions]) -> list[GeneratedImage]:
+        """Async twin of calling the pipeline."""
+        return await self._loop.run_async(self._whole(prompt, options))
+
+    def stream(
+        self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[DrawOptions]
+    ) -> Iterator[GenerationProgress]:
+        """Draw, and tell of each step. Leaving the loop early ends the work.
+
+        Each picture has up to `num_previews` previews on its way, at most 3.
+        """
+        return self._loop.iterate(lambda: self._progress(prompt, options, num_previews))
+
+    def astream(
+        self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[DrawOptions]
+    ) -> AsyncGenerator[GenerationProgress, None]:
+        """Async twin of `stream`."""
+        return self._loop.iterate_async(lambda: self._progress(prompt, options, num_previews))
+
+    def map(
+        self, entries: Sequence[Mapping[str, Any]]
+    ) -> Iterator[list[GeneratedImage] | TriptychError]:
+        """Draw many calls, as many at once as are admitted; their pictures come in order.
+
+        An entry holds `prompt` and options of a call. One that cannot be drawn yields its error and
+        harms no other.
+        """
+
+        def draw(entry: Mapping[str, Any]) -> Coroutine[Any, Any, list[GeneratedImage]]:
+            options: Any = {name: value for name, value in entry.items() if name != "prompt"}
+            return self._whole(entry.get("prompt", ""), options)
+
+        largest = max((entry.get("num_images", 1) for entry in entries), default=1)
+        num_at_once = max(1, self._service.max_pictures // largest)
+        return self._map_entries(draw, entries, num_at_once)
+
+    async def _whole(self, prompt: str, options: DrawOptions) -> list[GeneratedImage]:
+        async with aclosing(self._progress(prompt, options, 0, has_steps=False)) as stream:
+            found = [progress.picture async for progress in stream]
+        pictures = [picture for picture in found if picture is not None]
+        return sorted(pictures, key=lambda picture: picture.index)
+
+    async def _progress(
+        self, prompt: str, options: DrawOptions, num_previews: int, *, has_steps: bool = True
+    ) -> AsyncGenerator[GenerationProgress, None]:
+        started_s = time.monotonic()
+        call = _call(self._model, prompt, options, num_previews, has_steps=has_steps)
+        async with aclosing(self._service.draw(call)) as drawing:
+            async for delta in drawing:
+                yield _told(delta, drawing, time.monotonic() - started_s)
+
+
+def checking(prompt: str = "", **options: Unpack[DrawOptions]) -> Check:
+    """What raises as a call like this would, as far as that can be told without the weights."""
+
+    def check(resolved: ResolvedModel, config: Config) -> None:
+        call = _call(resolved.name, prompt, options, 0, has_steps=False)
+        check_call(call, ImageModel.open(resolved), config.images)
+
+    return check
+
+
+def _call(
+    model: str, prompt: str, options: DrawOptions, num_previews: int, *, has_steps: bool
+) -> ImageCall:
+    rest: dict[str, Any] = dict(options)
+    images, mask = rest.pop("image", None), rest.pop("mask", None)
+    cache, adapters = rest.pop("cache", "auto"), rest.pop("adapters", {})
+    if images is None:
+        images = ()
+    elif isinstance(images, Image.Image | str | Path | bytes):
+        images = (images,)
+    return ImageCall(
+        model=model,
+        prompt=prompt,
+        call_id=uuid.uuid4().hex,
+        cache=cache if isinstance(cache, StepCache) else StepCache(name=cache),
+        adapters=tuple(AdapterUse(name, scale) for name, scale in adapters.items()),
+        sources=tuple(PictureFile(_file(image)) for image in images),
+        mask=None if mask is None else PictureFile(_mask_file(mask)),
+        num_partials=num_previews,
+        has_progress=has_steps,
+        **rest,
+    )
+
+
+def _told(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> GenerationProgress:
+    image = None if delta.pixels is None else _image(delta.pixels)
+    is_preview = delta.partial_index >= 0
+    picture = None
+    if image is not None and not is_preview:
+        picture = GeneratedImage(
+            image=image,
+            index=delta.picture,
+            seed=drawing.request.seed,
+            num_steps=delta.num_steps,
+            num_computed=delta.num_computed,
+            elapsed_s=elapsed_s,
+        )
+    return GenerationProgress(
+        index=delta.picture,
+        step=delta.step,
+        num_steps=delta.num_steps,
+        num_computed=delta.num_computed,
+        queue_position=delta.queue_position,
+        preview=image if is_preview else None,
+        picture=picture,
+    )
+
+
+def _image(pixels: Pixels) -> Image.Image:
+    return Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb)
+
+
+def _pixels(image: Image.Image) -> Pixels:
+    return Pixels(width=image.width, height=image.height, rgb=image.convert("RGB").tobytes())
+
+
+def _file(image: PictureInput) -> bytes:
+    """A picture as a file, which the service reads as it reads those of strangers."""
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, Image.Image):
+        return _png(image)
+    try:
+        return Path(image).expanduser().read_bytes()
+    except OSError as error:
+        name = Path(image).name
+        raise ConfigError(f"The picture {name} cannot be read ({error.strerror}).") from error
+
+
+def _mask_file(mask: PictureInput) -> bytes:
+    """A mask as a file that is transparent where the picture may change, as OpenAI's are.
+
+    An image without transparency is one of the usual kind: white where the picture may change.
+    """
+    data = _file(mask)
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.has_transparency_data:
+                return data
+            grey = image.convert("L")
+    except OSError as error:
+        raise InvalidRequest("The mask is no picture that can be read.", param="mask") from error
+    opaque = grey.point([255] * 128 + [0] * 128)
+    return _png(Image.merge("LA", (grey, opaque)))
+
+
+def _png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "png")
+    return file.getvalue()

@@ -1,0 +1,336 @@
+"""The requests, answers and events of the OpenAI images API, field by field.
+
+Owns what each field may be. A field is honoured, or refused by name with the alternative; any
+other name is an unknown field. What a certain model can do is checked later, by the service.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AliasChoices,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.body import parse_json
+from triptych.core.http.fields import (
+    Label,
+    Name,
+    NullIsAbsent,
+    RefusedField,
+    Strict,
+    inert,
+    without_refused,
+)
+from triptych.modalities.diffusion.api.files import PictureKind
+from triptych.modalities.diffusion.api.service import (
+    MAX_GUIDANCE,
+    MAX_IMAGES,
+    MAX_PARTIALS,
+    MAX_PROMPT_CHARS,
+    MAX_STEPS,
+    Quality,
+)
+from triptych.modalities.diffusion.wire import AdapterUse, CacheName, StepCache
+
+MAX_ADAPTERS = 8
+MAX_SOURCES = 16  # OpenAI's
+_MAX_ABS_SCALE = 10
+_MAX_COEFFICIENTS = 8
+_MAX_COEFFICIENT = 1e6
+_QUALITIES: Mapping[str, Quality] = MappingProxyType(
+    {
+        "auto": "auto",
+        "low": "low",
+        "medium": "medium",
+        "high": "high",
+        "standard": "medium",  # the last two are those of models that are no more
+        "hd": "high",
+    }
+)
+
+_STILL = "pictures stand still here; ask for png, jpeg or webp."
+_SIZE = RefusedField("send size, as in 1024x768.")
+_GUIDANCE = RefusedField("send guidance.")
+_LORA = RefusedField("send lora, a list of names and scales.")
+_CACHE = RefusedField("send cache, a name or an object.")
+REFUSED: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "batch_size": RefusedField("send n."),
+        "cache_dit_config": _CACHE,
+        "cfg_scale": _GUIDANCE,
+        "complexity": RefusedField("send quality, or steps."),
+        "controlnet": RefusedField("send a picture to /v1/images/edits."),
+        "enable_teacache": _CACHE,
+        "frame_count": RefusedField(_STILL),
+        "frame_duration_ms": RefusedField(_STILL),
+        "height": _SIZE,
+        "input_fidelity": RefusedField("send strength.", ("low",)),
+        "loras": _LORA,
+        "markup": RefusedField("draw on the picture itself, or send a mask."),
+        "num_frames": RefusedField(_STILL, (1,)),
+        "num_outputs_per_prompt": RefusedField("send n."),
+        "scheduler": RefusedField("send sampler."),
+        "step": RefusedField("send steps."),
+        "style": RefusedField("say it in the prompt."),
+        "svg": RefusedField("pictures are made of pixels here; ask for png, jpeg or webp."),
+        "teacache_params": _CACHE,
+        "true_cfg_scale": _GUIDANCE,
+        "width": _SIZE,
+    }
+)
+"""Fields of newer models and other servers, and what to do instead."""
+_FOR_PICTURES = RefusedField("it is for /v1/images/edits.")
+_NOT_DRAWN_FROM: Mapping[str, RefusedField] = MappingProxyType(
+    dict.fromkeys(("image", "image[]", "mask", "strength"), _FOR_PICTURES)
+)
+
+_SIZES = r"^(auto|[1-9]\d{0,4}x[1-9]\d{0,4})$"
+_FOLDED = re.compile(r"(cache|lora\[\])\[(\w+)\](\[\])?")
+_Strength = Annotated[float, Field(ge=0, le=1)]
+_Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
+
+
+class CacheFields(Strict):
+    """Which steps are skipped, and how. Settings belong to the methods that know them."""
+
+    name: CacheName
+    threshold: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        default=None, description="Change that lets a step compute: teacache, first-block, magcache"
+    )
+    coefficients: (
+        Annotated[
+            tuple[Annotated[float, Field(ge=-_MAX_COEFFICIENT, le=_MAX_COEFFICIENT)], ...],
+            Field(max_length=_MAX_COEFFICIENTS, strict=False),
+        ]
+        | None
+    ) = Field(default=None, description="Highest power first: teacache")
+    interval: _Steps | None = Field(default=None, description="Steps from one to the next computed")
+    order: Annotated[int, Field(ge=0, le=3)] | None = Field(
+        default=None, description="Of the extrapolation: taylorseer, first-block"
+    )
+    warmup: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = Field(
+        default=None, description="First steps that compute: taylorseer"
+    )
+    by_step: bool | None = Field(default=None, description="Differences by step, not by noise")
+    max_skips: _Steps | None = Field(default=None, description="Steps skipped one after another")
+    num_computed: _Steps | None = Field(default=None, description="Steps that compute: planned")
+
+
+class LoraUse(Strict):
+    """An adapter that the server knows by this name, and how strongly it acts."""
+
+    name: Name
+    scale: Annotated[float, Field(ge=-_MAX_ABS_SCALE, le=_MAX_ABS_SCALE)] = 1.0
+
+
+def _cache_kind(value: Any) -> str:
+    return ":name" if isinstance(value, str) else ":fields"
+
+
+class DrawFields(Strict):
+    """What all three routes take."""
+
+    model: Name | None = Field(default=None, description="The first image model if left out.")
+    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    size: Annotated[str, StringConstraints(max_length=11)] = Field(
+        default="auto",
+        description="auto, or WIDTHxHEIGHT in pixels.",
+        json_schema_extra={"pattern": _SIZES},
+    )
+    quality: Literal["auto", "low", "medium", "high", "standard", "hd"] = Field(
+        default="auto", description="How many steps: half the model's own, as many, or half more."
+    )
+    background: Literal["auto", "transparent", "opaque"] = Field(
+        default="auto", json_schema_extra={"enum": ["auto", "opaque"]}
+    )
+    output_format: PictureKind = "png"
+    output_compression: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=100, description="Quality of jpeg and webp."
+    )
+    response_format: Literal["url", "b64_json"] = "b64_json"
+    moderation: Literal["auto", "low"] | None = inert("moderation")
+    user: Label | None = inert("user")
+    safety_identifier: Label | None = inert("safety_identifier")
+    seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
+        default=None, description="Same seed, same picture."
+    )
+    steps: _Steps | None = Field(
+        default=None, validation_alias=AliasChoices("steps", "num_inference_steps")
+    )
+    guidance: Annotated[float, Field(ge=0, le=MAX_GUIDANCE)] | None = Field(
+        default=None, validation_alias=AliasChoices("guidance", "guidance_scale")
+    )
+    negative_prompt: Annotated[str, StringConstraints(max_length=MAX_PROMPT_CHARS)] = ""
+    sampler: Annotated[str, StringConstraints(max_length=limits.MAX_NAME_CHARS)] = ""
+    cache: Annotated[
+        Annotated[CacheName, Tag(":name")] | Annotated[CacheFields, Tag(":fields")],
+        Discriminator(_cache_kind),
+    ] = "auto"
+    lora: Annotated[list[LoraUse], Field(max_length=MAX_ADAPTERS)] = Field(
+        default=[], description="Adapters that the server was started with."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, REFUSED)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if not re.fullmatch(_SIZES, self.size):
+            raise InvalidRequest(
+                "size is auto, or WIDTHxHEIGHT in pixels, as in 1024x768.", param="size"
+            )
+        if self.background == "transparent":
+            raise UnsupportedOption(
+                "background transparent is not offered: models here draw whole pictures; ask for a"
+                " plain background and cut it out.",
+                param="background",
+            )
+        if self.output_format == "png" and self.output_compression != 100:
+            raise InvalidRequest(
+                "output_compression goes with output_format jpeg or webp.",
+                param="output_compression",
+            )
+        if self.steps is not None and self.quality != "auto":
+            raise InvalidRequest(
+                "quality stands for a number of steps: send quality or steps.", param="steps"
+            )
+        return self
+
+    @property
+    def dimensions(self) -> tuple[int, int] | None:
+        """Width and height; `None` for `auto`."""
+        if self.size == "auto":
+            return None
+        width, _, height = self.size.partition("x")
+        return int(width), int(height)
+
+    @property
+    def known_quality(self) -> Quality:
+        """The quality by the name that it has today."""
+        return _QUALITIES[self.quality]
+
+    @property
+    def step_cache(self) -> StepCache:
+        """The cache asked for."""
+        if isinstance(self.cache, str):
+            return StepCache(name=self.cache)
+        return StepCache(**self.cache.model_dump(exclude_none=True))
+
+    @property
+    def adapters(self) -> tuple[AdapterUse, ...]:
+        """The adapters asked for."""
+        return tuple(AdapterUse(use.name, use.scale) for use in self.lora)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The fields of an `ImageCall` that it decides."""
+        return {
+            "negative_prompt": self.negative_prompt,
+            "size": self.dimensions,
+            "num_images": self.n,
+            "quality": self.known_quality,
+            "num_steps": self.steps,
+            "guidance_scale": self.guidance,
+            "sampler": self.sampler,
+            "cache": self.step_cache,
+            "adapters": self.adapters,
+            "seed": self.seed,
+        }
+
+
+class PromptFields(DrawFields):
+    """What the routes take that draw what a prompt says."""
+
+    prompt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PROMPT_CHARS)]
+    stream: bool = Field(default=False, description="Events, while it is drawn.")
+    partial_images: Annotated[int, Field(ge=0, le=MAX_PARTIALS)] = Field(
+        default=0, description="Previews of each picture: with stream."
+    )
+    progress: bool = Field(default=False, description="Events of place in line and steps, too.")
+
+    @model_validator(mode="after")
+    def _stream_together(self) -> Self:
+        for name in ("partial_images", "progress"):
+            if getattr(self, name) and not self.stream:
+                raise InvalidRequest(f"{name} goes with stream.", param=name)
+        if self.stream and self.response_format == "url":
+            raise InvalidRequest("Streams carry b64_json, no links.", param="response_format")
+        return self
+
+
+class GenerationBody(PromptFields, NullIsAbsent):
+    """Body of `/v1/images/generations`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_pictures(cls, value: Any) -> Any:
+        return without_refused(value, _NOT_DRAWN_FROM)
+
+
+class EditFields(PromptFields):
+    """Fields of `/v1/images/edits`, beside the files `image` (or `image[]`) and `mask`."""
+
+    strength: _Strength | None = Field(default=None, description="How far the picture may change.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfold(cls, value: Any) -> Any:
+        return unfolded(value)
+
+
+class VariationFields(DrawFields):
+    """Fields of `/v1/images/variations`, beside the file `image`."""
+
+    strength: _Strength | None = Field(default=None, description="How far the picture may change.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfold(cls, value: Any) -> Any:
+        return unfolded(value)
+
+
+def unfolded(form: Any) -> Any:
+    """A form's `cache` and `lora`, which are JSON text or fields like `cache[name]`, as values."""
+    if not isinstance(form, dict):
+        return form
+    fields: dict[str, Any] = {}
+    folded: dict[str, dict[str, Any]] = {}  # as OpenAI's clients send objects, part by part
+    for name, value in form.items():
+        if found := _FOLDED.fullmatch(name):
+            parts = folded.setdefault(found[1], {})
+            if found[2] in parts:
+                raise InvalidRequest(f"Duplicate field {name}.", param=found[1])
+            parts[found[2]] = value
+        elif name in ("cache", "lora") and value[:1] in ("{", "["):
+            fields[name] = parse_json(value.encode())
+        else:
+            fields[name] = value
+    for name, parts in folded.items():
+        whole = name.removesuffix("[]")
+        if whole in fields:
+            raise InvalidRequest(f"Duplicate field {whole}.", param=whole)
+        fields[whole] = parts if whole == name else _rows(parts)
+    return fields
+
+
+def _rows(columns: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """The adapters of a form, which has their names, and beside them their scales, in order."""
+    if len({len(column) for column in columns.values()}) > 1:
+        raise InvalidRequest(
+            "In a form each of several adapters has a scale; or send lora as JSON text.",
+            param="lora",
+        )
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -1,0 +1,157 @@
+"""A call that is being drawn, and how its answer tells it.
+
+Owns the way from deltas to files and events. Knows nothing of requests, routes and links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from triptych.core.http.context import Context
+from triptych.modalities.diffusion.api.files import encode_picture
+from triptych.modalities.diffusion.api.protocol import DrawFields, PromptFields
+from triptych.modalities.diffusion.api.replies import (
+    CompletedImage,
+    ImageProgress,
+    ImagesReply,
+    ImageUsage,
+    KnownQuality,
+    PartialImage,
+    PictureData,
+    Route,
+)
+from triptych.modalities.diffusion.api.service import Drawing
+from triptych.modalities.diffusion.wire import ImageDelta
+
+
+class StepClock:
+    """How long the steps of each picture take, as their deltas arrive."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, float]] = {}
+
+    def step_s(self, delta: ImageDelta) -> float:
+        """Seconds of each step since the picture's delta before; 0 where none is known."""
+        now_s = time.monotonic()
+        step, then_s = self._last.get(delta.picture, (delta.step, now_s))
+        self._last[delta.picture] = delta.step, now_s
+        return round((now_s - then_s) / max(1, delta.step - step), 4)
+
+
+@dataclass(slots=True)
+class ImageReplyBuilder:
+    """One call being drawn, as its answer tells it.
+
+    `form` is what its pictures came in, which lives and counts as memory as long as they do.
+    """
+
+    drawing: Drawing
+    body: DrawFields
+    context: Context
+    route: Route
+    form: object = None
+    num_prompt_tokens: int = 0
+    num_finished: int = 0
+    clock: StepClock = field(default_factory=StepClock)
+
+    async def files(self) -> list[bytes]:
+        """The finished pictures' files, in order."""
+        files: dict[int, bytes] = {}
+        async with aclosing(self.drawing):
+            async for delta in self.drawing:
+                if self._note(delta):
+                    files[delta.picture] = await asyncio.to_thread(self._file, delta)
+        return [files[index] for index in sorted(files)]
+
+    async def events(self) -> AsyncGenerator[BaseModel, None]:
+        """What happens, as it happens."""
+        has_progress = isinstance(self.body, PromptFields) and self.body.progress
+        async with aclosing(self.drawing):
+            async for delta in self.drawing:
+                is_finished = self._note(delta)
+                if has_progress:
+                    yield self._progress(delta)
+                if delta.pixels is None:
+                    continue
+                text = await asyncio.to_thread(self._text, delta)
+                shown = {**self._about(), "index": delta.picture, "b64_json": text}
+                if is_finished:
+                    yield self._completed(shown)
+                else:
+                    kind = f"{self.route}.partial_image"
+                    shown["partial_image_index"] = delta.partial_index
+                    yield PartialImage(type=kind, created_at=int(time.time()), **shown)
+
+    def reply(self, data: list[PictureData]) -> ImagesReply:
+        """The answer with all pictures."""
+        request = self.drawing.request
+        usage = ImageUsage.of(request, self.num_prompt_tokens, len(data))
+        created = int(time.time())
+        return ImagesReply(
+            created=created, data=data, seed=request.seed, usage=usage, **self._about()
+        )
+
+    def _note(self, delta: ImageDelta) -> bool:
+        """Count the delta; whether it finishes a picture."""
+        self.num_prompt_tokens = max(self.num_prompt_tokens, delta.num_prompt_tokens)
+        is_finished = delta.pixels is not None and delta.partial_index < 0
+        if is_finished:
+            self.num_finished += 1
+            elapsed_s = time.monotonic() - self.context.arrived_s
+            self.context.metrics.observe_image(self.drawing.model.name, elapsed_s)
+        return is_finished
+
+    def _about(self) -> dict[str, Any]:
+        request = self.drawing.request
+        known: KnownQuality = "medium"  # which is what `auto` comes to
+        if (asked := self.body.known_quality) != "auto":
+            known = asked
+        return {
+            "background": "opaque",
+            "output_format": self.body.output_format,
+            "quality": known,
+            "size": f"{request.width}x{request.height}",
+        }
+
+    def _progress(self, delta: ImageDelta) -> ImageProgress:
+        return ImageProgress(
+            type=f"{self.route}.progress",
+            index=delta.picture,
+            step=delta.step,
+            num_steps=delta.num_steps,
+            num_computed=delta.num_computed,
+            step_s=self.clock.step_s(delta),
+            queue_position=delta.queue_position,
+        )
+
+    def _completed(self, shown: dict[str, Any]) -> CompletedImage:
+        request = self.drawing.request
+        usage = ImageUsage.of(request, self.num_prompt_tokens, 1, has_input=self.num_finished == 1)
+        return CompletedImage(
+            type=f"{self.route}.completed",
+            created_at=int(time.time()),
+            seed=request.seed,
+            usage=usage,
+            **shown,
+        )
+
+    def _file(self, delta: ImageDelta) -> bytes:
+        assert delta.pixels is not None
+        request = self.drawing.request
+        return encode_picture(
+            delta.pixels,
+            kind=self.body.output_format,
+            compression=self.body.output_compression,
+            size=(request.width, request.height),
+        )
+
+    def _text(self, delta: ImageDelta) -> str:
+        return base64.b64encode(self._file(delta)).decode()

@@ -1,0 +1,210 @@
+"""The OpenAI images API: generations, edits, variations, and the links they answer with.
+
+Owns the way from a validated request to a call of the service, and from its deltas to files, events
+and links. What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import Response
+
+from triptych.core.config import Config
+from triptych.core.errors import InvalidRequest, NotFound
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.context import Context
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.models import ModelCard
+from triptych.core.http.sse import EventStream, described
+from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
+from triptych.core.logs import fields
+from triptych.modalities.diffusion.api.files import MEDIA_TYPES
+from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks
+from triptych.modalities.diffusion.api.protocol import (
+    MAX_SOURCES,
+    DrawFields,
+    EditFields,
+    GenerationBody,
+    PromptFields,
+    VariationFields,
+)
+from triptych.modalities.diffusion.api.replies import (
+    CompletedImage,
+    ImageProgress,
+    ImagesReply,
+    PartialImage,
+    PictureData,
+    Route,
+)
+from triptych.modalities.diffusion.api.reply_builder import ImageReplyBuilder
+from triptych.modalities.diffusion.api.service import ImageCall, ImageService, PictureFile
+from triptych.modalities.diffusion.api.store import ID_CHARS, PictureStore
+
+_IMAGES = {"type": "array", "items": dict(BINARY), "maxItems": MAX_SOURCES}
+_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": ImagesReply,
+        "content": described(PartialImage, CompletedImage, ImageProgress),
+        "description": "The pictures, or events while they are drawn.",
+    }
+}
+_FILE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {kind: {"schema": dict(BINARY)} for kind in MEDIA_TYPES.values()},
+        "description": "The picture.",
+    }
+}
+_logger = logging.getLogger(__name__)
+
+
+def images_router(service: ImageService, links: PictureLinks) -> APIRouter:
+    """Routes of the images API in front of `service`."""
+    router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["images"])
+    studio = _ImageEndpoints(service, links)
+    _add_generations(router, studio)
+    _add_edits(router, studio)
+    _add_files(router, links)
+    return router
+
+
+def picture_links(config: Config) -> PictureLinks:
+    """Links and their store with the bounds of a configuration."""
+    options = config.images
+    store = PictureStore(max_bytes=options.image_store_mb * 2**20, ttl_s=options.image_store_ttl_s)
+    return PictureLinks(store, config.server.public_url)
+
+
+def image_cards(service: ImageService) -> list[ModelCard]:
+    """What `/v1/models` says of the service's models."""
+    return [ModelCard(id=name, task="image") for name in service.models]
+
+
+def _add_generations(router: APIRouter, studio: _ImageEndpoints) -> None:
+    @router.post("/v1/images/generations", response_model=None, responses=_ANSWER)
+    async def generations(body: GenerationBody, request: Request) -> Response:
+        """Draw what a prompt says."""
+        call = _call(body, Context.of(request))
+        return await studio.answer(call, body, request, "image_generation")
+
+
+def _add_edits(router: APIRouter, studio: _ImageEndpoints) -> None:
+    @router.post(
+        "/v1/images/edits",
+        response_model=None,
+        responses=_ANSWER,
+        openapi_extra=form_body(EditFields, "image", {"image[]": _IMAGES, "mask": dict(BINARY)}),
+    )
+    async def edits(request: Request) -> Response:
+        """Draw with pictures to begin from, or to look at."""
+        form = await read_form(request)
+        body = form.parsed(EditFields)
+        images = form.uploads("image", "image[]", beside=("mask",))
+        if len(images) > MAX_SOURCES:
+            raise InvalidRequest(f"At most {MAX_SOURCES} pictures are read.", param="image")
+        masks = form.files.get("mask", ())
+        call = _call(
+            body,
+            Context.of(request),
+            sources=_files(images),
+            mask=next(iter(_files(masks)), None),
+            strength=body.strength,
+        )
+        return await studio.answer(call, body, request, "image_edit", form)
+
+    @router.post(
+        "/v1/images/variations",
+        response_model=None,
+        responses={200: {"model": ImagesReply}},
+        openapi_extra=form_body(VariationFields, "image"),
+    )
+    async def variations(request: Request) -> Response:
+        """Draw a picture anew, a little different."""
+        form = await read_form(request)
+        body = form.parsed(VariationFields)
+        image = form.file("image")
+        call = _call(
+            body,
+            Context.of(request),
+            prompt="",
+            sources=_files([image]),
+            strength=body.strength,
+        )
+        return await studio.answer(call, body, request, "image_edit", form)
+
+
+def _add_files(router: APIRouter, links: PictureLinks) -> None:
+    @router.get(FILES_ROUTE + "/{name}", response_class=Response, responses=_FILE)
+    async def show_picture(
+        name: Annotated[str, Path(min_length=1, max_length=ID_CHARS + len(".jpeg"))],
+        request: Request,
+    ) -> Response:
+        """A picture that was answered as a link."""
+        picture = links.named(name, request)
+        if picture is None:
+            raise NotFound("You have no such picture, or it was kept long enough.")
+        headers = {
+            "cache-control": "private, max-age=3600, immutable",
+            "content-security-policy": "default-src 'none'; sandbox",
+            "x-content-type-options": "nosniff",
+        }
+        return Response(picture.data, media_type=MEDIA_TYPES[picture.kind], headers=headers)
+
+
+def _files(uploads: Sequence[Upload]) -> tuple[PictureFile, ...]:
+    return tuple(PictureFile(upload.data, upload.media_type) for upload in uploads)
+
+
+def _call(body: DrawFields, context: Context, **given: Any) -> ImageCall:
+    if isinstance(body, PromptFields):
+        told = {"num_partials": body.partial_images, "has_progress": body.progress}
+        given |= {"prompt": body.prompt, **told}
+    return ImageCall(
+        model=body.model or "",
+        call_id=context.call_id,
+        tenant=context.principal.tenant,
+        key=context.principal.key,
+        deadline_s=context.options.request_timeout_s,
+        **body.asked,
+        **given,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ImageEndpoints:
+    """What every route draws with, and where links lead."""
+
+    service: ImageService
+    links: PictureLinks
+
+    async def answer(
+        self,
+        call: ImageCall,
+        body: DrawFields,
+        request: Request,
+        route: Route,
+        form: Form | None = None,
+    ) -> Response:
+        """Draw the call: as events, or all at once."""
+        context = Context.of(request)
+        drawing = self.service.draw(call)
+        if context.options.log_prompts:
+            ids = {"request_id": context.request_id, "call_id": context.call_id}
+            _logger.info("image", extra=fields(**ids, text=[call.prompt]))
+        easel = ImageReplyBuilder(drawing, body, context, route, form)
+        if isinstance(body, PromptFields) and body.stream:
+            heartbeat_s = context.options.heartbeat_s
+            return EventStream(easel.events(), heartbeat_s=heartbeat_s, end=b"", is_named=True)
+        files = await easel.files()
+        if body.response_format == "url":
+            kind = body.output_format
+            data = [PictureData(url=self.links.add(file, kind, request)) for file in files]
+        else:
+            data = [PictureData(b64_json=base64.b64encode(file).decode()) for file in files]
+        reply = easel.reply(data)
+        return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")

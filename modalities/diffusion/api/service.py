@@ -1,0 +1,388 @@
+"""Words and pictures in, pictures out: what HTTP routes and the Python pipeline share.
+
+Owns the way of a call: checks, sizes, reading of the pictures it brings, admission, the engine job.
+Knows nothing of HTTP, of files that are answered, or of torch.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Literal, Self
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config, ImageOptions
+from triptych.core.errors import (
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    UnknownModel,
+    UnsupportedOption,
+)
+from triptych.core.limits import MAX_SEED
+from triptych.core.media.pictures import PictureReader
+from triptych.core.unicode import check_text
+from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
+from triptych.modalities.diffusion.api.image_model import ImageModel, Size
+from triptych.modalities.diffusion.wire import AdapterUse, ImageDelta, ImageRequest, StepCache
+from triptych.schedulers.admission import Admission
+
+MAX_PROMPT_CHARS = 32_000  # OpenAI's
+MAX_IMAGES = 10  # OpenAI's
+MAX_STEPS = 1000
+MAX_GUIDANCE = 100.0
+MAX_PARTIALS = 3  # OpenAI's
+PIXELS_PER_TOKEN = 256
+"""A token of usage, and of the bounds on admitted tokens, stands for 16 x 16 pixels."""
+MAX_SOURCE_BYTES = 48 * 2**20
+"""Raw pixels that one call may bring: what a message to the engine has room for."""
+MAX_HELD_BYTES = 2**30
+"""Raw pixels that all calls together may hold while they are drawn."""
+_SEED_BITS = 48
+"""Of seeds that are drawn here: JSON readers that have floats alone keep them exact."""
+
+Quality = Literal["auto", "low", "medium", "high"]
+STEPS_OF_QUALITY: Mapping[Quality, float] = MappingProxyType(
+    {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5}
+)
+"""How many of the model's own number of steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFile:
+    """A picture that a caller brings, as PNG, JPEG or WebP; `media_type` is what they say it is."""
+
+    data: bytes | bytearray | memoryview
+    media_type: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCall:
+    """One call for `num_images` pictures of a prompt.
+
+    Without a `size` it is the model's own, or has the shape of the first of `sources`: pictures to
+    begin from or to look at. `mask` is transparent where that may change, `strength` (0 to 1) how
+    far. What is `None` or empty is the model's own default; `quality` stands for a number of steps
+    where none is given, and without a `seed` one is drawn. `tenant` salts caches, `key` pays for
+    admission.
+    """
+
+    model: str
+    prompt: str
+    call_id: str
+    negative_prompt: str = ""
+    size: Size | None = None
+    num_images: int = 1
+    quality: Quality = "auto"
+    num_steps: int | None = None
+    guidance_scale: float | None = None
+    sampler: str = ""
+    cache: StepCache = field(default_factory=StepCache)
+    adapters: tuple[AdapterUse, ...] = ()
+    sources: tuple[PictureFile, ...] = ()
+    mask: PictureFile | None = None
+    strength: float | None = None
+    seed: int | None = None
+    num_partials: int = 0
+    has_progress: bool = False
+    tenant: str = ""
+    key: str = ""
+    deadline_s: float | None = None
+
+
+class ImageService:
+    """Serves pictures from an engine client."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: Sequence[ImageModel],
+        admission: Admission,
+        reader: PictureReader,
+        *,
+        options: ImageOptions,
+        default_seed: int | None = None,
+    ) -> None:
+        self.client = client
+        self.models: Mapping[str, ImageModel] = {model.name: model for model in models}
+        self._options = options
+        self._admission = admission
+        self._reader = reader
+        self._default_seed = default_seed
+        self._held_bytes = 0
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        models: Sequence[ImageModel],
+        client: EngineClient,
+        *,
+        reader: PictureReader,
+        admission: Admission | None = None,
+    ) -> Self:
+        """The service with the bounds and the seed of a configuration.
+
+        An `admission` is shared with other services.
+        """
+        return cls(
+            client,
+            models,
+            admission or Admission(options=config.schedule),
+            reader,
+            options=config.images,
+            default_seed=config.device.seed if config.device.seed >= 0 else None,
+        )
+
+    @property
+    def max_pictures(self) -> int:
+        """Most pictures that are admitted at once."""
+        return self._admission.max_jobs
+
+    def model(self, name: str) -> ImageModel:
+        """The model called `name`, the first where it is empty.
+
+        Raises `UnknownModel`, naming those there are.
+        """
+        found = self.models.get(name or next(iter(self.models), ""))
+        if found is None:
+            raise UnknownModel.among(self.models, name, "image model")
+        return found
+
+    def draw(self, call: ImageCall) -> Drawing:
+        """Draw a call. What can be told at once is checked before anything is started.
+
+        Raises errors of `core.errors.RequestError` here or out of the first delta, which may also
+        raise those of `core.errors.Unavailable`.
+        """
+        model = self.model(call.model)
+        check_call(call, model, self._options)
+        return Drawing(model, partial(self._deltas, call, model))
+
+    async def _deltas(
+        self, call: ImageCall, model: ImageModel, drawing: Drawing
+    ) -> AsyncGenerator[ImageDelta, None]:
+        shapes = await self._shapes(call)
+        size = call.size or (model.size_like(shapes[0]) if shapes else model.default_size)
+        model.check_size(size, max_pixels=self._options.max_image_pixels)
+        sizes = _source_sizes(call, model, size, shapes)
+        num_tokens = _cost(call, model, size)
+        ticket = self._admission.admit(
+            key=call.key, num_jobs=call.num_images, num_tokens=num_tokens
+        )
+        with ticket, self._holding(3 * sum(map(math.prod, sizes))):
+            request = drawing.request = await self._request(call, model, size, sizes)
+            outputs = self.client.submit(
+                model.name, request, job_id=call.call_id, deadline_s=call.deadline_s
+            )
+            async with aclosing(outputs) as stream:
+                async for output in stream:
+                    if isinstance(output.payload, ImageDelta):
+                        yield output.payload
+
+    async def _shapes(self, call: ImageCall) -> list[Size]:
+        """How large the pictures are that a call brings, by their headers."""
+        with _naming("image"):
+            shapes = [
+                await self._reader.measure(file.data, media_type=file.media_type)
+                for file in call.sources
+            ]
+        if call.mask:
+            with _naming("mask"):
+                told = call.mask.media_type
+                if await self._reader.measure(call.mask.data, media_type=told) != shapes[0]:
+                    raise InvalidRequest("The mask must be as large as the first picture.")
+        return shapes
+
+    async def _request(
+        self, call: ImageCall, model: ImageModel, size: Size, sizes: Sequence[Size]
+    ) -> ImageRequest:
+        """What the engine is asked. Decodes the pictures."""
+        mask = b""
+        with _naming("image"):
+            sources = [
+                await self._reader.read(file.data, media_type=file.media_type, size=target)
+                for file, target in zip(call.sources, sizes, strict=True)
+            ]
+        if call.mask:
+            with _naming("mask"):
+                file = call.mask
+                mask = await self._reader.read_mask(
+                    file.data, media_type=file.media_type, size=sizes[0]
+                )
+        seeds = (call.seed, self._default_seed, secrets.randbits(_SEED_BITS))
+        return ImageRequest(
+            prompt=call.prompt,
+            negative_prompt=call.negative_prompt,
+            width=size[0],
+            height=size[1],
+            seed=next(seed for seed in seeds if seed is not None),
+            num_images=call.num_images,
+            num_steps=_asked_steps(call, model),
+            guidance_scale=call.guidance_scale,
+            sampler=call.sampler,
+            cache=_cache(call),
+            adapters=call.adapters,
+            sources=tuple(sources),
+            mask=mask,
+            strength=call.strength,
+            num_partials=call.num_partials,
+            has_progress=call.has_progress,
+            tenant=call.tenant,
+        )
+
+    @contextmanager
+    def _holding(self, num_bytes: int) -> Iterator[None]:
+        if num_bytes > MAX_SOURCE_BYTES:
+            raise InvalidRequest("The pictures are too large together; send fewer.", param="image")
+        if self._held_bytes + num_bytes > MAX_HELD_BYTES:
+            raise Overloaded("Too many pictures are being edited; try later.", retry_after_s=5.0)
+        self._held_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._held_bytes -= num_bytes
+
+
+class Drawing:
+    """A call being drawn: its deltas, in order. Nothing happens before the first is asked for."""
+
+    def __init__(
+        self, model: ImageModel, start: Callable[[Drawing], AsyncGenerator[ImageDelta, None]]
+    ) -> None:
+        self.model = model
+        self._request: ImageRequest | None = None
+        self._deltas = start(self)
+
+    @property
+    def request(self) -> ImageRequest:
+        """What the engine was asked. May be read from the first delta on."""
+        assert self._request is not None, "nothing was asked yet"
+        return self._request
+
+    @request.setter
+    def request(self, request: ImageRequest) -> None:
+        self._request = request
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ImageDelta:
+        return await anext(self._deltas)
+
+    async def aclose(self) -> None:
+        """Draw no further: what runs is cancelled."""
+        await self._deltas.aclose()
+
+
+def check_call(call: ImageCall, model: ImageModel, options: ImageOptions) -> None:
+    """Raises `RequestError`s for what cannot be drawn, whatever is in the pictures that come."""
+    _check_fields(call, model)
+    check_uses(call.adapters, adapter_places(options))
+    if call.size is not None:
+        model.check_size(call.size, max_pixels=options.max_image_pixels)
+
+
+def _check_fields(call: ImageCall, model: ImageModel) -> None:
+    if not (call.prompt or call.sources):
+        raise InvalidRequest("The prompt is empty.", param="prompt")
+    for name, value, low, high in (
+        ("prompt", len(call.prompt), 0, MAX_PROMPT_CHARS),
+        ("negative_prompt", len(call.negative_prompt), 0, MAX_PROMPT_CHARS),
+        ("n", call.num_images, 1, MAX_IMAGES),
+        ("steps", call.num_steps, 1, MAX_STEPS),
+        ("guidance", call.guidance_scale, 0, MAX_GUIDANCE),
+        ("seed", call.seed, -MAX_SEED, MAX_SEED),
+        ("partial_images", call.num_partials, 0, MAX_PARTIALS),
+    ):
+        if value is not None and not low <= value <= high:
+            what = "the length of " if "prompt" in name else ""
+            raise InvalidRequest(f"{what}{name} must be between {low} and {high}.", param=name)
+    check_text(call.prompt, "prompt")
+    check_text(call.negative_prompt, "negative_prompt")
+    if call.sampler and call.sampler not in model.samplers:
+        known = ", ".join(model.samplers)
+        raise InvalidRequest(f"{model.name} has the samplers {known}.", param="sampler")
+    if call.negative_prompt:
+        _check_negative(call, model)
+    model.abilities.check_pictures(
+        len(call.sources),
+        num_steps=_num_steps(call, model),
+        strength=call.strength,
+        has_mask=call.mask is not None,
+    )
+
+
+def _check_negative(call: ImageCall, model: ImageModel) -> None:
+    """Raises `RequestError`s where nothing would steer away from the negative prompt."""
+    if not model.abilities.has_negative:
+        raise UnsupportedOption(
+            f"{model.name} takes no negative prompt: say in the prompt what there shall be.",
+            param="negative_prompt",
+        )
+    scale = call.guidance_scale
+    if scale is None:
+        scale = model.abilities.default_guidance
+    if not model.abilities.is_guided(scale):
+        raise InvalidRequest(
+            "A negative prompt steers only where guidance is above "
+            f"{model.abilities.neutral_guidance:g}, and here it is {scale:g}.",
+            param="negative_prompt",
+        )
+
+
+def _asked_steps(call: ImageCall, model: ImageModel) -> int | None:
+    """The steps to ask the engine for; None leaves them to it."""
+    if call.num_steps is None and STEPS_OF_QUALITY[call.quality] == 1:
+        return None
+    return _num_steps(call, model)
+
+
+def _num_steps(call: ImageCall, model: ImageModel) -> int:
+    if call.num_steps is not None:
+        return call.num_steps
+    return math.ceil(model.abilities.default_steps * STEPS_OF_QUALITY[call.quality])
+
+
+def _cache(call: ImageCall) -> StepCache:
+    """High quality computes every step, unless a cache is asked for."""
+    is_free = call.cache.name == "auto" and call.quality == "high"
+    return StepCache(name="off") if is_free else call.cache
+
+
+def _cost(call: ImageCall, model: ImageModel, size: Size) -> int:
+    """The call in admitted tokens: pixels times steps."""
+    num_pixels = math.prod(size) * call.num_images * _num_steps(call, model)
+    return math.ceil(num_pixels / PIXELS_PER_TOKEN)
+
+
+def _source_sizes(
+    call: ImageCall, model: ImageModel, size: Size, shapes: Sequence[Size]
+) -> list[Size]:
+    """How large pictures go to the engine: one to begin from as large as what is drawn of it."""
+    sizes = [_shrunk(shape, model.default_pixels) for shape in shapes]
+    abilities = model.abilities
+    is_edited = call.mask is not None or call.strength is not None or not abilities.max_references
+    if sizes and abilities.begins and is_edited:
+        sizes[0] = size
+    return sizes
+
+
+def _shrunk(size: Size, max_pixels: int) -> Size:
+    scale = min(1.0, math.sqrt(max_pixels / math.prod(size)))
+    width, height = (max(1, round(side * scale)) for side in size)
+    return width, height
+
+
+@contextmanager
+def _naming(param: str) -> Iterator[None]:
+    """Errors of a caller's picture say which field it came in."""
+    try:
+        yield
+    except RequestError as error:
+        raise type(error)(error.message, param=error.param or param) from error

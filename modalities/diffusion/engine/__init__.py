@@ -1,0 +1,1 @@
+"""Images in the engine process: loading, denoising, decoding. The place of torch."""

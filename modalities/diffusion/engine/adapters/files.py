@@ -1,0 +1,213 @@
+"""An adapter's file in any of its layouts, as pairs of matrices by part and module.
+
+Owns reading: diffusers' and PEFT's keys, kohya's, and what else diffusers' own conversions know,
+which are pure functions and called as they are. Strength (alpha over rank) is worked into one of
+the matrices first, so that conversions need not carry it along. Variants of LoRA that are more
+than two matrices are refused by name.
+
+Legend: r rank.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import msgspec
+from diffusers.utils.state_dict_utils import (
+    StateDictType,
+    convert_state_dict_to_peft,
+    convert_unet_state_dict_to_peft,
+)
+from torch import Tensor
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import WeightsError
+from triptych.core.typed import decode_json
+from triptych.core.weights.layout import read_json, single_file
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.diffusion.engine.loading.unfit import UNFIT, brief
+
+_VARIANTS = {
+    "dora_scale": "DoRA",
+    "lora_magnitude_vector": "DoRA",
+    "hada_w": "LoHa",
+    "lokr_w": "LoKr",
+    "lora_B.bias": "LoRA with biases",
+    "oft_": "OFT",
+}
+_KEY = re.compile(
+    r"((?P<part>transformer|unet|text_encoder(_\d)?)\.)?(?P<module>.+)"
+    r"\.lora_(?P<side>[AB])(\.\w+)?\.weight"
+)
+_UP_OF = {
+    ".lora_down.weight": ".lora_up.weight",
+    ".lora.down.weight": ".lora.up.weight",
+    ".lora_A.weight": ".lora_B.weight",
+}
+_PEFT_PREFIX = "base_model.model."
+_PEFT_CONFIG = "adapter_config.json"
+_METADATA = "lora_adapter_metadata"  # diffusers' name for the same among a file's metadata
+_HUB_FILES = ("*.safetensors", _PEFT_CONFIG)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What is added to a module: `up` after `down`. Linear `[r, in]` and `[out, r]`, or kernels."""
+
+    part: str
+    module: str
+    down: Tensor
+    up: Tensor
+
+    @property
+    def rank(self) -> int:
+        """How many dimensions the change passes through."""
+        return len(self.down)
+
+
+def open_adapter_file(place: str, options: ModelOptions) -> Checkpoint:
+    """The verified file of an adapter: a file, a folder with one, or a hub repository with one.
+
+    Raises `WeightsError` naming file and tensor for what is damaged or no safetensors.
+    """
+    path = Path(place).expanduser()
+    if not path.exists() and not path.suffix:
+        from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
+
+        path = download_snapshot(place, replace(options, revision=""), _HUB_FILES)
+    file = single_file(path) if path.is_dir() else path
+    if file.suffix != ".safetensors":
+        raise WeightsError(f"{file.name} is no safetensors file; convert the adapter to one.")
+    config = file.with_name(_PEFT_CONFIG)
+    return Checkpoint.open_file(file, read_json(config) if config.is_file() else {})
+
+
+def read_adapter(
+    checkpoint: Checkpoint, pipeline: str, denoiser: str, config: Any
+) -> list[LowRank]:
+    """The pairs of an adapter made for models of the class `pipeline`.
+
+    `denoiser` names the part that draws, `config` is its configuration: other programs number a
+    UNet's blocks in their own way. Raises `WeightsError` naming what is not understood.
+    """
+    _refuse_variants(checkpoint)
+    tensors = _scaled({name: checkpoint.read(name) for name in checkpoint.tensors})
+    if all(name.startswith(_PEFT_PREFIX) for name in tensors) and checkpoint.config:
+        tensors = {
+            f"{denoiser}.{name.removeprefix(_PEFT_PREFIX)}": tensor
+            for name, tensor in tensors.items()
+        }
+    else:
+        options = {"unet_config": config} if denoiser == "unet" else {}
+        tensors = _converted(tensors, pipeline, options)
+    strength = _Strength.read(checkpoint, denoiser)
+    return [strength.worked_into(pair) for pair in _paired(tensors, denoiser)]
+
+
+def _refuse_variants(checkpoint: Checkpoint) -> None:
+    for name, info in checkpoint.tensors.items():
+        for mark, variant in _VARIANTS.items():
+            if mark in name:
+                raise WeightsError(
+                    f"{info.file} is {variant} (tensor {name!r}), which is not offered; use plain"
+                    " LoRA."
+                )
+
+
+def _scaled(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With each `alpha` worked into its `up`, and then what means a strength of one: the rank."""
+    scaled = dict(tensors)
+    for name, alpha in tensors.items():
+        module = name.removesuffix(".alpha")
+        for down, up in _UP_OF.items():
+            if module != name and {module + down, module + up} <= tensors.keys():
+                if alpha.numel() != 1:
+                    raise WeightsError(f"Tensor {name!r} is no single number.")
+                rank = max(1, len(tensors[module + down]))
+                scaled[module + up] = tensors[module + up].float() * (float(alpha) / rank)
+                scaled[name] = alpha.new_full(alpha.shape, rank)
+    return scaled
+
+
+def _converted(
+    tensors: dict[str, Tensor], pipeline: str, options: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Under diffusers' names of parts and modules, and PEFT's of the two sides."""
+    convert = getattr(getattr(diffusers, pipeline, None), "lora_state_dict", None)
+    try:
+        found = convert(tensors, **options) if convert else tensors
+        named = found[0] if isinstance(found, tuple) else found
+        texts = {name: named[name] for name in named if name.startswith("text_encoder")}
+        others = {name: named[name] for name in named if name not in texts}
+        for kind in (StateDictType.DIFFUSERS_OLD, StateDictType.DIFFUSERS):
+            texts = convert_state_dict_to_peft(texts, kind)
+        return {**convert_unet_state_dict_to_peft(others), **texts}
+    except UNFIT as error:
+        raise WeightsError(
+            f"Its tensors are not named as in any LoRA for {pipeline} that is known:"
+            f" {brief(error)}."
+        ) from error
+
+
+def _paired(tensors: Mapping[str, Tensor], denoiser: str) -> list[LowRank]:
+    """By module. What names no part is the denoiser's."""
+    sides: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _KEY.fullmatch(name)
+        if match is None:
+            raise WeightsError(f"Tensor {name!r} is no part of a LoRA.")
+        where = (match["part"] or denoiser, match["module"])
+        sides.setdefault(where, {})[match["side"]] = tensor
+    for (part, module), pair in sides.items():
+        if len(pair) < 2:
+            raise WeightsError(f"The LoRA of {part}.{module} lacks its lora_{'AB'['A' in pair]}.")
+    return [
+        LowRank(part=part, module=module, down=pair["A"], up=pair["B"])
+        for (part, module), pair in sides.items()
+    ]
+
+
+class _Strength:
+    """What PEFT's configurations say of alpha, by part: for all modules, and for some by path.
+
+    `fields_of` a part are those of PEFT's LoraConfig.
+    """
+
+    def __init__(self, fields_of: Mapping[str, Mapping[str, Any]]) -> None:
+        self._fields_of = fields_of
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, denoiser: str) -> _Strength:
+        """From adapter_config.json, which is of one part, or else the file's own metadata."""
+        if checkpoint.config:
+            return cls({denoiser: checkpoint.config})
+        try:
+            packed = decode_json(checkpoint.metadata().get(_METADATA, "{}"), dict)
+        except msgspec.DecodeError as error:
+            raise WeightsError(f"Its metadata {_METADATA} is damaged.") from error
+        fields_of: dict[str, dict[str, Any]] = {}
+        for name, value in packed.items():
+            part, _, field = name.partition(".")
+            fields_of.setdefault(part, {})[field] = value
+        return cls(fields_of)
+
+    def worked_into(self, pair: LowRank) -> LowRank:
+        """The pair at a strength of one."""
+        fields = self._fields_of.get(pair.part, {})
+        alpha = fields.get("lora_alpha")
+        patterns = fields.get("alpha_pattern")
+        for path, value in patterns.items() if isinstance(patterns, dict) else ():
+            # PEFT takes these for regular expressions; files hold paths, or their ends.
+            if f".{pair.module}".endswith(f".{path.removeprefix('^')}"):
+                alpha = value
+        if not isinstance(alpha, int | float):
+            return pair
+        rank = max(1, pair.rank)
+        strength = alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)
+        return replace(pair, up=pair.up.float() * strength)

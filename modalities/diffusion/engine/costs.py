@@ -1,0 +1,106 @@
+"""What drawing takes of a device: state between steps, activations of a run, decoding.
+
+Owns the estimates, from shapes alone; each errs on the large side. Knows no ledger and no policy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.plan import PictureCost
+
+_FLOAT_BYTES = 4
+_NUM_STATES = 5  # a sampler of third order: the sample, its outputs, where a step began
+_SPARE = 2  # pools double when they grow
+_LIVE_WIDTHS = 24  # widths of a token that are alive in a block: heads, its MLP, both residuals
+_LIVE_CHANNELS = 4  # of a decoder's widest full-size layer: input, output, norm, workspace
+_LONG_PROMPT = "a " * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DrawingCosts:
+    """Of one model. `text_bytes` are of one encoded prompt at most."""
+
+    recipe: Recipe
+    text_bytes: int
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> DrawingCosts:
+        """Encodes a prompt as long as any is taken, which tells more than a configuration."""
+        (text,) = recipe.encode_all(recipe.prompts(own_request(recipe))[:1])
+        return cls(recipe, sum(tensor.nbytes for tensor in text.values()))
+
+    def of_picture(self, request: PictureRequest) -> PictureCost:
+        """What the scheduler wants to know."""
+        num_tokens = self._num_tokens(request) * (1 + len(request.sources) * self._looks_at_sources)
+        latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
+        num_branches = len(self.recipe.prompts(request))
+        cached = self._cached_bytes(request.cache, latent_bytes, num_tokens)
+        kept = 3 * latent_bytes if request.mask is not None else 0
+        kept += (num_branches - 1) * latent_bytes  # what one said that was asked ahead
+        cells = _SPARE * (_NUM_STATES * latent_bytes + num_branches * cached)
+        return PictureCost(
+            state_bytes=cells + kept + num_branches * self.text_bytes,
+            num_tokens=num_tokens,
+            num_pixels=request.width * request.height,
+        )
+
+    def row_bytes(self, num_tokens: int) -> int:
+        """Activations of a run of the model, for each of its rows."""
+        model = self.recipe.model
+        return num_tokens * _LIVE_WIDTHS * width_of(model.config) * int(model.dtype.itemsize)
+
+    def decode_bytes(self, num_pixels: int) -> int:
+        """Activations of the autoencoder, for a picture decoded as a whole."""
+        vae = self.recipe.vae
+        item_bytes = int(vae.dtype.itemsize)
+        return num_pixels * _LIVE_CHANNELS * _full_size_channels(vae.config) * item_bytes
+
+    def _num_tokens(self, request: PictureRequest) -> int:
+        return request.width * request.height // self.recipe.pixel_multiple**2
+
+    @property
+    def _looks_at_sources(self) -> bool:
+        return self.recipe.abilities.max_references > 0
+
+    def _cached_bytes(self, method: CacheMethod | None, latent_bytes: int, num_tokens: int) -> int:
+        """What one branch's cache keeps; where it looks into the model, a signal beside it."""
+        if method is None:
+            return 0
+        num_kept = method.extrapolator.num_kept
+        if method.level is Level.VELOCITY:
+            return num_kept * latent_bytes
+        model = self.recipe.model
+        return (num_kept + 1) * num_tokens * width_of(model.config) * int(model.dtype.itemsize)
+
+
+def own_request(recipe: Recipe) -> PictureRequest:
+    """A long prompt for a picture of the size that the model draws best."""
+    width, height = recipe.default_size
+    sources = (torch.full((3, height, width), 0.5),) if recipe.abilities.needs_reference else ()
+    return PictureRequest(prompt=_LONG_PROMPT, width=width, height=height, sources=sources)
+
+
+def width_of(config: Any) -> int:
+    """Width of a denoising model's hidden states, by its configuration; of a UNet its widest."""
+    if config.get("block_out_channels"):
+        return int(max(config["block_out_channels"]))
+    heads = config.get("num_attention_heads") or config.get("n_heads")
+    size = config.get("attention_head_dim")
+    if isinstance(heads, int) and isinstance(size, int):
+        return heads * size
+    return int(config.get("hidden_size") or config.get("dim") or 4096)
+
+
+def _full_size_channels(config: Any) -> int:
+    """The widest of a decoder's layers that are as large as the picture."""
+    channels = config.get("decoder_block_out_channels") or config.get("block_out_channels")
+    if channels:
+        return int(max(channels[:2]))
+    return int(config["base_dim"] * max(config["dim_mult"][:2]))

@@ -1,0 +1,319 @@
+"""The denoise loop: rows of any sampler, step, guidance and cache, one step at a time.
+
+Owns a picture's row from noise to finished latents. Knows no request, no text and no codec:
+`recipes` makes rows of prompts and pictures of latents.
+
+Guidance branches are rows to the model: each has its own conditioning and its own cache, so a
+branch may skip while the other computes, and guidance may end before the picture does.
+
+Legend: R pictures, B branches of all pictures.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from triptych.modalities.diffusion.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.evaluation import evaluate
+from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
+from triptych.modalities.diffusion.engine.fused_skips import FusedSkip, leap
+from triptych.modalities.diffusion.engine.samplers.rows import (
+    SampleRow,
+    advance,
+    model_inputs,
+    noised,
+    overwrite,
+    release_row,
+)
+from triptych.modalities.diffusion.engine.tensor_pool import (
+    TensorPool,
+    joined,
+    picked,
+    sent,
+    weighted_sum,
+)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class GuidanceBranch:
+    """One side of guidance: what it is told, and its cache.
+
+    `batch_key`: with whom it may share a run, which the loop works out once. `answer`: its
+    velocity of the row's step, if it was asked ahead. `num_asked` counts what it was asked.
+    """
+
+    conditioning: Conditioning
+    slot: CacheSlot | None = None
+    batch_key: Hashable = None
+    answer: Tensor | None = None
+    num_asked: int = 0
+
+    @property
+    def num_runs(self) -> int:
+        """Steps at which the model was run for it."""
+        return self.slot.decisions.num_computed if self.slot else self.num_asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guidance:
+    """How two branches become one: `scale` times the first less `scale` - 1 times the second.
+
+    `start` and `stop` are shares of the steps outside which the first branch stands alone.
+    `keeps_norm`: the result gets back the first branch's norm over the last axis, which a large
+    scale would inflate (Qwen-Image, Lumina 2).
+    """
+
+    scale: float = 1.0
+    keeps_norm: bool = False
+    start: float = 0.0
+    stop: float = 1.0
+
+    def holds_at(self, step: int, num_steps: int) -> bool:
+        """Whether the second branch is asked at this step."""
+        return self.start <= step / num_steps < self.stop
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Kept:
+    """What must stay of a picture that is edited: its latents, where, and the noise they began in.
+
+    `mask` is 1 where the row draws and 0 where `clean` stays. All are of the sample's shape.
+    """
+
+    clean: Tensor
+    mask: Tensor
+    noise: Tensor
+
+
+@dataclass(eq=False, kw_only=True)
+class DenoiseRow:
+    """A picture being drawn. `release` once, however it ends.
+
+    `branches`: the prompt's, then the negative prompt's where there is guidance.
+    """
+
+    sample: SampleRow
+    branches: list[GuidanceBranch]
+    guidance: Guidance = field(default_factory=Guidance)
+    kept: Kept | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the latents are finished."""
+        return self.sample.is_done
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole way."""
+        return len(self.sample.timesteps)
+
+    @property
+    def point(self) -> Point:
+        """Where on its way the row stands."""
+        step = self.sample.step
+        return Point(step, self.sample.noise_levels[step])
+
+    def active_at(self, step: int) -> list[GuidanceBranch]:
+        """The branches asked at a step."""
+        if len(self.branches) == 1:
+            return self.branches
+        holds = self.guidance.holds_at(step, self.num_steps)
+        return self.branches if holds else self.branches[:1]
+
+    def foresee(self) -> list[int]:
+        """How many branches may need a run of the model, for each step of the whole way.
+
+        None where all are known to be skipped, and before the row's first step, where it stands.
+        """
+        num_rows = [0] * self.num_steps
+        ahead = range(self.sample.step, self.num_steps)
+        for branch in self.branches:
+            steps = [step for step in ahead if branch in self.active_at(step)]
+            computes = branch.slot.foresee(steps) if branch.slot else [True] * len(steps)
+            for step, may_compute in zip(steps, computes, strict=True):
+                num_rows[step] += may_compute
+        return num_rows
+
+    def leap(self, num_steps: int) -> FusedSkip | None:
+        """The next steps as one map; `None` where they are none, or not known to be skipped."""
+        if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
+            return None
+        steps = range(self.sample.step, self.sample.step + num_steps)
+        active = [self.active_at(step) for step in steps]
+        if any(branch.slot is None for branches in active for branch in branches):
+            return None
+        leap = FusedSkip(self.sample, [self._shares(branches) for branches in active])
+        return leap if leap.is_possible else None
+
+    def forget_answers(self) -> None:
+        """The step was taken that branches were asked of."""
+        for branch in self.branches:
+            branch.answer = None
+
+    def release(self) -> None:
+        """Give back everything the row holds."""
+        release_row(self.sample)
+        for branch in self.branches:
+            if branch.slot is not None:
+                branch.slot.release()
+
+    def _shares(self, branches: Sequence[GuidanceBranch]) -> list[tuple[CacheSlot, float]]:
+        """What guidance makes of the caches' outputs."""
+        scale = self.guidance.scale
+        of_output = (scale, 1 - scale) if len(branches) == 2 else (1.0,)
+        slots = [branch.slot for branch in branches if branch.slot is not None]
+        return list(zip(slots, of_output, strict=True))
+
+
+# Rows of one shape, and their velocities after guidance, `[R, ...]`.
+Watch = Callable[[list[DenoiseRow], Tensor], None]
+
+
+class Denoiser:
+    """Steps rows through one model. All state is the rows', which share one `CellPools`."""
+
+    def __init__(self, model: DenoiseModel) -> None:
+        self.model = model
+
+    def step(self, rows: Sequence[DenoiseRow], watch: Watch | None = None) -> None:
+        """One step of each row. None may be done. `watch` is told before the step is taken.
+
+        Where it raises, each row has either taken its step or can be asked to take it again.
+        """
+        for members in _by_shape(rows):
+            velocities = self._guided(members)
+            if watch is not None:
+                watch(members, velocities)
+            advance([row.sample for row in members], velocities)
+            for row in members:
+                row.forget_answers()
+                if row.kept is not None:
+                    _restore(row.sample, row.kept)
+
+    def advance(
+        self, rows: Sequence[DenoiseRow], num_steps: Sequence[int], watch: Watch | None = None
+    ) -> None:
+        """Each row takes its number of steps, of which all but the last should be skipped.
+
+        So rows whose plans differ meet at their computed steps, and a run is as full as can be.
+        `watch` is told of the last ones alone.
+        """
+        self._skip(rows, [count - 1 for count in num_steps])
+        self.step(rows, watch)
+
+    def ask_ahead(self, rows: Sequence[DenoiseRow], num_steps: Sequence[int]) -> None:
+        """Each row takes its number of steps, which should be skipped, and asks one branch more.
+
+        So half of a guided step is done, and may be followed by work for others. Its next step asks
+        only the other branch.
+        """
+        self._skip(rows, num_steps)
+        for members in _by_shape(rows):
+            branches = [row.active_at(row.sample.step)[0] for row in members]
+            answers = self._ask(members, list(range(len(members))), branches)
+            for branch, answer in zip(branches, answers, strict=True):
+                branch.answer = answer
+
+    def _skip(self, rows: Sequence[DenoiseRow], num_steps: Sequence[int]) -> None:
+        ends = {
+            id(row): row.sample.step + count for row, count in zip(rows, num_steps, strict=True)
+        }
+        skipping = [row for row in rows if row.sample.step < ends[id(row)]]
+        for members in _by_shape(skipping):
+            leaps = [row.leap(ends[id(row)] - row.sample.step) for row in members]
+            leap([found for found in leaps if found is not None])
+        while left := [row for row in skipping if row.sample.step < ends[id(row)]]:
+            self.step(left)
+
+    def _guided(self, rows: list[DenoiseRow]) -> Tensor:
+        """Velocities of rows of one shape, `[R, ...]`."""
+        active = [row.active_at(row.sample.step) for row in rows]
+        guided = [index for index, branches in enumerate(active) if len(branches) == 2]
+        of_row = [*range(len(rows)), *guided]
+        branches = [found[0] for found in active] + [active[index][1] for index in guided]
+        velocities_B = self._ask(rows, of_row, branches)
+        if not guided:
+            return velocities_B
+        prompted, negative = velocities_B[: len(rows)], velocities_B[len(rows) :]
+        guidances = [rows[index].guidance for index in guided]
+        if len(guided) == len(rows):
+            return _guide(guidances, prompted, negative)
+        alone = [index for index in range(len(rows)) if index not in guided]
+        both = _guide(guidances, picked(prompted, guided), negative)
+        return joined([(alone, picked(prompted, alone)), (guided, both)])
+
+    def _ask(
+        self, rows: list[DenoiseRow], of_row: list[int], branches: list[GuidanceBranch]
+    ) -> Tensor:
+        """Velocities of branches, `[B, ...]`; the model is asked of those that have no answer."""
+        parts: list[tuple[list[int], Tensor]] = []
+        if left := [index for index, branch in enumerate(branches) if branch.answer is None]:
+            asked = [branches[index] for index in left]
+            parts.append((left, self._run(rows, [of_row[index] for index in left], asked)))
+            for branch in asked:
+                branch.num_asked += 1
+        if answered := [index for index in range(len(branches)) if index not in left]:
+            answers = [branches[index].answer for index in answered]
+            parts.append((answered, torch.stack([each for each in answers if each is not None])))
+        return joined(parts)
+
+    def _run(
+        self, rows: list[DenoiseRow], of_row: list[int], branches: list[GuidanceBranch]
+    ) -> Tensor:
+        """Velocities of branches, `[B, ...]`, in one run for each group that can share one."""
+        inputs_R = model_inputs([row.sample for row in rows])
+        times = [rows[index].sample.timesteps[rows[index].sample.step] for index in of_row]
+        batch = Batch(
+            samples=picked(inputs_R, of_row),
+            times=sent(torch.tensor(times), inputs_R.device),
+            conditioning=[branch.conditioning for branch in branches],
+        )
+        slots = [branch.slot for branch in branches]
+        points = [row.point for row in rows]
+        groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for index, branch in enumerate(branches):
+            if branch.batch_key is None:
+                branch.batch_key = self._batch_key(inputs_R.shape[1:], branch)
+            groups[branch.batch_key].append(index)
+        if len(groups) == 1:
+            return evaluate(self.model, batch, slots, [points[row] for row in of_row])
+        parts = []
+        for members in groups.values():
+            at = [points[of_row[index]] for index in members]
+            chosen = [slots[index] for index in members]
+            parts.append((members, evaluate(self.model, batch.select(members), chosen, at)))
+        return joined(parts)
+
+    def _batch_key(self, sample_shape: torch.Size, branch: GuidanceBranch) -> Hashable:
+        is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
+        is_exact = is_on_cpu or (branch.slot is not None and branch.slot.keeps_hidden)
+        return self.model.batch_key(sample_shape, branch.conditioning, is_exact=is_exact)
+
+
+def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:
+    groups: defaultdict[TensorPool, list[DenoiseRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.sample.pool].append(row)
+    return list(groups.values())
+
+
+def _restore(sample: SampleRow, kept: Kept) -> None:
+    """Put back what an edit must not change, as noisy as the rest is now."""
+    before = noised(sample, kept.clean, kept.noise)
+    overwrite(sample, torch.lerp(before, sample.sample, kept.mask))
+
+
+def _guide(guidances: Sequence[Guidance], prompted: Tensor, negative: Tensor) -> Tensor:
+    scales = [(guidance.scale, 1 - guidance.scale) for guidance in guidances]
+    guided = weighted_sum(scales, [prompted, negative])
+    for guidance, result, first in zip(guidances, guided, prompted, strict=True):
+        if guidance.keeps_norm:
+            result.mul_(first.norm(dim=-1, keepdim=True) / result.norm(dim=-1, keepdim=True))
+    return guided

@@ -1,0 +1,165 @@
+"""A denoising model of any family, run for a batch of rows.
+
+Owns the call: stacking rows' conditioning, telling the time in the model's unit, reading the
+answer. The model runs its own forward; nothing of it is copied here.
+
+Legend: R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from triptych.core.layers.row_by_row import row_by_row
+from triptych.modalities.diffusion.engine.families.family import Conditioning, DenoiserFamily
+from triptych.modalities.diffusion.engine.tensor_pool import picked
+from triptych.modalities.diffusion.wire import AdapterUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows that go through the model together: latents `[R, ...]`, times `[R]`, conditioning."""
+
+    samples: Tensor
+    times: Tensor
+    conditioning: Sequence[Conditioning]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def select(self, rows: Sequence[int]) -> Batch:
+        """Some of the rows, in the order asked for."""
+        if list(rows) == list(range(len(self))):
+            return self
+        return Batch(
+            samples=picked(self.samples, rows),
+            times=picked(self.times, rows),
+            conditioning=[self.conditioning[row] for row in rows],
+        )
+
+
+class RowAdapters(Protocol):
+    """What changes a model for some rows of a run (`adapters.Adapters`)."""
+
+    def key_of(self, uses: tuple[AdapterUse, ...], /) -> Hashable:
+        """Rows with equal keys may share a run."""
+        ...
+
+    def applied(self, rows: Sequence[tuple[AdapterUse, ...]], /) -> AbstractContextManager[None]:
+        """While inside, each row of a run is changed as it asks."""
+        ...
+
+
+class DenoiseModel:
+    """A model and its family. Asks at the level of the whole answer, which every model has.
+
+    `adapters` may be set by whoever has some; without, no row may ask for any.
+    """
+
+    adapters: RowAdapters | None = None
+
+    def __init__(self, module: nn.Module, family: DenoiserFamily) -> None:
+        self.module = module
+        self.family = family
+        weight = next(module.parameters())
+        self.device = weight.device
+        # A model may keep some weights in float32 whatever the others are; it says which count.
+        self.dtype: torch.dtype = getattr(module, "dtype", weight.dtype)
+
+    def batch_key(
+        self, sample_shape: torch.Size, conditioning: Conditioning, *, is_exact: bool = False
+    ) -> Hashable:
+        """Rows with equal keys may share a batch.
+
+        `is_exact`: also what could be filled up must be of one length, because what a row computes
+        or keeps may not depend on who else is there.
+        """
+        may_differ = self.family.lists | self.family.ragged
+        free = frozenset() if is_exact else may_differ
+        shapes = tuple(
+            (name, tensor.shape)
+            for name, tensor in sorted(conditioning.rows.items())
+            if name not in free
+        )
+        context = None if conditioning.context is None else conditioning.context.shape
+        adapted = self.adapters and self.adapters.key_of(conditioning.adapters)
+        is_held = is_exact and bool(may_differ)
+        return sample_shape, shapes, context, conditioning.key, is_held, adapted
+
+    @torch.no_grad()
+    def velocity(self, batch: Batch) -> Tensor:
+        """The model's answer for each row, `[R, ...]` like the samples, in float32."""
+        with self.acting(batch):
+            return self.read(self.module(**self.arguments(batch)), batch)
+
+    @contextmanager
+    def acting(self, batch: Batch) -> Iterator[None]:
+        """While inside, the rows' adapters act on the model, and no row on another."""
+        rows = [conditioning.adapters for conditioning in batch.conditioning]
+        with row_by_row(len(rows), self.device):
+            if not any(rows):
+                yield
+                return
+            assert self.adapters is not None
+            with self.adapters.applied(rows):
+                yield
+
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """The keyword arguments of one run."""
+        family = self.family
+        times = batch.times.to(self.device, torch.float32) / family.time_unit
+        arguments: dict[str, Any] = {
+            family.sample: self._samples(batch),
+            family.time: (1 - times if family.time_flips else times).to(self.dtype),
+            "return_dict": False,
+        }
+        for name in batch.conditioning[0].rows:
+            rows = [conditioning.rows[name] for conditioning in batch.conditioning]
+            _place(arguments, name, self._join(name, rows))
+            if name in self.family.ragged and len({len(row) for row in rows}) > 1:
+                masks = [torch.ones(len(row), dtype=torch.bool, device=row.device) for row in rows]
+                arguments[f"{name}_mask"] = pad_sequence(masks, batch_first=True)
+        for name, value in batch.conditioning[0].shared.items():
+            _place(arguments, name, value)
+        return arguments
+
+    def read(self, answer: Any, batch: Batch) -> Tensor:
+        """The velocity in what a run returned."""
+        output = answer[0] if isinstance(answer, tuple) else answer
+        output = torch.stack(output) if isinstance(output, list) else output
+        assert isinstance(output, Tensor)
+        size = batch.samples.shape[1]
+        if batch.conditioning[0].context is not None or self.family.halves:
+            output = output[:, :size]
+        output = output.view(batch.samples.shape).float()
+        return -output if self.family.negates else output
+
+    def _samples(self, batch: Batch) -> Tensor | list[Tensor]:
+        samples = batch.samples.to(self.device, self.dtype)
+        context = [conditioning.context for conditioning in batch.conditioning]
+        if context[0] is not None:
+            appended = torch.stack([tensor for tensor in context if tensor is not None])
+            samples = torch.cat([samples, appended.to(samples)], dim=1)
+        return list(samples) if self.family.sample in self.family.lists else samples
+
+    def _join(self, name: str, rows: list[Tensor]) -> Tensor | list[Tensor]:
+        if name in self.family.lists:
+            return rows
+        if name in self.family.ragged:
+            return pad_sequence(rows, batch_first=True)
+        return torch.stack(rows, self.family.axes.get(name, 0))
+
+
+def _place(arguments: dict[str, Any], name: str, value: Any) -> None:
+    outer, _, inner = name.partition(".")
+    if inner:
+        arguments.setdefault(outer, {})[inner] = value
+    else:
+        arguments[name] = value

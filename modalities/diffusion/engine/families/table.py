@@ -1,0 +1,155 @@
+"""The families there are, by diffusers' class name.
+
+Owns the facts of each class: how its pipeline in diffusers asks it, and what its blocks return. A
+class that is not here can still be run by giving `DenoiseModel` a `DenoiserFamily`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from torch import nn
+
+from triptych.core.errors import WeightsError
+from triptych.modalities.diffusion.engine.families.family import Blocks, DenoiserFamily
+from triptych.modalities.diffusion.engine.families.model import DenoiseModel
+from triptych.modalities.diffusion.engine.families.span import SpanModel
+
+_TEXT_FIRST = ("encoder_hidden_states", "hidden_states")
+_PICTURE_FIRST = ("hidden_states", "encoder_hidden_states")
+
+
+def _dual(*names: str, streams: tuple[str, ...] = _TEXT_FIRST) -> tuple[Blocks, ...]:
+    return tuple(Blocks(name, streams, hidden="hidden_states") for name in names)
+
+
+_BLOCKS = (Blocks("transformer_blocks"),)
+_TWO_LISTS = ("transformer_blocks", "single_transformer_blocks")
+_THOUSAND = 1000.0
+
+_FLUX = DenoiserFamily(time_unit=_THOUSAND, span=_dual(*_TWO_LISTS))
+_WAN = DenoiserFamily(span=(Blocks("blocks"),), tap="condition_embedder")
+_UNET = DenoiserFamily(sample="sample")
+_COGVIEW = DenoiserFamily(span=_dual("transformer_blocks", streams=_PICTURE_FIRST))
+
+FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
+    {
+        "AllegroTransformer3DModel": DenoiserFamily(span=_BLOCKS),
+        "AuraFlowTransformer2DModel": DenoiserFamily(
+            time_unit=_THOUSAND,
+            span=(*_dual("joint_transformer_blocks"), Blocks("single_transformer_blocks")),
+        ),
+        "BriaTransformer2DModel": DenoiserFamily(span=_dual(*_TWO_LISTS)),
+        "ChromaTransformer2DModel": DenoiserFamily(
+            time_unit=_THOUSAND,
+            span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
+        ),
+        "ChronoEditTransformer3DModel": _WAN,
+        "CogVideoXTransformer3DModel": _COGVIEW,
+        "CogView3PlusTransformer2DModel": _COGVIEW,
+        "CogView4Transformer2DModel": _COGVIEW,
+        "ConsisIDTransformer3DModel": _COGVIEW,
+        "CosmosTransformer3DModel": DenoiserFamily(span=_BLOCKS),
+        "DiTTransformer2DModel": DenoiserFamily(halves=True, span=_BLOCKS),
+        "EasyAnimateTransformer3DModel": _COGVIEW,
+        "ErnieImageTransformer2DModel": DenoiserFamily(),
+        "Flux2Transformer2DModel": DenoiserFamily(
+            time_unit=_THOUSAND,
+            span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
+        ),
+        "FluxTransformer2DModel": _FLUX,
+        "GlmImageTransformer2DModel": _COGVIEW,
+        "HiDreamImageTransformer2DModel": DenoiserFamily(
+            time="timesteps",
+            negates=True,
+            axes={"encoder_hidden_states_llama3": 1},
+            span=(
+                *_dual("double_stream_blocks", streams=_PICTURE_FIRST),
+                Blocks("single_stream_blocks"),
+            ),
+        ),
+        "HunyuanDiT2DModel": DenoiserFamily(halves=True),
+        "HunyuanImageTransformer2DModel": DenoiserFamily(
+            span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)
+        ),
+        "HunyuanVideo15Transformer3DModel": DenoiserFamily(
+            span=_dual("transformer_blocks", streams=_PICTURE_FIRST)
+        ),
+        "HunyuanVideoTransformer3DModel": DenoiserFamily(
+            span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)
+        ),
+        "JoyImageEditTransformer3DModel": DenoiserFamily(
+            span=_dual("double_blocks", streams=_PICTURE_FIRST)
+        ),
+        "Kandinsky5Transformer3DModel": DenoiserFamily(span=(Blocks("visual_transformer_blocks"),)),
+        "Krea2Transformer2DModel": DenoiserFamily(time_unit=_THOUSAND, span=_BLOCKS),
+        "LTXVideoTransformer3DModel": DenoiserFamily(span=_BLOCKS),
+        "LatteTransformer3DModel": DenoiserFamily(
+            span=(Blocks("transformer_blocks"), Blocks("temporal_transformer_blocks"))
+        ),
+        "LongCatImageTransformer2DModel": DenoiserFamily(
+            time_unit=_THOUSAND, span=_dual(*_TWO_LISTS)
+        ),
+        "Lumina2Transformer2DModel": DenoiserFamily(
+            time_unit=_THOUSAND, time_flips=True, negates=True, span=(Blocks("layers"),)
+        ),
+        "LuminaNextDiT2DModel": DenoiserFamily(
+            time_unit=_THOUSAND,
+            time_flips=True,
+            negates=True,
+            halves=True,
+            span=(Blocks("layers"),),
+        ),
+        "MochiTransformer3DModel": _COGVIEW,
+        "MotifVideoTransformer3DModel": DenoiserFamily(
+            span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)
+        ),
+        "OvisImageTransformer2DModel": _FLUX,
+        "PRXTransformer2DModel": DenoiserFamily(time_unit=_THOUSAND, span=(Blocks("blocks"),)),
+        "PixArtTransformer2DModel": DenoiserFamily(halves=True, span=_BLOCKS),
+        "QwenImageTransformer2DModel": DenoiserFamily(
+            time_unit=_THOUSAND,
+            ragged=frozenset({"encoder_hidden_states"}),
+            span=_dual("transformer_blocks"),
+        ),
+        "SD3Transformer2DModel": DenoiserFamily(span=_dual("transformer_blocks")),
+        "SanaTransformer2DModel": DenoiserFamily(span=_BLOCKS),
+        "SanaVideoTransformer3DModel": DenoiserFamily(span=_BLOCKS),
+        "SkyReelsV2Transformer3DModel": _WAN,
+        "StableAudioDiTModel": DenoiserFamily(span=_BLOCKS),
+        "UNet2DConditionModel": _UNET,
+        "UNet2DModel": _UNET,
+        "UNet3DConditionModel": _UNET,
+        "WanTransformer3DModel": _WAN,
+        "WanVACETransformer3DModel": _WAN,
+        "ZImageTransformer2DModel": DenoiserFamily(
+            sample="x",
+            time="t",
+            time_unit=_THOUSAND,
+            time_flips=True,
+            negates=True,
+            lists=frozenset({"x", "cap_feats"}),
+            span=(Blocks("layers"),),
+        ),
+    }
+)
+
+
+def family_of(module: nn.Module) -> DenoiserFamily:
+    """The family of a model's class. Raises `WeightsError` if it is not known."""
+    name = type(module).__name__
+    if name not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise WeightsError(f"{name} is no denoising model known here; these are: {known}.")
+    # Sana's models say themselves what unit of time they were trained in; Sprint is told its own.
+    config = getattr(module, "config", None)
+    is_sprint = getattr(config, "guidance_embeds", False)
+    own_scale = 1.0 if is_sprint else getattr(config, "timestep_scale", 1.0)
+    return replace(FAMILIES[name], time_unit=FAMILIES[name].time_unit / own_scale)
+
+
+def open_model(module: nn.Module) -> DenoiseModel:
+    """A model ready to be asked, in parts where its family allows."""
+    family = family_of(module)
+    return SpanModel(module, family) if family.span else DenoiseModel(module, family)

@@ -1,0 +1,152 @@
+"""Brings one image model onto the device: components, memory, painter, runner, scheduler.
+
+Owns the order of these and how memory is shared out among them. Knows no HTTP and no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from triptych.core.engine.loader import DeviceLoader
+from triptych.core.engine.model_memory import ModelMemory
+from triptych.core.errors import InvalidRequest
+from triptych.core.layers.native_linear import pack_linears
+from triptych.modalities.diffusion.cache_choice import CacheBook
+from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
+from triptych.modalities.diffusion.engine.costs import DrawingCosts, own_request
+from triptych.modalities.diffusion.engine.denoise import Denoiser
+from triptych.modalities.diffusion.engine.executor import ImageExecutor
+from triptych.modalities.diffusion.engine.families.span import SpanModel
+from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
+from triptych.modalities.diffusion.engine.loading import (
+    Components,
+    component_bytes,
+    open_components,
+)
+from triptych.modalities.diffusion.engine.preview import Preview
+from triptych.modalities.diffusion.engine.prompts import PromptCache
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.runner import DenoiseRunner
+from triptych.modalities.diffusion.plan import PictureCost
+from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
+from triptych.modalities.diffusion.wire import ImageRequest
+from triptych.schedulers.base import LoadedModel
+
+_PROMPTS_BYTES = 64 * 2**20
+_SHARE = 0.25  # of what the ledger has left, at most, for pictures; and as much for activations
+_NUM_BRANCHES = 2
+_LITTLE_BYTES = 64 * 2**20  # a small model decodes many pictures at once with that
+_SPARE_STATE = 4  # pictures may be larger than the model's own size, and have caches
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What there is room for: rows of one run, bytes of pictures, pixels decoded as a whole."""
+
+    max_rows: int
+    state_bytes: int
+    whole_pixels: int
+
+
+class DiffusionLoader(DeviceLoader):
+    """Implements `schedulers.base.ModelLoader`."""
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        with ExitStack() as stack:
+            memory = self._memory(stack)
+            components = self._open_components(memory, report)
+            recipe = open_recipe(components.pipeline, components.parts)
+            with torch.inference_mode():
+                costs = DrawingCosts.of(recipe)
+                room = self._share_out(memory, costs)
+                painter = self._painter(components, recipe, room)
+            runner = DenoiseRunner(painter, self._device.torch)
+            stack.callback(runner.close)
+            close = stack.pop_all().close
+        images = self._config.images
+        scheduler = DenoiseScheduler(
+            model=self.name,
+            measure=lambda request: measure(
+                painter, costs, request, max_pixels=images.max_image_pixels
+            ),
+            max_pictures=images.max_images_in_flight,
+            max_state_bytes=room.state_bytes,
+            max_jobs=self._config.schedule.max_queue_size + images.max_images_in_flight,
+            max_rows=room.max_rows,
+        )
+        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+
+    def _open_components(self, memory: ModelMemory, report: Callable[[float], None]) -> Components:
+        folder, options = self._resolved.folder, self._config.models
+        for part, num_bytes in component_bytes(folder, options, dtype=memory.dtype).items():
+            memory.reserve(part, num_bytes)
+        if num_bytes := adapter_bytes(self._config, dtype=memory.dtype):
+            memory.reserve("adapters", num_bytes)
+        memory.reserve("prompts", _PROMPTS_BYTES)
+        components = open_components(
+            folder, options, device=self._device.torch, dtype=memory.dtype, report=report
+        )
+        native = memory.native_kernels()
+        for part in components.parts.values():
+            if isinstance(part, nn.Module):
+                pack_linears(part, native)
+        return components
+
+    def _share_out(self, memory: ModelMemory, costs: DrawingCosts) -> _Room:
+        """Room for pictures and for activations. Raises `MemoryBudgetExceeded`.
+
+        One picture of the model's own size must fit, and a run for its two branches.
+        """
+        own = costs.of_picture(own_request(costs.recipe))
+        num_models = max(1, len(self._config.models.model))
+        most = int(_SHARE * self._ledger.available_bytes / num_models)
+        row_bytes = costs.row_bytes(own.num_tokens)
+        images = self._config.images
+        num_rows = min(images.max_image_rows, most // row_bytes)
+        num_rows = max(num_rows, _NUM_BRANCHES)
+        activations = max(num_rows * row_bytes, costs.decode_bytes(own.num_pixels))
+        activations = max(activations, min(most, _LITTLE_BYTES))
+        memory.reserve("activations", activations)
+        wanted = _SPARE_STATE * images.max_images_in_flight * own.state_bytes
+        state_bytes = max(own.state_bytes, images.image_memory_mb << 20 or min(most, wanted))
+        memory.reserve("pictures", state_bytes)
+        return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1))
+
+    def _painter(self, components: Components, recipe: Recipe, room: _Room) -> ImageExecutor:
+        folder = Path(self._resolved.folder)
+        model = open_model(recipe.model)
+        adapters = model.adapters = Adapters.open(self._config, components)
+        return ImageExecutor(
+            recipe,
+            Denoiser(model),
+            caches=CacheBook.open(
+                folder,
+                type(recipe.model).__name__,
+                can_probe=isinstance(model, SpanModel),
+                config=self._config,
+            ),
+            prompts=PromptCache(recipe, adapters, self._resolved.digest, _PROMPTS_BYTES),
+            adapters=adapters,
+            viewer=LatentDecoder(recipe, Preview.open(folder, recipe), room.whole_pixels),
+        )
+
+
+def measure(
+    painter: ImageExecutor, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
+) -> PictureCost:
+    """What a picture of the request takes. Raises `RequestError` where it cannot be drawn."""
+    if request.width * request.height > max_pixels:
+        raise InvalidRequest(
+            f"A picture has at most {max_pixels} pixels, not {request.width}x{request.height}.",
+            param="size",
+        )
+    return costs.of_picture(painter.understand(request, with_pictures=False))

@@ -1,0 +1,108 @@
+"""Which classes of diffusers and transformers a model_index.json may ask for.
+
+Owns the list. A class that is not on it is never looked up, whatever a file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.pipeline_index import PipelineComponent
+from triptych.modalities.diffusion.engine.families.table import FAMILIES
+
+_AUTOENCODERS = frozenset({
+    "AutoencoderDC",
+    "AutoencoderKL",
+    "AutoencoderKLFlux2",
+    "AutoencoderKLQwenImage",
+    "AutoencoderKLWan",
+    "AutoencoderTiny",
+})  # fmt: skip
+_TEXT_ENCODERS = frozenset({
+    "BertModel",
+    "CLIPTextModel",
+    "CLIPTextModelWithProjection",
+    "Gemma2ForCausalLM",
+    "Gemma2Model",
+    "GemmaForCausalLM",
+    "LlamaForCausalLM",
+    "LlamaModel",
+    "Mistral3ForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3ForCausalLM",
+    "Qwen3Model",
+    "T5EncoderModel",
+    "UMT5EncoderModel",
+})  # fmt: skip
+_TOKENIZERS: Mapping[str, str] = MappingProxyType({
+    **{
+        name + suffix: name
+        for name in (
+            "BertTokenizer",
+            "CLIPTokenizer",
+            "GemmaTokenizer",
+            "LlamaTokenizer",
+            "Qwen2Tokenizer",
+            "T5Tokenizer",
+        )
+        for suffix in ("", "Fast")
+    },
+    # What also prepares pictures reads text with the tokenizer beside it.
+    **dict.fromkeys(
+        ("PixtralProcessor", "PreTrainedTokenizerFast", "TokenizersBackend"),
+        "PreTrainedTokenizerFast",
+    ),
+})  # fmt: skip
+# Of what reads words, pictures and films together the part for pictures: recipes do the words.
+_PROCESSORS: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"), "Qwen2VLImageProcessorPil")
+)
+
+
+def class_of(part: PipelineComponent) -> Any:
+    """The class of a part. Raises `WeightsError` unless it is one that such a part may have."""
+    known: Mapping[str, str] = _known(part)
+    library = _library(part.name)
+    if part.library != library or part.class_name not in known:
+        raise WeightsError(
+            f"model_index.json gives {part.name} the class {part.library}.{part.class_name}"[:160]
+            + f"; those known are {library}'s {', '.join(sorted(known))}."
+        )
+    if library == "diffusers":
+        import diffusers as source
+    else:
+        import transformers as source
+    return getattr(source, known[part.class_name])
+
+
+def part_in(folder: Path, name: str, declared: PipelineComponent | None) -> PipelineComponent:
+    """A part that lies elsewhere: of the class that its own config.json names, if it does."""
+    config = folder / "config.json"
+    fields = read_json(config) if config.is_file() else {}
+    named = fields.get("_class_name") or next(iter(fields.get("architectures") or ()), None)
+    if isinstance(named, str):
+        return PipelineComponent(name, _library(name), named)
+    if declared is None:
+        raise WeightsError("The folder's config.json does not say of which class the part is.")
+    return declared
+
+
+def _library(name: str) -> str:
+    return "diffusers" if name in ("transformer", "unet", "vae") else "transformers"
+
+
+def _known(part: PipelineComponent) -> Mapping[str, str]:
+    """Names that a part's class may have, and which class each means."""
+    if part.name.startswith("tokenizer"):
+        return _TOKENIZERS
+    if part.name == "processor":
+        return _PROCESSORS
+    names = {"transformer": FAMILIES, "unet": FAMILIES, "vae": _AUTOENCODERS}.get(
+        part.name, _TEXT_ENCODERS
+    )
+    return {name: name for name in names}

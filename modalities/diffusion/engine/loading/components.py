@@ -1,0 +1,175 @@
+"""The parts of an image model, brought onto the device from a folder with model_index.json.
+
+Owns which file becomes which part, and in what type: the model's own, unless `--model-override`
+says otherwise. How a module is made and filled is `modules.py`, which classes there may be
+`classes.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import ConfigError
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.overrides import PartOverride, read_overrides
+from triptych.core.weights.pipeline_index import (
+    PipelineComponent,
+    PipelineIndex,
+    is_part,
+    naming,
+    read_pipeline,
+)
+from triptych.modalities.diffusion.engine.loading.classes import class_of, part_in
+from triptych.modalities.diffusion.engine.loading.modules import (
+    Report,
+    is_of_diffusers,
+    num_values,
+    open_diffusers_module,
+    open_transformers_module,
+)
+from triptych.modalities.diffusion.engine.loading.readers import open_reader
+from triptych.modalities.diffusion.engine.loading.weights import Weights, open_weights
+
+DtypeOf = Callable[[torch.dtype], torch.dtype]
+"""From the type that weights are stored in to the one to hold and compute in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """A loaded image model: `pipeline` is the class that model_index.json names.
+
+    `parts` are by their names there: modules in evaluation mode on the device, tokenizers, and as
+    `scheduler` the mapping in its scheduler_config.json; beside them the file's plain facts, such
+    as `is_distilled`. A part that the model leaves empty is absent.
+    """
+
+    pipeline: str
+    parts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """One part before it is loaded. `file` has its weights where its folder does not."""
+
+    part: PipelineComponent
+    kind: Any
+    folder: Path
+    file: Path | None
+    encoding: str
+
+    def dtype(self, weights: Weights, dtype: DtypeOf) -> torch.dtype:
+        """The type to hold it in. An autoencoder that overflows in float16 says so."""
+        if self.encoding:
+            return getattr(torch, self.encoding)  # type: ignore[no-any-return]
+        held = dtype(weights.dtype)
+        overflows = held is torch.float16 and weights.config.get("force_upcast")
+        return torch.float32 if overflows else held
+
+
+def open_components(
+    folder: str | Path,
+    options: ModelOptions,
+    *,
+    device: torch.device,
+    dtype: DtypeOf,
+    report: Report,
+) -> Components:
+    """Load every part of the model in `folder`; `report` hears the share of bytes done, 0 to 1.
+
+    Raises `WeightsError` naming part, file and tensor where anything is missing, damaged, of an
+    unknown class, or left over, and `ConfigError` for an override that fits nothing. Nothing is
+    loaded before every class is known.
+    """
+    index = read_pipeline(Path(folder))
+    plans = _plan(index, Path(folder), options)
+    sizes = component_bytes(folder, options, dtype=dtype)
+    parts: dict[str, Any] = dict(index.facts)
+    total = max(sum(sizes.values()), 1)
+    done = 0
+    for plan in plans:
+        name = plan.part.name
+        with naming(name):
+            if plan.part.has_weights:
+                progress = _share_of(report, done / total, sizes[name] / total)
+                parts[name] = _open_module(plan, device, dtype, progress)
+                done += sizes[name]
+            elif name == "scheduler":
+                parts[name] = read_json(plan.folder / "scheduler_config.json")
+            else:
+                parts[name] = open_reader(plan.kind, plan.folder)
+    return Components(pipeline=index.pipeline, parts=parts)
+
+
+def denoiser_of(parts: Mapping[str, Any]) -> Any:
+    """The part that denoises: a transformer, or a UNet in older pipelines."""
+    return parts.get("transformer") or parts["unet"]
+
+
+def component_bytes(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf) -> dict[str, int]:
+    """Bytes that each part with weights takes on the device, by its name. Reads headers alone."""
+    sizes = {}
+    for plan in _plan(read_pipeline(Path(folder)), Path(folder), options):
+        if plan.part.has_weights:
+            with naming(plan.part.name), open_weights(plan.folder, plan.file) as weights:
+                if plan.file is None:
+                    count = sum(math.prod(info.shape) for info in weights.tensors.values())
+                else:  # it may hold other parts, too
+                    count = num_values(plan.kind, weights.config)
+                sizes[plan.part.name] = count * plan.dtype(weights, dtype).itemsize
+    return sizes
+
+
+def _plan(index: PipelineIndex, folder: Path, options: ModelOptions) -> list[_Plan]:
+    """Every part, with what the overrides say of it."""
+    overrides = read_overrides(options)
+    names = dict.fromkeys((*index.parts, *(n for n, o in overrides.items() if o.path)))
+    for name in overrides:
+        if name not in names or not is_part(name):
+            raise ConfigError(
+                f"--model-override names the part {name!r:.40}; the model has:"
+                f" {', '.join(index.parts)}."
+            )
+    return [
+        _plan_part(name, index, folder / name, overrides.get(name, PartOverride()), options)
+        for name in names
+    ]
+
+
+def _plan_part(
+    name: str, index: PipelineIndex, own: Path, override: PartOverride, options: ModelOptions
+) -> _Plan:
+    with naming(name):
+        folder = override.folder(options, own)
+        part = part_in(folder, name, index.parts.get(name)) if override.path else index.parts[name]
+        file = override.weight_file(options)
+        if not part.has_weights and (file or override.quantization_encoding):
+            raise ConfigError(f"{name} has no weights; --model-override takes its path.")
+        kind = None if name == "scheduler" else class_of(part)
+    return _Plan(
+        part=part, kind=kind, folder=folder, file=file, encoding=override.quantization_encoding
+    )
+
+
+def _open_module(plan: _Plan, device: torch.device, dtype: DtypeOf, report: Report) -> Any:
+    build = open_diffusers_module if is_of_diffusers(plan.kind) else open_transformers_module
+    with open_weights(plan.folder, plan.file) as weights:
+        return build(
+            plan.kind,
+            weights,
+            device=device,
+            dtype=plan.dtype(weights, dtype),
+            report=report,
+            is_foreign=plan.file is not None,
+        )
+
+
+def _share_of(report: Report, begin: float, length: float) -> Report:
+    """Reports of a part as reports of the whole."""
+    return lambda share: report(begin + length * share)

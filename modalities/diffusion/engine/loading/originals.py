@@ -1,0 +1,81 @@
+"""Weights under the names that a model was published with, brought to diffusers' and transformers'.
+
+Owns the choice of conversion. Conversions of denoisers and autoencoders are diffusers' own, which
+are functions from tensors to tensors; text encoders are parts of whole checkpoints by prefix.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
+from torch import Tensor
+
+from triptych.core.errors import WeightsError
+from triptych.modalities.diffusion.engine.loading.unfit import UNFIT, brief
+from triptych.modalities.diffusion.engine.loading.weights import HeldWeights, Weights
+
+_UNPROJECTED = "text_encoders.clip_l.transformer."  # SD3 takes the pooled vector as it is
+_OPEN_CLIPS = ("cond_stage_model.model.", "conditioner.embedders.1.model.")  # SD 2, SDXL's second
+_TEXT_PREFIXES = (
+    "cond_stage_model.transformer.",  # SD 1
+    "conditioner.embedders.0.transformer.",  # SDXL's first
+    _UNPROJECTED,
+    "text_encoders.clip_g.transformer.",
+    "text_encoders.t5xxl.transformer.",
+    *_OPEN_CLIPS,
+)
+
+
+def in_own_names(module: Any, weights: Weights) -> Weights:
+    """The weights under the names of `module`, a sketch. Raises `WeightsError` if none is known."""
+    kind = type(module).__name__
+    known = SINGLE_FILE_LOADABLE_CLASSES.get(kind)
+    if known is None:
+        raise WeightsError(f"{_file(weights)} does not name its tensors as {kind} does.")
+    tensors = {name: weights.read(name) for name in weights.tensors}
+    convert = known["checkpoint_mapping_fn"]
+    try:
+        converted = convert(checkpoint=tensors, config=dict(module.config))
+    except UNFIT as error:
+        raise WeightsError(
+            f"{_file(weights)} holds no {kind} as it is known: {brief(error)}."
+        ) from error
+    if not converted:
+        raise WeightsError(f"{_file(weights)} holds no {kind} as it is known.")
+    return HeldWeights(converted, weights)
+
+
+def text_in_own_names(config: Any, weights: Weights) -> Weights:
+    """A text encoder's weights out of a whole checkpoint, or a file of its own as it is."""
+    names = weights.tensors
+    width = getattr(config, "hidden_size", None) or config.d_model
+    for prefix in _TEXT_PREFIXES:
+        own = [name for name in names if name.startswith(prefix)]
+        if own and _width(weights, own) == width:
+            tensors = {name: weights.read(name) for name in own}
+            return HeldWeights(_converted_text(config, prefix, tensors), weights)
+    return weights
+
+
+def _converted_text(config: Any, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    if prefix in _OPEN_CLIPS:
+        holder = SimpleNamespace(config=config)
+        return dict(convert_open_clip_checkpoint(holder, tensors, prefix=prefix))
+    named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    if prefix == _UNPROJECTED:
+        named.setdefault("text_projection.weight", torch.eye(config.hidden_size))
+    return named
+
+
+def _width(weights: Weights, names: list[str]) -> int:
+    """The length of an embedding, which the table of tokens tells."""
+    tables = [n for n in names if n.endswith(("token_embedding.weight", "shared.weight"))]
+    return weights.tensors[tables[0]].shape[-1] if tables else 0
+
+
+def _file(weights: Weights) -> str:
+    return next((info.file for info in weights.tensors.values()), "The file")

@@ -1,0 +1,99 @@
+"""A part's weights, in whatever they are kept: a folder, one safetensors file, a GGUF file.
+
+Owns opening them and the type they are stored in. What their tensors are called is `originals.py`'s
+business where they are not diffusers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.gguf import output_dtype, read_values
+from triptych.core.weights.gguf_header import GgufFile, open_gguf
+from triptych.core.weights.layout import TensorInfo, read_json
+from triptych.core.weights.tensors.checkpoint import Checkpoint, TensorSource
+
+_SHAPE_KEY = "comfy.gguf.orig_shape."  # of tensors that were flattened to be quantised
+_GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class Weights(TensorSource, Protocol):
+    """Tensors, the configuration of their model, and the type most of them are stored in."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The part's config.json."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type to hold them in unless told otherwise."""
+        ...
+
+
+@contextmanager
+def open_weights(folder: Path, file: Path | None) -> Iterator[Weights]:
+    """The weights in a part's folder, or in `file` with the folder's configuration."""
+    if file is None:
+        with Checkpoint.open(folder) as checkpoint:
+            yield checkpoint
+    elif file.suffix == ".gguf":
+        with open_gguf(file) as gguf:
+            yield GgufWeights(gguf, read_json(folder / "config.json"))
+    else:
+        with Checkpoint.open_file(file, read_json(folder / "config.json")) as checkpoint:
+            yield checkpoint
+
+
+class GgufWeights:
+    """Tensors of a GGUF file, dequantised one at a time as they are read."""
+
+    def __init__(self, file: GgufFile, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self._file = file
+        self._type = output_dtype(file)
+        self.dtype = _GGUF_DTYPES[self._type]
+        self.tensors = {
+            name: TensorInfo(name, self._shape(name), self._type, file.name)
+            for name in file.tensors
+        }
+
+    def read(self, name: str) -> Tensor:
+        """The tensor's values, in bfloat16 where the file is quantised."""
+        values = read_values(self._file, self._file.tensors[name], self._type)
+        return torch.from_numpy(values).view(self.dtype).reshape(self.tensors[name].shape)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """As the model has it: some files flatten what has blocks of another length."""
+        own = self._file.tensors[name].shape
+        given = self._file.metadata.get(_SHAPE_KEY + name)
+        if given is None:
+            return own
+        shape = tuple(int(size) for size in given)
+        if torch.Size(shape).numel() != torch.Size(own).numel():
+            raise WeightsError(f"Tensor {name!r} in {self._file.name} has an unfit {_SHAPE_KEY}.")
+        return shape
+
+
+class HeldWeights:
+    """Tensors that were made of others' and are in memory. Each is let go of when it is read."""
+
+    def __init__(self, values: Mapping[str, Tensor], given: Weights) -> None:
+        self.config, self.dtype = given.config, given.dtype
+        self._values = dict(values)
+        file = next(iter(given.tensors.values())).file
+        self.tensors = {
+            name: TensorInfo(name, tuple(tensor.shape), "F32", file)
+            for name, tensor in values.items()
+        }
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, once."""
+        return self._values.pop(name)

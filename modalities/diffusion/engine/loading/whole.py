@@ -1,0 +1,90 @@
+"""A whole checkpoint in one file, turned into a folder in the hub's layout.
+
+Owns taking it apart. Configurations and tokenizers, which such files lack, are those of the model
+it was made from, as the shapes of its tensors tell diffusers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from diffusers.loaders.single_file_utils import (
+    DIFFUSERS_DEFAULT_PIPELINE_PATHS,
+    infer_diffusers_model_type,
+)
+from safetensors.torch import save_file
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import WeightsError
+from triptych.core.weights.hub import download_snapshot
+from triptych.core.weights.layout import read_header
+from triptych.core.weights.pipeline_index import (
+    PIPELINE_INDEX,
+    PipelineComponent,
+    naming,
+    read_pipeline,
+)
+from triptych.modalities.diffusion.engine.loading.classes import class_of
+from triptych.modalities.diffusion.engine.loading.modules import (
+    is_of_diffusers,
+    sketch,
+    transformers_config,
+)
+from triptych.modalities.diffusion.engine.loading.originals import in_own_names, text_in_own_names
+from triptych.modalities.diffusion.engine.loading.weights import Weights, open_weights
+
+_CONFIGS = (PIPELINE_INDEX, "*/*.json", "*/*.txt", "*/*.model")
+
+
+def take_apart(file: Path, folder: Path, options: ModelOptions) -> None:
+    """Write the parts in `file` into `folder`. Raises `WeightsError` saying what it lacks."""
+    kind = infer_diffusers_model_type(read_header(file))
+    repository = DIFFUSERS_DEFAULT_PIPELINE_PATHS[kind]["pretrained_model_name_or_path"]
+    base = download_snapshot(repository, replace(options, revision=""), _CONFIGS)
+    shutil.copyfile(base / PIPELINE_INDEX, folder / PIPELINE_INDEX)
+    for part in read_pipeline(base).parts.values():
+        (folder / part.name).mkdir()
+        for small in sorted((base / part.name).iterdir()):
+            if small.suffix in (".json", ".txt", ".model") and ".index." not in small.name:
+                shutil.copyfile(small, folder / part.name / small.name)
+        if part.has_weights:
+            with naming(part.name), open_weights(base / part.name, file) as weights:
+                _write(part, weights, file, folder / part.name)
+
+
+def _write(part: PipelineComponent, weights: Weights, file: Path, folder: Path) -> None:
+    try:
+        found, stem = _own(part, weights)
+    except WeightsError as error:
+        raise WeightsError(
+            f"{file.name} does not hold the whole model ({error.message}) Give the model it belongs"
+            f" to as --model, and what it holds as --model-override PART.weight_path={file.name}."
+        ) from error
+    tensors = {name: _alone(found.read(name)) for name in list(found.tensors)}
+    save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})
+
+
+def _own(part: PipelineComponent, weights: Weights) -> tuple[Weights, str]:
+    """The part's tensors under its own names, and what its file is called."""
+    kind = class_of(part)
+    if is_of_diffusers(kind):
+        module = sketch(kind, weights.config)
+        found = in_own_names(module, weights)
+        lacking = module.state_dict().keys() - found.tensors.keys()
+        stem = "diffusion_pytorch_model"
+    else:
+        found = text_in_own_names(transformers_config(kind, weights.config), weights)
+        lacking = {part.name} if found is weights else set()
+        stem = "model"
+    if lacking:
+        raise WeightsError(f"it has no {min(lacking)}.")
+    return found, stem
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """With memory of its own: what was cut out of another tensor shares it."""
+    is_alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if is_alone else tensor.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,166 @@
+"""FLUX.2: tokens are single latents, a language model's inner layers read the prompt.
+
+Owns the facts of its pipelines, as published. A recipe yields what diffusers' pipeline of that name
+yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
+from torch import Tensor
+from torch.nn.functional import interpolate
+from typing_extensions import override
+
+from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.recipes.bases import EvenFlow
+from triptych.modalities.diffusion.engine.recipes.latents import encode_picture, pack, unpack
+from triptych.modalities.diffusion.engine.recipes.packed import unless_spaced
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
+from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring, within
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+
+_MAX_REFERENCE_PIXELS = 1024 * 1024
+_REFERENCE_SPACING = 10  # the picture drawn is at time 0, the n-th looked at at 10 n
+
+
+class _Flux2(Referring, EvenFlow):
+    """What FLUX.2's pipelines share."""
+
+    draws_sources = False
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+        _, height, width = self.latent_shape(request)
+        hidden = text["encoder_hidden_states"]
+        words = torch.zeros(len(hidden), 4)
+        words[:, 3] = torch.arange(len(hidden))
+        places = {"txt_ids": words.to(hidden), "img_ids": _places(0, height, width).to(hidden)}
+        return Conditioning(rows=text, shared=places, key=(height, width))
+
+    @override
+    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
+        channels, height, width = super().latent_shape(request)
+        return channels, height // 2, width // 2
+
+    @override
+    def to_sample(self, latents_CHW: Tensor) -> Tensor:
+        return latents_CHW.flatten(1).T.contiguous()
+
+    @override
+    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+        """Latents on the autoencoder's scale, which its batch norm knows by patch and channel."""
+        mean, deviation = self._norm(sample)
+        _, height, width = self.latent_shape(request)
+        return unpack(sample * deviation + mean, 2 * height, 2 * width)
+
+    @override
+    def picture_sample(self, picture_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
+        tokens = pack(encode_picture(self.vae, picture_3HW, generator))
+        mean, deviation = self._norm(tokens)
+        return (tokens - mean) / deviation
+
+    @override
+    def mask_sample(self, mask_1HW: Tensor, request: PictureRequest) -> Tensor:
+        """Soft at its edges, where a token stands for pixels of both sides."""
+        channels, *size = self.latent_shape(request)
+        mask = interpolate((mask_1HW >= 0.5).float()[None], size=size, mode="bilinear")[0]
+        return self.to_sample(mask.expand(channels, -1, -1))
+
+    @override
+    def spacing(self, request: PictureRequest) -> Spacing:
+        spacing = unless_spaced(self, super().spacing(request))
+        _, height, width = self.latent_shape(request)
+        return replace(spacing, mu=_shift(height * width, spacing.num_steps))
+
+    @override
+    def look(self, picture_3HW: Tensor) -> Reference:
+        multiple = self.pixel_multiple
+        picture = within(picture_3HW, _MAX_REFERENCE_PIXELS, multiple)
+        _, height, width = picture.shape
+        return Reference(self.picture_sample(picture, None), height // multiple, width // multiple)
+
+    @override
+    def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
+        ids = shared["img_ids"]
+        looked = [
+            _places(_REFERENCE_SPACING * number, one.height, one.width).to(ids)
+            for number, one in enumerate(references, 1)
+        ]
+        return {"img_ids": torch.cat([ids, *looked])}
+
+    def _norm(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        norm = self.vae.bn
+        deviation = (norm.running_var + self.vae.config.batch_norm_eps).sqrt()
+        return norm.running_mean.to(like), deviation.to(like)
+
+
+class Flux2(_Flux2):
+    """FLUX.2 dev: Mistral reads the prompt; the guidance scale is told to the model."""
+
+    _LAYERS = (10, 20, 30)
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        encoder = self.text_encoder()
+        said = {"system": SYSTEM_MESSAGE, "user": prompt.replace("[IMG]", "")}
+        tokens = encoder.tokenizer.apply_chat_template(
+            [
+                {"role": role, "content": [{"type": "text", "text": text}]}
+                for role, text in said.items()
+            ],
+            add_generation_prompt=False,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            padding="max_length",
+            truncation=True,
+            max_length=512,
+        )
+        return {"encoder_hidden_states": encoder.read(tokens, layer=self._LAYERS).hidden}
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+        scale = text["encoder_hidden_states"].new_tensor(self.guidance_scale(request))
+        return super().conditioning({**text, "guidance": scale}, request)
+
+
+class Flux2Klein(_Flux2):
+    """FLUX.2 Klein: Qwen reads the prompt."""
+
+    _LAYERS = (9, 18, 27)
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        encoder = self.text_encoder()
+        asked = encoder.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+        text = encoder.encode(asked, length=512, layer=self._LAYERS)
+        return {"encoder_hidden_states": text.hidden}
+
+
+def _places(time: int, height: int, width: int) -> Tensor:
+    """Time, row, column and word of each token, `[height * width, 4]`."""
+    places = torch.zeros(height, width, 4)
+    places[..., 0] = time
+    places[..., 1] = torch.arange(height)[:, None]
+    places[..., 2] = torch.arange(width)[None]
+    return places.view(-1, 4)
+
+
+def _shift(num_tokens: int, num_steps: int) -> float:
+    """The shift's exponent: fitted lines for 10 and 200 steps, and between them by the steps."""
+    at_200 = 0.00016927 * num_tokens + 0.45666666
+    if num_tokens > 4300:
+        return at_200
+    at_10 = 8.73809524e-05 * num_tokens + 1.89833333
+    slope = (at_200 - at_10) / 190
+    return slope * num_steps + at_200 - 200 * slope

@@ -1,0 +1,146 @@
+"""Pipelines whose model takes the picture as a sequence of tokens: FLUX.1 and Chroma.
+
+Owns the facts of each: text encoders, arguments, spacing, as published. A recipe yields what
+diffusers' pipeline of that name yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from typing_extensions import override
+
+from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.recipes.bases import EvenFlow
+from triptych.modalities.diffusion.engine.recipes.latents import (
+    encode_picture,
+    fitted,
+    pack,
+    position_ids,
+    unpack,
+)
+from triptych.modalities.diffusion.engine.recipes.recipe import (
+    BranchPrompt,
+    EncodedText,
+    PictureRequest,
+    Recipe,
+)
+from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+
+_UPRIGHT = (
+    (672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184),
+    (944, 1104), (1024, 1024),
+)  # fmt: skip
+PREFERRED_KONTEXT_RESOLUTIONS = (*_UPRIGHT, *((long, short) for short, long in _UPRIGHT[:-1]))
+"""Widths and heights that FLUX.1 Kontext was trained on, as published with it."""
+
+
+class Packed(EvenFlow):
+    """Latents as tokens of 2 x 2."""
+
+    @override
+    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
+        channels, height, width = super().latent_shape(request)
+        return channels // 4, height, width
+
+    @override
+    def to_sample(self, latents_CHW: Tensor) -> Tensor:
+        return pack(latents_CHW)
+
+    @override
+    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+        _, height, width = self.latent_shape(request)
+        return unpack(sample, height, width)
+
+
+class Flux(Packed):
+    """FLUX.1: the guidance scale is told to the model, unless that is deaf to it."""
+
+    _LENGTH = 512
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
+        return self.encode_all([BranchPrompt(prompt)])[0]
+
+    @override
+    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
+        told, t5 = [prompt.text for prompt in prompts], self.text_encoder(2)
+        length = min(t5.tokenizer.model_max_length, self._LENGTH)
+        clip, words = self.text_encoder(1).encode_all(told), t5.encode_all(told, length=length)
+        return [
+            {"pooled_projections": whole.pooled, "encoder_hidden_states": each.hidden}
+            for whole, each in zip(clip, words, strict=True)
+        ]
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+        hidden = text["encoder_hidden_states"]
+        if self.model.config.guidance_embeds:
+            text = {**text, "guidance": hidden.new_tensor(self.guidance_scale(request))}
+        return _with_positions(self, text, request)
+
+    @override
+    def spacing(self, request: PictureRequest) -> Spacing:
+        return unless_spaced(self, super().spacing(request))
+
+
+class FluxKontext(Referring, Flux):
+    """FLUX.1 Kontext: FLUX.1 that looks at a picture, at one of the sizes it was trained on."""
+
+    draws_sources = False
+
+    @override
+    def look(self, picture_3HW: Tensor) -> Reference:
+        _, height, width = picture_3HW.shape
+        _, width, height = min(
+            (abs(width / height - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS
+        )
+        multiple = self.pixel_multiple
+        height, width = height // multiple, width // multiple
+        picture = fitted(picture_3HW, height * multiple, width * multiple)
+        return Reference(pack(encode_picture(self.vae, picture)), height, width)
+
+    @override
+    def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
+        ids = shared["img_ids"]
+        looked = [position_ids(2 * one.height, 2 * one.width) for one in references]
+        for number, places in enumerate(looked):
+            places[:, 0] = 1 + number
+        return {"img_ids": torch.cat([ids, *(places.to(ids) for places in looked)])}
+
+
+class Chroma(Packed):
+    """Chroma: FLUX's form, T5 alone, one token of filling left unmasked."""
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        text = self.text_encoder().encode(prompt, length=512)
+        seen = torch.arange(len(text.mask), device=text.mask.device) <= text.mask.sum()
+        return {"encoder_hidden_states": text.hidden, "attention_mask": seen.to(text.hidden.dtype)}
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+        mask = pad(text["attention_mask"], (0, self.num_tokens(request)), value=1.0)
+        return _with_positions(self, {**text, "attention_mask": mask}, request)
+
+
+def _with_positions(
+    recipe: Recipe, text: dict[str, Tensor], request: PictureRequest
+) -> Conditioning:
+    _, height, width = recipe.latent_shape(request)
+    hidden = text["encoder_hidden_states"]
+    ids = {"img_ids": position_ids(height, width), "txt_ids": torch.zeros(len(hidden), 3)}
+    shared = {name: value.to(hidden) for name, value in ids.items()}
+    return Conditioning(rows=text, shared=shared, key=(height, width))
+
+
+def unless_spaced(recipe: Recipe, spacing: Spacing) -> Spacing:
+    """Schedulers of the older kind space flow matching's noise levels themselves."""
+    spaces_itself = recipe.components["scheduler"].get("use_flow_sigmas")
+    return replace(spacing, sigmas=None) if spaces_itself else spacing

@@ -1,0 +1,149 @@
+"""Qwen-Image: a vision-language model reads the prompt, and the pictures where it edits.
+
+Owns the facts of its pipelines, as published. A recipe yields what diffusers' pipeline of that name
+yields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import override
+
+from triptych.modalities.diffusion.engine.denoise import Guidance
+from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.recipes.latents import encode_picture, fitted, pack
+from triptych.modalities.diffusion.engine.recipes.packed import Packed
+from triptych.modalities.diffusion.engine.recipes.recipe import (
+    BranchPrompt,
+    EncodedText,
+    PictureRequest,
+)
+from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
+
+CONDITION_IMAGE_SIZE = 384 * 384
+"""Pixels at which the text encoder of the later models reads a picture."""
+VAE_IMAGE_SIZE = 1024 * 1024
+"""Pixels at which a picture is looked at while drawing."""
+_MAX_ASPECT = 100  # the picture processor raises at twice that
+_PICTURE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
+
+
+class QwenImage(Packed):
+    """Qwen-Image: a vision-language model reads the prompt in a template, whose words are cut."""
+
+    _TEMPLATE = (
+        "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, "
+        "quantity, text, spatial relationships of the objects and background:<|im_end|>\n"
+        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    _NUM_TEMPLATE = 34
+    _LENGTH = 512
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        text = self.text_encoder().encode(
+            self._TEMPLATE.format(prompt), length=1024 + self._NUM_TEMPLATE, pads=False, layer=-1
+        )
+        kept = text.hidden[self._NUM_TEMPLATE :][: self._LENGTH]
+        return {"encoder_hidden_states": kept}
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+        _, height, width = self.latent_shape(request)
+        shape = (1, height // 2, width // 2)
+        return Conditioning(rows=text, shared={"img_shapes": [[shape]]}, key=shape)
+
+    @override
+    def guidance(self, scale: float) -> Guidance:
+        return Guidance(scale=scale, keeps_norm=True)
+
+
+class QwenImageEdit(Referring, QwenImage):
+    """Qwen-Image-Edit: the picture is read with the prompt, and looked at while drawing.
+
+    `processor` among the components is the one for pictures alone.
+    """
+
+    draws_sources = False
+    _EDIT_TEMPLATE = (
+        "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, "
+        "texture, objects, background), then explain how the user's text instruction should alter "
+        "or modify the image. Generate a new image that meets the user's requirements while "
+        "maintaining consistency with the original input where appropriate.<|im_end|>\n"
+        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    _NUM_EDIT_TEMPLATE = 64
+    _PICTURE = "<|vision_start|>{1}<|vision_end|>"
+    _READ_PIXELS = VAE_IMAGE_SIZE
+
+    @override
+    def prompts(self, request: PictureRequest) -> list[BranchPrompt]:
+        told = super().prompts(request)
+        return [replace(prompt, pictures=request.sources) for prompt in told]
+
+    @override
+    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
+        return [self._read(prompt) for prompt in prompts]
+
+    @override
+    def look(self, picture_3HW: Tensor) -> Reference:
+        picture = _sized(picture_3HW, VAE_IMAGE_SIZE)
+        multiple = self.pixel_multiple
+        _, height, width = picture.shape
+        tokens = pack(encode_picture(self.vae, picture))
+        return Reference(tokens, height // multiple, width // multiple)
+
+    @override
+    def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
+        shapes = [(1, reference.height, reference.width) for reference in references]
+        return {"img_shapes": [[*shared["img_shapes"][0], *shapes]]}
+
+    def _read(self, prompt: BranchPrompt) -> EncodedText:
+        encoder, words, pictures = self.text_encoder(), prompt.text, {}
+        for token in (_PICTURE_TOKEN, _VIDEO_TOKEN):  # would stand for pictures that are not there
+            words = words.replace(token, "")
+        shown = ""
+        if prompt.pictures:
+            sized = [_bytes_of(_sized(one, self._READ_PIXELS)) for one in prompt.pictures]
+            processor = self.components["processor"]
+            pictures = processor(images=sized, return_tensors="pt")
+            counts = pictures["image_grid_thw"].prod(-1) // processor.merge_size**2
+            shown = "".join(
+                self._PICTURE.format(number, _PICTURE_TOKEN * count)
+                for number, count in enumerate(counts.tolist(), 1)
+            )
+        asked = self._EDIT_TEMPLATE.format(shown + words)
+        tokens = encoder.tokenizer([asked], return_tensors="pt")
+        text = encoder.read({**tokens, **pictures}, layer=-1)
+        return {"encoder_hidden_states": text.hidden[self._NUM_EDIT_TEMPLATE :]}
+
+
+class QwenImageEditPlus(QwenImageEdit):
+    """Qwen-Image-Edit 2509 and later: several pictures, numbered, each read at a smaller size."""
+
+    _PICTURE = "Picture {}: <|vision_start|>{}<|vision_end|>"
+    _READ_PIXELS = CONDITION_IMAGE_SIZE
+
+
+def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
+    """Width and height of about so many pixels, as multiples of 32; `aspect` is width / height."""
+    width = math.sqrt(num_pixels * aspect)
+    return round(width / 32) * 32, round(width / aspect / 32) * 32
+
+
+def _sized(picture_3HW: Tensor, num_pixels: int) -> Tensor:
+    """A picture at about so many pixels, in its own shape unless that is a mere line."""
+    _, height, width = picture_3HW.shape
+    aspect = min(max(width / height, 1 / _MAX_ASPECT), _MAX_ASPECT)
+    width, height = calculate_dimensions(num_pixels, aspect)
+    return fitted(picture_3HW, max(32, height), max(32, width))
+
+
+def _bytes_of(picture_3HW: Tensor) -> Any:
+    """A picture as its files have it, `[H, W, 3]`."""
+    return (picture_3HW * 255).round().byte().permute(1, 2, 0).numpy()

@@ -1,0 +1,304 @@
+"""What a pipeline does around the denoise loop: `encode` prompts, `prepare` a row, `decode` it.
+
+Owns the order of events, which is every pipeline's, and seeds. What differs is in the modules
+beside it, pictures that a model looks at in `references.py`.
+
+A row may begin from a picture instead of noise alone: from its latents, made as noisy as they are
+at the step that the strength says. Within a mask, what is outside it is put back at every step.
+Both as diffusers' img2img and inpaint pipelines do it, in the same order of random draws. At
+strength 1 nothing of the picture is left: without a mask, that is drawing from words. A picture
+without any prompt is varied: no prompt to go towards, so no second one to leave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from triptych.core.errors import InvalidRequest
+from triptych.modalities.diffusion.caches.methods import CacheMethod
+from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.denoise import DenoiseRow, Guidance, GuidanceBranch, Kept
+from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.loading.components import denoiser_of
+from triptych.modalities.diffusion.engine.recipes.latents import (
+    decode_latents,
+    encode_picture,
+    fitted,
+)
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.engine.samplers.rows import SampleRow, release_row, start_row
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
+from triptych.modalities.diffusion.sampler_names import with_sampler
+from triptych.modalities.diffusion.spec import PipelineSpec, downscale
+
+EncodedText: TypeAlias = dict[str, Tensor]
+"""A prompt as the model's arguments, without a batch dimension: depends on nothing else."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BranchPrompt:
+    """What one guidance branch is told, and what it is shown with that: mostly nothing."""
+
+    text: str
+    is_negative: bool = False
+    pictures: tuple[Tensor, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all that the encoding depends on, in hex."""
+        digest = hashlib.sha256(f"{self.is_negative:d}{self.text}".encode())
+        for picture in self.pictures:
+            digest.update(repr(picture.shape).encode())
+            digest.update(picture.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PictureRequest:
+    """One picture. `num_steps`, `guidance_scale` and `sampler` are the pipeline's own where empty.
+
+    `sources` are pictures to begin from or to look at, each `[3, H, W]` in 0..1 and of any size;
+    `mask`, `[1, H, W]`, is 1 where the first of them shall change; `strength` says how far.
+    """
+
+    prompt: str
+    negative_prompt: str = ""
+    width: int
+    height: int
+    num_steps: int | None = None
+    guidance_scale: float | None = None
+    sampler: str = ""
+    seed: int = 0
+    sample_index: int = 0
+    cache: CacheMethod | None = None
+    sources: tuple[Tensor, ...] = ()
+    mask: Tensor | None = None
+    strength: float | None = None
+
+
+class Recipe(ABC):
+    """A pipeline's components, and how its requests become rows.
+
+    `components`: the loaded parts by their names in model_index.json; `scheduler` is the mapping in
+    its scheduler_config.json, and other entries of model_index.json may be among them.
+    `abilities`: those of the pipeline's class.
+    """
+
+    draws_sources: ClassVar[bool] = True  # a picture's latents are drawn, not the likeliest
+
+    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
+        self.components = components
+        self.abilities = abilities
+
+    @property
+    def model(self) -> Any:
+        """The denoising module."""
+        return denoiser_of(self.components)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the denoising module is. Its own answer would look at every layer for hooks."""
+        weight: Tensor = next(self.model.parameters())
+        return weight.device
+
+    @property
+    def vae(self) -> Any:
+        """The autoencoder."""
+        return self.components["vae"]
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """Width and height of what the model draws best."""
+        return self.abilities.default_size(self.model.config, self.vae.config, self.components)
+
+    @property
+    def pixel_multiple(self) -> int:
+        """Width and height of a picture are multiples of this."""
+        return self.abilities.pixel_multiple(self.vae.config)
+
+    def prompts(self, request: PictureRequest) -> list[BranchPrompt]:
+        """What the request's branches are told, in their order."""
+        prompts = [BranchPrompt(request.prompt)]
+        is_variation = bool(request.sources) and not request.prompt and not request.negative_prompt
+        if self.abilities.is_guided(self.guidance_scale(request)) and not is_variation:
+            prompts.append(BranchPrompt(request.negative_prompt, is_negative=True))
+        return prompts
+
+    def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
+        """Prompts of any requests, each as if it were alone."""
+        return [self.encode(prompt.text, is_negative=prompt.is_negative) for prompt in prompts]
+
+    def num_prompt_tokens(self, request: PictureRequest) -> int:
+        """How many tokens the first tokenizer makes of the prompt."""
+        return len(self.components["tokenizer"](request.prompt, verbose=False).input_ids)
+
+    def prepare(
+        self,
+        request: PictureRequest,
+        pools: TensorPools,
+        texts: Sequence[EncodedText] | None = None,
+    ) -> DenoiseRow:
+        """A row at its first step. Raises `InvalidRequest` for what the model cannot draw.
+
+        `texts` are the request's `prompts`, encoded, where that was done before.
+        """
+        self.check(request)
+        if texts is None:
+            texts = self.encode_all(self.prompts(request))
+        generator = torch.Generator().manual_seed(row_seed(request.seed, request.sample_index))
+        clean = self._clean(request, generator)
+        noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
+        noise = self.to_sample(noise).to(self.device)
+        told = self.refer([self.conditioning(text, request) for text in texts], request)
+        kept = self._kept(request, clean, noise)
+        sample = self._begin(request, noise, clean, generator, pools)
+        with ExitStack() as stack:
+            stack.callback(release_row, sample)
+            branches = [
+                GuidanceBranch(conditioning=conditioning, slot=self._slot(request, sample, pools))
+                for conditioning in told
+            ]
+            stack.pop_all()
+        guidance = self.guidance(self.guidance_scale(request))
+        return DenoiseRow(sample=sample, branches=branches, guidance=guidance, kept=kept)
+
+    def decode(self, sample: Tensor, request: PictureRequest) -> Tensor:
+        """The picture of finished latents, `[3, height, width]` in 0..1, float32."""
+        return self.decode_all([(sample, request)])[0]
+
+    def decode_all(self, samples: Sequence[tuple[Tensor, PictureRequest]]) -> Tensor:
+        """Pictures of one size together, `[N, 3, height, width]`."""
+        latents = [self.to_latents(sample, request) for sample, request in samples]
+        return decode_latents(self.vae, torch.stack(latents))
+
+    @abstractmethod
+    def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
+        """A prompt as the model's arguments."""
+
+    def conditioning(self, text: EncodedText, request: PictureRequest) -> Conditioning:
+        """All that a branch is told beside latents and time."""
+        return Conditioning(rows=text)
+
+    def refer(self, told: list[Conditioning], request: PictureRequest) -> list[Conditioning]:
+        """What branches are told, and the pictures that the model looks at, where it does."""
+        return told
+
+    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
+        """The latents' channels, height and width."""
+        pixels = downscale(self.vae.config)
+        channels = self.model.config.in_channels
+        return channels, request.height // pixels, request.width // pixels
+
+    def to_sample(self, latents_CHW: Tensor) -> Tensor:
+        """Latents as the model takes them."""
+        return latents_CHW
+
+    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+        """The inverse of `to_sample`."""
+        return sample
+
+    def picture_sample(self, picture_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A picture as the model takes it; drawn from what is likely, or the likeliest."""
+        return self.to_sample(encode_picture(self.vae, picture_3HW, generator))
+
+    def mask_sample(self, mask_1HW: Tensor, request: PictureRequest) -> Tensor:
+        """A mask as the model takes latents: each is drawn anew, or stays."""
+        channels, height, width = self.latent_shape(request)
+        mask = interpolate((mask_1HW >= 0.5).float()[None], size=(height, width))[0]
+        return self.to_sample(mask.expand(channels, -1, -1))
+
+    def spacing(self, request: PictureRequest) -> Spacing:
+        """Where the steps lie."""
+        return Spacing(num_steps=self.num_steps(request))
+
+    def guidance(self, scale: float) -> Guidance:
+        """How branches become one."""
+        return Guidance(scale=scale)
+
+    def num_steps(self, request: PictureRequest) -> int:
+        """Steps as the request counts them: some samplers ask the model more than once in one."""
+        return self.abilities.default_steps if request.num_steps is None else request.num_steps
+
+    def guidance_scale(self, request: PictureRequest) -> float:
+        """How strongly the prompt acts."""
+        given = request.guidance_scale
+        return self.abilities.default_guidance if given is None else given
+
+    def strength(self, request: PictureRequest) -> float:
+        """How little is left of the picture that is begun from; 1 where there is none."""
+        if not request.sources:
+            return 1.0
+        return self.abilities.strength_of(request.strength, has_mask=request.mask is not None)
+
+    def check(self, request: PictureRequest) -> None:
+        """Raises `InvalidRequest` for a size or pictures the model cannot draw."""
+        self.abilities.check_pictures(
+            len(request.sources),
+            num_steps=self.num_steps(request),
+            strength=request.strength,
+            has_mask=request.mask is not None,
+        )
+        multiple = self.pixel_multiple
+        if request.width % multiple or request.height % multiple:
+            raise InvalidRequest(
+                f"Width and height must be multiples of {multiple} for this model, not "
+                f"{request.width}x{request.height}.",
+                param="size",
+            )
+
+    def _clean(self, request: PictureRequest, generator: torch.Generator) -> Tensor | None:
+        """The latents that are begun from, or of which some stay."""
+        if self.strength(request) == 1 and request.mask is None:
+            return None
+        picture = fitted(request.sources[0], request.height, request.width)
+        drawn = generator if self.draws_sources else None
+        return self.picture_sample(picture, drawn).to(self.device)
+
+    def _kept(self, request: PictureRequest, clean: Tensor | None, noise: Tensor) -> Kept | None:
+        if clean is None or request.mask is None:
+            return None
+        mask = self.mask_sample(request.mask, request).to(clean)
+        return Kept(clean=clean, mask=mask, noise=noise)
+
+    def _begin(
+        self,
+        request: PictureRequest,
+        noise: Tensor,
+        clean: Tensor | None,
+        generator: torch.Generator,
+        pools: TensorPools,
+    ) -> SampleRow:
+        """The row at the noise, or where the strength lets it begin."""
+        strength, spacing = self.strength(request), self.spacing(request)
+        return start_row(
+            noise,
+            with_sampler(self.components["scheduler"], request.sampler, spacing.mu),
+            replace(spacing, begin=self.abilities.first_step(spacing.num_steps, strength)),
+            generator=generator,
+            pools=pools,
+            clean=clean if strength < 1 else None,
+        )
+
+    def _slot(
+        self, request: PictureRequest, sample: SampleRow, pools: TensorPools
+    ) -> CacheSlot | None:
+        if request.cache is None:
+            return None
+        return CacheSlot(request.cache, len(sample.timesteps), pools)
+
+
+def row_seed(seed: int, sample_index: int) -> int:
+    """The generator's seed of one of the pictures asked for together; the first has the seed's."""
+    if sample_index == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}:{sample_index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,76 @@
+"""Pictures that a model looks at while it draws: tokens after its own, at places of their own.
+
+Owns the order of events and the pictures' sizes. Which tokens a picture becomes, and how the model
+is told where they stand, is the recipe's.
+
+Legend: T tokens of a picture, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.recipes.latents import fitted
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """A picture as tokens, row by row: `height` x `width` of them."""
+
+    tokens_TC: Tensor
+    height: int
+    width: int
+
+
+class Referring(Recipe):
+    """A recipe whose model looks at pictures, each as itself and none noised."""
+
+    @override
+    def refer(self, told: list[Conditioning], request: PictureRequest) -> list[Conditioning]:
+        if not request.sources:
+            return told
+        references = [self.look(picture) for picture in request.sources]
+        context = torch.cat([reference.tokens_TC for reference in references])
+        shapes = tuple((reference.height, reference.width) for reference in references)
+        return [
+            replace(
+                branch,
+                context=context.to(self.device),
+                shared={**branch.shared, **self.places(branch.shared, references)},
+                key=(branch.key, shapes),
+            )
+            for branch in told
+        ]
+
+    @abstractmethod
+    def look(self, picture_3HW: Tensor) -> Reference:
+        """A picture in 0..1, of any size, as the model looks at it."""
+
+    @abstractmethod
+    def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
+        """The shared arguments that tell the model where the picture and its references stand."""
+
+
+def within(picture_3HW: Tensor, num_pixels: int, multiple: int) -> Tensor:
+    """A picture made no larger than `num_pixels`, its edges cut to whole multiples of a side.
+
+    A side shorter than `multiple` is stretched to it: something must be left.
+    """
+    _, height, width = picture_3HW.shape
+    scale = min(1.0, math.sqrt(num_pixels / (height * width)))
+    height, width = max(multiple, int(height * scale)), max(multiple, int(width * scale))
+    picture = fitted(picture_3HW, height, width)
+    _, height, width = picture.shape
+    top, left = height % multiple // 2, width % multiple // 2
+    height, width = height - height % multiple, width - width % multiple
+    return picture[:, top : top + height, left : left + width]

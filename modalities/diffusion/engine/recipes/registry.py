@@ -1,0 +1,44 @@
+"""Which recipe a model_index.json asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from triptych.modalities.diffusion.engine.loading.components import denoiser_of
+from triptych.modalities.diffusion.engine.recipes import flux2, packed, qwen, spatial
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+from triptych.modalities.diffusion.spec import abilities_of
+
+_RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
+    {
+        "AuraFlowPipeline": spatial.AuraFlow,
+        "ChromaPipeline": packed.Chroma,
+        "Flux2KleinPipeline": flux2.Flux2Klein,
+        "Flux2Pipeline": flux2.Flux2,
+        "FluxKontextPipeline": packed.FluxKontext,
+        "FluxPipeline": packed.Flux,
+        "HiDreamImagePipeline": spatial.HiDream,
+        "Lumina2Pipeline": spatial.Lumina2,
+        "Lumina2Text2ImgPipeline": spatial.Lumina2,
+        "PixArtAlphaPipeline": spatial.PixArtAlpha,
+        "PixArtSigmaPipeline": spatial.PixArt,
+        "QwenImageEditPipeline": qwen.QwenImageEdit,
+        "QwenImageEditPlusPipeline": qwen.QwenImageEditPlus,
+        "QwenImagePipeline": qwen.QwenImage,
+        "SanaPipeline": spatial.Sana,
+        "SanaSprintPipeline": spatial.SanaSprint,
+        "StableDiffusion3Pipeline": spatial.StableDiffusion3,
+        "StableDiffusionPipeline": spatial.StableDiffusion,
+        "StableDiffusionXLPipeline": spatial.StableDiffusionXL,
+        "WanPipeline": spatial.Wan,
+        "ZImagePipeline": spatial.ZImage,
+    }
+)
+
+
+def open_recipe(pipeline: str, components: Mapping[str, Any]) -> Recipe:
+    """The recipe of a pipeline's class name. Raises `WeightsError` if it is not known."""
+    abilities = abilities_of(pipeline, denoiser_of(components).config, components)
+    return _RECIPES[pipeline](components, abilities)

@@ -1,0 +1,271 @@
+"""Pipelines whose model takes latents as they are, from SD 1.5 to Z-Image.
+
+Owns the facts of each: text encoders, arguments, spacing, as published. A recipe yields what
+diffusers' pipeline of that name yields.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import diffusers
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from typing_extensions import override
+
+from triptych.core.errors import WeightsError
+from triptych.modalities.diffusion.engine.denoise import Guidance
+from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.recipes.bases import EvenFlow, TextRecipe
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
+from triptych.modalities.diffusion.spec import PipelineSpec, downscale
+
+
+class ZImage(EvenFlow):
+    """Z-Image: a chat model reads the prompt; guidance counts from the prompt's own branch."""
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        encoder = self.text_encoder()
+        asked = encoder.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=True,
+        )
+        text = encoder.encode(asked, length=512, layer=-2)
+        return {"cap_feats": text.hidden[text.mask.bool()]}
+
+    @override
+    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
+        pixels = downscale(self.vae.config)
+        return self.model.in_channels, request.height // pixels, request.width // pixels
+
+    @override
+    def to_sample(self, latents_CHW: Tensor) -> Tensor:
+        return latents_CHW[:, None]
+
+    @override
+    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+        return sample[:, 0]
+
+    @override
+    def guidance(self, scale: float) -> Guidance:
+        return Guidance(scale=1 + scale)
+
+
+class Lumina2(EvenFlow):
+    """Lumina 2: a system prompt before the wanted prompt alone; shifted by the channels' number."""
+
+    _SYSTEM = (
+        "You are an assistant designed to generate superior images with the superior degree of "
+        "image-text alignment based on textual prompts or user prompts."
+    )
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        asked = prompt if is_negative else f"{self._SYSTEM} <Prompt Start> {prompt}"
+        text = self.text_encoder().encode(asked, length=256, layer=-2)
+        return {"encoder_hidden_states": text.hidden, "encoder_attention_mask": text.mask}
+
+    @override
+    def num_tokens(self, request: PictureRequest) -> int:
+        return self.latent_shape(request)[0]  # as the published pipeline has it
+
+    @override
+    def guidance(self, scale: float) -> Guidance:
+        return Guidance(scale=scale, keeps_norm=True)
+
+
+class StableDiffusion3(TextRecipe):
+    """SD3 and 3.5: two CLIPs side by side, T5 after them."""
+
+    _LENGTH = 256
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        clips = [
+            self.text_encoder(number).encode(prompt, masks=False, layer=-2) for number in (1, 2)
+        ]
+        wide = torch.cat([clip.hidden for clip in clips], dim=-1)
+        width = self.model.config.joint_attention_dim
+        if self.components.get("text_encoder_3") is None:
+            t5 = wide.new_zeros(self._LENGTH, width)
+        else:
+            t5 = self.text_encoder(3).encode(prompt, length=self._LENGTH, masks=False).hidden
+        hidden = torch.cat([pad(wide, (0, width - wide.shape[-1])), t5])
+        pooled = torch.cat([clip.pooled for clip in clips])
+        return {"encoder_hidden_states": hidden, "pooled_projections": pooled}
+
+    @override
+    def spacing(self, request: PictureRequest) -> Spacing:
+        _, height, width = self.latent_shape(request)
+        num_tokens = height * width // self.model.config.patch_size**2
+        mu = dynamic_shift(self.components["scheduler"], num_tokens)
+        return Spacing(num_steps=self.num_steps(request), mu=mu)
+
+
+class StableDiffusion(TextRecipe):
+    """SD 1.5: one CLIP, a UNet."""
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        return {"encoder_hidden_states": self.text_encoder().encode(prompt, masks=False).hidden}
+
+
+class StableDiffusionXL(TextRecipe):
+    """SDXL: two CLIPs side by side; the model is told the picture's size."""
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        first, second = (
+            self.text_encoder(number).encode(prompt, masks=False, layer=-2) for number in (1, 2)
+        )
+        hidden, pooled = torch.cat([first.hidden, second.hidden], dim=-1), second.pooled
+        zeroes = self.components.get("force_zeros_for_empty_prompt", True)
+        if is_negative and not prompt and zeroes:
+            hidden, pooled = torch.zeros_like(hidden), torch.zeros_like(pooled)
+        return {"encoder_hidden_states": hidden, "added_cond_kwargs.text_embeds": pooled}
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+        size = (request.height, request.width)
+        told = text["encoder_hidden_states"].new_tensor((*size, 0, 0, *size))
+        return Conditioning(rows={**text, "added_cond_kwargs.time_ids": told})
+
+
+class PixArt(TextRecipe):
+    """PixArt Sigma: T5 on the prompt in lower case."""
+
+    length = 300
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        text = self.text_encoder().encode(prompt.lower().strip(), length=self.length)
+        return {"encoder_hidden_states": text.hidden, "encoder_attention_mask": text.mask}
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+        told: dict[str, Any] = {"resolution": None, "aspect_ratio": None}
+        if not self.model.config.use_additional_conditions:
+            return Conditioning(rows=text, shared={"added_cond_kwargs": told})
+        size = text["encoder_hidden_states"].new_tensor((request.height, request.width))
+        rows = {
+            **text,
+            "added_cond_kwargs.resolution": size,
+            "added_cond_kwargs.aspect_ratio": size[:1] / size[1:],
+        }
+        return Conditioning(rows=rows)
+
+
+class PixArtAlpha(PixArt):
+    """PixArt Alpha: a shorter prompt; the 1024 model is told the picture's size."""
+
+    length = 120
+
+
+class Sana(TextRecipe):
+    """Sana: Gemma reads the wanted prompt after the pipeline's instructions."""
+
+    _LENGTH = 300
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        encoder = self.text_encoder()
+        prompt = prompt.lower().strip()
+        length = self._LENGTH
+        if not is_negative:
+            call = inspect.signature(diffusers.SanaPipeline.__call__).parameters
+            told = "\n".join(call["complex_human_instruction"].default)
+            prompt = told + prompt
+            length += len(encoder.tokenizer.encode(told)) - 2
+        text = encoder.encode(prompt, length=length)
+        kept = [0, *range(length - self._LENGTH + 1, length)]
+        return {
+            "encoder_hidden_states": text.hidden[kept],
+            "encoder_attention_mask": text.mask[kept],
+        }
+
+
+class SanaSprint(Sana):
+    """Sana Sprint: Sana in few steps; the guidance scale is told to the model."""
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+        scale = self.guidance_scale(request) * self.model.config.guidance_embeds_scale
+        guidance = text["encoder_hidden_states"].new_tensor(scale)
+        return super().conditioning({**text, "guidance": guidance}, request)
+
+
+class AuraFlow(TextRecipe):
+    """AuraFlow: T5's hidden states, zero where the filling is."""
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        text = self.text_encoder().encode(prompt, length=256)
+        return {"encoder_hidden_states": text.hidden * text.mask[:, None]}
+
+
+class HiDream(TextRecipe):
+    """HiDream: two CLIPs' vectors, T5, and every layer of a Llama, filled up with its end token."""
+
+    _LENGTH = 128
+
+    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
+        super().__init__(components, abilities)
+        llama = components["tokenizer_4"]
+        llama.pad_token = llama.eos_token
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        clips = [
+            self.text_encoder(number).encode(prompt, length=self._LENGTH, masks=False)
+            for number in (1, 2)
+        ]
+        t5 = self.text_encoder(3).encode(prompt, length=self._LENGTH)
+        llama = self.text_encoder(4)
+        depth = range(1, llama.module.config.num_hidden_layers + 1)
+        layers = llama.encode(prompt, length=self._LENGTH, layer=depth).hidden
+        return {
+            "pooled_embeds": torch.cat([clip.pooled for clip in clips]),
+            "encoder_hidden_states_t5": t5.hidden,
+            "encoder_hidden_states_llama3": layers.unflatten(-1, (len(depth), -1)).transpose(0, 1),
+        }
+
+    @override
+    def spacing(self, request: PictureRequest) -> Spacing:
+        # Shifted as for the largest picture, with FLUX's line, whatever the scheduler says.
+        return Spacing(num_steps=self.num_steps(request), mu=dynamic_shift({}, self.model.max_seq))
+
+
+class Wan(TextRecipe):
+    """Wan 2.1: a video model asked for one frame. T5's hidden states, zero where the filling is.
+
+    Raises `WeightsError` for Wan 2.2, whose two models take turns.
+    """
+
+    draws_sources = False
+
+    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
+        super().__init__(components, abilities)
+        if components.get("transformer_2") is not None or components.get("expand_timesteps"):
+            raise WeightsError("Wan 2.2 is not supported yet: use a Wan 2.1 model.")
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        plain = " ".join(html.unescape(html.unescape(prompt)).split())
+        text = self.text_encoder().encode(plain, length=512)
+        return {"encoder_hidden_states": text.hidden * text.mask[:, None]}
+
+    @override
+    def to_sample(self, latents_CHW: Tensor) -> Tensor:
+        return latents_CHW[:, None]
+
+    @override
+    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+        return sample[:, 0]

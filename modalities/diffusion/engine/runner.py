@@ -1,0 +1,230 @@
+"""Turns the plans of the denoise scheduler into device work.
+
+Owns the pictures under way, and what a plan that failed leaves behind: nothing that it began, and
+every other picture so that the same plan, whole or in parts, can be tried again. A fault that only
+some pictures of a plan have ends those alone. Knows no policy, no model and no tensor's meaning.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
+from triptych.core.media.pixels import Pixels
+from triptych.core.plan import Plan
+from triptych.core.sampling.host_copy import HostCopy
+from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
+from triptych.modalities.diffusion.plan import (
+    DenoisePlan,
+    DenoiseStepResult,
+    PictureKey,
+    PictureRow,
+    PictureRowResult,
+    PictureStart,
+    PlannedSteps,
+)
+from triptych.schedulers.health import translate
+
+RowT = TypeVar("RowT", PictureRow, PictureStart)
+Yield = Callable[[], PictureRowResult]
+"""Waits for the device, and tells what a step yielded of one picture."""
+
+_log = logging.getLogger(__name__)
+
+
+class DenoiseRunner:
+    """Implements `core.plan.Runner` for `DenoisePlan`s."""
+
+    def __init__(self, painter: ImageExecutor, device: torch.device) -> None:
+        self._painter = painter
+        self._device = device
+        self._pictures: dict[PictureKey, RunningPicture] = {}
+
+    def launch(self, plan: Plan) -> PendingPictures:
+        """Start a step; on a CPU the work is done when this returns. Raises `OutOfMemory`.
+
+        Where it raises, a picture may have taken some of its steps already; planned again, it takes
+        those that are left, and all of them are told of.
+        """
+        assert isinstance(plan, DenoisePlan), "a plan of the denoise scheduler"
+        for key in plan.dropped:
+            self._drop(key)
+        try:
+            with torch.inference_mode(), on_device(self._device):
+                clock = DeviceClock(self._device)
+                yields = self._run(plan)
+                clock.stop()
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory("The step did not fit in device memory.") from error
+        return PendingPictures(plan.step_id, yields, clock)
+
+    def close(self) -> None:
+        """Let go of the model and of everything under way."""
+        for key in tuple(self._pictures):
+            self._drop(key)
+        self._painter.close()
+        del self._painter
+
+    @property
+    def num_pictures(self) -> int:
+        """Pictures under way."""
+        return len(self._pictures)
+
+    def _run(self, plan: DenoisePlan) -> list[Yield]:
+        match plan.kind:
+            case "encode":
+                return _separably(self._encode, plan.starts)
+            case "denoise":
+                return _separably(self._denoise, plan.rows)
+            case "decode":
+                return _separably(self._decode, plan.rows)
+            case _:
+                return []
+
+    def _encode(self, starts: Sequence[PictureStart]) -> list[Yield]:
+        begun = self._painter.begin([(start.request, start.key.picture) for start in starts])
+        for start, found in zip(starts, begun, strict=True):
+            if isinstance(found, RunningPicture):
+                self._pictures[start.key] = found
+        return [_begun(self._painter, found) for found in begun]
+
+    def _denoise(self, rows: Sequence[PictureRow]) -> list[Yield]:
+        pictures = self._known(rows)
+        ends = [
+            min(picture.step + row.num_steps, picture.row.num_steps)
+            for picture, row in zip(pictures, rows, strict=True)
+        ]
+        left = [end - picture.row.sample.step for picture, end in zip(pictures, ends, strict=True)]
+        asking = [i for i, row in enumerate(rows) if row.asks_ahead and left[i] >= 0]
+        going = [i for i, row in enumerate(rows) if not row.asks_ahead and left[i] > 0]
+        if asking:
+            asked = [pictures[index] for index in asking]
+            self._painter.ask_ahead(asked, [left[index] for index in asking])
+        self._painter.advance(
+            [pictures[index] for index in going],
+            [left[index] for index in going],
+            [rows[index].has_preview for index in going],
+        )
+        return [_stepped(*each) for each in zip(pictures, rows, ends, strict=True)]
+
+    def _decode(self, rows: Sequence[PictureRow]) -> list[Yield]:
+        decoded = self._painter.decode(self._known(rows))
+        for row in rows:
+            self._drop(row.key)
+        return [_decoded(*copies) for copies in decoded]
+
+    def _known(self, rows: Sequence[PictureRow]) -> list[RunningPicture]:
+        unknown = [row.key for row in rows if row.key not in self._pictures]
+        assert not unknown, f"planned before they were begun, or after they were over: {unknown}"
+        return [self._pictures[row.key] for row in rows]
+
+    def _drop(self, key: PictureKey) -> None:
+        """Let go of a picture; one that was never begun, or is over, is ignored."""
+        picture = self._pictures.pop(key, None)
+        if picture is not None:
+            picture.release()
+
+
+class PendingPictures:
+    """A launched step."""
+
+    def __init__(self, step_id: int, yields: Sequence[Yield], clock: DeviceClock) -> None:
+        self._step_id = step_id
+        self._yields = yields
+        self._clock = clock
+
+    def result(self) -> DenoiseStepResult:
+        """Wait for the device and bring over what was made."""
+        rows = tuple(each() for each in self._yields)
+        return DenoiseStepResult(
+            step_id=self._step_id, elapsed_s=self._clock.elapsed_s(), rows=rows
+        )
+
+
+def _separably(do: Callable[[Sequence[RowT]], list[Yield]], rows: Sequence[RowT]) -> list[Yield]:
+    """Do it to all rows at once; where that fails, to each alone, so that no other pays for it.
+
+    What is nobody's in particular is raised: want of memory, and what fails every row alone, too.
+    """
+    try:
+        return do(rows)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever it is, it may be one row's that has strangers beside it
+        if len(rows) == 1:
+            raise
+        _log.warning("a step failed, and is taken row by row: %s", error)
+    tries = [_attempt(do, row) for row in rows]
+    faults = [found for found in tries if isinstance(found, Exception)]
+    if len(faults) == len(rows):
+        raise faults[0]
+    return [_failed(found) if isinstance(found, Exception) else found for found in tries]
+
+
+def _attempt(do: Callable[[Sequence[RowT]], list[Yield]], row: RowT) -> Yield | Exception:
+    try:
+        return do([row])[0]
+    except Exception as error:  # as above
+        return error
+
+
+def _failed(error: Exception) -> Yield:
+    told = translate(error)
+    _log.error("a picture failed: %s", told.message, exc_info=error)
+    return lambda: PictureRowResult(error=told)
+
+
+def _begun(painter: ImageExecutor, found: RunningPicture | TriptychError) -> Yield:
+    if isinstance(found, TriptychError):
+        result = PictureRowResult(error=found)
+    else:
+        course = PlannedSteps(
+            num_rows=tuple(found.row.foresee()),
+            first_step=found.step,
+            num_prompt_tokens=painter.recipe.num_prompt_tokens(found.request),
+        )
+        result = PictureRowResult(course=course)
+    return lambda: result
+
+
+def _stepped(picture: RunningPicture, row: PictureRow, end: int) -> Yield:
+    """Note that the scheduler counts on these steps from now on."""
+    # A step that is not taken yet is told of with the branch that takes it.
+    num_told = picture.num_computed if row.asks_ahead else picture.num_runs
+    num_computed, picture.num_computed = num_told - picture.num_computed, num_told
+    num_rows, picture.num_rows = picture.num_rows_run - picture.num_rows, picture.num_rows_run
+    picture.step = end
+    sums, place, preview = picture.sums, picture.place, picture.preview
+    picture.preview = None
+
+    def wait() -> PictureRowResult:
+        if sums is not None and not math.isfinite(sums.get()[place]):
+            return PictureRowResult(error=_non_finite())
+        pixels = None if preview is None else _pixels(preview)
+        return PictureRowResult(num_computed=num_computed, num_rows=num_rows, pixels=pixels)
+
+    return wait
+
+
+def _decoded(pixels: HostCopy, is_finite: HostCopy) -> Yield:
+    def wait() -> PictureRowResult:
+        if not is_finite.get():
+            return PictureRowResult(error=_non_finite())
+        return PictureRowResult(pixels=_pixels(pixels))
+
+    return wait
+
+
+def _pixels(copy: HostCopy) -> Pixels:
+    rows = copy.get()
+    return Pixels(width=rows.shape[1], height=rows.shape[0], rgb=rows.numpy().tobytes())
+
+
+def _non_finite() -> NonFinite:
+    return NonFinite("The picture's latents are not finite: try another seed, or fewer options.")

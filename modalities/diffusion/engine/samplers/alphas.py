@@ -1,0 +1,83 @@
+"""DDIM and LCM: samplers that read their noise levels from the training schedule, by timestep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from triptych.modalities.diffusion.engine.samplers.prediction import NoiseLevel, clean_sample, noise
+from triptych.modalities.diffusion.engine.samplers.program import Columns, Program, Vector
+
+_SIGMA_DATA = 0.5  # of the consistency models LCM comes from
+
+# One step's clean sample and next sample, from the level here, the level after, and the index.
+_Step = Callable[[Columns, NoiseLevel, NoiseLevel, int], tuple[Vector, Vector]]
+
+
+def ddim(scheduler: Any, begin: int, eta: float = 0.0) -> Program:
+    """DDIMScheduler (Song et al. 2020, formulas 12 and 16). `eta` 1 is DDPM's noise, 0 none."""
+    kind = scheduler.config.prediction_type
+    stride = scheduler.config.num_train_timesteps // scheduler.num_inference_steps
+    times = [int(time) for time in scheduler.timesteps]
+
+    def step(
+        columns: Columns, here: NoiseLevel, after: NoiseLevel, index: int
+    ) -> tuple[Vector, Vector]:
+        x, v = columns.sample, columns.output
+        clean = clean_sample(kind, x, v, here)
+        ratio = (after.sigma / here.sigma) ** 2 * (1 - (here.alpha / after.alpha) ** 2)
+        deviation = eta * math.sqrt(max(ratio, 0.0))
+        direction = math.sqrt(max(after.sigma**2 - deviation**2, 0.0))
+        following = after.alpha * clean + direction * noise(kind, x, v, here)
+        return clean, following + deviation * columns.noise
+
+    return _program(scheduler, [time - stride for time in times], step)
+
+
+def lcm(scheduler: Any, begin: int) -> Program:
+    """LCMScheduler (Luo et al. 2023): jump to the clean sample, noise it for the next level."""
+    config = scheduler.config
+    times = [int(time) for time in scheduler.timesteps]
+
+    def step(
+        columns: Columns, here: NoiseLevel, after: NoiseLevel, index: int
+    ) -> tuple[Vector, Vector]:
+        x = columns.sample
+        scaled = times[index] * config.timestep_scaling
+        square = scaled**2 + _SIGMA_DATA**2
+        predicted = clean_sample(config.prediction_type, x, columns.output, here)
+        clean = scaled / math.sqrt(square) * predicted + _SIGMA_DATA**2 / square * x
+        if index == len(times) - 1:
+            return clean, clean
+        return clean, after.alpha * clean + after.sigma * columns.noise
+
+    return _program(scheduler, [*times[1:], times[-1]], step)
+
+
+def _program(scheduler: Any, following: list[int], step: _Step) -> Program:
+    columns = Columns(0)
+    alphas = scheduler.alphas_cumprod.double().numpy()
+    final = float(scheduler.final_alpha_cumprod)
+    levels, cleans, steps = [], [], []
+    for index, (time, after) in enumerate(zip(scheduler.timesteps, following, strict=True)):
+        here = _level(alphas[int(time)])
+        clean, sample = step(columns, here, _level(alphas[after] if after >= 0 else final), index)
+        levels.append(here)
+        cleans.append(clean[[0, 1]])
+        steps.append(columns.matrix(sample))
+    return Program(
+        timesteps_N=scheduler.timesteps.double().numpy(),
+        noise_levels_N=np.array([level.sigma for level in levels]),
+        input_scales_N=np.ones(len(steps)),
+        weights_NSC=np.stack(steps),
+        noised_N2=np.array(levels),
+        clean_N2=np.stack(cleans),
+        initial_scale=float(scheduler.init_noise_sigma),
+    )
+
+
+def _level(alpha_squared: float) -> NoiseLevel:
+    return NoiseLevel(math.sqrt(alpha_squared), math.sqrt(1 - alpha_squared))

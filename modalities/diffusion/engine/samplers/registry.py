@@ -1,0 +1,138 @@
+"""From a `scheduler_config.json` to a row's way through the noise levels.
+
+Owns the choice: a `Program` where one of ours computes the same, else diffusers' own scheduler
+object, for this row alone. The noise levels themselves are always diffusers': there are many ways
+to space them, and they are worked out once per request.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import diffusers
+import numpy as np
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+
+from triptych.core.errors import InvalidRequest, WeightsError
+from triptych.modalities.diffusion.engine.samplers.alphas import ddim, lcm
+from triptych.modalities.diffusion.engine.samplers.euler import (
+    euler,
+    euler_ancestral,
+    flow_euler,
+    flow_heun,
+)
+from triptych.modalities.diffusion.engine.samplers.multistep import dpm_solver, unipc
+from triptych.modalities.diffusion.engine.samplers.program import Program
+from triptych.modalities.diffusion.engine.samplers.trigflow import consistency
+
+_NATIVE: MappingProxyType[str, Callable[[Any, int], Program]] = MappingProxyType(
+    {
+        "DDIMScheduler": ddim,
+        "DPMSolverMultistepScheduler": dpm_solver,
+        "EulerAncestralDiscreteScheduler": euler_ancestral,
+        "EulerDiscreteScheduler": euler,
+        "FlowMatchEulerDiscreteScheduler": flow_euler,
+        "FlowMatchHeunDiscreteScheduler": flow_heun,
+        "LCMScheduler": lcm,
+        "SCMScheduler": consistency,
+        "UniPCMultistepScheduler": unipc,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spacing:
+    """How many steps, and where along the noise. What a scheduler does not take is left to it.
+
+    `sigmas` before shifting, one per step; `mu` is the exponent of the shift for the picture's
+    size (`dynamic_shift`), used where the configuration says `use_dynamic_shifting`. `begin`: the
+    step to begin at, where there is a picture to begin with.
+    """
+
+    num_steps: int
+    sigmas: Sequence[float] | None = None
+    mu: float | None = None
+    begin: int = 0
+
+
+def dynamic_shift(config: Mapping[str, Any], num_tokens: int) -> float:
+    """The exponent FLUX, Qwen-Image, Z-Image and Lumina 2 shift the noise levels by.
+
+    A line through (`base_image_seq_len`, `base_shift`) and (`max_image_seq_len`, `max_shift`): a
+    larger picture needs more noise to hide the same detail (Esser et al. 2024, 5.3.2).
+    """
+    short = config.get("base_image_seq_len", 256)
+    long = config.get("max_image_seq_len", 4096)
+    low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+    slope = (high - low) / (long - short)
+    return float(num_tokens * slope + (low - slope * short))
+
+
+def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
+    """The scheduler object of this configuration, its noise levels set.
+
+    Raises `WeightsError` for a class that diffusers does not have, `InvalidRequest` for a number of
+    steps that the scheduler cannot make.
+    """
+    name = str(config.get("_class_name", ""))
+    kind = getattr(diffusers, name, None)
+    is_scheduler = isinstance(kind, type) and issubclass(kind, SchedulerMixin)
+    if kind is None or not is_scheduler:
+        raise WeightsError(f"scheduler_config.json names {name!r}, which is no noise scheduler.")
+    scheduler: Any = kind.from_config(dict(config))
+    accepted = inspect.signature(scheduler.set_timesteps).parameters
+    arguments: dict[str, Any] = {}
+    if spacing.sigmas is not None and "sigmas" in accepted and _takes_sigmas(scheduler):
+        arguments["sigmas"] = np.array(spacing.sigmas)
+    if spacing.mu is not None and "mu" in accepted and scheduler.config.get("use_dynamic_shifting"):
+        arguments["mu"] = spacing.mu
+    if "intermediate_timesteps" in accepted and spacing.num_steps != 2:
+        arguments["intermediate_timesteps"] = None  # given for two steps alone
+    if "sigmas" not in arguments:
+        arguments["num_inference_steps"] = spacing.num_steps
+    refusal = InvalidRequest(
+        f"{name} cannot make {spacing.num_steps} steps: try another number.", param="steps"
+    )
+    try:
+        with np.errstate(all="ignore"):  # some spacings divide by zero for a single step
+            scheduler.set_timesteps(**arguments)
+    except (ValueError, ZeroDivisionError, IndexError) as error:
+        raise refusal from error
+    if not scheduler.timesteps.isfinite().all():
+        raise refusal
+    if not 0 <= spacing.begin * scheduler.order < len(scheduler.timesteps):
+        raise refusal
+    return scheduler
+
+
+def build_program(scheduler: Any, begin: int = 0) -> Program | None:
+    """Our program of an opened scheduler, or `None` where its step is not one of ours.
+
+    `begin`: the evaluation it begins at, with nothing remembered.
+    """
+    native = _NATIVE.get(type(scheduler).__name__)
+    return native(scheduler, begin) if native and _is_linear(scheduler.config) else None
+
+
+def _takes_sigmas(scheduler: Any) -> bool:
+    # UniPC and its like take noise levels only where these are those of flow matching.
+    return bool(scheduler.config.get("use_flow_sigmas", True))
+
+
+def _is_linear(config: Mapping[str, Any]) -> bool:
+    """Whether the step is a weighted sum, by a formula that is here."""
+    is_flow = config.get("prediction_type") == "flow_prediction"
+    return (
+        not config.get("thresholding")
+        and not config.get("clip_sample")
+        and config.get("variance_type") not in {"learned", "learned_range"}
+        and config.get("algorithm_type", "dpmsolver++") in {"dpmsolver++", "sde-dpmsolver++"}
+        and config.get("lambda_min_clipped", -math.inf) == -math.inf
+        and config.get("solver_p") is None
+        and is_flow == bool(config.get("use_flow_sigmas", is_flow))
+    )

@@ -1,0 +1,229 @@
+"""Rows on their way from noise to picture, advanced together whatever their samplers and steps.
+
+Owns a row's latents, its sampler's memory, its step and its noise. Knows no model.
+
+Legend: R rows, S states of a program (the sample first).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triptych.modalities.diffusion.engine.samplers.program import Program
+from triptych.modalities.diffusion.engine.samplers.registry import (
+    Spacing,
+    build_program,
+    open_scheduler,
+)
+from triptych.modalities.diffusion.engine.tensor_pool import (
+    TensorPool,
+    TensorPools,
+    Weights,
+    picked,
+    sent,
+    weighted_sum,
+)
+
+
+@dataclass(eq=False, kw_only=True)
+class SampleRow:
+    """One picture being drawn. `release_row` must be called once, however it ends.
+
+    `step` counts evaluations of the model done. Exactly one of `program` and `foreign` (diffusers'
+    scheduler object, this row's own) says how it goes on.
+    """
+
+    pool: TensorPool
+    cells: tuple[int, ...]
+    generator: torch.Generator
+    timesteps: Sequence[float]
+    noise_levels: Sequence[float]
+    program: Program | None = None
+    foreign: Any = None
+    step: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the sample is the finished latents."""
+        return self.step == len(self.timesteps)
+
+    @property
+    def sample(self) -> Tensor:
+        """The latents as they are now, in float32."""
+        return self.pool.read(self.cells[:1])[0]
+
+
+def start_row(
+    latents: Tensor,
+    config: Mapping[str, Any],
+    spacing: Spacing,
+    *,
+    generator: torch.Generator,
+    pools: TensorPools,
+    clean: Tensor | None = None,
+) -> SampleRow:
+    """A row that begins at `latents` (unit noise, without a batch dimension).
+
+    With `clean`, finished latents to begin with, it begins at them, noised for the step
+    `spacing.begin`. `config` is the model's scheduler_config.json; `generator` (on the CPU) gives
+    whatever noise the sampler adds later. Errors as of `open_scheduler`.
+    """
+    scheduler = open_scheduler(config, spacing)
+    begin = spacing.begin * scheduler.order  # some ask the model twice in a step
+    program = build_program(scheduler, begin)
+    pool = pools.pool(latents.shape, torch.float32, latents.device)
+    cells = pool.take(program.num_states if program else 1)
+    row = SampleRow(
+        pool=pool,
+        cells=cells,
+        generator=generator,
+        timesteps=(program.timesteps_N if program else scheduler.timesteps).tolist(),
+        noise_levels=_levels(program, scheduler),
+        program=program,
+        foreign=None if program else scheduler,
+        step=begin,
+    )
+    if clean is None:
+        scale = program.initial_scale if program else getattr(scheduler, "init_noise_sigma", 1.0)
+        pool.write(cells[:1], latents[None] * float(scale))
+    else:
+        pool.write(cells[:1], noised(row, clean, latents)[None])
+    if row.foreign is not None and hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(begin)
+    return row
+
+
+def noised(row: SampleRow, clean: Tensor, noise: Tensor) -> Tensor:
+    """A finished sample as it would be at the row's present step: itself, once that is the end."""
+    if row.is_done:
+        return clean
+    if row.program is not None:
+        of_clean, of_noise = row.program.noised_N2[row.step]
+        return clean * float(of_clean) + noise * float(of_noise)
+    scheduler = row.foreign
+    add = getattr(scheduler, "add_noise", None) or scheduler.scale_noise
+    times = scheduler.timesteps[row.step : row.step + 1]
+    result: Tensor = add(clean[None].float(), noise[None].float(), times)[0]
+    return result
+
+
+def overwrite(row: SampleRow, sample: Tensor) -> None:
+    """Put another sample in the place of the row's."""
+    row.pool.write(row.cells[:1], sample[None])
+
+
+def release_row(row: SampleRow) -> None:
+    """Give the row's storage back."""
+    row.pool.give_back(row.cells)
+
+
+def model_inputs(rows: Sequence[SampleRow]) -> Tensor:
+    """What the model sees of rows with latents of one shape: `[R, ...]`, float32."""
+    samples = rows[0].pool.read([row.cells[0] for row in rows])
+    for index, row in enumerate(rows):
+        if hasattr(row.foreign, "scale_model_input"):
+            time = row.foreign.timesteps[row.step]
+            samples[index] = row.foreign.scale_model_input(samples[index, None], time)[0]
+    scales = [_input_scale(row) for row in rows]
+    if all(scale == 1 for scale in scales):
+        return samples
+    return weighted_sum([[scale] for scale in scales], [samples])
+
+
+def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
+    """Take one step with the model's outputs, `[R, ...]` in the order of the rows.
+
+    Rows share a batch if their latents have one shape; samplers and steps may all differ. Where
+    it raises, each row has either taken its step or stands where it stood.
+    """
+    outputs = outputs.float()
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        assert not row.is_done, "the row is finished"
+        if row.program is None:
+            _advance_foreign(row, outputs[index])
+        else:
+            groups[row.program.num_states].append(index)
+    for members in groups.values():
+        _advance_programs([rows[index] for index in members], picked(outputs, members))
+
+
+def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:
+    """The finished latents as the outputs of this step foretell them, for previews, `[R, ...]`.
+
+    Before `advance`. A row of a foreign sampler foretells its present sample.
+    """
+    weights_R2 = [_clean_weights(row) for row in rows]
+    samples = rows[0].pool.read([row.cells[0] for row in rows])
+    return weighted_sum(weights_R2, [samples, outputs.float()])
+
+
+def _input_scale(row: SampleRow) -> float:
+    return float(row.program.input_scales_N[row.step]) if row.program else 1.0
+
+
+def _clean_weights(row: SampleRow) -> list[float]:
+    return [1.0, 0.0] if row.program is None else row.program.clean_N2[row.step].tolist()
+
+
+def _advance_programs(rows: Sequence[SampleRow], outputs: Tensor) -> None:
+    weights_RSC = [row.program.weights_NSC[row.step].tolist() for row in rows if row.program]
+    noisy = [row for row in rows if row.program and row.program.needs_noise(row.step)]
+    before = [row.generator.get_state() for row in noisy]
+    try:
+        noise = _fresh_noise(rows, noisy, outputs) if noisy else outputs  # which no row weighs
+        write_states(rows, weights_RSC, [*read_states(rows), outputs, noise])
+    except Exception:  # taken again, the step draws the same noise
+        for row, state in zip(noisy, before, strict=True):
+            row.generator.set_state(state)
+        raise
+    for row in rows:
+        row.step += 1
+
+
+def read_states(rows: Sequence[SampleRow]) -> tuple[Tensor, ...]:
+    """What samplers of as many states each remember: S tensors `[R, ...]`."""
+    return rows[0].pool.read_columns(list(zip(*[row.cells for row in rows], strict=True)))
+
+
+def write_states(
+    rows: Sequence[SampleRow], weights_RSC: Sequence[Weights], columns: Sequence[Tensor]
+) -> None:
+    """Give each row's states the values that its weights make of the columns; all, or none."""
+    values = [weighted_sum(weights_RC, columns) for weights_RC in zip(*weights_RSC, strict=True)]
+    cells = [row.cells[state] for state in range(len(values)) for row in rows]
+    rows[0].pool.write(cells, values[0] if len(values) == 1 else torch.cat(values))
+
+
+def _fresh_noise(rows: Sequence[SampleRow], noisy: Sequence[SampleRow], like: Tensor) -> Tensor:
+    """Each row's own noise, drawn on the CPU so that every device draws the same picture."""
+    shape = like.shape[1:]
+    drawn = [
+        torch.randn(shape, generator=row.generator) if row in noisy else torch.zeros(shape)
+        for row in rows
+    ]
+    return sent(torch.stack(drawn), like.device)
+
+
+def _advance_foreign(row: SampleRow, output: Tensor) -> None:
+    takes_noise = "generator" in row.foreign.step.__code__.co_varnames
+    extra = {"generator": row.generator} if takes_noise else {}
+    sample = row.pool.read(row.cells)
+    time = row.foreign.timesteps[row.step]
+    result = row.foreign.step(output[None], time, sample, return_dict=False, **extra)
+    row.pool.write(row.cells, result[0])
+    row.step += 1
+
+
+def _levels(program: Program | None, scheduler: Any) -> list[float]:
+    """The share of noise at each evaluation; by timestep where the levels are not known."""
+    if program is not None:
+        return [float(level) for level in program.noise_levels_N]
+    span = float(scheduler.config.get("num_train_timesteps", 1000))
+    return [float(time) / span for time in scheduler.timesteps]

@@ -1,0 +1,63 @@
+"""Images: models that draw.
+
+Owns how such a model is recognised and who opens its halves. Loads neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triptych.core.command import Command
+from triptych.core.weights.pipeline_index import is_pipeline
+from triptych.modalities.modality import Modality
+
+
+def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
+    return is_pipeline(folder)
+
+
+_HERE = "triptych.modalities.diffusion"
+_COMMANDS = (
+    Command(
+        "imagine",
+        "Draw pictures from a text, or from other pictures.",
+        f"{_HERE}.api.cli",
+        (
+            'triptych imagine "a red apple" -o apple.png',
+            'triptych imagine "a penguin next to a house" -n 4 --steps 28 -o penguin.webp',
+            'triptych imagine "a green car" -i car.png --strength 0.6 -o green.png',
+            "triptych imagine --batch prompts.jsonl -o pictures",
+        ),
+        operands="[PROMPT]",
+        is_named=True,
+    ),
+    Command(
+        "calibrate",
+        "Measure an image model, so that it may skip steps.",
+        f"{_HERE}.engine.calibrate_cli",
+        (
+            "triptych calibrate --steps 50 28 20",
+            "triptych calibrate black-forest-labs/FLUX.1-dev --steps 28 --prompts prompts.txt",
+        ),
+        operands="[MODEL]",
+        is_named=True,
+    ),
+)
+
+IMAGES = Modality(
+    role="image",
+    matches=_matches,
+    wire=(
+        f"{_HERE}.wire:ImageRequest",
+        f"{_HERE}.wire:ImageDelta",
+    ),
+    api=f"{_HERE}.api.open:open_api",
+    engine=f"{_HERE}.engine.loader:DiffusionLoader",
+    default="triptych-images",
+    sources=(f"{_HERE}.source:EMBEDDED_IMAGES",),
+    decoders=("triptych.core.media.pictures",),
+    pipelines={"ImagePipeline": f"{_HERE}.api.pipeline"},
+    commands=_COMMANDS,
+)

@@ -1,0 +1,119 @@
+"""Plan and result of drawing pictures step by step. Plain data, no tensors.
+
+Owns the hand-over between the scheduler (`scheduling`) and the runner (`engine`). A picture is
+encoded (its text, what it begins from, its noise), denoised a step at a time, and decoded; each of
+these is a step on the timeline, of as many pictures as share it.
+
+Steps that a cache is known to skip cost next to nothing, so a row takes them on its way to the
+next one that computes: how far a row gets is the plan's to say, and both sides know it beforehand.
+Where others wait, a step of two guidance branches may be shared between two plans: the first asks
+one branch ahead, the second asks the other and takes the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from triptych.core.errors import TriptychError
+from triptych.core.media.pixels import Pixels
+from triptych.core.plan import Plan, StepResult
+from triptych.modalities.diffusion.wire import ImageRequest
+
+
+class PictureKey(NamedTuple):
+    """One picture of a job, counted from 0."""
+
+    job_id: str
+    picture: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureStart:
+    """A picture that begins: all that the runner is told of it."""
+
+    key: PictureKey
+    request: ImageRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureRow:
+    """One picture's part of a step.
+
+    Denoising takes `num_steps` steps, of which all but the last are known to be skipped. With
+    `has_preview` the finished picture is foretold from the last of them. With `asks_ahead` all are
+    known to be skipped, and of the step after them one guidance branch is asked.
+    """
+
+    key: PictureKey
+    num_steps: int = 0
+    has_preview: bool = False
+    asks_ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoisePlan(Plan):
+    """One step of some pictures; `kind` is `encode`, `denoise`, `decode` or `release`.
+
+    `dropped` are pictures of which nothing more is wanted: the runner lets go of them before
+    anything else, and a plan may do that alone. `starts` are those of `encode`, and its only rows.
+    What was decoded is let go of by the runner itself.
+    """
+
+    rows: tuple[PictureRow, ...] = ()
+    starts: tuple[PictureStart, ...] = ()
+    dropped: tuple[PictureKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSteps:
+    """What is known of a picture's way once it is encoded.
+
+    `num_rows` are the guidance branches that the model is run for, step by step: 0 where every
+    branch is known to be skipped, and as many as may compute where that is decided on the way.
+    `first_step` is above 0 for a picture that begins from another.
+    """
+
+    num_rows: tuple[int, ...]
+    first_step: int = 0
+    num_prompt_tokens: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole way, those before `first_step` included."""
+        return len(self.num_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureRowResult:
+    """What a step yielded of one picture, in plan order (of `starts`, for `encode`).
+
+    `num_computed` of the steps taken ran the model, for `num_rows` guidance branches now.
+    `pixels` are a preview or the picture. An `error` ends the picture's job, and no other.
+    """
+
+    course: PlannedSteps | None = None
+    num_computed: int = 0
+    num_rows: int = 0
+    pixels: Pixels | None = None
+    error: TriptychError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoiseStepResult(StepResult):
+    """One entry per row of the plan."""
+
+    rows: tuple[PictureRowResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureCost:
+    """What a picture takes while it is drawn.
+
+    Bytes held between steps; tokens (or latent pixels) that pass through the model for one guidance
+    branch; pixels to decode.
+    """
+
+    state_bytes: int
+    num_tokens: int
+    num_pixels: int

@@ -1,0 +1,1 @@
+"""Which pictures step together, and when. Runs in the engine process; loads no torch."""

@@ -1,0 +1,1 @@
+"""Embeddings in the API process: routes, service, pipeline, command. Loads no torch."""

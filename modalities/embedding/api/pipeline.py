@@ -1,0 +1,109 @@
+"""Embeddings from Python: load a model, call it.
+
+Owns the `EmbeddingPipeline` object: the same engine and service as the server, in this process.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypedDict, Unpack
+
+import numpy as np
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import TriptychError, UnsupportedOption
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
+from triptych.modalities.embedding.api.text import EmbeddingModel
+from triptych.modalities.embedding.modality import EMBEDDING
+from triptych.modalities.modality import Modality
+from triptych.modalities.pipeline import Pipeline
+
+BATCH = 1024
+"""Texts handed to the engine at a time."""
+Progress = Callable[[int], None]
+
+
+class EmbedOptions(TypedDict, total=False):
+    """How texts are embedded: as the fields of `EmbedCall`."""
+
+    dimensions: int
+    prompt_name: str
+    max_tokens: int
+
+
+class EmbeddingPipeline(Pipeline[EmbeddingService]):
+    """One model that turns texts into vectors.
+
+    with EmbeddingPipeline.from_pretrained() as embed:
+        near, far = embed(["a kitten", "stock prices"]) @ embed("a pet").T
+
+    Every call has an async twin that may be awaited on any loop.
+    """
+
+    _modalities: ClassVar[tuple[Modality, ...]] = (EMBEDDING,)
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], EmbeddingService]:
+        if not config.models.pool_embeddings:
+            raise UnsupportedOption("EmbeddingPipeline pools: vectors per token come over HTTP.")
+        model = EmbeddingModel.open(resolved, config.models)
+        return lambda client: EmbeddingService.from_config(config, [model], client)
+
+    @property
+    def num_dimensions(self) -> int:
+        """Length of a vector."""
+        return self._service.model(self._model).num_dimensions
+
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        *,
+        on_progress: Progress | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Floats:
+        """Vectors `[N, D]` of N texts, in their order.
+
+        `on_progress` hears, on the pipeline's own thread, how many texts are done. Raises
+        `RequestError`s.
+        """
+        return self._loop.run(self._embed(texts, options, on_progress))
+
+    async def acall(self, texts: str | Sequence[str], **options: Unpack[EmbedOptions]) -> Floats:
+        """Async twin of calling the pipeline."""
+        return await self._loop.run_async(self._embed(texts, options))
+
+    def map(
+        self, entries: Iterable[Mapping[str, Any]], *, num_in_flight: int = 8
+    ) -> Iterator[Floats | TriptychError]:
+        """The vectors of many entries, in order, `num_in_flight` at a time.
+
+        An entry holds `texts` (one or several) and options of a call. One that cannot be answered
+        yields its error and harms no other.
+        """
+
+        def embed(entry: Mapping[str, Any]) -> Coroutine[Any, Any, Floats]:
+            options: Any = {name: value for name, value in entry.items() if name != "texts"}
+            return self._embed(entry.get("texts", ()), options)
+
+        return self._map_entries(embed, entries, min(num_in_flight, self._service.max_jobs))
+
+    async def _embed(
+        self,
+        texts: str | Sequence[str],
+        options: EmbedOptions,
+        on_progress: Progress | None = None,
+    ) -> Floats:
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        vectors: list[Floats] = []
+        for first in range(0, len(texts), BATCH):
+            part = texts[first : first + BATCH]
+            call = EmbedCall(model=self._model, call_id=uuid.uuid4().hex, texts=part, **options)
+            vectors += (await self._service.embed(call)).vectors
+            if on_progress is not None:
+                on_progress(len(vectors))
+        return np.stack(vectors) if vectors else np.zeros((0, self.num_dimensions), np.float32)

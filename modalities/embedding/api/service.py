@@ -1,0 +1,185 @@
+"""Texts in, vectors out: what HTTP routes, the command line and the Python pipeline share.
+
+Owns the way of a call: tokens, admission, the engine job, shortening to fewer dimensions. Knows
+nothing of HTTP or torch.
+
+Shape suffixes: N texts, T tokens of a text, D dimensions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import InvalidRequest, UnknownModel, UnsupportedOption
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.text_threads import on_text_thread
+from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.modalities.embedding.api.text import EmbeddingModel
+from triptych.modalities.embedding.wire import EmbedDelta, EmbedRequest
+from triptych.schedulers.admission import Admission
+
+Floats = npt.NDArray[np.float32]
+TextIds = tuple[int, ...]
+_MAX_TOGETHER = 64  # texts of one call that a decoder reads at a time
+_STATE = SamplingParams(max_tokens=1, returns_state=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedCall:
+    """One call: texts, or their token ids. `dimensions` 0 keeps all of them.
+
+    `max_tokens` and `prompt_name` as in `EmbeddingModel.encode`; both are for texts.
+    """
+
+    model: str
+    call_id: str
+    texts: Sequence[str] = ()
+    token_ids: Sequence[Sequence[int]] = ()
+    dimensions: int = 0
+    prompt_name: str = ""
+    max_tokens: int = 0
+    tenant: str = ""
+    key: str = ""
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Embedded:
+    """The vectors in the order of the texts: `[D]` each, or `[T, D]` where nothing is pooled."""
+
+    vectors: Sequence[Floats]
+    num_tokens: int
+
+
+class EmbeddingService:
+    """Serves embeddings from an engine client."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: Sequence[EmbeddingModel],
+        admission: Admission,
+        *,
+        pools: bool = True,
+    ) -> None:
+        self.client = client
+        self.models = {model.name: model for model in models}
+        self._admission = admission
+        self._pools = pools
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        models: Sequence[EmbeddingModel],
+        client: EngineClient,
+        *,
+        admission: Admission | None = None,
+    ) -> Self:
+        """The service of `models` with the bounds of a configuration.
+
+        An `admission` is shared with other services.
+        """
+        admission = admission or Admission(options=config.schedule)
+        return cls(client, models, admission, pools=config.models.pool_embeddings)
+
+    @property
+    def max_jobs(self) -> int:
+        """The jobs that may be admitted at once."""
+        return self._admission.max_jobs
+
+    def model(self, name: str) -> EmbeddingModel:
+        """The model called `name`. Raises `UnknownModel`, naming those there are."""
+        if name not in self.models:
+            raise UnknownModel.among(self.models, name, "embedding model")
+        return self.models[name]
+
+    async def embed(self, call: EmbedCall) -> Embedded:
+        """The vectors of a call. Cancelling it ends the work. Raises `TriptychError`s."""
+        model = self.model(call.model)
+        self._check(model, call.dimensions)
+        ids = await on_text_thread(sum(map(len, call.texts)), _token_ids, model, call)
+        num_tokens = sum(map(len, ids))
+        num_jobs = min(len(ids), _MAX_TOGETHER) if model.is_causal else 1
+        with self._admission.admit(key=call.key, num_jobs=num_jobs, num_tokens=num_tokens):
+            ask = self._ask_decoder if model.is_causal else self._ask_encoder
+            given = await ask(call, ids)
+        vectors = [self._read(data, model, call.dimensions) for data in given]
+        return Embedded(vectors=vectors, num_tokens=num_tokens)
+
+    async def _ask_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
+        """The vectors of all texts, of one job."""
+        request = EmbedRequest(texts=tuple(ids), tenant=call.tenant)
+        outputs = self.client.submit(
+            call.model, request, job_id=call.call_id, deadline_s=call.deadline_s
+        )
+        async with aclosing(outputs) as stream:
+            deltas = [output.payload async for output in stream]
+        return [d.vectors for d in deltas if isinstance(d, EmbedDelta) and d.vectors]
+
+    async def _ask_decoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
+        """The final states of all texts: jobs of their own, whose beginnings may be cached."""
+        places = asyncio.Semaphore(_MAX_TOGETHER)
+
+        async def ask(index: int) -> bytes:
+            request = TokenRequest(prompt_ids=ids[index], sampling=_STATE, tenant=call.tenant)
+            async with places:
+                outputs = self.client.submit(
+                    call.model,
+                    request,
+                    job_id=f"{call.call_id}.{index}",
+                    deadline_s=call.deadline_s,
+                )
+                async with aclosing(outputs) as stream:
+                    deltas = [output.payload async for output in stream]
+            return b"".join(delta.state for delta in deltas if isinstance(delta, TokenDelta))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(ask(index)) for index in range(len(ids))]
+        except BaseExceptionGroup as errors:  # one text's error is the call's
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def _check(self, model: EmbeddingModel, dimensions: int) -> None:
+        if model.is_causal and not self._pools:
+            raise UnsupportedOption(
+                "A decoder's states are not given out token by token: pool them, or ask an encoder."
+            )
+        if dimensions > model.num_dimensions:
+            raise InvalidRequest(
+                f"dimensions is {dimensions}; {model.name} has {model.num_dimensions}.",
+                param="dimensions",
+            )
+        if dimensions and not self._pools:
+            raise UnsupportedOption(
+                "dimensions is not offered with --no-pool-embeddings: leave it out.",
+                param="dimensions",
+            )
+
+    def _read(self, data: bytes, model: EmbeddingModel, dimensions: int) -> Floats:
+        vectors = np.frombuffer(data, "<f4").astype(np.float32)
+        if not self._pools:
+            return vectors.reshape(-1, model.num_dimensions)
+        is_shortened = 0 < dimensions < model.num_dimensions
+        if is_shortened:
+            vectors = vectors[:dimensions]
+        # A state is as the decoder left it, and a shortened vector is one of its own.
+        if model.normalizes and (is_shortened or model.is_causal):
+            vectors = vectors / max(float(np.linalg.norm(vectors)), 1e-12)
+        return vectors
+
+
+def _token_ids(model: EmbeddingModel, call: EmbedCall) -> tuple[tuple[int, ...], ...]:
+    if call.token_ids:
+        return tuple(model.check(ids) for ids in call.token_ids)
+    return model.encode(call.texts, prompt_name=call.prompt_name, max_tokens=call.max_tokens)

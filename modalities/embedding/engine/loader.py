@@ -1,0 +1,109 @@
+"""Brings one encoder onto the device: memory, weights, runner, scheduler.
+
+Owns the order of these. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from triptych.core.config import Config
+from triptych.core.devices.device import Device
+from triptych.core.engine.loader import DeviceLoader
+from triptych.core.engine.staged_runner import StagedRunner
+from triptych.core.errors import InvalidRequest
+from triptych.core.job import Job
+from triptych.core.layers.native_linear import pack_linears
+from triptych.core.ledger import Ledger
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.embedding.architecture import EncoderSizes, is_encoder
+from triptych.modalities.embedding.engine.encoder import Encoder
+from triptych.modalities.embedding.engine.runner import STAGE, Embedder, load_dense
+from triptych.modalities.embedding.pooling import PoolingSpec
+from triptych.modalities.embedding.scheduling import BatchPace
+from triptych.modalities.embedding.wire import EmbedRequest
+from triptych.modalities.llm.engine.loader import LlmLoader
+from triptych.schedulers.base import LoadedModel, ModelLoader
+from triptych.schedulers.staged import StagedScheduler, StageLimits
+
+MAX_STEP_TEXTS = 256
+_CPU_STEP_TOKENS = 768
+"""Larger steps are no faster on a CPU, whose caches they outgrow."""
+
+
+def open_embedding_loader(
+    resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+) -> ModelLoader:
+    """What loads an embedding model: an encoder, or a decoder whose last state is taken."""
+    if is_encoder(read_json(Path(resolved.folder) / "config.json")):
+        return EmbeddingLoader(resolved, config, device, ledger)
+    return LlmLoader(resolved, config, device, ledger)
+
+
+class EmbeddingLoader(DeviceLoader):
+    """Implements `schedulers.base.ModelLoader`."""
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        with Checkpoint.open(self._folder) as checkpoint, ExitStack() as stack:
+            memory = self._memory(stack)
+            dtype, device = memory.dtype(checkpoint.dtype), self._device.torch
+            sizes = EncoderSizes.read(checkpoint.config)
+            spec = PoolingSpec.read(self._folder)
+            step_tokens = self._step_tokens()
+            memory.reserve("weights", Encoder.weight_bytes(checkpoint, dtype))
+            memory.reserve("activations", activation_bytes(sizes, step_tokens, dtype))
+            encoder = Encoder.load(checkpoint, dtype=dtype, device=device, report=report)
+            dense = load_dense(self._folder, spec, device)
+            native = memory.native_kernels()
+            pack_linears(encoder, native)
+            pack_linears(dense, native)
+            embedder = Embedder(encoder, spec, dense, pools=self._config.models.pool_embeddings)
+            runner = StagedRunner(embedder, device)
+            stack.callback(runner.close)
+            close = stack.pop_all().close
+        scheduler = StagedScheduler(
+            model=self.name,
+            open_pace=_Paces(sizes).open,
+            max_jobs=self._config.schedule.max_queue_size,
+            limits=StageLimits(
+                max_rows=MAX_STEP_TEXTS,
+                max_size=step_tokens,
+                max_started=2 * MAX_STEP_TEXTS,
+                units_per_job=MAX_STEP_TEXTS,
+            ),
+        )
+        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+
+    def _step_tokens(self) -> int:
+        most = self._config.schedule.max_batch_input_tokens
+        return min(most, _CPU_STEP_TOKENS) if self._device.is_cpu else most
+
+
+class _Paces:
+    def __init__(self, sizes: EncoderSizes) -> None:
+        self._sizes = sizes
+
+    def open(self, job: Job) -> BatchPace:
+        """A text is due never: who speaks or chats goes first. Raises `InvalidRequest`."""
+        request: EmbedRequest = job.request
+        lengths = [len(text) for text in request.texts]
+        if not lengths or not min(lengths) or max(lengths) > self._sizes.max_length:
+            raise InvalidRequest(f"A text holds 1 to {self._sizes.max_length} tokens.")
+        if any(max(text) >= self._sizes.vocab_size for text in request.texts):
+            raise InvalidRequest("A text holds a token that the model does not know.")
+        return BatchPace(STAGE, lengths)
+
+
+def activation_bytes(sizes: EncoderSizes, num_tokens: int, dtype: torch.dtype) -> int:
+    """What one layer holds at a time of a step of so many tokens, or of one text of any length."""
+    most = max(num_tokens, sizes.max_length)
+    values = most * (8 * sizes.hidden_size + 2 * sizes.intermediate_size)
+    scores = sizes.num_heads * sizes.max_length**2 if sizes.num_buckets else 0
+    return (values + scores) * dtype.itemsize

@@ -1,0 +1,140 @@
+"""Texts through an encoder, and their states to vectors.
+
+Owns pooling, the projections behind it and the way to the host. Which texts share a step is the
+scheduler's; the network is `encoder.py`'s. Implements `core.engine.staged_runner.StagedModel`: a
+text is a unit of one stage.
+
+Shape suffixes: T tokens of a text, N texts, C hidden, D dimensions of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from triptych.core.engine.staged_runner import Yield
+from triptych.core.errors import NonFinite, WeightsError
+from triptych.core.staged_plan import Stage
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.modalities.embedding.engine.encoder import Encoder
+from triptych.modalities.embedding.pooling import PoolingSpec
+from triptych.modalities.embedding.wire import EmbedDelta, EmbedRequest
+
+STAGE = "embed"
+_PROJECTIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU}
+
+
+@dataclass(slots=True)
+class TextWork:
+    """One text under way (`core.engine.staged_runner.Work`)."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    is_done: bool = False
+
+    @property
+    def next_stage(self) -> Stage | None:
+        """Its only stage, until that is over."""
+        return None if self.is_done else Stage(STAGE, len(self.token_ids))
+
+
+class Embedder:
+    """An encoder and what stands behind it. Without `pools` a text yields a vector per token."""
+
+    def __init__(
+        self, encoder: Encoder, spec: PoolingSpec, dense: nn.Module, *, pools: bool = True
+    ) -> None:
+        self._encoder = encoder
+        self._spec = spec
+        self._dense = dense
+        self._pools = pools
+
+    def begin(self, request: EmbedRequest, unit: int) -> TextWork:
+        """Take up one text."""
+        return TextWork(unit, request.texts[unit])
+
+    def advance(self, works: Sequence[TextWork]) -> Sequence[Yield]:
+        """Turn all texts into vectors, in one pass."""
+        states = self._encoder([work.token_ids for work in works])
+        if self._pools:
+            vectors_ND = self._vectors(torch.stack([self._pool(state) for state in states]))
+            fetch = _Fetch(list(vectors_ND))
+        else:
+            fetch = _Fetch([self._vectors(state.float()) for state in states])
+        for work in works:
+            work.is_done = True
+        return [fetch.of(row, work.index) for row, work in enumerate(works)]
+
+    def _pool(self, states_TC: Tensor) -> Tensor:
+        """A text's vector `[C]` in float32."""
+        match self._spec.mode:
+            case "cls":
+                return states_TC[0].float()
+            case "last":
+                return states_TC[-1].float()
+            case "max":
+                return states_TC.float().amax(0)
+            case "mean":
+                return states_TC.float().mean(0)
+            case "mean_sqrt":
+                return states_TC.float().sum(0) / float(len(states_TC) ** 0.5)
+
+    def _vectors(self, pooled_NC: Tensor) -> Tensor:
+        vectors_ND: Tensor = self._dense(pooled_NC)
+        normed_ND: Tensor = nn.functional.normalize(vectors_ND, dim=-1)
+        return normed_ND if self._spec.normalizes else vectors_ND
+
+
+class _Fetch:
+    """The vectors of a step, brought over together once the first is asked for."""
+
+    def __init__(self, vectors: list[Tensor]) -> None:
+        self._sizes = [vector.numel() for vector in vectors]
+        self._flat = torch.cat([vector.flatten() for vector in vectors])
+        self._host: Sequence[Tensor] | None = None
+
+    def of(self, row: int, text: int) -> Callable[[], EmbedDelta]:
+        """A call that waits for the device and returns the delta of a row."""
+
+        def fetch() -> EmbedDelta:
+            if self._host is None:
+                self._host = self._flat.cpu().split(self._sizes)
+            vector = self._host[row]
+            if not vector.isfinite().all():
+                raise NonFinite("The model's vector holds values that are not finite.")
+            return EmbedDelta(text=text, vectors=vector.numpy().astype("<f4").tobytes())
+
+        return fetch
+
+
+def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Module:
+    """The projections behind pooling, in float32. Raises `WeightsError` for damaged ones."""
+    layers: list[nn.Module] = []
+    for place in spec.dense:
+        with ExitStack() as stack:
+            checkpoint = stack.enter_context(Checkpoint.open(folder / place))
+            config = checkpoint.config
+            linear = nn.Linear(
+                int(config["in_features"]),
+                int(config["out_features"]),
+                bool(config.get("bias", True)),
+                device=device,
+            )
+            targets = [TensorTarget(f"linear.{n}", value) for n, value in linear.named_parameters()]
+            load_tensors(checkpoint, targets)
+        layers += [linear.requires_grad_(False), _activation(config)]
+    return nn.Sequential(*layers)
+
+
+def _activation(config: dict[str, Any]) -> nn.Module:
+    name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if name not in _PROJECTIONS:
+        raise WeightsError(f"The projection's activation {name[:40]!r} is not known here.")
+    return _PROJECTIONS[name]()

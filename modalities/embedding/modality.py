@@ -1,0 +1,50 @@
+"""Embeddings: models that turn texts into vectors.
+
+Owns how such a model is recognised and who opens its halves. Loads neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triptych.core.command import Command
+from triptych.modalities.embedding.architecture import is_encoder
+from triptych.modalities.embedding.pooling import MODULES
+from triptych.modalities.modality import Modality
+
+
+def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
+    return is_encoder(config) or (folder / MODULES).is_file()
+
+
+_HERE = "triptych.modalities.embedding"
+_COMMANDS = (
+    Command(
+        "embed",
+        "Turn texts into vectors, or put them in order of likeness.",
+        f"{_HERE}.api.cli",
+        (
+            'triptych embed "a kitten" "a cat" -o vectors.npy',
+            "triptych embed --similar-to 'a pet' < nouns.txt",
+        ),
+        operands="[TEXT ...]",
+        is_named=True,
+    ),
+)
+
+EMBEDDING = Modality(
+    role="embedding",
+    matches=_matches,
+    wire=(
+        f"{_HERE}.wire:EmbedRequest",
+        f"{_HERE}.wire:EmbedDelta",
+    ),
+    api=f"{_HERE}.api.open:open_api",
+    engine=f"{_HERE}.engine.loader:open_embedding_loader",
+    default="all-minilm-l6-v2",
+    sources=(f"{_HERE}.source:MINILM",),
+    pipelines={"EmbeddingPipeline": f"{_HERE}.api.pipeline"},
+    commands=_COMMANDS,
+)

@@ -1,0 +1,1 @@
+"""Chat in the API process: routes, service, templates, pipeline, commands. Loads no torch."""

@@ -1,0 +1,242 @@
+"""`triptych chat` and `triptych generate`: the chat pipeline at a terminal.
+
+Owns what these commands print and read. Everything else is the pipeline's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from triptych.core.errors import ConfigError, RequestError, TriptychError
+from triptych.core.lines import read_lines
+from triptych.core.option import Role
+from triptych.core.options import add_options
+from triptych.core.progress_bars import count_bar
+from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline, Message
+
+_LABELS = frozenset({"id", "custom_id"})
+"""Fields of an entry that are the caller's own: they come back with the answer."""
+_HELP = (
+    "[dim]/image FILE[/] shows a picture, [dim]/reset[/] forgets the conversation, [dim]/exit[/] or"
+    " Ctrl-D leaves."
+)
+_IMAGE = "/image "
+
+
+def add_common(parser: argparse.ArgumentParser, *roles: Role) -> None:
+    """Declare what commands that answer have in common, for models of `roles`."""
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
+    sampling.add_argument("--temperature", type=float, help="0 always takes the likeliest token")
+    sampling.add_argument("--top-p", type=float, help="nucleus sampling")
+    sampling.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past answer")
+    sampling.add_argument("--stop", action="append", default=[], help="end at this text; repeat")
+    add_options(parser, sections=("models", "device", "cache", "schedule", "vision"), roles=roles)
+
+
+def call_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the arguments say of a call."""
+    options = {
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "seed": args.request_seed,
+        "stop": tuple(args.stop),
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _open_pipeline(args: argparse.Namespace) -> ChatPipeline:
+    return ChatPipeline.from_arguments(args)
+
+
+def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `triptych chat`."""
+    parser.add_argument("prompt", nargs="*", help="ask this, or else what is piped in, and leave")
+    parser.add_argument("--system", help="instructions that precede the conversation")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="show this first; repeat"
+    )
+    add_common(parser, "chat", "vision")
+
+
+def run_chat(
+    args: argparse.Namespace,
+    open_pipeline: Callable[[argparse.Namespace], ChatPipeline] | None = None,
+) -> int:
+    """Talk: one answer for an argument or piped input, a conversation on a terminal.
+
+    Pictures are taken where `open_pipeline` opens a pipeline that takes them.
+    """
+    opening: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
+    prompt = " ".join(args.prompt) or ("" if sys.stdin.isatty() else sys.stdin.read().strip())
+    if not prompt and not sys.stdin.isatty():
+        raise ConfigError("Nothing to say: give a prompt, or pipe one in.")
+    with (open_pipeline or _open_pipeline)(args) as pipeline:
+        if prompt:
+            messages = [*opening, _said(prompt, args.image)]
+            for piece in pipeline.stream(messages, **call_options(args)):
+                show(piece)
+            show("\n")
+        else:
+            _converse(pipeline, opening, args)
+    return 0
+
+
+def _said(text: str, images: Sequence[str]) -> Message:
+    """What the user says, and shows."""
+    if not images:
+        return {"role": "user", "content": text}
+    parts: list[dict[str, str]] = [{"type": "image", "image": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def show(text: str) -> None:
+    """Print a piece of an answer at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _converse(pipeline: ChatPipeline, opening: list[Message], args: argparse.Namespace) -> None:
+    console = Console(stderr=True)
+    console.print(_HELP)
+    messages, images = list(opening), list(args.image)
+    for line in _lines(console):
+        if line == "/exit":
+            return
+        if line == "/reset":
+            messages = list(opening)
+            console.print("[dim]Forgotten.[/]")
+            continue
+        if line.startswith(_IMAGE):
+            images.append(line.removeprefix(_IMAGE).strip())
+            console.print("[dim]It goes with what you say next.[/]")
+            continue
+        messages.append(_said(line, images))
+        images = []
+        try:
+            answer = _answer(pipeline, messages, args)
+        except (RequestError, ConfigError) as error:
+            console.print(f"[red]{escape(error.message)}[/] /reset starts over.")
+            messages.pop()
+        else:
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _answer(pipeline: ChatPipeline, messages: list[Message], args: argparse.Namespace) -> str:
+    """Print the answer as it comes; Ctrl-C ends the answer, not the conversation."""
+    pieces: list[str] = []
+    with suppress(KeyboardInterrupt):
+        for piece in pipeline.stream(messages, **call_options(args)):
+            pieces.append(piece)
+            show(piece)
+    show("\n")
+    return "".join(pieces)
+
+
+def _lines(console: Console) -> Iterator[str]:
+    with suppress(ImportError):  # where there is none, lines have no arrow keys and no history
+        import readline  # noqa: F401 - `input` uses it once it is loaded
+    while True:
+        try:
+            line = input("you> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if line:
+            yield line
+
+
+def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `triptych generate`."""
+    parser.add_argument("prompt", nargs="*", help="prompts, each answered on its own")
+    parser.add_argument(
+        "-i",
+        "--input",
+        help='JSONL file, "-" for stdin: one {"prompt": ...} or {"messages": [...]} per line;'
+        ' "id" and "custom_id" come back as they are, further fields are call options'
+        " (max_tokens, temperature, ...)",
+    )
+    parser.add_argument("-o", "--output", help="JSONL file to write; default stdout")
+    parser.add_argument("--batch", type=int, default=64, help="lines in flight at once")
+    add_common(parser, "chat")
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    """Answer a batch of prompts, in order, with progress. A bad line becomes an error line."""
+    if args.batch < 1:
+        raise ConfigError("--batch must be at least 1.")
+    entries = _read_entries(args)
+    num_tokens = num_failed = 0
+    is_shown = args.output is None and sys.stdout.isatty()  # the answers themselves are progress
+    bar = count_bar(is_hidden=is_shown)
+    with _open_output(args.output) as out, _open_pipeline(args) as pipeline, bar:
+        task = bar.add_task("generating", total=len(entries))
+        started_s = time.monotonic()
+        asked = [{name: entry[name] for name in entry if name not in _LABELS} for entry in entries]
+        answers = pipeline.map(asked, num_in_flight=args.batch, **call_options(args))
+        for entry, answer in zip(entries, answers, strict=True):
+            num_failed += isinstance(answer, TriptychError)
+            if isinstance(answer, ChatAnswer):
+                num_tokens += sum(sample.usage.num_output_tokens for sample in answer.samples)
+            out.write(json.dumps({**entry, **_result(answer)}, ensure_ascii=False) + "\n")
+            out.flush()
+            bar.advance(task)
+        elapsed_s = time.monotonic() - started_s
+    Console(stderr=True).print(
+        f"{len(entries)} prompts, {num_failed} failed, {num_tokens} tokens in {elapsed_s:.1f} s"
+        f" ({num_tokens / elapsed_s:.0f} tok/s)"
+    )
+    return 1 if num_failed else 0
+
+
+def _result(answer: ChatAnswer | TriptychError) -> dict[str, Any]:
+    """What an answer adds to its entry."""
+    if isinstance(answer, TriptychError):
+        return {"error": {"code": answer.code, "message": answer.message}}
+    texts = [sample.text for sample in answer.samples]
+    return {
+        "text": texts[0],
+        **({"texts": texts} if len(texts) > 1 else {}),
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": answer.usage.num_prompt_tokens,
+        "completion_tokens": sum(sample.usage.num_output_tokens for sample in answer.samples),
+    }
+
+
+def _read_entries(args: argparse.Namespace) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = [{"prompt": prompt} for prompt in args.prompt]
+    if args.input:
+        lines = read_lines("--input", args.input)
+        entries += [_read_entry(line, number) for number, line in lines]
+    if not entries:
+        raise ConfigError("No prompts: give some as arguments, or a JSONL file with --input.")
+    return entries
+
+
+def _read_entry(line: str, number: int) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"Line {number} of the input is not valid JSON.") from error
+    if not isinstance(entry, dict) or not ({"prompt", "messages"} & set(entry)):
+        raise ConfigError(f'Line {number} of the input has neither "prompt" nor "messages".')
+    return entry
+
+
+def _open_output(path: str | None) -> IO[str]:
+    if path is None:
+        return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written ({error.strerror}).") from error

@@ -1,0 +1,222 @@
+"""Conversations as the OpenAI API takes them: messages, and how a template makes a prompt of them.
+
+Owns what each of their fields may be: honoured, accepted as inert, or refused by name with the
+alternative. Knows no route and no template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
+from triptych.core.media.fetch import Fetched
+from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.llm.api.unsupported import MESSAGE
+
+FindFile = Callable[[str], Fetched | None]
+"""The file that a body had in a URL, where it was taken out of it."""
+# No angle brackets or bars: a string here must never spell a special token.
+TemplateText = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9 _.,:+-]*$", max_length=64)]
+TemplateOption = Literal["enable_thinking", "thinking", "reasoning_effort", "date_string"]
+TemplateOptions = Annotated[
+    dict[
+        TemplateOption,
+        bool | Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | TemplateText,
+    ],
+    Field(max_length=limits.MAX_TEMPLATE_OPTIONS),
+]
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+def is_list(value: Any) -> str:
+    """The tag of a union of a list and something else."""
+    return ":list" if isinstance(value, list) else ":text"
+
+
+class CacheControl(Strict):
+    """How long a prompt's beginning shall be cached, as some clients mark it."""
+
+    type: Literal["ephemeral"]
+    ttl: Label | None = None
+
+
+class TextPart(Strict):
+    """A part of a message's content that is text."""
+
+    type: Literal["text"]
+    text: Text
+    cache_control: CacheControl | None = inert("cache_control")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise UnsupportedOption(
+                f"A message takes parts of type 'text' and 'image_url', not {kind[:40]!a}: send a"
+                " picture as a data URL in image_url; there is no files API, and no sound is read"
+                " here."
+            )
+        return value
+
+
+class ImageUrl(Strict):
+    """A picture: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be fetched."""
+
+    url: Text
+    detail: Literal["auto", "low", "high"] | None = Field(
+        default=None, description="`low`: scaled down to 512 x 512 pixels' worth; else as it is."
+    )
+
+
+class ImagePart(Strict):
+    """A part of a message's content that is a picture."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    cache_control: CacheControl | None = inert("cache_control")
+
+    def source(self, find: FindFile) -> PictureSource:
+        """The picture, with what `find` knows of its URL."""
+        url = self.image_url.url
+        file = find(url)
+        is_coarse = self.image_url.detail == "low"
+        return PictureSource("" if file else url, file, is_coarse)
+
+
+def _part_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return ":image" if kind == "image_url" else ":text"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag(":text")] | Annotated[ImagePart, Tag(":image")],
+    Discriminator(_part_kind),
+]
+
+
+class Message(Strict):
+    """One message of a conversation."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: Annotated[
+        Annotated[Text, Tag(":text")]
+        | Annotated[
+            list[Part],
+            Field(min_length=1, max_length=limits.MAX_CONTENT_PARTS, fail_fast=True),
+            Tag(":list"),
+        ],
+        Discriminator(is_list),
+    ]
+    name: Annotated[
+        str | None, Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
+    ] = None
+    tool_call_id: Name | None = None
+    reasoning_content: Text | None = Field(
+        default=None, description="What was thought before the answer: the template may show it."
+    )
+    cache_control: CacheControl | None = inert("cache_control")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, MESSAGE)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        parts = () if isinstance(self.content, str) else self.content
+        if self.role != "user" and any(isinstance(part, ImagePart) for part in parts):
+            raise InvalidRequest("Pictures are read in messages of the user.", param="messages")
+        return self
+
+    def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
+        """The message as chat templates know it: they have no developers.
+
+        What URLs of pictures hold is asked of `find`.
+        """
+        fields = self.model_dump(exclude_none=True, exclude={"cache_control"})
+        if not isinstance(self.content, str):
+            fields["content"] = [
+                part.source(find).part()
+                if isinstance(part, ImagePart)
+                else {"type": "text", "text": part.text}
+                for part in self.content
+            ]
+        return {**fields, "role": "system" if self.role == "developer" else self.role}
+
+
+class ThinkingOption(Strict):
+    """Whether the model shall think first, as DeepSeek's and GLM's clients say it."""
+
+    type: Literal["enabled", "disabled"]
+
+
+def _thinking_kind(value: Any) -> str:
+    return ":switch" if isinstance(value, bool) else ":object"
+
+
+class TemplateFields(Strict):
+    """How the chat template makes a prompt of messages."""
+
+    chat_template_kwargs: TemplateOptions | None = Field(
+        default=None, description="Switches of the model's chat template."
+    )
+    enable_thinking: bool | None = Field(default=None, description="As in chat_template_kwargs.")
+    thinking: (
+        Annotated[
+            Annotated[bool, Tag(":switch")] | Annotated[ThinkingOption, Tag(":object")],
+            Discriminator(_thinking_kind),
+        ]
+        | None
+    ) = Field(default=None, description="Both switches: enable_thinking and thinking.")
+    add_generation_prompt: bool | None = Field(
+        default=None, description="Let the template open the answer (the default)."
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="Go on with the last message in place of an answer to it."
+    )
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message goes on with the last message, add_generation_prompt opens"
+                " another: send one of them.",
+                param="continue_final_message",
+            )
+        said = {self.enable_thinking, self._thinks} - {None}
+        if said and len(said | {self._kwargs.get(name) for name in _SWITCHES} - {None}) > 1:
+            raise InvalidRequest(
+                "enable_thinking, thinking and chat_template_kwargs differ: say it once.",
+                param="enable_thinking",
+            )
+        return self
+
+    @property
+    def _kwargs(self) -> dict[str, Any]:
+        return {str(name): value for name, value in (self.chat_template_kwargs or {}).items()}
+
+    @property
+    def _thinks(self) -> bool | None:
+        if isinstance(self.thinking, ThinkingOption):
+            return self.thinking.type == "enabled"
+        return self.thinking
+
+    def template_options(self) -> dict[str, Any]:
+        """What the chat template is given besides the messages."""
+        switches = dict.fromkeys(_SWITCHES, self._thinks)
+        if self.enable_thinking is not None:
+            switches["enable_thinking"] = self.enable_thinking
+        opens = self.add_generation_prompt
+        continues = {"continue_final_message": True} if self.continue_final_message else {}
+        return {
+            **{name: value for name, value in switches.items() if value is not None},
+            **self._kwargs,
+            **continues,
+            "add_generation_prompt": not continues if opens is None else opens,
+        }

@@ -1,0 +1,289 @@
+"""Chat from Python: load a model, call it, stream it.
+
+Owns the `ChatPipeline` object: the same engine and text service as the server, in this process.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, overload
+
+import msgspec
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.typed import convert
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.multimodal import PICTURE, PictureSource
+from triptych.modalities.llm.api.service import (
+    GenerateCall,
+    LlmService,
+    SampleDelta,
+    TokenText,
+    TokenUsage,
+    sampling_params,
+)
+from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.modality import CHAT
+from triptych.modalities.modality import Modality
+from triptych.modalities.pipeline import Pipeline
+
+Message = Mapping[str, Any]
+Conversation = str | Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSample:
+    """One finished answer."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+    usage: TokenUsage
+    logprobs: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswer:
+    """The answer to one conversation: `n` samples, the first of which is `text`."""
+
+    samples: tuple[ChatSample, ...]
+
+    @property
+    def text(self) -> str:
+        """The first sample's text."""
+        return self.samples[0].text
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first sample ended: "stop" or "length"."""
+        return self.samples[0].finish_reason
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Token counts of the first sample."""
+        return self.samples[0].usage
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ChatPipeline(Pipeline[LlmService]):
+    """A chat model in this process.
+
+        with ChatPipeline.from_pretrained() as chat:
+            print(chat("What is the capital of France?"))
+            for piece in chat.stream("Tell me a story."):
+                print(piece, end="", flush=True)
+
+    A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
+    arguments of a call are those of `SamplingParams`, and `stop`, `n`, `seed`, `ignore_eos`.
+    Every call has an async twin that may be awaited on any loop.
+    """
+
+    _modalities: ClassVar[tuple[Modality, ...]] = (CHAT,)
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], LlmService]:
+        text = TextModel.open(resolved, config.models)
+        return lambda client: LlmService.from_config(config, [text], client)
+
+    @classmethod
+    async def _end(cls, service: LlmService) -> None:
+        await service.close()
+        await super()._end(service)
+
+    @overload
+    def __call__(self, conversation: Conversation, **options: Any) -> ChatAnswer: ...
+    @overload
+    def __call__(
+        self, conversation: Sequence[Conversation], **options: Any
+    ) -> list[ChatAnswer]: ...
+    def __call__(self, conversation: Any, **options: Any) -> ChatAnswer | list[ChatAnswer]:
+        """Answer one conversation, or a batch of them (a list of strings or of message lists)."""
+        return self._loop.run(self._reply(conversation, options))
+
+    async def acall(self, conversation: Any, **options: Any) -> ChatAnswer | list[ChatAnswer]:
+        """Async twin of calling the pipeline."""
+        return await self._loop.run_async(self._reply(conversation, options))
+
+    def stream(self, conversation: Conversation, **options: Any) -> Iterator[str]:
+        """Answer one conversation piece by piece. Leaving the loop early cancels the rest."""
+        return self._loop.iterate(lambda: self._texts(conversation, options))
+
+    def astream(self, conversation: Conversation, **options: Any) -> AsyncGenerator[str, None]:
+        """Async twin of `stream`."""
+        return self._loop.iterate_async(lambda: self._texts(conversation, options))
+
+    def map(
+        self, entries: Sequence[Mapping[str, Any]], *, num_in_flight: int = 64, **options: Any
+    ) -> Iterator[ChatAnswer | TriptychError]:
+        """Answer many entries, results in order, `num_in_flight` at a time.
+
+        An entry holds `prompt` or `messages`; its other fields are call options that override
+        `options`. An entry that cannot be answered yields its error and harms no other.
+        """
+
+        async def answer(entry: Mapping[str, Any]) -> ChatAnswer:
+            own = {k: v for k, v in entry.items() if k not in ("prompt", "messages")}
+            conversation = entry.get("messages", entry.get("prompt"))
+            reply = await self._reply(conversation, {**options, **own})
+            if not isinstance(reply, ChatAnswer):
+                raise InvalidRequest("An entry holds one conversation.", param="messages")
+            return reply
+
+        most = min(num_in_flight, self._num_at_once(options))
+        return self._map_entries(answer, entries, most)
+
+    async def _reply(
+        self, conversation: Any, options: Mapping[str, Any]
+    ) -> ChatAnswer | list[ChatAnswer]:
+        conversations = _as_batch(conversation)
+        if conversations is None:
+            return (await self._replies([conversation], options))[0]
+        size = self._num_at_once(options)
+        parts = [conversations[at : at + size] for at in range(0, len(conversations), size)]
+        return [reply for part in parts for reply in await self._replies(part, options)]
+
+    def _num_at_once(self, options: Mapping[str, Any]) -> int:
+        """How many conversations are admitted together."""
+        return max(1, self._service.max_jobs // _call_options(options).n)
+
+    async def _replies(
+        self, conversations: Sequence[Conversation], options: Mapping[str, Any]
+    ) -> list[ChatAnswer]:
+        call = await self._call(conversations, options)
+        rows = [_Assembly() for _ in range(len(call.prompts) * call.num_samples)]
+        async for delta in self._service.generate(call):
+            rows[delta.index].add(delta)
+        samples = tuple(row.finish() for row in rows)
+        n = call.num_samples
+        return [ChatAnswer(samples=samples[at : at + n]) for at in range(0, len(samples), n)]
+
+    async def _texts(
+        self, conversation: Conversation, options: Mapping[str, Any]
+    ) -> AsyncGenerator[str, None]:
+        if options.get("n", 1) != 1:
+            raise InvalidRequest("stream gives one sample: call it with n=1.", param="n")
+        call = await self._call([conversation], options)
+        async with aclosing(self._service.generate(call)) as deltas:
+            async for delta in deltas:
+                if delta.text:
+                    yield delta.text
+
+    async def _call(
+        self, conversations: Sequence[Conversation], options: Mapping[str, Any]
+    ) -> GenerateCall:
+        prompts = [
+            await self._service.encode_chat(self._model, self._messages(conversation))
+            for conversation in conversations
+        ]
+        own = _call_options(options)
+        longest = max(len(prompt.ids) for prompt in prompts)
+        given = {
+            name: value for name, value in options.items() if name not in own.__struct_fields__
+        }
+        given["max_tokens"] = self._service.resolve_max_tokens(self._model, longest, own.max_tokens)
+        return GenerateCall(
+            model=self._model,
+            prompts=tuple(prompt.ids for prompt in prompts),
+            pictures=tuple(prompt.pictures for prompt in prompts),
+            call_id=uuid.uuid4().hex,
+            stop=(own.stop,) if isinstance(own.stop, str) else own.stop,
+            num_samples=own.n,
+            seed=own.seed,
+            sampling=sampling_params(
+                self._service.model(self._model), ignore_eos=own.ignore_eos, given=given
+            ),
+        )
+
+    def _messages(self, conversation: Any) -> Sequence[Message]:
+        """A conversation as messages. Raises `InvalidRequest` where it is none."""
+        return as_messages(conversation)
+
+
+class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call may be given beside the fields of `SamplingParams`."""
+
+    max_tokens: int | None = None
+    stop: str | tuple[str, ...] = ()
+    n: int = 1
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+def _call_options(options: Mapping[str, Any]) -> _CallOptions:
+    names = _CallOptions.__struct_fields__
+    given = {name: options[name] for name in names if options.get(name) is not None}
+    try:
+        return convert(given, _CallOptions)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"Call options: {error}.") from error
+
+
+def _as_batch(conversation: Any) -> list[Any] | None:
+    """The conversations of a batch, or `None` if this is a single one."""
+    is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
+    if not is_list or not conversation or isinstance(conversation[0], Mapping):
+        return None
+    return list(conversation)
+
+
+def as_messages(conversation: Any) -> Sequence[Message]:
+    """A text or a list of messages as the latter. Raises `InvalidRequest` for anything else."""
+    if isinstance(conversation, str):
+        return [{"role": "user", "content": conversation}]
+    if not isinstance(conversation, Sequence) or not conversation:
+        raise InvalidRequest(
+            "A conversation is a text or a list of messages, and never empty.", param="messages"
+        )
+    if not all(map(_is_message, conversation)):
+        raise InvalidRequest(
+            'A message is {"role": ..., "content": ...}; its content is a text, or parts of text.',
+            param="messages",
+        )
+    return conversation
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        return all(isinstance(part, Mapping) and _is_part(part) for part in content)
+    return content is None or isinstance(content, str)
+
+
+def _is_part(part: Mapping[str, Any]) -> bool:
+    return isinstance(part.get("text"), str) or isinstance(part.get(PICTURE), PictureSource)
+
+
+class _Assembly:
+    """Collects one sample's deltas."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._logprobs: list[TokenText] = []
+        self._last: SampleDelta | None = None
+
+    def add(self, delta: SampleDelta) -> None:
+        self._text.append(delta.text)
+        self._logprobs.extend(delta.logprobs)
+        self._last = delta
+
+    def finish(self) -> ChatSample:
+        assert self._last is not None
+        assert self._last.finish_reason is not None
+        return ChatSample(
+            text="".join(self._text),
+            finish_reason=self._last.finish_reason,
+            stop_reason=self._last.stop_reason,
+            usage=self._last.usage,
+            logprobs=tuple(self._logprobs),
+        )

@@ -1,0 +1,343 @@
+"""The requests of the OpenAI text API, field by field.
+
+Owns what each field may be. A field is honoured, accepted as inert (it asks for nothing that
+could change an answer here), or refused by name with the alternative; any other name is an
+unknown field. Every number is bounded and finite, every string and array has a longest length.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
+from triptych.core.limits import SAMPLING_RANGES
+from triptych.modalities.llm.api.messages import Message, TemplateFields, is_list
+from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION
+
+
+def _within(name: str, description: str) -> Any:
+    low, high = SAMPLING_RANGES[name]
+    return Field(default=None, ge=low, le=high, description=description)
+
+
+def _penalty(description: str) -> Any:
+    high = SAMPLING_RANGES["repetition_penalty"][1]
+    return Field(default=None, gt=0, le=high, description=description)
+
+
+def _not_zero(length: int) -> int:
+    if length == 0:
+        raise InvalidRequest("At least one token is made; -1 stands for as many as fit.")
+    return length
+
+
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+Length = Annotated[
+    int,
+    Field(ge=-1, le=SAMPLING_RANGES["max_tokens"][1], json_schema_extra={"not": {"const": 0}}),
+    AfterValidator(_not_zero),
+]
+AnyNumber = Annotated[float, Field(ge=-1e9, le=1e9)]
+TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
+TokenIds = Annotated[
+    list[TokenId], Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)
+]
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_KEY_CHARS)],
+        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)],
+    ],
+    Field(max_length=limits.MAX_METADATA_ENTRIES),
+]
+LogitBias = Annotated[
+    dict[
+        Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$", max_length=10)],
+        Annotated[float, Field(ge=-limits.MAX_ABS_LOGIT_BIAS, le=limits.MAX_ABS_LOGIT_BIAS)],
+    ],
+    Field(max_length=limits.MAX_LOGIT_BIAS),
+]
+
+
+def prompt_kind(value: Any) -> str:
+    """Which of the four forms a prompt has, judged by its first entry."""
+    if not isinstance(value, list):
+        return ":text"
+    first = value[0] if value else ""
+    if isinstance(first, list):
+        return ":token-lists"
+    return ":tokens" if isinstance(first, int) else ":texts"
+
+
+Stop = Annotated[
+    Annotated[str, StringConstraints(max_length=limits.MAX_STOP_CHARS), Tag(":text")]
+    | Annotated[
+        list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True), Tag(":list")
+    ],
+    Discriminator(is_list),
+]
+_Batch = Field(min_length=1, max_length=limits.MAX_PROMPTS, fail_fast=True)
+Prompt = Annotated[
+    Annotated[Text, Tag(":text")]
+    | Annotated[list[Text], _Batch, Tag(":texts")]
+    | Annotated[TokenIds, Tag(":tokens")]
+    | Annotated[list[TokenIds], _Batch, Tag(":token-lists")],
+    Discriminator(prompt_kind),
+]
+
+
+class StreamOptions(Strict):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = Field(default=None, description="End with a usage chunk.")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Token counts so far in every chunk."
+    )
+    include_obfuscation: bool | None = inert("include_obfuscation")
+
+
+class UsageOption(Strict):
+    """What OpenRouter's clients ask of token counts."""
+
+    include: bool | None = Field(default=None, description="As stream_options.include_usage.")
+
+
+class SamplingFields(Strict):
+    """What chat and text completion share."""
+
+    model: Name
+    temperature: float | None = _within("temperature", "0 is greedy.")
+    top_p: float | None = _within("top_p", "Nucleus sampling; 1 is off.")
+    top_k: int | None = Field(
+        default=None,
+        ge=-1,
+        le=SAMPLING_RANGES["top_k"][1],
+        description="Draw from the k likeliest tokens; 0 and -1 are off.",
+    )
+    min_p: float | None = _within("min_p", "Drop tokens below this share of the likeliest.")
+    repetition_penalty: float | None = _penalty("1 is off.")
+    repeat_penalty: float | None = _penalty("As repetition_penalty, its name in llama.cpp.")
+    frequency_penalty: float | None = _within("frequency_penalty", "Per repetition; 0 is off.")
+    presence_penalty: float | None = _within("presence_penalty", "Once; 0 is off.")
+    logit_bias: LogitBias | None = Field(default=None, description="Token id to added logit.")
+    max_tokens: Length | None = Field(
+        default=None, description="Most tokens of one answer; -1: as many as fit."
+    )
+    min_tokens: int | None = _within("min_tokens", "Fewest tokens before an end is allowed.")
+    seed: int | None = _within("seed", "Same seed, same answer.")
+    n: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
+        default=None, description="Answers per prompt."
+    )
+    stop: Stop | None = Field(default=None, description="Text that ends an answer; '' is none.")
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
+    ) = Field(default=None, description="Tokens that end an answer.")
+    ignore_eos: bool | None = Field(default=None, description="Go on past the model's own end.")
+    priority: Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = Field(
+        default=None, description="Lower goes first, under `--schedule-policy priority`."
+    )
+    stream: bool | None = Field(default=None, description="Answer with server-sent events.")
+    stream_options: StreamOptions | None = Field(
+        default=None, description="Says nothing where nothing is streamed."
+    )
+    usage: UsageOption | None = None
+    cache_prompt: bool | None = inert("cache_prompt")
+    chat_id: Label | None = inert("chat_id")
+    mirostat_eta: AnyNumber | None = inert("mirostat_eta")
+    mirostat_tau: AnyNumber | None = inert("mirostat_tau")
+    user: Label | None = inert("user")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_common(cls, value: Any) -> Any:
+        return without_refused(value, COMMON)
+
+    @model_validator(mode="after")
+    def _check_common(self) -> Self:
+        if len({self.repetition_penalty, self.repeat_penalty} - {None}) > 1:
+            raise InvalidRequest(
+                "repeat_penalty and repetition_penalty are one and differ: send the latter alone.",
+                param="repeat_penalty",
+            )
+        most = self.sampling()["max_tokens"]
+        if most is not None and (self.min_tokens or 0) > most:
+            raise InvalidRequest("min_tokens is over max_tokens.", param="min_tokens")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop or ()))
+
+    @property
+    def has_usage_chunk(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        asked = self.stream_options and self.stream_options.include_usage
+        return bool(asked or (self.usage and self.usage.include))
+
+    @property
+    def has_running_usage(self) -> bool:
+        """Whether every chunk of a stream tells the token counts so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `SamplingParams` this request gives; absent ones are `None`."""
+        names = sorted(SAMPLING_RANGES.keys() & set(SamplingFields.model_fields) - {"seed"})
+        bias = tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
+        return {
+            **{name: getattr(self, name) for name in names},
+            "top_k": None if self.top_k is None else max(0, self.top_k),
+            "repetition_penalty": self.repetition_penalty or self.repeat_penalty,
+            "max_tokens": _smallest(self.max_tokens),
+            "logit_bias": bias,
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+        }
+
+
+def _smallest(*lengths: int | None) -> int | None:
+    """The least of several bounds; `None` where none of them bounds anything."""
+    return min((length for length in lengths if length is not None and length > 0), default=None)
+
+
+class ChatRequest(SamplingFields, TemplateFields):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[
+        list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
+    ]
+    max_completion_tokens: Length | None = Field(
+        default=None, description="As max_tokens, its newer name; of both the smaller holds."
+    )
+    logprobs: bool | None = Field(default=None, description="Report log-probabilities.")
+    top_logprobs: int | None = _within("top_logprobs", "Alternatives reported per token.")
+    store: bool | None = inert("store")
+    metadata: Metadata | None = inert("metadata")
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
+        "service_tier"
+    )
+    safety_identifier: Label | None = inert("safety_identifier")
+    prompt_cache_key: Label | None = inert("prompt_cache_key")
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert(
+        "prompt_cache_retention"
+    )
+    parallel_tool_calls: bool | None = inert("parallel_tool_calls")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            unused = {name for name, choice in CHOSEN_AWAY.items() if value.get(choice) == "none"}
+            value = {name: field for name, field in value.items() if name not in unused}
+        return without_refused(value, CHAT)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
+        return self
+
+    def sampling(self) -> dict[str, Any]:
+        """As for every request, with chat's names for length and log-probabilities."""
+        return {
+            **super().sampling(),
+            "max_tokens": _smallest(self.max_tokens, self.max_completion_tokens),
+            "top_logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+        }
+
+
+_ADDS_SPECIAL = Field(
+    default=None, description="Begin texts with the tokens that the model wants there (default)."
+)
+_PARSES_SPECIAL = Field(
+    default=None, description="Read special tokens spelled in texts as such, not as characters."
+)
+
+
+class CompletionRequest(SamplingFields):
+    """Body of `/v1/completions`."""
+
+    prompt: Prompt
+    add_special_tokens: bool | None = _ADDS_SPECIAL
+    parse_special: bool | None = _PARSES_SPECIAL
+    logprobs: int | None = _within("top_logprobs", "Alternatives reported per token.")
+    echo: bool | None = Field(default=None, description="Begin each answer with its prompt.")
+    best_of: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
+        default=None, description="Only as many as n."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, COMPLETION)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise UnsupportedOption(
+                "best_of other than n is not offered: ask for n answers with logprobs and choose.",
+                param="best_of",
+            )
+        if len(self.prompts) * (self.n or 1) > limits.MAX_ROWS:
+            raise InvalidRequest(
+                f"Prompts times n must be at most {limits.MAX_ROWS}.", param="prompt"
+            )
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one or several, each as text or as token ids."""
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
+
+    def sampling(self) -> dict[str, Any]:
+        """As for every request; echoed prompts report their log-probabilities, too."""
+        return {
+            **super().sampling(),
+            "top_logprobs": self.logprobs,
+            "prompt_logprobs": bool(self.echo) and self.logprobs is not None,
+        }
+
+
+class TokenizeRequest(TemplateFields):
+    """Body of `/tokenize`: either a prompt or messages."""
+
+    model: Name
+    prompt: Text | None = None
+    messages: (
+        Annotated[
+            list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
+        ]
+        | None
+    ) = None
+    add_special_tokens: bool | None = _ADDS_SPECIAL
+    parse_special: bool | None = _PARSES_SPECIAL
+    return_token_strs: bool | None = Field(default=None, description="Tell each token's text, too.")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("Send either prompt or messages.", param="prompt")
+        if self.messages is not None:
+            asked = self.model_dump(include={"add_special_tokens", "parse_special"})
+            without_refused({name: value for name, value in asked.items() if value}, CHAT)
+        return self
+
+
+class DetokenizeRequest(Strict):
+    """Body of `/detokenize`."""
+
+    model: Name
+    tokens: Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)]
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out (the default)."
+    )

@@ -1,0 +1,258 @@
+"""The OpenAI text API: chat, completions, tokenize, detokenize.
+
+Owns the way from a validated request to a call of the service, and from its deltas to an answer.
+What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.context import Context
+from triptych.core.http.data_urls import DataUrlRoute, data_urls
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.sse import EventStream, described
+from triptych.core.logs import fields
+from triptych.core.media.fetch import Fetched
+from triptych.modalities.llm.api.multimodal import ChatPrompt
+from triptych.modalities.llm.api.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SamplingFields,
+    TokenizeRequest,
+)
+from triptych.modalities.llm.api.replies import (
+    ChatChunk,
+    ChatReply,
+    ChatShape,
+    CompletionReply,
+    CompletionShape,
+    Prompt,
+    Shape,
+    Tokens,
+    UsageTotals,
+)
+from triptych.modalities.llm.api.service import (
+    GenerateCall,
+    LlmService,
+    SampleDelta,
+    sampling_params,
+)
+from triptych.modalities.modality import FindLink, no_link
+
+_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+
+_logger = logging.getLogger(__name__)
+
+
+def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:
+    """Routes of the text API in front of `service`."""
+    router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
+    _add_generation(router, service, find_link)
+    _add_tokens(router, service)
+    return router
+
+
+def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink) -> None:
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation, with pictures where the model sees."""
+        context = Context.of(request)
+        prompt = await _encode_chat(service, body, request, find_link)
+        call = _call(service, body, context, (prompt.ids,), default_tokens=None)
+        call = replace(call, pictures=(prompt.pictures,))
+        shape = ChatShape(
+            service.model(body.model),
+            context.call_id,
+            has_logprobs=bool(body.logprobs),
+            has_usage=body.has_usage_chunk,
+        )
+        return await _answer(service, body, context, call, shape)
+
+    router.add_api_route(
+        "/v1/chat/completions",
+        chat_completions,
+        methods=["POST"],
+        response_model=None,
+        responses=_streaming(ChatReply, ChatChunk),
+        route_class_override=DataUrlRoute,
+    )
+
+    @router.post(
+        "/v1/completions",
+        response_model=None,
+        responses=_streaming(CompletionReply, CompletionReply),
+    )
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue one or several prompts."""
+        context = Context.of(request)
+        prompts = tuple([await _encode(service, body, prompt) for prompt in body.prompts])
+        default_tokens = None if body.max_tokens == -1 else _DEFAULT_COMPLETION_TOKENS
+        call = _call(service, body, context, prompts, default_tokens=default_tokens)
+        shape = CompletionShape(
+            service.model(body.model),
+            context.call_id,
+            has_logprobs=body.logprobs is not None,
+            has_usage=body.has_usage_chunk,
+        )
+        return await _answer(service, body, context, call, shape)
+
+
+def _add_tokens(router: APIRouter, service: LlmService) -> None:
+    @router.post("/tokenize", response_model_exclude_unset=True)
+    async def tokenize(body: TokenizeRequest) -> Tokens:
+        """Token ids of a text, or of a conversation as the model would read it."""
+        if body.messages is None:
+            ids = await _encode(service, body, body.prompt or "")
+        else:
+            messages = [message.for_template() for message in body.messages]
+            prompt = await service.encode_chat(body.model, messages, **body.template_options())
+            ids = prompt.ids
+        model = service.model(body.model)
+        reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
+        if body.return_token_strs:
+            reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
+        return reply
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Prompt:
+        """Text of token ids."""
+        skips = body.skip_special_tokens is not False
+        text = await service.decode(body.model, body.tokens, skip_special_tokens=skips)
+        return Prompt(prompt=text)
+
+
+def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": reply, "content": described(chunk), "description": "The answer."}}
+
+
+async def _encode_chat(
+    service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
+) -> ChatPrompt:
+    """The conversation as its model takes it; its pictures' files are let go of."""
+    urls = data_urls(request)
+
+    def find(url: str) -> Fetched | None:
+        return urls.find(url) or find_link(url, request)
+
+    try:
+        messages = [message.for_template(find) for message in body.messages]
+        tenant = Context.of(request).principal.tenant
+        return await service.encode_chat(
+            body.model, messages, tenant=tenant, **body.template_options()
+        )
+    finally:
+        urls.close()
+
+
+async def _encode(
+    service: LlmService, body: CompletionRequest | TokenizeRequest, prompt: str | list[int]
+) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        return tuple(prompt)
+    return await service.encode_text(
+        body.model,
+        prompt,
+        parse_special=bool(body.parse_special),
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+
+
+def _call(
+    service: LlmService,
+    body: SamplingFields,
+    context: Context,
+    prompts: tuple[tuple[int, ...], ...],
+    *,
+    default_tokens: int | None,
+) -> GenerateCall:
+    given = body.sampling()
+    longest = max(map(len, prompts))
+    room = service.resolve_max_tokens(body.model, longest, given["max_tokens"])
+    if given["max_tokens"] is None:
+        given["max_tokens"] = room if default_tokens is None else min(room, default_tokens)
+    model = service.model(body.model)
+    return GenerateCall(
+        model=body.model,
+        prompts=prompts,
+        sampling=sampling_params(model, ignore_eos=bool(body.ignore_eos), given=given),
+        call_id=context.call_id,
+        num_samples=body.n or 1,
+        seed=body.seed,
+        stop=body.stops,
+        tenant=context.principal.tenant,
+        key=context.principal.key,
+        priority=body.priority or 0,
+        deadline_s=context.options.request_timeout_s,
+        echo=isinstance(body, CompletionRequest) and bool(body.echo),
+    )
+
+
+async def _answer(
+    service: LlmService, body: SamplingFields, context: Context, call: GenerateCall, shape: Shape
+) -> Response:
+    usage = UsageTotals(call.num_samples)
+    deltas = _observed(service.generate(call), body, context, usage)
+    if body.stream:
+        documents = _documents(deltas, shape, usage, body)
+        return EventStream(documents, heartbeat_s=context.options.heartbeat_s)
+    samples: list[list[SampleDelta]] = [[] for _ in range(len(call.prompts) * call.num_samples)]
+    async with aclosing(deltas) as stream:
+        async for delta in stream:
+            samples[delta.index].append(delta)
+    reply = shape.reply(samples, usage.total())
+    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+async def _documents(
+    deltas: AsyncGenerator[SampleDelta, None],
+    shape: Shape,
+    usage: UsageTotals,
+    body: SamplingFields,
+) -> AsyncGenerator[BaseModel, None]:
+    async with aclosing(deltas) as stream:
+        async for delta in stream:
+            for chunk in shape.chunks(delta):
+                if body.has_running_usage:
+                    chunk.usage = usage.total()
+                yield chunk
+    if body.has_usage_chunk:
+        yield shape.usage_chunk(usage.total())
+
+
+async def _observed(
+    deltas: AsyncGenerator[SampleDelta, None],
+    body: SamplingFields,
+    context: Context,
+    usage: UsageTotals,
+) -> AsyncGenerator[SampleDelta, None]:
+    """Pass deltas through; count and time them, and log texts where the operator wants it."""
+    clock = context.metrics.token_clock(body.model, context.arrived_s)
+    texts: defaultdict[int, str] = defaultdict(str)
+    is_logged = context.options.log_prompts
+    if is_logged:
+        _log_text("prompt", context, body.model_dump(include={"messages", "prompt"}).values())
+    async with aclosing(deltas) as stream:
+        async for delta in stream:
+            usage.add(delta)
+            clock.tick(delta.index, len(delta.token_ids))
+            if is_logged:
+                texts[delta.index] += delta.text
+            yield delta
+    if is_logged:
+        _log_text("answer", context, texts.values())
+
+
+def _log_text(kind: str, context: Context, texts: Iterable[object]) -> None:
+    ids = {"request_id": context.request_id, "call_id": context.call_id}
+    _logger.info(kind, extra=fields(**ids, text=list(texts)))

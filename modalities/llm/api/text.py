@@ -1,0 +1,289 @@
+"""Between text and token ids: one model's tokenizer, chat template and limits.
+
+Owns everything about a model that the API process needs. Runs no model code: the tokenizer is
+read from `tokenizer.json`, the template runs in a sandbox in a process of its own. Text of a caller
+can never become a special token, whatever it spells, and is not tokenized where it cannot fit.
+Knows nothing of torch, transformers or HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from triptych.core.byte_level import unspell
+from triptych.core.config import ModelOptions
+from triptych.core.context_length import context_length
+from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, WeightsError
+from triptych.core.text_threads import on_text_thread
+from triptych.core.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.weights.layout import count_field, read_json, read_json_if_there
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.continuation import cut, marked
+from triptych.modalities.llm.api.detokenizer import Detokenizer
+from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
+from triptych.modalities.llm.api.template import ChatTemplate
+
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextModel:
+    """What the API process knows of one model."""
+
+    name: str
+    digest: str
+    context_length: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling: Mapping[str, float]
+    template: ChatTemplate | None
+    template_tokens: Mapping[str, str]
+    tokenizer: Tokenizer
+    literal_tokenizer: Tokenizer
+    """Reads special tokens as the characters they are spelled with."""
+    specials: SpecialTokens
+    least_tokens: LeastTokens
+    is_byte_level: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def open(
+        cls,
+        resolved: ResolvedModel,
+        options: ModelOptions,
+        *,
+        text_config: Mapping[str, Any] = MappingProxyType({}),
+        specials: Sequence[str] = (),
+    ) -> TextModel:
+        """Read tokenizer, template and limits from a resolved model's folder.
+
+        `text_config` goes before `config.json` where a model is more than text; `specials` are
+        tokens that its tokenizer may lack. Raises `WeightsError` when the folder lacks what chat
+        needs, `ConfigError` for a bad `--chat-template`.
+        """
+        folder = Path(resolved.folder)
+        config = {**read_json(folder / "config.json"), **text_config}
+        tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
+        generation = read_json_if_there(folder / "generation_config.json")
+        tokens = _named_tokens(tokenizer_config)
+        own_length = context_length(config.get)
+        if options.max_length > own_length:
+            raise ConfigError(
+                f"--max-length {options.max_length} is over the {own_length} tokens that"
+                f" {resolved.name} supports."
+            )
+        tokenizer = read_tokenizer(folder, resolved.name)
+        ensure_special(tokenizer, specials)
+        literal = Tokenizer.from_str(tokenizer.to_str())
+        literal.encode_special_tokens = True
+        return cls(
+            name=resolved.name,
+            digest=resolved.digest,
+            context_length=options.max_length or own_length,
+            vocab_size=count_field(config, "vocab_size"),
+            eos_token_ids=_eos_ids(tokenizer, tokens, (generation, config)),
+            default_sampling=_default_sampling(generation),
+            template=ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name),
+            template_tokens=tokens,
+            tokenizer=tokenizer,
+            literal_tokenizer=literal,
+            specials=SpecialTokens(tokenizer),
+            least_tokens=LeastTokens.of(tokenizer),
+            is_byte_level=_is_byte_level(tokenizer),
+        )
+
+    def start(self) -> None:
+        """Begin what the first conversation would otherwise wait for."""
+        if self.template is not None:
+            self.template.start()
+
+    async def close(self) -> None:
+        """End what `start` began."""
+        if self.template is not None:
+            await self.template.close()
+
+    def encode_text(
+        self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of plain text, with the tokens the model wants at its beginning, if wanted.
+
+        Special tokens spelled in `text` are read as plain characters unless `parse_special`.
+        Raises `ContextLengthExceeded` for a text that cannot fit, before it is tokenized.
+        """
+        self._check_least(text)
+        tokenizer = self.tokenizer if parse_special else self.literal_tokenizer
+        (encoding,) = encode(tokenizer, [text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation through the chat template.
+
+        Raises what `render` and `encode_rendered` raise.
+        """
+        plain = [_plain(message) for message in messages]
+        escaped = await self.escape(plain)
+        rendered = await self.render(escaped, **template_kwargs)
+        return await self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+
+    async def escape(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """`messages` with a stand-in for each special token that they spell."""
+        escaped: list[Any] = await on_text_thread(
+            _num_chars(messages), self.specials.escape, messages
+        )
+        return escaped
+
+    async def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
+        """Token ids of a rendered conversation, in which stand-ins are what callers wrote.
+
+        Raises `ContextLengthExceeded` for one that cannot fit, before it is tokenized.
+        """
+        work = self._encode_runs if has_stand_ins else self._encode_whole
+        return await on_text_thread(len(rendered), work, rendered)
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> str:
+        """The conversation as one string, as the model was trained to read it.
+
+        With `continue_final_message` it ends with the last message's words. Raises
+        `InvalidRequest` when there is no template, and as `ChatTemplate.render` does.
+        """
+        if continue_final_message:
+            return cut(await self.render(marked(messages), **template_kwargs))
+        if self.template is None:
+            raise InvalidRequest(
+                f"{self.name} has no chat template: use /v1/completions, or start with"
+                " --chat-template FILE.",
+                param="messages",
+            )
+        values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
+        return await self.template.render(messages, **values)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids. Raises `InvalidRequest` for unknown ids."""
+        if any(not 0 <= token_id < self.vocab_size for token_id in token_ids):
+            raise InvalidRequest(
+                f"Token ids lie between 0 and {self.vocab_size - 1}.", param="tokens"
+            )
+        return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a special one, which answers leave out."""
+        return self.tokenizer.id_to_token(token_id) in self.specials.ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for (half a character is possible)."""
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token in self.specials.ids:
+            return token.encode()
+        if self.is_byte_level:
+            return unspell(token)
+        if match := re.fullmatch(r"<0x([0-9A-F]{2})>", token):
+            return bytes([int(match[1], 16)])
+        return token.replace("▁", " ").encode()
+
+    def detokenizer(self, prompt_ids: Sequence[int], stops: Sequence[str]) -> Detokenizer:
+        """An incremental decoder for one row that continues `prompt_ids`."""
+        words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
+        return Detokenizer(self.tokenizer, words, stops)
+
+    def _check_least(self, text: str) -> None:
+        least = self.least_tokens(text)
+        if least > self.context_length:
+            raise ContextLengthExceeded(
+                f"{self.name} takes {self.context_length} tokens of context; this text has at least"
+                f" {least}. Shorten it."
+            )
+
+    def _encode_whole(self, rendered: str) -> tuple[int, ...]:
+        self._check_least(rendered)
+        (encoding,) = encode(self.tokenizer, [rendered], add_special_tokens=False)
+        return tuple(encoding.ids)
+
+    def _encode_runs(self, rendered: str) -> tuple[int, ...]:
+        """Encode text whose only special tokens are the template's own."""
+        runs = list(self.specials.runs(rendered))
+        texts = [run for run in runs if isinstance(run, str)]
+        self._check_least("".join(texts))
+        encodings = iter(encode(self.literal_tokenizer, texts, add_special_tokens=False))
+        ids: list[int] = []
+        for run in runs:
+            ids += [run] if isinstance(run, int) else next(encodings).ids
+        return tuple(ids)
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is one string: templates of text models expect no parts."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        content = "".join(str(part.get("text", "")) for part in content)
+    return {**message, "content": content if content is not None else ""}
+
+
+def _num_chars(value: Any) -> int:
+    """Characters of all texts in `value`."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return 0
+    return sum(map(_num_chars, value))
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
+
+
+def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and so on, which templates refer to by name."""
+    named = {}
+    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = tokenizer_config.get(key)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            named[key] = value
+    return named
+
+
+def _eos_ids(
+    tokenizer: Tokenizer, tokens: Mapping[str, str], configs: Sequence[Mapping[str, Any]]
+) -> tuple[int, ...]:
+    found: set[int] = set()
+    for config in configs:
+        value = config.get("eos_token_id")
+        given = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token_id, int) for token_id in given):
+            raise WeightsError(
+                "eos_token_id, in config.json or generation_config.json, is no token id."
+            )
+        found.update(given)
+    if "eos_token" in tokens:
+        token_id = tokenizer.token_to_id(tokens["eos_token"])
+        found.update([token_id] if token_id is not None else [])
+    return tuple(sorted(found))
+
+
+def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    given = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name)}
+    for name, value in given.items():
+        if not isinstance(value, int | float):
+            raise WeightsError(f"generation_config.json: {name} must be a number.")
+    return given

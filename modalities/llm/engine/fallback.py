@@ -1,0 +1,292 @@
+"""Any other causal language model that transformers knows, run on our paged cache.
+
+Owns the bridge: transformers' attention interface on one side, `core.kernels.paged_attention` on
+the other. The rows of a step go through the model as one sequence with explicit positions; only
+attention knows where one row ends. Slower than our decoder, but the same server around it.
+
+Nothing of a checkpoint is ever executed: the class comes from the installed transformers by its
+name, the configuration is cut down to that class's own fields, weights are safetensors. A model is
+refused, rather than served wrongly, when anything about it does not fit a plain paged cache:
+recurrent state, other layouts per layer, attention with soft caps, sinks or biases. A first pass
+over two tokens proves it.
+
+Shapes: T tokens, R rows of logits, H heads, K key-value heads, D head dim, C hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from triptych.core.context_length import context_length
+from triptych.core.errors import WeightsError
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
+from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.native_linear import pack_linears
+from triptych.core.weights.quiet import without_progress_bar
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+
+ATTENTION = "triptych_paged"
+"""The name of our attention among those of transformers."""
+
+_LEGACY_FIELDS = frozenset(
+    ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
+)
+_UNSUPPORTEDATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
+
+
+@dataclass(slots=True)
+class PagedStep:
+    """What attention needs of the step under way; handed through the model's keyword arguments."""
+
+    kv: KvCache
+    batch: AttentionBatch
+    layers_seen: list[int] = field(default_factory=list)
+
+
+class FallbackBlueprint:
+    """Implements `core.decoders.blueprint.Blueprint` with a class of transformers."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        native: NativeKernels | None = None,
+    ) -> None:
+        self._kind, self._config = _read(config)
+        stated = context_length(lambda name: getattr(self._config, name, None))
+        self.max_length: int = max_length or stated
+        self.vocab_size: int = self._config.vocab_size
+        self._dtype = dtype
+        self._device = device
+        self._native = native
+
+    def weight_bytes(self) -> int:
+        """Counted on a model without memory behind it."""
+        with torch.device("meta"):
+            sketch = self._kind(copy.deepcopy(self._config))
+        num_values: int = sum(parameter.numel() for parameter in sketch.parameters())
+        return num_values * self._dtype.itemsize
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """A generous guess: transformers fuses nothing."""
+        config = self._config
+        inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        values: int = num_tokens * (12 * config.hidden_size + 4 * inner + self.max_length)
+        return values * self._dtype.itemsize + 4 * 4 * num_rows * self.vocab_size
+
+    def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The layout that the configuration states; the first pass proves it."""
+        config = self._config
+        num_heads = config.num_attention_heads
+        return KvLayout(
+            num_layers=config.num_hidden_layers,
+            num_heads=num_heads,
+            num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+            page_size=page_size,
+            dtype=dtype,
+        )
+
+    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
+        """Load through transformers, prove completeness, and try two tokens."""
+        try:
+            with without_progress_bar():
+                model, info = self._kind.from_pretrained(
+                    checkpoint.folder,
+                    config=self._config,
+                    dtype=self._dtype,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    ignore_mismatched_sizes=True,  # they are reported, and refused below
+                    output_loading_info=True,
+                )
+        except RuntimeError as error:
+            raise WeightsError("transformers cannot convert the weights of this model.") from error
+        check_complete(info, checkpoint)
+        pin_rope(model, self.max_length)
+        pack_linears(model.to(self._device), self._native)
+        built = FallbackModel(model.eval(), self.vocab_size)
+        built.prove(self.kv_layout(2, self._dtype), self._device)
+        report(1.0)
+        return built
+
+
+class FallbackModel:
+    """Implements `core.engine.token_runner.CausalModel` around a transformers model."""
+
+    def __init__(self, model: Any, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._body = model.base_model
+        # The same head with a body that returns what it is given: scales and caps come along.
+        self._head = copy.copy(model)
+        self._head._modules = dict(model._modules)
+        self._given = _GivenHidden()
+        self._head._modules[model.base_model_prefix] = self._given
+
+    def forward(
+        self,
+        token_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv: KvCache,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """The last hidden state of every token, normalised: `hidden_TC`."""
+        return self._forward(token_ids_T, positions_T, PagedStep(kv, batch))
+
+    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        """Scores of the whole vocabulary for each row: `logits_RV`."""
+        self._given.last_hidden_state = hidden_RC.unsqueeze(0)
+        logits_RV: torch.Tensor = self._head(input_ids=None, use_cache=False).logits[0]
+        return logits_RV
+
+    def prove(self, layout: KvLayout, device: torch.device) -> None:
+        """Run two tokens. Raises `WeightsError` unless every layer uses the cache, once."""
+        kv = KvCache(layout, 1, device)
+        ids = torch.zeros(2, dtype=torch.int64, device=device)
+        positions = torch.arange(2, device=device)
+        batch = AttentionBatch(
+            page_table_BM=ids[:1].view(1, 1),
+            context_lengths_B=positions[1:] + 1,
+            query_starts_B=ids[:1],
+            write_slots_T=positions,
+            num_decode_rows=0,
+            host_query_lengths_B=np.array([2]),
+            host_context_lengths_B=np.array([2]),
+        )
+        step = PagedStep(kv, batch)
+        with torch.inference_mode():
+            self.logits(self._forward(ids, positions, step)[-1:])
+        if sorted(step.layers_seen) != list(range(layout.num_layers)):
+            raise WeightsError(_refusal("not every layer of it is attention over its own cache"))
+
+    def _forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
+    ) -> torch.Tensor:
+        return self._run(step, positions_T, input_ids=token_ids_T.unsqueeze(0))
+
+    def _run(
+        self, step: PagedStep, positions_T: torch.Tensor, **inputs: torch.Tensor
+    ) -> torch.Tensor:
+        output = self._body(
+            position_ids=positions_T.unsqueeze(0), use_cache=False, triptych_step=step, **inputs
+        )
+        hidden_TC: torch.Tensor = output.last_hidden_state[0]
+        return hidden_TC
+
+
+class _GivenHidden(torch.nn.Module):
+    """Stands where the body was, and answers with the hidden states it was given."""
+
+    last_hidden_state: torch.Tensor | None = None
+
+    def forward(self, *_: object, **__: object) -> _GivenHidden:
+        return self
+
+    def __getitem__(self, index: int) -> torch.Tensor | None:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else outputs carry (caches, attentions, router logits): nothing."""
+        return None
+
+
+def _attend(
+    module: torch.nn.Module,
+    query_1HTD: torch.Tensor,
+    key_1KTD: torch.Tensor,
+    value_1KTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Transformers' attention interface on our pages; the mask is the batch's business."""
+    step = options.get("triptych_step")
+    if not isinstance(step, PagedStep):
+        raise WeightsError(_refusal("it does not hand its arguments down to attention"))
+    if any(options.get(name) is not None for name in _UNSUPPORTEDATTENTION):
+        raise WeightsError(_refusal("its attention has soft caps, sinks or biases"))
+    q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module has one
+    step.layers_seen.append(layer)
+    layout = step.kv.layout
+    shape = (layout.num_kv_heads, layout.head_dim)
+    if not layer < layout.num_layers or k_TKD.shape[1:] != shape or v_TKD.shape[1:] != shape:
+        raise WeightsError(_refusal("its layers cache keys and values of different shapes"))
+    k_pages, v_pages = step.kv.k_pages[layer], step.kv.v_pages[layer]
+    write_pages(k_TKD, v_TKD, k_pages, v_pages, step.batch)
+    scale, window = options.get("scaling"), options.get("sliding_window")
+    out_THD = paged_attention(
+        q_THD,
+        k_pages,
+        v_pages,
+        step.batch,
+        scale=1 / math.sqrt(layout.head_dim) if scale is None else scale,
+        window=window,
+    )
+    return out_THD.unsqueeze(0), None
+
+
+# A name and a pure function: transformers looks attention up by name. Masks are not built for
+# implementations it has no mask function for.
+transformers.AttentionInterface.register(ATTENTION, _attend)
+
+
+def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The model class and its configuration, cut down to the fields that the class declares."""
+    family = config.get("model_type")
+    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or family not in CONFIG_MAPPING:
+        raise WeightsError(f"Model type {family!r} is not a language model transformers knows.")
+    kind = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
+    config_kind = CONFIG_MAPPING[family]
+    if config.get("quantization_config"):
+        raise WeightsError("config.json asks for a quantization_config, which is not supported.")
+    known = set(config_kind.__dataclass_fields__) | set(config_kind.attribute_map)
+    fields = {k: v for k, v in config.items() if k in known | _LEGACY_FIELDS and k[0] != "_"}
+    try:
+        parsed = config_kind(**fields, attn_implementation=ATTENTION)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise WeightsError(f"config.json is not usable as {family}: {error}") from error
+    layer_types = set(getattr(parsed, "layer_types", None) or ())
+    is_plain = layer_types <= {"full_attention", "sliding_attention"} and not kind._is_stateful
+    if not is_plain or not kind._supports_attention_backend or config_kind.sub_configs:
+        raise WeightsError(_refusal("it keeps state of another kind, or has parts beside text"))
+    return kind, parsed
+
+
+def check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Raise `WeightsError` naming what transformers found missing, left over or misshapen."""
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[problem]:
+            named = ", ".join(sorted(map(str, info[problem]))[:3])
+            files = ", ".join(sorted({t.file for t in checkpoint.tensors.values()})[:3])
+            raise WeightsError(f"{problem.replace('_', ' ')} in {files}: {named}.")
+
+
+def pin_rope(model: torch.nn.Module, max_length: int) -> None:
+    """Fix frequencies that would follow the longest row; see `core.layers.rotary`."""
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if kind in ("dynamic", "longrope"):
+            init: Any = ROPE_INIT_FUNCTIONS[kind]
+            module.inv_freq, module.attention_scaling = init(module.config, None, max_length)
+            module.rope_type = "pinned"  # type: ignore[assignment]  # no update rule has this name
+
+
+def _refusal(reason: str) -> str:
+    return f"This model cannot run on the paged cache: {reason}. Choose a model of another family."

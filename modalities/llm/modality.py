@@ -1,0 +1,56 @@
+"""Chat and completion: models that write text.
+
+Owns how such a model is recognised and who opens its halves. Loads neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triptych.core.command import Command
+from triptych.modalities.modality import Modality
+
+
+def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whatever no other modality knows is taken for a causal language model."""
+    return True
+
+
+_HERE = "triptych.modalities.llm"
+_COMMANDS = (
+    Command(
+        "generate",
+        "Answer a batch of prompts, from arguments or JSONL to JSONL.",
+        f"{_HERE}.api.cli",
+        (
+            'triptych generate "One." "Two." --temperature 0',
+            "triptych generate --input prompts.jsonl --output answers.jsonl",
+        ),
+        operands="[PROMPT ...]",
+        is_named=True,
+    ),
+    Command(
+        "bench",
+        "Measure any OpenAI-compatible server, or two side by side.",
+        f"{_HERE}.api.bench.cli",
+        (
+            "triptych bench --concurrency 8 --prompt-tokens 256 --output-tokens 64",
+            "triptych bench --rate 4 --num-requests 200 --shared-prefix-tokens 1500",
+            "triptych bench --url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --repeats 5",
+        ),
+    ),
+)
+
+CHAT = Modality(
+    role="chat",
+    matches=_matches,
+    wire=("triptych.core.tokens:TokenRequest", "triptych.core.tokens:TokenDelta"),
+    api=f"{_HERE}.api.open:open_api",
+    engine=f"{_HERE}.engine.loader:LlmLoader",
+    default="embedded",
+    also=("embedding",),  # texts go to chat models on the same route
+    pipelines={"ChatPipeline": f"{_HERE}.api.pipeline"},
+    commands=_COMMANDS,
+)

@@ -1,1 +1,0 @@
-"""Language models that are not ours: transformers' own, on our paged cache."""

@@ -1,0 +1,1 @@
+"""Recognition in the API process: routes, service, pipeline, command. Loads no torch."""

@@ -1,0 +1,167 @@
+"""Transcription from Python: load a model, call it, stream it.
+
+Owns the `TranscriptionPipeline` object: the same engine and recognition service as the server, in
+this process. Sound is the caller's own here, and is decoded in this process too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import ClassVar, TypeAlias, TypedDict, Unpack
+
+import numpy as np
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import InvalidRequest
+from triptych.core.media.audio.intake import ClipLimits, read_clip
+from triptych.core.media.audio.resampling import Pcm, Resampler
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.modality import Modality
+from triptych.modalities.pipeline import Pipeline
+from triptych.modalities.recognition.api.service import (
+    MAX_HELD_S,
+    RecognitionService,
+    TranscribeCall,
+    check_sound,
+)
+from triptych.modalities.recognition.api.transcript import (
+    Transcript,
+    TranscriptDelta,
+    TranscriptSegment,
+    WhisperTokenizer,
+    gather,
+)
+from triptych.modalities.recognition.modality import RECOGNITION
+from triptych.modalities.recognition.spec import SAMPLE_RATE, Task
+
+Audio: TypeAlias = "str | Path | bytes | Pcm"
+"""A file's path or its bytes, or mono samples [S] at 16 kHz."""
+OWN_LIMITS = ClipLimits(max_bytes=4 * 2**30, max_seconds=MAX_HELD_S)
+
+
+class TranscribeOptions(TypedDict, total=False):
+    """How sound is written down: as the fields of `TranscribeCall`."""
+
+    language: str
+    task: Task
+    prompt: str
+    temperature: float
+    seed: int | None
+    has_word_times: bool
+
+
+class OwnIntake:
+    """Decodes files of the user's own, on a thread of this process."""
+
+    async def read(
+        self, data: bytes | bytearray | memoryview, *, sample_rate: int, limits: ClipLimits
+    ) -> Pcm:
+        """All of `data` as mono samples at `sample_rate`, within `OWN_LIMITS`."""
+        return await asyncio.to_thread(
+            read_clip, bytes(data), sample_rate=sample_rate, limits=OWN_LIMITS
+        )
+
+
+class TranscriptionPipeline(Pipeline[RecognitionService]):
+    """A recogniser in this process.
+
+        with TranscriptionPipeline.from_pretrained() as hear:
+            print(hear("meeting.mp3").text)
+            for segment in hear.stream("lecture.m4a", language="en"):
+                print(segment.start_s, segment.text)
+
+    Every call has an async twin that may be awaited on any loop.
+    """
+
+    _modalities: ClassVar[tuple[Modality, ...]] = (RECOGNITION,)
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], RecognitionService]:
+        model = WhisperTokenizer.open(resolved)
+        return lambda client: RecognitionService.from_config(config, [model], client, OwnIntake())
+
+    def __call__(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript:
+        """Write down a recording.
+
+        Raises errors of `core.errors.RequestError`: no sound in it, an unknown language.
+        """
+        return self._loop.run(self._whole(audio, options))
+
+    async def acall(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript:
+        """Async twin of calling the pipeline."""
+        return await self._loop.run_async(self._whole(audio, options))
+
+    def stream(
+        self, audio: Audio, **options: Unpack[TranscribeOptions]
+    ) -> Iterator[TranscriptSegment]:
+        """Write down a recording segment by segment. Leaving the loop early ends the work."""
+        return self._loop.iterate(lambda: self._segments(audio, options))
+
+    def astream(
+        self, audio: Audio, **options: Unpack[TranscribeOptions]
+    ) -> AsyncGenerator[TranscriptSegment, None]:
+        """Async twin of `stream`."""
+        return self._loop.iterate_async(lambda: self._segments(audio, options))
+
+    def deltas(
+        self, audio: Audio, **options: Unpack[TranscribeOptions]
+    ) -> Iterator[TranscriptDelta]:
+        """As `stream`, window by window, telling how far each is; `gather` makes a transcript."""
+        return self._loop.iterate(lambda: self._deltas(audio, options))
+
+    async def _whole(self, audio: Audio, options: TranscribeOptions) -> Transcript:
+        async with aclosing(self._deltas(audio, options)) as deltas:
+            return gather([delta async for delta in deltas])
+
+    async def _segments(
+        self, audio: Audio, options: TranscribeOptions
+    ) -> AsyncGenerator[TranscriptSegment, None]:
+        async with aclosing(self._deltas(audio, options)) as deltas:
+            async for delta in deltas:
+                for segment in delta.segments:
+                    yield segment
+
+    async def _deltas(
+        self, audio: Audio, options: TranscribeOptions
+    ) -> AsyncGenerator[TranscriptDelta, None]:
+        pcm_S = await self._read(audio)
+        call = TranscribeCall(model=self._model, call_id=uuid.uuid4().hex, **options)
+        async with aclosing(self._service.transcribe(call, pcm_S)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def _read(self, audio: Audio) -> Pcm:
+        if isinstance(audio, np.ndarray):
+            check_sound(_checked(audio))
+            return audio
+        if isinstance(audio, str | Path):
+            audio = await asyncio.to_thread(_file_bytes, Path(audio))
+        return await self._service.read(audio)
+
+
+def resample(pcm_S: Pcm, sample_rate: int) -> Pcm:
+    """Mono samples at `sample_rate` (Hz) as a recogniser takes them, at 16 kHz."""
+    resampler = Resampler(sample_rate, SAMPLE_RATE)
+    return np.concatenate([resampler.push(pcm_S), resampler.flush()])
+
+
+def _file_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path.name} cannot be read ({error.strerror}).") from error
+
+
+def _checked(pcm_S: Pcm) -> Pcm:
+    if pcm_S.ndim != 1 or pcm_S.dtype.kind != "f" or not np.isfinite(pcm_S).all():
+        raise InvalidRequest(
+            "Samples are one finite float each, mono at 16 kHz: an array of one dimension."
+        )
+    return pcm_S

@@ -1,0 +1,184 @@
+"""The OpenAI transcription API: `/v1/audio/transcriptions` and `/v1/audio/translations`.
+
+Owns the way from a form with a file to a call of the service, and from its deltas to an answer.
+What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import PlainTextResponse, Response
+
+from triptych.core.http.context import Context
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.models import ModelCard
+from triptych.core.http.sse import EventStream, described
+from triptych.core.http.upload import form_body, read_form
+from triptych.core.logs import fields
+from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.recognition.api.formats import as_srt, as_text, as_vtt
+from triptych.modalities.recognition.api.protocol import (
+    RecognitionFields,
+    TextDelta,
+    TextDone,
+    TextSegment,
+    TranscriptionFields,
+    TranscriptionReply,
+    TranslationFields,
+    VerboseReply,
+    json_reply,
+    text_delta,
+    text_done,
+    verbose_reply,
+)
+from triptych.modalities.recognition.api.service import (
+    RecognitionService,
+    TranscribeCall,
+)
+from triptych.modalities.recognition.api.transcript import Transcript, TranscriptDelta, gather
+
+_PLAIN: dict[str, tuple[Callable[[Transcript], str], str]] = {
+    "text": (as_text, "text/plain"),
+    "srt": (as_srt, "text/plain"),
+    "vtt": (as_vtt, "text/vtt"),
+}
+_logger = logging.getLogger(__name__)
+
+
+def recognition_router(service: RecognitionService) -> APIRouter:
+    """Routes of the transcription API in front of `service`."""
+    router = APIRouter(responses=ERROR_RESPONSES, tags=["audio"])
+
+    @router.post(
+        "/v1/audio/transcriptions",
+        response_model=None,
+        responses=_answers(described(TextDelta, TextSegment, TextDone)),
+        openapi_extra=form_body(TranscriptionFields, "file"),
+    )
+    async def transcriptions(request: Request) -> Response:
+        """Write down what is said in a file."""
+        form = await read_form(request)
+        upload = form.file("file")
+        body = form.parsed(TranscriptionFields)
+        context = Context.of(request)
+        call = _call(
+            body,
+            context,
+            task="transcribe",
+            language=body.language,
+            has_word_times=body.has_word_times,
+        )
+        service.check(call)
+        pcm_S = await service.read(upload.data)
+        deltas = _observed(service, call, pcm_S, context)
+        if body.stream:
+            return EventStream(_events(deltas, body), heartbeat_s=context.options.heartbeat_s)
+        return _answer(await _collect(deltas), body)
+
+    @router.post(
+        "/v1/audio/translations",
+        response_model=None,
+        responses=_answers({}),
+        openapi_extra=form_body(TranslationFields, "file"),
+    )
+    async def translations(request: Request) -> Response:
+        """Write down in English what is said in a file."""
+        form = await read_form(request)
+        upload = form.file("file")
+        body = form.parsed(TranslationFields)
+        context = Context.of(request)
+        call = _call(body, context, task="translate")
+        service.check(call)
+        pcm_S = await service.read(upload.data)
+        return _answer(await _collect(_observed(service, call, pcm_S, context)), body)
+
+    return router
+
+
+def recognition_cards(service: RecognitionService) -> list[ModelCard]:
+    """What `/v1/models` says of the service's models."""
+    return [ModelCard(id=name, task="transcription") for name in service.models]
+
+
+def _answers(stream: Mapping[str, Any]) -> dict[int | str, dict[str, Any]]:
+    text = {name: {"schema": {"type": "string"}} for name in ("text/plain", "text/vtt")}
+    model = TranscriptionReply | VerboseReply
+    content = {**text, **stream}
+    return {200: {"model": model, "content": content, "description": "The transcript."}}
+
+
+def _call(body: RecognitionFields, context: Context, **given: Any) -> TranscribeCall:
+    return TranscribeCall(
+        model=body.model,
+        call_id=context.call_id,
+        prompt=body.prompt,
+        temperature=body.temperature,
+        seed=body.seed,
+        tenant=context.principal.tenant,
+        key=context.principal.key,
+        deadline_s=context.options.request_timeout_s,
+        **given,
+    )
+
+
+async def _observed(
+    service: RecognitionService, call: TranscribeCall, pcm_S: Pcm, context: Context
+) -> AsyncGenerator[TranscriptDelta, None]:
+    """Pass deltas through; time them, and log their text where the operator wants it."""
+    clock = context.metrics.token_clock(call.model, context.arrived_s)
+    pieces: list[str] = []
+    async with aclosing(service.transcribe(call, pcm_S)) as deltas:
+        async for delta in deltas:
+            clock.tick(0, sum(len(segment.token_ids) for segment in delta.segments))
+            pieces.append(delta.text)
+            yield delta
+    if context.options.log_prompts:
+        ids = {"request_id": context.request_id, "call_id": context.call_id}
+        _logger.info("transcript", extra=fields(**ids, text="".join(pieces)))
+
+
+async def _collect(deltas: AsyncGenerator[TranscriptDelta, None]) -> Transcript:
+    async with aclosing(deltas) as stream:
+        return gather([delta async for delta in stream])
+
+
+def _answer(transcript: Transcript, body: RecognitionFields) -> Response:
+    if body.response_format in _PLAIN:
+        write, media_type = _PLAIN[body.response_format]
+        return PlainTextResponse(write(transcript), media_type=media_type)
+    reply = _document(transcript, body)
+    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+def _document(transcript: Transcript, body: RecognitionFields) -> BaseModel:
+    asked = body if isinstance(body, TranscriptionFields) else None
+    if body.response_format == "json":
+        return json_reply(transcript, has_logprobs=bool(asked and asked.include))
+    return verbose_reply(
+        transcript,
+        "transcribe" if asked else "translate",
+        has_segments=asked is None or asked.has_segments,
+        has_words=asked is not None and asked.has_word_times,
+    )
+
+
+async def _events(
+    deltas: AsyncGenerator[TranscriptDelta, None], body: TranscriptionFields
+) -> AsyncGenerator[BaseModel, None]:
+    """Text as windows are done, segments where the answer is verbose, the whole at the end."""
+    seen: list[TranscriptDelta] = []
+    async with aclosing(deltas) as stream:
+        async for delta in stream:
+            seen.append(delta)
+            if delta.text:
+                yield text_delta(delta, has_logprobs=bool(body.include))
+            if body.response_format == "verbose_json":
+                for segment in delta.segments:
+                    yield TextSegment.of(segment)
+    yield text_done(gather(seen), has_logprobs=bool(body.include))

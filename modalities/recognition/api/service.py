@@ -1,0 +1,231 @@
+"""Sound in, transcripts out: what HTTP routes and the Python pipeline share.
+
+Owns the way of a recording: intake, admission, engine jobs part by part, segments, the bound on
+how much sound is held. Knows nothing of HTTP or torch.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import InvalidRequest, Overloaded, UnknownModel
+from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
+from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.recognition.api.transcript import (
+    TranscriptDelta,
+    TranscriptSegment,
+    WhisperTokenizer,
+)
+from triptych.modalities.recognition.spec import MAX_PART_S, SAMPLE_RATE, Task
+from triptych.modalities.recognition.windows import MAX_PROMPT_TEMPERATURE
+from triptych.modalities.recognition.wire import TranscribeDelta, TranscribeRequest
+from triptych.schedulers.admission import Admission
+
+MIN_SECONDS = 0.1
+MAX_HELD_S = 4 * 3600
+"""Seconds of decoded sound that all requests together may hold: a gigabyte."""
+_SILENCE = 10 ** (-70 / 20)
+_TOKENS_PER_SECOND = 8
+"""What admission counts a second of sound for: more than anybody says."""
+
+
+class Intake(Protocol):
+    """Decodes what was uploaded (`audio.decode.ClipReader`)."""
+
+    async def read(
+        self, data: bytes | bytearray | memoryview, *, sample_rate: int, limits: ClipLimits
+    ) -> Pcm:
+        """All of `data` as mono samples at `sample_rate`; raises `RequestError`s."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribeCall:
+    """One call. `temperature` 0 starts greedy and rises where that fails; `seed` `None` draws."""
+
+    model: str
+    call_id: str
+    language: str = ""
+    task: Task = "transcribe"
+    prompt: str = ""
+    temperature: float = 0.0
+    seed: int | None = None
+    has_word_times: bool = False
+    tenant: str = ""
+    key: str = ""
+    deadline_s: float | None = None
+
+
+class RecognitionService:
+    """Serves transcription from an engine client."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: Sequence[WhisperTokenizer],
+        admission: Admission,
+        intake: Intake,
+    ) -> None:
+        self.client = client
+        self.models = {model.name: model for model in models}
+        self._admission = admission
+        self._intake = intake
+        self._held_s = 0.0
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        models: Sequence[WhisperTokenizer],
+        client: EngineClient,
+        intake: Intake,
+        *,
+        admission: Admission | None = None,
+    ) -> Self:
+        """The service of `models` with the bounds of a configuration.
+
+        An `admission` is shared with other services.
+        """
+        return cls(client, models, admission or Admission(options=config.schedule), intake)
+
+    def model(self, name: str) -> WhisperTokenizer:
+        """The model called `name`. Raises `UnknownModel`, naming those there are."""
+        if name not in self.models:
+            raise UnknownModel.among(self.models, name, "transcription model")
+        return self.models[name]
+
+    def check(self, call: TranscribeCall) -> WhisperTokenizer:
+        """The call's model, once it can do what is asked. Raises `RequestError`s."""
+        model = self.model(call.model)
+        model.check_task(call.task)
+        model.check_language(call.language)
+        if not 0 <= call.temperature <= 1:
+            raise InvalidRequest("temperature must be between 0 and 1.", param="temperature")
+        return model
+
+    async def read(self, data: bytes | bytearray | memoryview) -> Pcm:
+        """Decode an upload. Raises what the intake does, and `InvalidRequest` for silence."""
+        pcm_S = await self._intake.read(data, sample_rate=SAMPLE_RATE, limits=TRANSCRIPTION_LIMITS)
+        check_sound(pcm_S)
+        return pcm_S
+
+    async def transcribe(
+        self, call: TranscribeCall, pcm_S: Pcm
+    ) -> AsyncGenerator[TranscriptDelta, None]:
+        """Write down mono samples at 16 kHz, window by window. Closing it cancels the work."""
+        model = self.check(call)
+        duration_s = len(pcm_S) / SAMPLE_RATE
+        num_tokens = int(duration_s * _TOKENS_PER_SECOND) + 1
+        ticket = self._admission.admit(key=call.key, num_jobs=1, num_tokens=num_tokens)
+        with ticket, self._holding(duration_s):
+            recording = _Recording(model, call, duration_s)
+            while not recording.is_over:
+                request = recording.next_request(pcm_S)
+                outputs = self.client.submit(
+                    call.model, request, job_id=recording.job_id, deadline_s=call.deadline_s
+                )
+                async with aclosing(outputs) as stream:
+                    async for output in stream:
+                        if isinstance(output.payload, TranscribeDelta):
+                            yield recording.take(output.payload)
+                recording.end_part(request)
+
+    @contextmanager
+    def _holding(self, duration_s: float) -> Iterator[None]:
+        if self._held_s + duration_s > MAX_HELD_S:
+            raise Overloaded("Too much sound is being transcribed; try later.", retry_after_s=5.0)
+        self._held_s += duration_s
+        try:
+            yield
+        finally:
+            self._held_s -= duration_s
+
+
+def check_sound(pcm_S: Pcm) -> None:
+    """Refuse, with `InvalidRequest`, what is too short or silent to be heard (-70 dBFS)."""
+    if len(pcm_S) < MIN_SECONDS * SAMPLE_RATE:
+        raise InvalidRequest(f"The audio is shorter than {MIN_SECONDS:g} s.", param="file")
+    if float(np.ptp(pcm_S)) < 2 * _SILENCE:
+        raise InvalidRequest("The audio is silent.", param="file")
+
+
+class _Recording:
+    """One recording on its way through the engine, in parts that a message can hold."""
+
+    def __init__(self, model: WhisperTokenizer, call: TranscribeCall, duration_s: float) -> None:
+        self._model = model
+        self._call = call
+        self._duration_s = duration_s
+        self._seed = secrets.randbits(62) if call.seed is None else call.seed
+        self._context = list(model.prompt_ids(call.prompt))
+        self._language = model.check_language(call.language)
+        self._num_parts = self._num_segments = 0
+        self._start = self._heard = 0
+        self._has_text = False
+        self.is_over = False
+
+    @property
+    def job_id(self) -> str:
+        """The engine's name for the part under way."""
+        return f"{self._call.call_id}.{self._num_parts}"
+
+    def next_request(self, pcm_S: Pcm) -> TranscribeRequest:
+        """What the engine is asked next."""
+        part_S = pcm_S[self._start : self._start + MAX_PART_S * SAMPLE_RATE]
+        return TranscribeRequest(
+            pcm=part_S.astype("<f4").tobytes(),
+            language=self._language,
+            task=self._call.task,
+            prompt_ids=tuple(self._context[-self._model.spec.max_prompt_tokens :]),
+            temperature=self._call.temperature,
+            seed=self._seed + self._num_parts,
+            has_word_times=self._call.has_word_times,
+            is_last=self._start + len(part_S) == len(pcm_S),
+            tenant=self._call.tenant,
+        )
+
+    def take(self, delta: TranscribeDelta) -> TranscriptDelta:
+        """What the engine said, as the caller hears it."""
+        self._heard = round(delta.heard_s * SAMPLE_RATE)
+        self._language = delta.language or self._language
+        offset_s = self._start / SAMPLE_RATE
+        segments = tuple(
+            self._model.segment(heard, self._num_segments + n, offset_s, self._language)
+            for n, heard in enumerate(delta.segments)
+        )
+        self._num_segments += len(segments)
+        for segment in segments:
+            self._context.extend(segment.token_ids)
+            if segment.temperature > MAX_PROMPT_TEMPERATURE:
+                self._context.clear()
+        return TranscriptDelta(
+            text=self._text(segments),
+            segments=segments,
+            language=self._language,
+            heard_s=min(offset_s + delta.heard_s, self._duration_s),
+            duration_s=self._duration_s,
+        )
+
+    def end_part(self, request: TranscribeRequest) -> None:
+        """The engine is done with a part; the next begins where it stopped."""
+        assert self._heard or request.is_last, "a whole part has at least a window"
+        self._start += self._heard
+        self._num_parts += 1
+        self._heard = 0
+        self.is_over = request.is_last
+
+    def _text(self, segments: Sequence[TranscriptSegment]) -> str:
+        """What they add to the text, which begins without a space."""
+        text = "".join(segment.text for segment in segments)
+        if not self._has_text:
+            text = text.lstrip()
+        self._has_text |= bool(text)
+        return text

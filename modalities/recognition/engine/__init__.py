@@ -1,0 +1,1 @@
+"""Recognition in the engine process: the model and its stages. The place of torch."""

@@ -1,0 +1,286 @@
+"""One recording on its way to text, stage by stage.
+
+Owns the order of the work (spectrogram, encode, decode, align, the next window) and the decoding
+of a window with its fallbacks. What a window is told and where it is cut is `windows`' business,
+when a stage runs is the scheduler's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from triptych.core.engine.staged_runner import Yield, advance_each
+from triptych.core.errors import NonFinite
+from triptych.core.sampling.randomness import stream_key, uniforms
+from triptych.core.staged_plan import Stage
+from triptych.modalities.recognition.engine.alignment import token_positions
+from triptych.modalities.recognition.engine.features import LogMel, Spectrogram
+from triptych.modalities.recognition.engine.model import WhisperNetwork, WhisperWindow
+from triptych.modalities.recognition.engine.rules import TokenRules
+from triptych.modalities.recognition.spec import FRAMES_PER_POSITION, FRAMES_PER_S
+from triptych.modalities.recognition.windows import (
+    Attempt,
+    Stretch,
+    TranscriptCursor,
+    compression_ratio,
+    temperatures,
+)
+from triptych.modalities.recognition.wire import (
+    TimedTokens,
+    TranscribeDelta,
+    TranscribeRequest,
+    TranscriptToken,
+)
+
+TOKENS_PER_STAGE = 8
+"""So few that chat beside it hardly notices, so many that a stage's own cost does not count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechRecognizer:
+    """What all recordings share; implements `core.engine.staged_runner.StagedModel`."""
+
+    network: WhisperNetwork
+    mel: LogMel
+    rules: TokenRules
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, network: WhisperNetwork, tokenizer: Tokenizer) -> SpeechRecognizer:
+        """The recogniser that a network makes."""
+        return cls(
+            network=network,
+            mel=LogMel(network.spec, network.device),
+            rules=TokenRules(network.spec, network.device),
+            tokenizer=tokenizer,
+        )
+
+    def begin(self, request: TranscribeRequest, unit: int) -> TranscriptionJob:
+        """Take up a recording, which is one unit."""
+        return TranscriptionJob(self, request)
+
+    def advance(self, works: Sequence[TranscriptionJob]) -> list[Yield]:
+        """The next stage of each."""
+        return advance_each(TranscriptionJob.advance, works)
+
+
+class TranscriptionJob:
+    """One request under way (`core.engine.staged_runner.Work`)."""
+
+    def __init__(self, recogniser: SpeechRecognizer, request: TranscribeRequest) -> None:
+        self._recogniser = recogniser
+        self._spec = recogniser.network.spec
+        self._request = request
+        pcm_S = np.frombuffer(request.pcm, np.dtype("<f4"))
+        self._spectrogram = Spectrogram(recogniser.mel, torch.from_numpy(pcm_S.copy()))
+        self._reading = TranscriptCursor(self._spec, request.prompt_ids)
+        self._language = request.language or ("" if self._spec.languages else "en")
+        self._num_drawn = 0
+        self._said: TranscribeDelta | None = None
+        self._stages = self._run()
+        self.next_stage = next(self._stages, None)
+
+    def advance(self) -> TranscribeDelta | None:
+        """Do the next stage. Raises `NonFinite` where the network computes no number."""
+        self.next_stage = next(self._stages, None)
+        said, self._said = self._said, None
+        return said
+
+    def _run(self) -> Iterator[Stage]:
+        while not self._spectrogram.is_made:
+            yield Stage("listen", self._recogniser.mel.window_frames)
+            self._spectrogram.make()
+        while not self._is_over:
+            yield from self._window()
+
+    @property
+    def _is_over(self) -> bool:
+        left = self._spectrogram.num_frames - self._reading.frame
+        return left <= 0 or (not self._request.is_last and left < self._spec.window_frames)
+
+    def _window(self) -> Iterator[Stage]:
+        start = self._reading.frame
+        num_frames = min(self._spec.window_frames, self._spectrogram.num_frames - start)
+        network = self._recogniser.network
+        yield Stage("encode", 1)
+        hidden_1PD = network.embed(self._spectrogram.window(start))
+        for layer in range(self._spec.config.encoder_layers):
+            yield Stage("encode", 1)
+            hidden_1PD = network.encode(hidden_1PD, layer)
+        decoder = WhisperWindow(network, hidden_1PD)
+        if not self._language:
+            yield Stage("decode", 1)
+            self._language = self._detect(decoder)
+        attempt = yield from self._decode(decoder)
+        stretches = self._reading.take(attempt, num_frames)
+        tokens = [_heard(attempt, at) for at in range(len(attempt.token_ids))]
+        if self._request.has_word_times and stretches:
+            yield Stage("align", num_frames)
+            self._align(decoder, stretches, tokens, (start, num_frames))
+        self._say(attempt, stretches, tokens, start)
+
+    def _say(
+        self,
+        attempt: Attempt,
+        stretches: tuple[Stretch, ...],
+        tokens: list[TranscriptToken],
+        start: int,
+    ) -> None:
+        segments = tuple(
+            TimedTokens(
+                start_s=(start + stretch.start_frame) / FRAMES_PER_S,
+                end_s=(start + stretch.end_frame) / FRAMES_PER_S,
+                tokens=tuple(
+                    token
+                    for token in tokens[stretch.start : stretch.stop]
+                    if self._spec.is_text(token.token_id)
+                ),
+                avg_logprob=attempt.avg_logprob,
+                no_speech_prob=attempt.no_speech_prob,
+                compression_ratio=attempt.compression_ratio,
+                temperature=attempt.temperature,
+            )
+            for stretch in stretches
+        )
+        self._said = TranscribeDelta(
+            segments=segments,
+            language=self._language,
+            heard_s=min(self._reading.frame, self._spectrogram.num_frames) / FRAMES_PER_S,
+            finish_reason="stop" if self._is_over else None,
+        )
+
+    def _detect(self, decoder: WhisperWindow) -> str:
+        """The likeliest language, from what would follow the start token."""
+        logits_V = self._recogniser.network.logits(decoder.feed([self._spec.start_id]))[0]
+        decoder.rewind(0)
+        codes, ids = zip(*self._spec.languages.items(), strict=True)
+        language: str = codes[int(logits_V[list(ids)].argmax())]
+        return language
+
+    def _decode(self, decoder: WhisperWindow) -> Generator[Stage, None, Attempt]:
+        """Try temperatures until a result is good; the last stands, good or not."""
+        start_ids = self._spec.start_ids(self._language, self._request.task)
+        prompt_ids = (*self._reading.prompt_ids, *start_ids)
+        start_at = len(prompt_ids) - len(start_ids)
+        yield Stage("decode", TOKENS_PER_STAGE)
+        hidden_TD = decoder.feed(prompt_ids)
+        logits_TV = self._recogniser.network.logits(hidden_TD[[start_at, -1]])
+        no_speech_prob = float(logits_TV[0].softmax(0)[self._spec.no_speech_id])
+        if not math.isfinite(no_speech_prob):
+            raise _no_number()
+        for temperature in temperatures(self._request.temperature):
+            decoder.rewind(len(prompt_ids))
+            draft = _WindowAttempt(self, temperature, len(prompt_ids))
+            yield from draft.grow(decoder, logits_TV[1].clone())
+            attempt = draft.attempt(no_speech_prob)
+            if attempt.is_good:
+                break
+        return attempt
+
+    def draw(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
+        """A token and its log-probability (of the undisturbed distribution).
+
+        Raises `NonFinite` where that is no number.
+        """
+        if temperature == 0:
+            token_id = int(logits_V.argmax())
+        else:
+            key = np.array([stream_key(self._request.seed, 0)], np.uint64)
+            draw = float(uniforms(key, np.array([self._num_drawn], np.int64))[0])
+            below_V = (logits_V - logits_V.max()).double()  # or tiny temperatures make infinities
+            mass_V = (below_V / temperature).softmax(0).cumsum(0)
+            token_id = int(torch.searchsorted(mass_V, draw * mass_V[-1], right=True))
+            token_id = min(token_id, len(mass_V) - 1)  # beyond the last where there are NaN
+        self._num_drawn += 1
+        logprob = float(logits_V[token_id] - logits_V.logsumexp(0))
+        if not math.isfinite(logprob):
+            raise _no_number()
+        return token_id, logprob
+
+    def _align(
+        self,
+        decoder: WhisperWindow,
+        stretches: tuple[Stretch, ...],
+        tokens: list[TranscriptToken],
+        window: tuple[int, int],
+    ) -> None:
+        """Give every text token of the stretches its time, in place."""
+        spec, (start, num_frames) = self._spec, window
+        places = [
+            at
+            for stretch in stretches
+            for at in range(stretch.start, stretch.stop)
+            if spec.is_text(tokens[at].token_id)
+        ]
+        opening = (*spec.start_ids(self._language, self._request.task), spec.no_timestamps_id)
+        token_ids = (*opening, *(tokens[at].token_id for at in places), spec.end_id)
+        num_positions = max(num_frames // FRAMES_PER_POSITION, 1)
+        attention_HTP = decoder.attention(token_ids, num_positions)
+        spoken = slice(len(opening) - 1, -1)
+        heard = token_positions(attention_HTP, spoken, spec.config.median_filter_width)
+        times = [(start + FRAMES_PER_POSITION * int(position)) / FRAMES_PER_S for position in heard]
+        for place, start_s, end_s in zip(places, times, times[1:], strict=False):
+            token = tokens[place]
+            tokens[place] = TranscriptToken(token.token_id, start_s, end_s, token.logprob)
+
+
+class _WindowAttempt:
+    """One attempt at a window, growing."""
+
+    def __init__(
+        self, hearing: TranscriptionJob, temperature: float, num_prompt_tokens: int
+    ) -> None:
+        self._hearing = hearing
+        self._recogniser = hearing._recogniser
+        self._spec = self._recogniser.network.spec
+        self._temperature = temperature
+        room = self._spec.config.max_target_positions - num_prompt_tokens
+        self._max_tokens = min(self._spec.max_new_tokens, room)
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._end_logprob = 0.0
+
+    def grow(self, decoder: WhisperWindow, logits_V: Tensor) -> Iterator[Stage]:
+        """Draw tokens until the end token or the bound, so many a stage."""
+        while True:
+            self._recogniser.rules.apply(logits_V, self._token_ids)
+            token_id, logprob = self._hearing.draw(logits_V, self._temperature)
+            if token_id == self._spec.end_id:
+                self._end_logprob = logprob
+                return
+            self._token_ids.append(token_id)
+            self._logprobs.append(logprob)
+            if len(self._token_ids) == self._max_tokens:
+                return
+            if len(self._token_ids) % TOKENS_PER_STAGE == 0:
+                yield Stage("decode", TOKENS_PER_STAGE)
+            logits_V = self._recogniser.network.logits(decoder.feed([token_id]))[0]
+
+    def attempt(self, no_speech_prob: float) -> Attempt:
+        """What came of it."""
+        text_ids = [token_id for token_id in self._token_ids if self._spec.is_text(token_id)]
+        text = self._recogniser.tokenizer.decode(text_ids).strip()
+        total = sum(self._logprobs) + self._end_logprob
+        return Attempt(
+            token_ids=tuple(self._token_ids),
+            logprobs=tuple(self._logprobs),
+            avg_logprob=total / (len(self._token_ids) + 1),
+            no_speech_prob=no_speech_prob,
+            compression_ratio=compression_ratio(text),
+            temperature=self._temperature,
+        )
+
+
+def _no_number() -> NonFinite:
+    return NonFinite("The model computed no finite numbers for this sound.")
+
+
+def _heard(attempt: Attempt, at: int) -> TranscriptToken:
+    return TranscriptToken(attempt.token_ids[at], logprob=attempt.logprobs[at])

@@ -1,0 +1,49 @@
+"""Recognition: models that write down speech.
+
+Owns how such a model is recognised and who opens its halves. Loads neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triptych.core.command import Command
+from triptych.modalities.modality import Modality
+
+
+def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == "whisper"
+
+
+_HERE = "triptych.modalities.recognition"
+_COMMANDS = (
+    Command(
+        "transcribe",
+        "Write down what is said in recordings.",
+        f"{_HERE}.api.cli",
+        (
+            "triptych transcribe talk.mp3",
+            "triptych transcribe interview.wav --format srt -o interview.srt",
+        ),
+        operands="FILE ...",
+        is_named=True,
+    ),
+)
+
+RECOGNITION = Modality(
+    role="recognition",
+    matches=_matches,
+    wire=(
+        f"{_HERE}.wire:TranscribeRequest",
+        f"{_HERE}.wire:TranscribeDelta",
+    ),
+    api=f"{_HERE}.api.open:open_api",
+    engine=f"{_HERE}.engine.loader:RecognitionLoader",
+    default="whisper-tiny.en",
+    sources=(f"{_HERE}.source:WHISPER_TINY",),
+    decoders=("triptych.core.media.audio.decode",),
+    pipelines={"TranscriptionPipeline": f"{_HERE}.api.pipeline"},
+    commands=_COMMANDS,
+)

@@ -1,0 +1,148 @@
+"""How a transcript grows: what a window is told, what it yields, where the next begins.
+
+Owns the policy of long transcription, after Radford et al., "Robust Speech Recognition via
+Large-Scale Weak Supervision" (2022), section 4.5, and OpenAI's `transcribe.py`. Knows no model
+and no torch: it sees frames and token ids.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from triptych.modalities.recognition.spec import FRAMES_PER_POSITION, WhisperSpec
+
+FALLBACK_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+MAX_COMPRESSION_RATIO = 2.4
+"""Text that compresses better than this repeats itself."""
+MIN_AVG_LOGPROB = -1.0
+MAX_NO_SPEECH_PROB = 0.6
+MAX_PROMPT_TEMPERATURE = 0.5
+"""Text drawn at a higher temperature is not shown to the next window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What one decoding of a window gave; `token_ids` and `logprobs` leave out the end token.
+
+    `avg_logprob` counts the end token, `compression_ratio` is that of the text.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    avg_logprob: float
+    no_speech_prob: float
+    compression_ratio: float
+    temperature: float
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody speaks: the model says so, and believes little of what it heard."""
+        return self.no_speech_prob > MAX_NO_SPEECH_PROB and self.avg_logprob <= MIN_AVG_LOGPROB
+
+    @property
+    def is_good(self) -> bool:
+        """Whether a higher temperature need not be tried."""
+        is_repetitive = self.compression_ratio > MAX_COMPRESSION_RATIO
+        return self.is_silent or (self.avg_logprob >= MIN_AVG_LOGPROB and not is_repetitive)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Tokens `start .. stop` of an attempt, heard between two frames of the window."""
+
+    start: int
+    stop: int
+    start_frame: int
+    end_frame: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A window's stretches, and how many frames of it are done with."""
+
+    stretches: tuple[Stretch, ...]
+    num_frames: int
+
+
+def compression_ratio(text: str) -> float:
+    """How many times smaller zlib makes the text."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))
+
+
+def temperatures(requested: float) -> tuple[float, ...]:
+    """What is tried in turn: a temperature asked for stands, 0 rises where the result is poor."""
+    return (requested,) if requested > 0 else FALLBACK_TEMPERATURES
+
+
+def cut_window(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> Cut:
+    """Cut what was heard in a window, of which `num_frames` hold sound, at its timestamps.
+
+    Two timestamps in a row part two stretches. Where the last is followed by an unfinished one,
+    that is thrown away, and the next window begins with it.
+    """
+    is_time = [spec.is_timestamp(token_id) for token_id in token_ids]
+    seams = [at + 1 for at in range(len(is_time) - 1) if is_time[at] and is_time[at + 1]]
+    if not seams:
+        return Cut(stretches=_whole(spec, token_ids, num_frames), num_frames=num_frames)
+    ends_in_silence = is_time[-2:] == [False, True]
+    bounds = [0, *seams, *([len(token_ids)] if ends_in_silence else [])]
+    stretches = tuple(
+        Stretch(
+            start=start,
+            stop=stop,
+            start_frame=_frame(spec, token_ids[start]),
+            end_frame=_frame(spec, token_ids[stop - 1]),
+        )
+        for start, stop in pairwise(bounds)
+    )
+    done = num_frames if ends_in_silence else stretches[-1].end_frame
+    # A window that gets nowhere would come again for ever: two times zero at its very beginning.
+    return Cut(stretches=stretches, num_frames=min(done, num_frames) or num_frames)
+
+
+def _whole(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> tuple[Stretch, ...]:
+    """One stretch of all tokens, up to the last time that was said."""
+    times = [_frame(spec, token_id) for token_id in token_ids if spec.is_timestamp(token_id)]
+    end_frame = times[-1] if times and times[-1] > 0 else num_frames
+    return (Stretch(start=0, stop=len(token_ids), start_frame=0, end_frame=end_frame),)
+
+
+def _frame(spec: WhisperSpec, token_id: int) -> int:
+    return (token_id - spec.first_timestamp_id) * FRAMES_PER_POSITION
+
+
+class TranscriptCursor:
+    """Where a transcript stands: the frame it has reached, and the tokens the next window sees."""
+
+    def __init__(self, spec: WhisperSpec, prompt_ids: Sequence[int]) -> None:
+        self._spec = spec
+        self._context = list(prompt_ids)
+        self.frame = 0
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The tokens before the start token: the latest of the text so far, or none."""
+        latest = self._context[-self._spec.max_prompt_tokens :]
+        return (self._spec.previous_id, *latest) if latest else ()
+
+    def take(self, attempt: Attempt, num_frames: int) -> tuple[Stretch, ...]:
+        """Go on from a finished window with `num_frames` of sound; the stretches that hold text."""
+        if attempt.is_silent:
+            self.frame += num_frames
+            return ()
+        cut = cut_window(self._spec, attempt.token_ids, num_frames)
+        spoken = tuple(stretch for stretch in cut.stretches if self._is_spoken(attempt, stretch))
+        for stretch in spoken:
+            self._context.extend(attempt.token_ids[stretch.start : stretch.stop])
+        if attempt.temperature > MAX_PROMPT_TEMPERATURE:
+            self._context.clear()
+        self.frame += cut.num_frames
+        return spoken
+
+    def _is_spoken(self, attempt: Attempt, stretch: Stretch) -> bool:
+        tokens = attempt.token_ids[stretch.start : stretch.stop]
+        return stretch.end_frame > stretch.start_frame and any(map(self._spec.is_text, tokens))

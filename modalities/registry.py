@@ -1,0 +1,62 @@
+"""The modalities there are: a line each.
+
+Owns the list, and what follows from it for all models of a configuration. Loads no half of any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from triptych.modalities.diffusion.modality import IMAGES
+from triptych.modalities.embedding.modality import EMBEDDING
+from triptych.modalities.llm.modality import CHAT
+from triptych.modalities.modality import Modality, modality_of
+from triptych.modalities.recognition.modality import RECOGNITION
+from triptych.modalities.tts.modality import SPEECH
+from triptych.modalities.vlm.modality import VISION
+
+if TYPE_CHECKING:
+    from triptych.core.option import Role
+    from triptych.core.options import Resolved
+    from triptych.core.weights.progress import Progress
+    from triptych.core.weights.resolve import ResolvedModel, Source
+
+MODALITIES: tuple[Modality, ...] = (SPEECH, RECOGNITION, IMAGES, VISION, EMBEDDING, CHAT)
+"""In the order in which they are asked whether a model is theirs, and in which they are opened."""
+
+
+def known_sources() -> list[Source]:
+    """Models known by a name of their own."""
+    return [source for modality in MODALITIES for source in modality.load_sources()]
+
+
+def default_models() -> tuple[str, ...]:
+    """What is served when no model is named: one of each kind, first the one for chat."""
+    *others, chat = MODALITIES
+    return (chat.default, *(modality.default for modality in others))
+
+
+def role_of(model: ResolvedModel) -> Role:
+    """What `model` is for, as its configuration tells."""
+    return modality_of(model, MODALITIES).role
+
+
+def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedModel, ...]:
+    """Bring every configured model onto this machine.
+
+    Raises as `resolve_all` does, and `ConfigError` for options that no model here reads.
+    """
+    from triptych.core.relevance import check_relevance
+    from triptych.core.weights.resolve import resolve_all
+
+    options = resolved.config.models
+    models = resolve_all(options, progress, sources=known_sources(), defaults=default_models())
+    check_relevance(resolved, set(_roles(models)))
+    return models
+
+
+def _roles(models: tuple[ResolvedModel, ...]) -> Iterator[Role]:
+    for model in models:
+        modality = modality_of(model, MODALITIES)
+        yield from (modality.role, *modality.also)

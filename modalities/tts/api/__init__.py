@@ -1,0 +1,1 @@
+"""Speech in the API process: routes, service, text, voices, containers. Loads no torch."""

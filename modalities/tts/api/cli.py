@@ -1,0 +1,190 @@
+"""`triptych speak`: the speech pipeline at a terminal.
+
+Owns where the sound goes (a file, a pipe, a player) and what is told meanwhile, on stderr.
+Everything else is the pipeline's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, cast
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from triptych.core.errors import ConfigError
+from triptych.core.media.audio.containers import FORMATS, AudioEncoder, open_encoder
+from triptych.core.options import add_options
+from triptych.modalities.tts.api.pipeline import SpeakOptions, SpeechPipeline, format_of
+from triptych.modalities.tts.api.progress import SpeechPiece
+
+_STDIO = "-"
+PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "ffplay": ("-autoexit", "-nodisp", "-loglevel", "error", "-"),
+        "mpv": ("--no-terminal", "-"),
+        "aplay": ("-q", "-"),
+        "play": ("-q", "-t", "wav", "-"),
+    }
+)
+"""Programs that play a WAV stream from stdin, and how they are told to."""
+
+
+def add_speak_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `triptych speak`."""
+    parser.add_argument("text", nargs="*", help="say this, or else what is piped in")
+    parser.add_argument("-i", "--input", help='file with the text; "-": stdin')
+    parser.add_argument("-o", "--output", help='file to write; default, and "-": stdout')
+    parser.add_argument("--play", action="store_true", help=f"play it with {', '.join(PLAYERS)}")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="default: what the file's name ends with, else wav"
+    )
+    parser.add_argument("--voice", default="", help="`triptych voices` lists them")
+    parser.add_argument("--speed", type=float, default=1.0, help="0.25 to 4")
+    parser.add_argument("--instructions", default="", help="how to speak, if the model listens")
+    parser.add_argument("--language", default="", help="of the text, such as en-GB")
+    parser.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past sound")
+    sections = ("models", "device", "cache", "schedule", "speech")
+    add_options(parser, sections=sections, roles=("speech",))
+
+
+def run_speak(args: argparse.Namespace) -> int:
+    """Speak a text: to a file, to stdout or to a player, as it is made."""
+    text, audio_format = _read_text(args), _choose_format(args)
+    options = SpeakOptions(
+        voice=args.voice,
+        speed=args.speed,
+        instructions=args.instructions,
+        language=args.language,
+        seed=args.request_seed,
+    )
+    with _open_pipeline(args) as pipeline:
+        is_file = args.output not in (None, _STDIO)
+        pieces = _reported(
+            pipeline.pieces(text, is_live=not is_file, **options), pipeline.sample_rate
+        )
+        first = next(pieces)  # a request that is wrong leaves no file behind
+        encoder = open_encoder(audio_format, pipeline.sample_rate)
+        with _open_sink(args) as sink:
+            _write(chain([first], pieces), encoder, sink, is_file=is_file)
+    return 0
+
+
+def _open_pipeline(args: argparse.Namespace) -> SpeechPipeline:
+    return SpeechPipeline.from_arguments(args)
+
+
+def _read_text(args: argparse.Namespace) -> str:
+    if args.text and args.input:
+        raise ConfigError("Give the text, or a file with --input, and not both.")
+    if args.text:
+        return " ".join(args.text)
+    if args.input in (None, _STDIO):
+        if sys.stdin.isatty():
+            raise ConfigError("Nothing to say: give a text, or pipe one in.")
+        return _decoded("stdin", sys.stdin.read)
+    return _decoded(args.input, lambda: Path(args.input).read_text(encoding="utf-8"))
+
+
+def _decoded(name: str, read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"--input {name}: cannot be read ({reason}).") from error
+
+
+def _choose_format(args: argparse.Namespace) -> str:
+    """The format to write, where there is a place to write it to."""
+    if args.play:
+        if args.output or args.format not in (None, "wav"):
+            raise ConfigError("--play plays WAV and writes no file: leave out -o and --format.")
+        _find_player()
+        return "wav"
+    if args.output not in (None, _STDIO):
+        return str(args.format or format_of(args.output))
+    if sys.stdout.isatty():
+        raise ConfigError(
+            "A terminal makes no sound: write a file with -o speech.wav, play it with --play, or"
+            " pipe it into a player, as in `triptych speak ... | aplay`."
+        )
+    return str(args.format or "wav")
+
+
+def _find_player() -> list[str]:
+    for name, flags in PLAYERS.items():
+        if path := shutil.which(name):
+            return [path, *flags]
+    raise ConfigError(
+        f"--play needs one of {', '.join(PLAYERS)}, and none is installed: write a file with -o."
+    )
+
+
+@contextmanager
+def _open_sink(args: argparse.Namespace) -> Iterator[BinaryIO]:
+    if args.play:
+        with subprocess.Popen(_find_player(), stdin=subprocess.PIPE) as player:  # noqa: S603
+            yield cast("BinaryIO", player.stdin)
+    elif args.output in (None, _STDIO):
+        yield sys.stdout.buffer
+    else:
+        try:
+            with Path(args.output).open("wb") as file:
+                yield file
+        except OSError as error:
+            reason = error.strerror or "it takes no bytes"
+            raise ConfigError(f"--output {args.output}: cannot be written ({reason}).") from error
+
+
+def _write(
+    pieces: Iterable[SpeechPiece], encoder: AudioEncoder, sink: BinaryIO, *, is_file: bool
+) -> None:
+    """Write a stream as it is made. A file that is interrupted is whole as far as it goes."""
+    try:
+        for piece in pieces:
+            sink.write(encoder.encode(piece.pcm_S))
+            sink.flush()
+    finally:
+        sink.write(encoder.finish())
+        if is_file and sink.seekable():  # a pipe may have a name, too
+            sink.seek(0)
+            sink.write(encoder.final_head())
+        sink.flush()
+
+
+def _reported(pieces: Iterator[SpeechPiece], sample_rate: int) -> Iterator[SpeechPiece]:
+    """Pass pieces through, and tell on stderr how it goes: as it goes on a terminal, at the end."""
+    console = Console(stderr=True)
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    started_s, first_s, num_samples = time.monotonic(), 0.0, 0
+    with bar:
+        task = bar.add_task("speaking")
+        for piece in pieces:
+            elapsed_s = time.monotonic() - started_s
+            first_s = first_s or elapsed_s
+            num_samples += len(piece.pcm_S)
+            speech_s = num_samples / sample_rate
+            told = f"{speech_s:.1f} s of speech, {speech_s / elapsed_s:.1f} times real time"
+            bar.update(task, description=told)
+            yield piece
+    console.print(f"{told}, the first after {first_s * 1000:.0f} ms", highlight=False)
+    if piece.coverage < 1.0 or piece.finish_reason != "stop":
+        console.print(
+            f"[yellow]{piece.coverage:.1%} of the text was spoken ({piece.finish_reason}).[/]",
+            highlight=False,
+        )

@@ -1,0 +1,204 @@
+"""Speech from Python: load a model, call it, stream it.
+
+Owns the `SpeechPipeline` object: the same engine and speech service as the server, in this process.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, TypedDict, Unpack
+
+import numpy as np
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import ConfigError
+from triptych.core.http.auth import owners
+from triptych.core.media.audio import decode
+from triptych.core.media.audio.containers import FORMATS, encode_clip
+from triptych.core.media.audio.resampling import Pcm
+from triptych.core.media.child import DecodePool
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.modality import Modality
+from triptych.modalities.pipeline import Pipeline
+from triptych.modalities.tts.api.frontend import open_front_end
+from triptych.modalities.tts.api.frontend.base import Voice
+from triptych.modalities.tts.api.progress import SpeechPiece, SpeechUsage
+from triptych.modalities.tts.api.service import Speaking, SpeechCall, SpeechService
+from triptych.modalities.tts.api.voices.service import VoiceService
+from triptych.modalities.tts.api.voices.store import VoiceStore
+from triptych.modalities.tts.modality import SPEECH
+from triptych.modalities.tts.wire import SpeechFinish, VoiceClip
+
+MAX_CHARACTERS = 1_000_000
+"""Longest text of one call: a thick book."""
+
+
+class SpeakOptions(TypedDict, total=False):
+    """How a text is spoken: as the fields of `SpeechCall`."""
+
+    voice: str
+    speed: float
+    instructions: str
+    language: str
+    dialect: Literal["us", "uk"] | None
+    acronyms: Literal["spell", "keep"]
+    emoji: Literal["drop", "name"]
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Speech:
+    """A spoken text: samples [S], mono, full scale -1 to 1, at `sample_rate` (Hz).
+
+    `coverage` is the share of the text that was spoken, `finish_reason` is "stop" where all of it
+    ended by itself.
+    """
+
+    audio: Pcm
+    sample_rate: int
+    coverage: float
+    finish_reason: SpeechFinish
+    usage: SpeechUsage
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of sound."""
+        return len(self.audio) / self.sample_rate
+
+    def save(self, path: str | Path, *, audio_format: str = "") -> None:
+        """Write a file, in the format that its name ends with unless another is given."""
+        audio_format = audio_format or format_of(path)
+        Path(path).write_bytes(encode_clip(audio_format, self.sample_rate, self.audio))
+
+    def _repr_html_(self) -> str:
+        """A player, in a notebook."""
+        data = base64.b64encode(encode_clip("wav", self.sample_rate, self.audio)).decode()
+        return f'<audio controls src="data:audio/wav;base64,{data}"></audio>'
+
+
+def format_of(path: str | Path) -> str:
+    """The audio format that a file's name ends with. Raises `ConfigError` where it is none."""
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    audio_format = "opus" if suffix == "ogg" else suffix
+    if audio_format not in FORMATS:
+        raise ConfigError(
+            f"{Path(path).name} does not end with a format: call it .{', .'.join(FORMATS)}, or"
+            " name the format."
+        )
+    return audio_format
+
+
+class _OwnVoices:
+    """The custom voices of this machine, whichever of the configured keys they belong to."""
+
+    def __init__(self, voices: VoiceService, owners: Sequence[str]) -> None:
+        self._voices = voices
+        self._owners = owners
+
+    def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
+        found = (self._voices.clip(voice_id, each, model) for each in self._owners)
+        return next((clip for clip in found if clip is not None), None)
+
+
+class SpeechPipeline(Pipeline[SpeechService]):
+    """A speech model in this process.
+
+        with SpeechPipeline.from_pretrained() as speak:
+            speak("Hello there.").save("hello.wav")
+            for samples in speak.stream("It was a dark and stormy night."):
+                player.write(samples)
+
+    Every call has an async twin that may be awaited on any loop.
+    """
+
+    _modalities: ClassVar[tuple[Modality, ...]] = (SPEECH,)
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], SpeechService]:
+        front = open_front_end(resolved, config.models)
+        pool = DecodePool.from_options(
+            config.server, [decode.__name__]
+        )  # never started: no uploads
+        voices = VoiceService(VoiceStore.from_config(config), [front], pool)
+        own = _OwnVoices(voices, owners(config.server))
+        return lambda client: SpeechService.from_config(
+            config, [front], client, voices=own, max_characters=MAX_CHARACTERS
+        )
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of its sound."""
+        return self._service.front_end(self._model).sample_rate
+
+    @property
+    def voices(self) -> tuple[Voice, ...]:
+        """The voices it brings."""
+        return tuple(self._service.front_end(self._model).voices)
+
+    def __call__(self, text: str, **options: Unpack[SpeakOptions]) -> Speech:
+        """Speak a text of any length.
+
+        Raises errors of `core.errors.RequestError`: no words in the text, an unknown voice.
+        """
+        return self._loop.run(self._whole(text, options))
+
+    async def acall(self, text: str, **options: Unpack[SpeakOptions]) -> Speech:
+        """Async twin of calling the pipeline."""
+        return await self._loop.run_async(self._whole(text, options))
+
+    def stream(self, text: str, **options: Unpack[SpeakOptions]) -> Iterator[Pcm]:
+        """Speak a text piece by piece: samples as they are made.
+
+        Leaving the loop early ends the speech.
+        """
+        return self._loop.iterate(lambda: self._samples(text, options))
+
+    def astream(self, text: str, **options: Unpack[SpeakOptions]) -> AsyncGenerator[Pcm, None]:
+        """Async twin of `stream`."""
+        return self._loop.iterate_async(lambda: self._samples(text, options))
+
+    def pieces(
+        self, text: str, *, is_live: bool = True, **options: Unpack[SpeakOptions]
+    ) -> Iterator[SpeechPiece]:
+        """As `stream`, each piece with the account so far; the last one has a finish reason."""
+        return self._loop.iterate(lambda: self._pieces(text, options, is_live=is_live))
+
+    async def _whole(self, text: str, options: SpeakOptions) -> Speech:
+        pieces = [piece async for piece in self._speak(text, options, is_live=False)]
+        last = pieces[-1]
+        assert last.finish_reason is not None
+        return Speech(
+            audio=np.concatenate([piece.pcm_S for piece in pieces]),
+            sample_rate=self.sample_rate,
+            coverage=last.coverage,
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+        )
+
+    async def _samples(self, text: str, options: SpeakOptions) -> AsyncGenerator[Pcm, None]:
+        async with aclosing(self._speak(text, options, is_live=True)) as pieces:
+            async for piece in pieces:
+                if len(piece.pcm_S):
+                    yield piece.pcm_S
+
+    async def _pieces(
+        self, text: str, options: SpeakOptions, *, is_live: bool
+    ) -> AsyncGenerator[SpeechPiece, None]:
+        async with aclosing(self._speak(text, options, is_live=is_live)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _speak(self, text: str, options: SpeakOptions, *, is_live: bool) -> Speaking:
+        return self._service.speak(
+            SpeechCall(
+                model=self._model, text=text, call_id=uuid.uuid4().hex, is_live=is_live, **options
+            )
+        )

@@ -1,0 +1,131 @@
+"""From the text of a call to the parts of it that are submitted, one after another.
+
+Owns planning ahead of what is being spoken, and where a long text is cut into jobs. All of it runs
+on threads: texts may be long, and the event loop has streams to serve. Knows neither jobs nor
+sound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from triptych.core.errors import InvalidRequest
+from triptych.modalities.tts.api.frontend.base import PlannedSegment
+from triptych.modalities.tts.api.text.coverage import Coverage
+from triptych.modalities.tts.api.text.guard import estimate_seconds
+from triptych.modalities.tts.api.text.spoken import Boundary
+from triptych.modalities.tts.wire import SpeechSegment
+
+FIRST_PART_S = 20.0
+PART_S = 60.0
+"""Estimated seconds of speech in a job.
+
+One job for everything would have to wait until the last word has its phonemes (a millisecond for
+every hundred letters); one for each sentence would lose what a model carries over from sentence to
+sentence. So the first part is what is planned in a moment, and later ones, planned meanwhile, are
+a minute long, cut where a paragraph ends if one does in their second half.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechJobPart:
+    """Neighbouring pieces of a text that one job speaks, and those among them without sound."""
+
+    index: int
+    planned: tuple[PlannedSegment, ...]
+
+    @property
+    def segments(self) -> tuple[SpeechSegment, ...]:
+        """What the engine is asked to say; may be nothing."""
+        return tuple(entry.segment for entry in self.planned if not entry.is_silent)
+
+
+class SpeechPlanner:
+    """The parts of a text, planned in the background while this context is open.
+
+    `write` is called and iterated on threads, never by two at once.
+    """
+
+    def __init__(self, write: Callable[[], Iterator[PlannedSegment]]) -> None:
+        self._write = write
+        self._parts: asyncio.Queue[SpeechJobPart | None] = asyncio.Queue()
+        self._task: asyncio.Task[Coverage] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._plan())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+        if not self._task.cancelled():
+            self._task.exception()  # whoever wanted to know has asked
+
+    async def next_part(self) -> SpeechJobPart | None:
+        """The next part, `None` after the last one; raises what planning raised."""
+        part = await self._parts.get()
+        if part is None:
+            await self.whole()
+        return part
+
+    def next_if_ready(self) -> SpeechJobPart | None:
+        """The next part, if there is one already."""
+        if self._parts.empty():
+            return None
+        part = self._parts.get_nowait()
+        if part is None:
+            self._parts.put_nowait(None)  # for who waits for the end
+        return part
+
+    async def whole(self) -> Coverage:
+        """What of the text has sounds at all, once all of it is planned; raises as `next_part`."""
+        assert self._task is not None, "the context is open, or was"
+        return await asyncio.shield(self._task)
+
+    async def _plan(self) -> Coverage:
+        coverage = Coverage()
+        parts = _parts(self._write)
+        try:
+            while part := await asyncio.to_thread(next, parts, None):
+                for entry in part.planned:
+                    coverage.expect(entry.utterance)
+                    coverage.speak(entry.utterance, entry.voiced_fraction)
+                self._parts.put_nowait(part)
+        finally:
+            self._parts.put_nowait(None)
+        return coverage
+
+
+def _parts(write: Callable[[], Iterator[PlannedSegment]]) -> Iterator[SpeechJobPart]:
+    """Cut a plan into parts, each with something to say in it.
+
+    Raises `InvalidRequest` where there is nothing at all.
+    """
+    planned: list[PlannedSegment] = []
+    index, length_s, is_full = 0, 0.0, False
+    for entry in write():
+        if is_full and not entry.is_silent:
+            yield SpeechJobPart(index, tuple(planned))
+            planned, index, length_s, is_full = [], index + 1, 0.0, False
+        planned.append(entry)
+        if not entry.is_silent:
+            length_s += estimate_seconds(entry.utterance.text)
+            most_s = PART_S if index else FIRST_PART_S
+            is_paragraph = entry.utterance.boundary is Boundary.PARAGRAPH
+            is_full = length_s >= (most_s / 2 if is_paragraph else most_s)
+    if all(entry.is_silent for entry in planned):  # later parts begin with sound
+        raise InvalidRequest(
+            "The model has no sounds for any of these words: send text in a language it speaks.",
+            param="input",
+        )
+    yield SpeechJobPart(index, tuple(planned))

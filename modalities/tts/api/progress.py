@@ -1,0 +1,112 @@
+"""What has been said of a call so far: sound, text, counts.
+
+Owns putting the deltas of several jobs together into one account. Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.tts.api.frontend.base import PlannedSegment
+from triptych.modalities.tts.api.planner import SpeechJobPart
+from triptych.modalities.tts.api.text.coverage import Coverage, spoken_fraction
+from triptych.modalities.tts.api.text.guard import expected_duration
+from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish
+
+BYTES_PER_SAMPLE = 4
+
+
+class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one call so far: what was read (phonemes or tokens), and steps of speech made."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+    def plus(self, delta: SpeechDelta) -> SpeechUsage:
+        """With the counts of another job."""
+        return SpeechUsage(
+            num_prompt_tokens=self.num_prompt_tokens + delta.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens + delta.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens + delta.num_output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechPiece:
+    """What one step added to the sound: samples [S] at the model's rate, full scale -1 to 1.
+
+    The last piece has a `finish_reason`: "stop", or why the first segment ended that did not end
+    by itself. `coverage` is the share of the text, as far as it is planned, that has been spoken.
+    """
+
+    pcm_S: Pcm
+    usage: SpeechUsage
+    coverage: float
+    finish_reason: SpeechFinish | None = None
+
+
+class SpeechProgress:
+    """The account of one call whose sound comes at `sample_rate` (Hz) and `speed`."""
+
+    def __init__(self, sample_rate: int, speed: float) -> None:
+        self.finish_reason: SpeechFinish = "stop"
+        self._sample_rate = sample_rate
+        self._speed = speed
+        self._coverage = Coverage()
+        self._part: SpeechJobPart | None = None
+        self._left: deque[PlannedSegment] = deque()
+        self._num_samples = 0
+        self._before = self._usage = SpeechUsage()
+
+    def take(self, part: SpeechJobPart, delta: SpeechDelta) -> None:
+        """Enter what a job said of its part. Parts come one after another, whole."""
+        if part is not self._part:
+            self._part, self._before = part, self._usage
+            self._left = deque(part.planned)
+            for entry in part.planned:
+                self._coverage.expect(entry.utterance)
+        self._usage = self._before.plus(delta)
+        self._num_samples += len(delta.pcm) // BYTES_PER_SAMPLE
+        if delta.segment_finish is not None:
+            self._end_segment(delta.segment_finish)
+        if delta.finish_reason is not None:
+            self._note(delta.finish_reason)
+            self._pass_silence()
+
+    def piece(self, pcm_S: Pcm, *, is_last: bool = False) -> SpeechPiece:
+        """A piece of sound, with the account as it stands."""
+        return SpeechPiece(
+            pcm_S=pcm_S,
+            usage=self._usage,
+            coverage=self._coverage.fraction,
+            finish_reason=self.finish_reason if is_last else None,
+        )
+
+    def _end_segment(self, reason: SpeechFinish) -> None:
+        self._note(reason)
+        self._pass_silence()
+        if self._left:
+            entry = self._left.popleft()
+            heard_s = self._num_samples / self._sample_rate - entry.segment.pause_s
+            fraction = spoken_fraction(
+                None if reason == "cancelled" else reason,
+                heard_s,
+                expected_duration(entry.utterance.text, speed=self._speed),
+            )
+            self._coverage.speak(entry.utterance, fraction * entry.voiced_fraction)
+        self._num_samples = 0
+
+    def _pass_silence(self) -> None:
+        """Pass over what no job was asked to say."""
+        while self._left and self._left[0].is_silent:
+            entry = self._left.popleft()
+            self._coverage.speak(entry.utterance, entry.voiced_fraction)
+
+    def _note(self, reason: SpeechFinish) -> None:
+        if self.finish_reason == "stop":
+            self.finish_reason = reason

@@ -1,0 +1,156 @@
+"""The requests of the OpenAI speech API and its events, field by field.
+
+Owns what each field may be. A field is honoured, or refused by name with the alternative; any
+other name is an unknown field. What a certain model can do is checked later, by the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag, model_validator
+
+from triptych.core import limits
+from triptych.core.http.fields import (
+    Name,
+    NullIsAbsent,
+    RefusedField,
+    Strict,
+    Text,
+    without_refused,
+)
+from triptych.modalities.tts.api.progress import SpeechPiece
+from triptych.modalities.tts.api.service import MAX_SPEED, MIN_SPEED
+
+MAX_INSTRUCTION_CHARS = 4096  # OpenAI's
+
+AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+
+_OWN_SAMPLING = "speech is drawn as its model recommends; send a seed to repeat an answer."
+_CLONE = "make a voice of the clip with POST /v1/audio/voices and send its id as voice."
+
+REFUSED: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "emotion": RefusedField("describe it in instructions, where the model takes them."),
+        "lang_code": RefusedField("send language."),
+        "max_new_tokens": RefusedField(
+            "how long speech takes follows from its text; send less text."
+        ),
+        "normalization_options": RefusedField("send normalize."),
+        "pitch": RefusedField("choose a voice that speaks the way you want."),
+        "ref_audio": RefusedField(_CLONE),
+        "ref_text": RefusedField(_CLONE),
+        "repetition_penalty": RefusedField(_OWN_SAMPLING),
+        "return_download_link": RefusedField("keep the answer's bytes.", (False,)),
+        "return_timestamps": RefusedField("transcribe the answer with word timestamps.", (False,)),
+        "sample_rate": RefusedField(
+            "pcm comes at 24 kHz, every other format at a rate that its header tells."
+        ),
+        "stream": RefusedField("every answer is streamed.", (True, False)),
+        "temperature": RefusedField(_OWN_SAMPLING),
+        "top_k": RefusedField(_OWN_SAMPLING),
+        "top_p": RefusedField(_OWN_SAMPLING),
+        "volume_multiplier": RefusedField("scale the samples of the answer.", (1.0,)),
+    }
+)
+"""Fields of other servers, and what to do instead."""
+
+
+class VoiceId(Strict):
+    """A voice as OpenAI's clients ask for one of their own."""
+
+    id: Name
+
+
+class Reading(Strict):
+    """How ambiguous text is read out."""
+
+    dialect: Literal["us", "uk"] | None = Field(
+        default=None, description="Order of dates like 3/4/2024; the voice's own if left out."
+    )
+    acronyms: Literal["spell", "keep"] = Field(
+        default="spell", description="Letter by letter, or left to the model."
+    )
+    emoji: Literal["drop", "name"] = Field(default="drop", description="Silent, or named.")
+
+
+def _voice_kind(value: Any) -> str:
+    return ":name" if isinstance(value, str) else ":id"
+
+
+class SpeechBody(NullIsAbsent):
+    """Body of `/v1/audio/speech`."""
+
+    model: Name
+    input: Text = Field(description="What to say.")
+    voice: (
+        Annotated[
+            Annotated[Name, Tag(":name")] | Annotated[VoiceId, Tag(":id")],
+            Discriminator(_voice_kind),
+        ]
+        | None
+    ) = Field(default=None, description="A name or an id; the model's default if left out.")
+    instructions: Annotated[str, StringConstraints(max_length=MAX_INSTRUCTION_CHARS)] | None = (
+        Field(default=None, description="How to speak, for models that can be told.")
+    )
+    response_format: AudioFormat = "mp3"
+    speed: Annotated[float, Field(ge=MIN_SPEED, le=MAX_SPEED)] = 1.0
+    stream_format: Literal["audio", "sse"] = Field(
+        default="audio", description="Bytes of a file, or events that carry them."
+    )
+    seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
+        default=None, description="Same seed, same sound."
+    )
+    language: (
+        Annotated[
+            str, StringConstraints(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", max_length=35)
+        ]
+        | None
+    ) = Field(default=None, description="Of the text, as a tag like en-GB.")
+    normalize: Reading | None = Field(default=None, description="How text is read out.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, REFUSED)
+
+
+class AudioDelta(BaseModel):
+    """Some bytes of the file, in base64."""
+
+    type: Literal["speech.audio.delta"]
+    audio: str
+
+
+class AudioUsage(BaseModel):
+    """What was read, and how many steps of speech it took."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class AudioDone(BaseModel):
+    """The end of the file: `coverage` is the share of the text that was spoken."""
+
+    type: Literal["speech.audio.done"]
+    usage: AudioUsage
+    finish_reason: str
+    coverage: float
+
+    @classmethod
+    def of(cls, last: SpeechPiece) -> AudioDone:
+        """The end of a call whose last piece this is."""
+        usage = last.usage
+        return cls(
+            type="speech.audio.done",
+            usage=AudioUsage(
+                input_tokens=usage.num_prompt_tokens,
+                output_tokens=usage.num_output_tokens,
+                total_tokens=usage.num_prompt_tokens + usage.num_output_tokens,
+            ),
+            finish_reason=last.finish_reason or "stop",
+            coverage=round(last.coverage, 3),
+        )

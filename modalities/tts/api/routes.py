@@ -1,0 +1,153 @@
+"""The OpenAI speech API.
+
+Owns the way from a validated request to a call of the service, and from its samples to the bytes
+of one file or to events. What surrounds every route (keys, limits, errors, disconnects) is
+`core.http`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.byte_stream import ByteStream
+from triptych.core.http.context import Context
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.models import ModelCard
+from triptych.core.http.sse import EventStream, described
+from triptych.core.logs import fields
+from triptych.core.media.audio.containers import AudioEncoder, open_encoder
+from triptych.modalities.tts.api.progress import SpeechPiece
+from triptych.modalities.tts.api.protocol import (
+    AudioDelta,
+    AudioDone,
+    Reading,
+    SpeechBody,
+    VoiceId,
+)
+from triptych.modalities.tts.api.service import Speaking, SpeechCall, SpeechService
+
+COVERAGE_HEADER = "x-speech-coverage"
+SAMPLE_RATE_HEADER = "x-speech-sample-rate"
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"audio/*": _BINARY, **described(AudioDelta, AudioDone)},
+        "description": "The sound, streamed as it is made.",
+    }
+}
+
+_logger = logging.getLogger(__name__)
+
+
+def speech_router(service: SpeechService) -> APIRouter:
+    """The route of speech in front of `service`."""
+    router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["speech"])
+
+    @router.post("/v1/audio/speech", response_model=None, responses=_ANSWER)
+    async def speech(body: SpeechBody, request: Request) -> Response:
+        """Speak a text."""
+        context = Context.of(request)
+        speaking = service.speak(_call(body, context))
+        encoder = await asyncio.to_thread(open_encoder, body.response_format, speaking.sample_rate)
+        encoded = _encoded(_observed(speaking, body, context), encoder)
+        if body.stream_format == "sse":
+            return EventStream(_events(encoded), heartbeat_s=context.options.heartbeat_s, end=b"")
+
+        async def describe() -> Mapping[str, str]:
+            return {
+                COVERAGE_HEADER: (await speaking.speakable()).header(),
+                SAMPLE_RATE_HEADER: str(encoder.sample_rate),
+            }
+
+        return ByteStream(_chunks(encoded), media_type=encoder.content_type, describe=describe)
+
+    return router
+
+
+def speech_cards(service: SpeechService) -> list[ModelCard]:
+    """What `/v1/models` says of the service's models."""
+    return [ModelCard(id=name, task="speech") for name in service.front_ends]
+
+
+def _call(body: SpeechBody, context: Context) -> SpeechCall:
+    reading = body.normalize or Reading()
+    return SpeechCall(
+        model=body.model,
+        text=body.input,
+        call_id=context.call_id,
+        voice=body.voice.id if isinstance(body.voice, VoiceId) else body.voice or "",
+        speed=body.speed,
+        instructions=body.instructions or "",
+        language=body.language or "",
+        dialect=reading.dialect,
+        acronyms=reading.acronyms,
+        emoji=reading.emoji,
+        seed=body.seed,
+        tenant=context.principal.tenant,
+        key=context.principal.key,
+        owner=context.principal.owner,
+        deadline_s=context.options.request_timeout_s,
+    )
+
+
+async def _observed(
+    speaking: Speaking, body: SpeechBody, context: Context
+) -> AsyncGenerator[SpeechPiece, None]:
+    """Pass pieces through; count and time them, and log the text where the operator wants it."""
+    ids = {"request_id": context.request_id, "call_id": context.call_id}
+    clock = context.metrics.audio_clock(body.model, context.arrived_s)
+    if context.options.log_prompts:
+        _logger.info("speech", extra=fields(**ids, text=[body.input]))
+    async with aclosing(speaking):
+        async for piece in speaking:
+            clock.tick(len(piece.pcm_S) / speaking.sample_rate)
+            if piece.finish_reason not in (None, "stop"):
+                end = {"finish_reason": piece.finish_reason, "coverage": round(piece.coverage, 3)}
+                _logger.warning("speech did not end by itself", extra=fields(**ids, **end))
+            yield piece
+
+
+async def _encoded(
+    pieces: AsyncGenerator[SpeechPiece, None], encoder: AudioEncoder
+) -> AsyncGenerator[tuple[bytes, SpeechPiece], None]:
+    """Each piece with the bytes of the file that it makes ready, maybe none."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield await asyncio.to_thread(_encode, encoder, piece), piece
+
+
+def _encode(encoder: AudioEncoder, piece: SpeechPiece) -> bytes:
+    data = encoder.encode(piece.pcm_S)
+    return data if piece.finish_reason is None else data + encoder.finish()
+
+
+async def _chunks(
+    encoded: AsyncGenerator[tuple[bytes, SpeechPiece], None],
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(encoded):
+        async for data, _ in encoded:
+            if data:
+                yield data
+
+
+async def _events(
+    encoded: AsyncGenerator[tuple[bytes, SpeechPiece], None],
+) -> AsyncGenerator[BaseModel, None]:
+    async with aclosing(encoded):
+        async for data, piece in encoded:
+            if data:
+                audio = base64.b64encode(data).decode()
+                yield AudioDelta(type="speech.audio.delta", audio=audio)
+            if piece.finish_reason is not None:
+                yield AudioDone.of(piece)

@@ -1,0 +1,75 @@
+"""How much of the user's text has been spoken, told in the user's own characters.
+
+Owns the account of one request: which utterances were spoken, how far, and which stretches of the
+source that covers. Knows nothing of engines; it is told durations and reasons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from triptych.modalities.tts.api.text.chunks import Utterance
+from triptych.modalities.tts.api.text.guard import ExpectedDuration
+from triptych.modalities.tts.api.text.spoken import Span
+from triptych.modalities.tts.wire import SpeechFinish
+
+
+def spoken_fraction(
+    reason: SpeechFinish | None, duration_s: float, expected: ExpectedDuration
+) -> float:
+    """Which part of an utterance `duration_s` of sound has spoken, as far as durations tell.
+
+    An engine that stopped by itself has spoken all, unless faster than anyone can. One that was
+    cut off, in a loop or still speaks (None) has spoken in proportion to the likely duration.
+    """
+    if expected.likely_s <= 0:
+        return 1.0
+    whole_s = expected.least_s if reason == "stop" else expected.likely_s
+    return 1.0 if duration_s >= whole_s else max(0.0, duration_s / whole_s)
+
+
+@dataclass(slots=True)
+class Coverage:
+    """The account of one request. Characters that make no sound are covered by what is before."""
+
+    _spoken: list[Span] = field(default_factory=list)
+    _num_letters: int = 0
+    _num_spoken_letters: int = 0
+
+    def expect(self, utterance: Utterance) -> None:
+        """Enter an utterance into the account; every one counts, spoken or not."""
+        self._num_letters += _letters(utterance.spoken.text)
+
+    def speak(self, utterance: Utterance, fraction: float = 1.0) -> None:
+        """Note that the first `fraction` (0 to 1) of an expected utterance has been heard."""
+        if not 0.0 <= fraction <= 1.0:
+            raise ValueError("a fraction lies between 0 and 1")
+        text = utterance.spoken.text
+        end = round(fraction * len(text))
+        self._num_spoken_letters += _letters(text[:end])
+        span = Span(utterance.source.start, utterance.spoken.source_at(end))
+        if span.end > span.start:
+            self._enter(span)
+
+    def _enter(self, span: Span) -> None:
+        if self._spoken and self._spoken[-1].end == span.start:
+            span = Span(self._spoken.pop().start, span.end)
+        self._spoken.append(span)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The stretches of the source that were spoken, neighbours joined."""
+        return tuple(self._spoken)
+
+    @property
+    def fraction(self) -> float:
+        """Spoken letters of all expected ones; 1.0 where there was nothing to speak."""
+        return self._num_spoken_letters / self._num_letters if self._num_letters else 1.0
+
+    def header(self) -> str:
+        """The fraction for a response header: "1.000" only if nothing is missing."""
+        return f"{int(self.fraction * 1000) / 1000:.3f}"
+
+
+def _letters(text: str) -> int:
+    return sum(map(str.isalpha, text))

@@ -1,0 +1,269 @@
+"""From written text to the words that are spoken, with the source of every character.
+
+Owns the scan: one pass over the cleaned text, sentence by sentence, in which the first rule that
+matches speaks and everything else is copied. Knows no rule in particular and nothing of speech.
+
+What comes out holds letters, spaces and the marks that shape prosody: `. , ; : ! ? … — - ' " ( )`
+and their wide forms. Text that is already spoken comes out as it went in.
+"""
+
+# ruff: noqa: RUF001  # typographic signs are the subject here
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Literal
+
+from triptych.modalities.tts.api.text.addresses import address_rules
+from triptych.modalities.tts.api.text.clean import Cleaned, Emoji, clean
+from triptych.modalities.tts.api.text.dates import date_rules
+from triptych.modalities.tts.api.text.language import Language, alternatives, english
+from triptych.modalities.tts.api.text.names import name_rules, phrase_rules
+from triptych.modalities.tts.api.text.numbers import NumberWords
+from triptych.modalities.tts.api.text.pronounced import put_back, take_out
+from triptych.modalities.tts.api.text.quantities import quantity_rules
+from triptych.modalities.tts.api.text.rules import ReadingRules, Rule, RuleSet
+from triptych.modalities.tts.api.text.sentences import SentenceSpan, split_sentences
+from triptych.modalities.tts.api.text.spoken import Boundary, SpokenBuilder, SpokenText
+
+_MARKS = frozenset(".,;:!?…—\"'()¿¡。、！？，；：・")
+_GLUED = frozenset(".,;:!?…")  # a word that touches one of these is moved off it
+_MAX_SILENCE = 8  # characters in a row that are no letter; more would only be noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormalizeOptions:
+    """How ambiguous text is read.
+
+    `dialect` sets the order of dates like 3/4/2024 and whether "and" stands in numbers; `acronyms`
+    "keep" leaves them to an engine with rules of its own; `emoji` are dropped or named. `tags` are
+    left as they are where they stand in angle brackets: <laugh> is an order to some engines.
+    """
+
+    dialect: Literal["us", "uk"] = "us"
+    acronyms: Literal["spell", "keep"] = "spell"
+    emoji: Emoji = "drop"
+    tags: tuple[str, ...] = ()
+
+
+class Normalizer:
+    """Reads out text of one language. Stateless after construction, safe to share."""
+
+    def __init__(
+        self, options: NormalizeOptions | None = None, language: Language | None = None
+    ) -> None:
+        self._options = options or NormalizeOptions()
+        self._language = language or english()
+        is_us = self._options.dialect == "us"
+        voice = ReadingRules(
+            self._language,
+            NumberWords(use_and=not is_us),
+            "mdy" if is_us else "dmy",
+            self._options.acronyms == "spell",
+        )
+        tag = Rule(re.compile(f"<{alternatives(self._options.tags)}>"), lambda match: match[0])
+        tags = RuleSet(sign=(tag,) if self._options.tags else ())
+        rules = tags + phrase_rules(voice) + date_rules(voice) + address_rules(voice)
+        rules = rules + quantity_rules(voice) + name_rules(voice)
+        self._digit, self._letter, self._sign = rules.digit, rules.letter, rules.sign
+        operators = alternatives(self._language.operators)
+        self._operator = re.compile(rf"( ?)({operators})\1(?=[\w(])")
+
+    def __call__(self, text: str) -> SpokenText:
+        """The words of `text`; time is linear in its length. A notation's phonemes are kept."""
+        plain, notations = take_out(text)
+        cleaned = clean(plain, emoji=self._options.emoji)
+        scan = _Scan(cleaned)
+        for sentence in split_sentences(cleaned.text, self._language):
+            self._read(scan, sentence)
+        return put_back(scan.finish(len(plain)), notations)
+
+    def _read(self, scan: _Scan, sentence: SentenceSpan) -> None:
+        text, at, end = scan.text, sentence.start, sentence.end
+        body_end = at + len(text[at:end].rstrip())
+        while at < body_end:
+            char = text[at]
+            if char.isspace():
+                at = scan.space(at + 1)
+                continue
+            found = self._find(text, at, body_end)
+            if found:
+                at = scan.say(found[1], at, found[0])
+            elif char.isalpha():
+                at = scan.copy(at, _word_end(text, at, body_end))
+            else:
+                at = self._speak_sign(scan, at, body_end)
+        scan.end_sentence(end, sentence.boundary)
+
+    def _find(self, text: str, at: int, end: int) -> tuple[int, str] | None:
+        """The end and the words of what the first fitting rule reads at `at`."""
+        char = text[at]
+        rules = self._digit if char.isdecimal() else self._letter if char.isalpha() else self._sign
+        if rules is self._sign and (operator := self._operator_at(text, at, end)):
+            return at + len(operator), self._language.operators[operator]
+        for rule in rules:
+            match = rule.pattern.match(text, at, end)
+            if match and match.end() > at:
+                spoken = rule.speak(match)
+                if spoken is not None:
+                    return match.end(), spoken
+        return None
+
+    def _speak_sign(self, scan: _Scan, at: int, end: int) -> int:
+        text, char = scan.text, scan.text[at]
+        before, after = text[at - 1 : at] if at else "", text[at + 1 : min(at + 2, end)]
+        if char == "." and before.isalnum() and (after.islower() or after.isdecimal()):
+            return scan.say("dot", at, at + 1)
+        if char in _MARKS or unicodedata.category(char)[0] == "M":
+            return scan.copy(at, at + 1)
+        if char in "-–":
+            return self._dash(scan, at, before, after)
+        if char == "/" and before.isalnum() and after.isalnum():
+            return scan.say("slash", at, at + 1)
+        word = self._word_for(char)
+        if word and after != char:
+            return scan.say(word, at, at + 1)
+        is_alone = (before, after) == (" ", " ")
+        return scan.say("—", at, at + 1) if is_alone else scan.drop(at + 1)
+
+    def _operator_at(self, text: str, at: int, end: int) -> str | None:
+        """The operator at `at` if it stands between two operands, evenly spaced."""
+        is_spaced = text[at - 1 : at] == " "
+        match = self._operator.match(text, at - is_spaced, end)
+        if match is None or (is_spaced and not match[1]) or match.start(2) != at:
+            return None
+        left, right = (
+            text[max(0, match.start() - 2) : match.start()],
+            text[match.end() : match.end() + 2],
+        )
+        digits = left[-1:].isdecimal() + right[:1].isdecimal()
+        if match[2] in ("-", "/") and (not is_spaced or not digits):
+            return None
+        is_left = (
+            left[-1:].isdecimal()
+            or left[-1:] == ")"
+            or (left[-1:].isalpha() and not left[:-1].isalnum())
+        )
+        is_right = (
+            right[:1].isdecimal()
+            or right[:1] == "("
+            or (right[:1].isalpha() and not right[1:].isalnum())
+        )
+        return match[2] if is_left and is_right else None
+
+    def _dash(self, scan: _Scan, at: int, before: str, after: str) -> int:
+        """A hyphen joins words; any other dash is a pause."""
+        is_joint = before.isalnum() and after.isalpha()
+        if scan.text[at] == "-" and is_joint:
+            return scan.copy(at, at + 1)
+        if after == "-" and before in ("", " ") and not scan.text.startswith(" ", at + 2):
+            return scan.drop(at + 2)
+        if scan.text[at] == "–" or (before, after) == (" ", " ") or after == "-":
+            return scan.say("—", at, at + (2 if after == "-" else 1))
+        return scan.drop(at + 1)
+
+    def _word_for(self, sign: str) -> str | None:
+        lang = self._language
+        if sign in lang.currencies:
+            return lang.currencies[sign][0]
+        return lang.symbols.get(sign) or (lang.units[sign][1] if sign in lang.units else None)
+
+
+def _word_end(text: str, at: int, end: int) -> int:
+    while at < end and (text[at].isalpha() or unicodedata.category(text[at])[0] == "M"):
+        at += 1
+    return at
+
+
+class _Scan:
+    """The output side of the scan: spacing, silence and the offset map."""
+
+    def __init__(self, cleaned: Cleaned) -> None:
+        self.text = cleaned.text
+        self._starts = cleaned.starts
+        self._builder = SpokenBuilder()
+        self._last = ""  # the last character said
+        self._num_silent = 0  # characters said since the last letter
+        self._is_spaced = False  # a space is due before the next word
+        self._is_letter = False  # the last word is one capital; with a dot it were an initial
+        self._was_said = False  # the last words were a rule's
+        self._boundary: Boundary | None = None  # a sentence ended, to be marked with the next word
+
+    def space(self, end: int) -> int:
+        """White space up to `end`: one space, if anything follows it."""
+        self._is_spaced = self._last != ""
+        return end
+
+    drop = space  # what is dropped still parts its neighbours
+
+    def say(self, spoken: str, start: int, end: int) -> int:
+        """A rule's words for the characters `start:end`."""
+        if self._is_mute(spoken[0]):
+            return end
+        self._part_from_last(spoken[0], is_said=True)
+        self._open(self._starts[start])
+        self._emit(spoken, self._starts[end], is_aligned=False)
+        self._was_said = True
+        return end
+
+    def copy(self, start: int, end: int) -> int:
+        """The characters `start:end` as they are."""
+        text, starts = self.text, self._starts
+        if self._is_mute(text[start]):
+            return end
+        self._part_from_last(text[start], is_said=False)
+        self._open(starts[start])
+        if starts[end] - starts[start] == end - start:
+            self._emit(text[start:end], starts[end], is_aligned=True)
+        else:
+            for at in range(start, end):
+                is_aligned = starts[at + 1] - starts[at] == 1
+                self._emit(text[at], starts[at + 1], is_aligned=is_aligned)
+        self._was_said = False
+        return end
+
+    def end_sentence(self, end: int, boundary: Boundary) -> None:
+        """Close the sentence; a paragraph without a mark at its end gets one."""
+        if self.text.endswith("\n", 0, end) and self._last.isalpha():
+            mark = "," if self._is_letter else "."
+            self._emit(mark, self._starts[end - 1], is_aligned=False)
+        if self.text[end - 1].isspace():
+            self.space(end)
+        self._boundary = boundary if self._last else None
+
+    def finish(self, source_length: int) -> SpokenText:
+        """The whole text, once everything has been read."""
+        return self._builder.build(source_length)
+
+    def _is_mute(self, char: str) -> bool:
+        """Whether `char` would only prolong a silence."""
+        return self._num_silent >= _MAX_SILENCE and not char.isalpha()
+
+    def _part_from_last(self, char: str, *, is_said: bool) -> None:
+        """Make a space due where two words would touch."""
+        if char.isalpha() and not self._is_spaced:
+            is_word = self._last.isalpha() and (is_said or self._was_said)
+            self._is_spaced = is_word or self._last in _GLUED or (is_said and self._last == ")")
+
+    def _open(self, source: int) -> None:
+        """Say the space that is due, for the source up to `source`; mark the sentence's end."""
+        if self._is_spaced and self._last:
+            self._builder.add(" ", source, is_aligned=False)
+            self._num_silent += 1
+            self._is_spaced, self._last = False, " "
+        elif source > self._builder.source:
+            self._builder.add("", source, is_aligned=False)
+        if self._boundary is not None:
+            self._builder.mark(self._boundary)
+            self._boundary = None
+
+    def _emit(self, spoken: str, source_end: int, *, is_aligned: bool) -> None:
+        self._builder.add(spoken, source_end, is_aligned=is_aligned)
+        is_alone = len(spoken) == 1 or spoken[-2:-1] == " "
+        self._is_letter = is_alone and spoken[-1].isupper() and not self._last.isalpha()
+        self._last = spoken[-1]
+        at = len(spoken)
+        while at and not spoken[at - 1].isalpha():
+            at -= 1
+        self._num_silent = len(spoken) - at + (0 if at else self._num_silent)

@@ -1,0 +1,222 @@
+"""Spoken English to phonemes, word by word, so that what is heard can be traced to its letters.
+
+Owns where words and marks are told apart, what is done with letters no reader of English knows,
+and the bounded memory of what was read before. How a word is pronounced is hibari's: misaki's
+lexicon and rules, and a small network for words that stand in no dictionary, which is loaded, once,
+when the first such word comes. Knows no model; symbols are those of Kokoro's alphabet.
+
+What comes in has been normalised: digits and signs are words already.
+"""
+
+# ruff: noqa: RUF001  # typographic signs and phonetic letters are the subject here
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from triptych.core.once import once
+from triptych.modalities.tts.api.text.spoken import Pronunciation, Span, SpokenText
+
+if TYPE_CHECKING:
+    from hibari.g2p import G2P
+
+Dialect = Literal["us", "uk"]
+
+NUM_REMEMBERED = 2048
+MAX_WORD_CHARACTERS = 40
+"""Longer ones are read in pieces: the reader tries every stretch of a word's parts, which takes the
+cube of how many there are."""
+_CHUNK = re.compile(r"\S+")
+_PIECE = re.compile(
+    rf"[^\W_](?:[\w\u0300-\u036f]|['’-](?=[^\W_])){{0,{MAX_WORD_CHARACTERS - 1}}}|\S"
+)
+_MARKS = {
+    **{mark: mark for mark in ".,;:!?…—()"},
+    **dict(zip("。、！？，；：", (". ", ", ", "! ", "? ", ", ", "; ", ": "), strict=True)),
+    "–": "—",
+}
+_OPENING, _CLOSING = _QUOTES = "“", "”"
+_LETTER = re.compile(r"[A-Z](?:'s)?\Z")
+_LETTER_A = "ˈA"
+_PLAIN_LATIN_END = 0x17F  # what lies beyond is read as the letter without its marks
+
+
+class PhonemeWord(NamedTuple):
+    """What one run of characters without white space is spoken as, its marks included."""
+
+    phonemes: str
+    spoken: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Phonemes:
+    """A text's words in order, and the stretches of it that have no sound."""
+
+    words: tuple[PhonemeWord, ...]
+    unspoken: tuple[Span, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(word.phonemes for word in self.words)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there are but marks."""
+        return all(symbol in _MARKS or symbol in _QUOTES for symbol in str(self).replace(" ", ""))
+
+
+class _Piece(NamedTuple):
+    """A word, or one mark: letters where they are to be read, phonemes where they are known."""
+
+    spoken: Span
+    letters: str
+    phonemes: str | None = None
+
+
+class Phonemizer:
+    """Reads out text in American or British English. Safe to share by threads.
+
+    A dialect's tables (0.3 s, some 60 MB) are loaded when they are first needed; `warm` does it
+    ahead on a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._readers: dict[Dialect, G2P] = {}
+        self._lock = threading.Lock()
+        self._remembered = lru_cache(maxsize=NUM_REMEMBERED)(self._read)
+
+    def warm(self, dialect: Dialect = "us") -> None:
+        """Load a dialect in the background."""
+        threading.Thread(
+            target=self._reader, args=(dialect,), name="triptych-phonemes", daemon=True
+        ).start()
+
+    def __call__(self, spoken: SpokenText, dialect: Dialect = "us") -> Phonemes:
+        """The phonemes of `spoken`, whose spans they refer to."""
+        return self._remembered(spoken.text, spoken.pronunciations, dialect)
+
+    def _reader(self, dialect: Dialect) -> G2P:
+        with self._lock:
+            if dialect not in self._readers:
+                self._readers[dialect] = _open_reader(is_british=dialect == "uk")
+            return self._readers[dialect]
+
+    def _read(
+        self, text: str, pronunciations: tuple[Pronunciation, ...], dialect: Dialect
+    ) -> Phonemes:
+        pieces = list(_pieces(text, pronunciations))
+        sounds = _sounds(self._reader(dialect), pieces)
+        words: list[PhonemeWord] = []
+        parts, at = "", 0
+        start: int | None = None
+        for match in _CHUNK.finditer(text):
+            start = match.start() if start is None else start
+            while at < len(pieces) and pieces[at].spoken.start < match.end():
+                parts += sounds[at]
+                at += 1
+            if at and pieces[at - 1].spoken.end > match.end():
+                continue  # given phonemes go over several words
+            if parts:
+                words.append(PhonemeWord(parts.strip(), Span(start, match.end())))
+            parts, start = "", None
+        silent = (piece.spoken for piece, sound in zip(pieces, sounds, strict=True) if not sound)
+        unspoken = (span for span in silent if any(map(str.isalpha, text[slice(*span)])))
+        return Phonemes(tuple(words), tuple(unspoken))
+
+
+def _open_reader(*, is_british: bool) -> G2P:
+    from hibari.g2p import ASSETS, G2P  # its tables are megabytes
+
+    @once
+    def network() -> Any:
+        from hibari.g2p.oov import OOV  # imports a runtime
+
+        return OOV(str(Path(ASSETS) / ("oov_gb.onnx" if is_british else "oov.onnx")))
+
+    def read(word: str) -> str | None:
+        phonemes: str | None = network()(word)
+        return phonemes
+
+    return G2P(british=is_british, oov=read)
+
+
+def _pieces(text: str, pronunciations: Sequence[Pronunciation]) -> Iterator[_Piece]:
+    """Words and marks of `text` in order; words whose pronunciation is given come with it."""
+    end = 0
+    for given in pronunciations:
+        yield from _plain_pieces(text, end, given.spoken.start)
+        yield _Piece(given.spoken, text[slice(*given.spoken)], given.phonemes)
+        end = given.spoken.end
+    yield from _plain_pieces(text, end, len(text))
+
+
+def _plain_pieces(text: str, start: int, end: int) -> Iterator[_Piece]:
+    previous = ""
+    for match in _PIECE.finditer(text, start, end):
+        piece, span = match[0], Span(*match.span())
+        if piece[0].isalnum():
+            letters = _readable(piece)
+            is_spelled = letters == "A" and _is_among_letters(text, previous, match.end())
+            yield _Piece(span, letters, _LETTER_A if is_spelled else None if letters else "")
+            previous = piece
+        else:
+            yield _Piece(span, piece, _mark(text, match.start()))
+
+
+def _is_among_letters(text: str, previous: str, end: int) -> bool:
+    """Whether a capital A is spelled out, being next to another single capital."""
+    following = _PIECE.search(text, end)
+    return bool(
+        _LETTER.match(previous)
+        or (following and following[0] != "I" and _LETTER.match(following[0]))
+    )
+
+
+def _mark(text: str, at: int) -> str:
+    """What a mark does to the melody; apostrophes and unknown signs do nothing."""
+    if text[at] == '"':
+        return _CLOSING if at and not text[at - 1].isspace() and text[at - 1] != "(" else _OPENING
+    return _MARKS.get(text[at], "")
+
+
+def _readable(word: str) -> str:
+    """The letters of `word` that a reader of English can be asked about; empty without any."""
+    kept = "".join(map(_latin, unicodedata.normalize("NFC", word)))
+    return kept if any(map(str.isalnum, kept)) else ""
+
+
+def _latin(char: str) -> str:
+    if char.isascii():
+        return char
+    if not unicodedata.name(char, "").startswith("LATIN"):
+        return "'" if char == "’" else ""
+    if ord(char) <= _PLAIN_LATIN_END:
+        return char
+    return unicodedata.normalize("NFKD", char).encode("ascii", "ignore").decode()
+
+
+def _sounds(reader: G2P, pieces: Sequence[_Piece]) -> list[str]:
+    """What each piece is spoken as. A word's reading depends on those around it."""
+    from hibari.g2p.token import Tok
+
+    split: list[list[str]] = [
+        [piece.letters] if piece.phonemes is not None else reader.tokenizer.split(piece.letters)
+        for piece in pieces
+    ]
+    tags = iter(reader.tagger([part or "." for parts in split for part in parts]))
+    tokens: list[Any] = []
+    for piece, parts in zip(pieces, split, strict=True):
+        tokens += [Tok(part, next(tags), phonemes=piece.phonemes) for part in parts]
+        tokens[-1].whitespace = " "  # ends a piece, so that none is joined with its neighbour
+    sounds = [""]
+    for token in reader.phonemize_tokens(tokens):
+        sounds[-1] += token.phonemes or ""
+        if token.whitespace:
+            sounds.append("")
+    assert len(sounds) == len(pieces) + 1, "one reading for each piece"
+    return sounds[:-1]

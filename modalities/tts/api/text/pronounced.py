@@ -1,0 +1,93 @@
+"""Pronunciations that a writer gives inside the text: `[Kokoro](/kˈOkəɹO/)`.
+
+Owns that notation and how it is kept out of the way of everything else: the word stays, its
+phonemes are remembered beside it, and offsets still count in the text as it was written.
+"""
+
+# ruff: noqa: RUF002  # phonetic letters look like others
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from triptych.modalities.tts.api.text.spoken import AlignedSpan, Pronunciation, Span, SpokenText
+
+_NOTATION = re.compile(r"\[(?P<word>[^\[\]\n]{1,200})\]\(/(?P<phonemes>[^/()\n]{1,200})/\)")
+
+
+class Notation(NamedTuple):
+    """One word with its phonemes: where the word is in the plain text, and all of it in the source.
+
+    In the source the word begins one character after `source` does.
+    """
+
+    plain: Span
+    source: Span
+    phonemes: str
+
+
+def take_out(text: str) -> tuple[str, tuple[Notation, ...]]:
+    """`text` with only the words of its notations, and what was taken out."""
+    pieces, notations, end, length = [], [], 0, 0
+    for match in _NOTATION.finditer(text):
+        pieces += [text[end : match.start()], match["word"]]
+        start = length + match.start() - end
+        length = start + len(match["word"])
+        notations.append(Notation(Span(start, length), Span(*match.span()), match["phonemes"]))
+        end = match.end()
+    return "".join([*pieces, text[end:]]), tuple(notations)
+
+
+def put_back(spoken: SpokenText, notations: tuple[Notation, ...]) -> SpokenText:
+    """What was spoken of the plain text, with the offsets of the source and the pronunciations."""
+    if not notations:
+        return spoken
+    cuts = sorted({at for notation in notations for at in notation.plain})
+    pieces = [piece for segment in spoken.segments for piece in _cut(segment, cuts)]
+    segments = tuple(_restored(piece, notations) for piece in pieces)
+    given = (_pronunciation(notation, pieces) for notation in notations)
+    return SpokenText(spoken.text, segments, spoken.breaks, tuple(filter(None, given)))
+
+
+def _cut(segment: AlignedSpan, cuts: list[int]) -> Iterator[AlignedSpan]:
+    """An aligned segment, cut where a notation's word begins or ends."""
+    start, stop = segment.source
+    inner = [at for at in cuts if start < at < stop] if segment.is_aligned else []
+    shift = segment.spoken.start - start
+    for left, right in zip([start, *inner], [*inner, stop], strict=True):
+        spoken = Span(left + shift, right + shift) if inner else segment.spoken
+        yield AlignedSpan(spoken, Span(left, right), segment.is_aligned)
+
+
+def _restored(piece: AlignedSpan, notations: tuple[Notation, ...]) -> AlignedSpan:
+    source = Span(*(_source_at(at, notations) for at in piece.source))
+    is_aligned = piece.is_aligned and source.end - source.start == len(range(*piece.spoken))
+    return AlignedSpan(piece.spoken, source, is_aligned)
+
+
+def _source_at(plain: int, notations: tuple[Notation, ...]) -> int:
+    """Where a place in the plain text is in the source; brackets belong to their word."""
+    shift = 0
+    for notation in notations:
+        if plain <= notation.plain.start:
+            break
+        if plain < notation.plain.end:
+            return notation.source.start + 1 + plain - notation.plain.start
+        shift = notation.source.end - notation.plain.end
+    return plain + shift
+
+
+def _pronunciation(notation: Notation, pieces: list[AlignedSpan]) -> Pronunciation | None:
+    """Where a notation's word is spoken; None where it was read as one with its neighbours."""
+    start, end = notation.plain
+    inside = [
+        piece.spoken
+        for piece in pieces
+        if start <= piece.source.start
+        and piece.source.end <= end
+        and piece.spoken.end > piece.spoken.start
+    ]
+    if not inside:
+        return None
+    return Pronunciation(Span(inside[0].start, inside[-1].end), notation.phonemes)

@@ -1,0 +1,105 @@
+"""What a rule is, and what rules share: numerals, context and spoken names.
+
+Owns the interface between the scan and the rules. Knows nothing of any one rule.
+
+Every pattern is anchored where it is tried and bounded in what it may repeat, so that trying all
+rules at every word costs a constant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from triptych.modalities.tts.api.text.language import Language
+from triptych.modalities.tts.api.text.numbers import NumberWords
+
+Speak = Callable[[re.Match[str]], str | None]
+"""What to say for a match, or None where the rule does not apply after all."""
+
+Order = Literal["mdy", "dmy"]
+
+NUM = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?"
+WORD_END = r"(?![\w])"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Speaks what `pattern` matches at the scan's position."""
+
+    pattern: re.Pattern[str]
+    speak: Speak
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """Rules by the first character of what they read, in the order in which they are tried."""
+
+    digit: Sequence[Rule] = ()
+    letter: Sequence[Rule] = ()
+    sign: Sequence[Rule] = ()
+
+    def __add__(self, other: RuleSet) -> RuleSet:
+        return RuleSet(
+            (*self.digit, *other.digit),
+            (*self.letter, *other.letter),
+            (*self.sign, *other.sign),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingRules:
+    """How to say things: the tables, the number words and the order of ambiguous dates."""
+
+    language: Language
+    numbers: NumberWords
+    order: Order
+    spells_acronyms: bool = True
+
+
+def word_before(match: re.Match[str]) -> str:
+    """The word that ends just before the match, but for spaces; empty if a sign does."""
+    text, end = match.string, match.start()
+    while end > 0 and text[end - 1] == " ":
+        end -= 1
+    begin = end
+    while begin > 0 and end - begin < 40 and (text[begin - 1].isalnum() or text[begin - 1] == "'"):
+        begin -= 1
+    return text[begin:end]
+
+
+def word_after(match: re.Match[str]) -> str:
+    """The word after the match and one space; empty if anything else follows."""
+    text, begin = match.string, match.end()
+    if text[begin : begin + 1] == " ":
+        begin += 1
+    end = begin
+    while end < match.endpos and end - begin < 40 and text[end].isalpha():
+        end += 1
+    return text[begin:end]
+
+
+def is_sentence_end(match: re.Match[str]) -> bool:
+    """Whether nothing but closing marks follows the match in its sentence."""
+    rest = match.string[match.end() : min(match.endpos, match.end() + 20)]
+    return not rest.strip(" \n\"')!?.…") and match.end() + 20 > match.endpos
+
+
+def ended(words: str, match: re.Match[str]) -> str:
+    """The words of a match; a full stop that also ended the sentence stays."""
+    if not match[0].endswith(".") or not is_sentence_end(match):
+        return words
+    return words if match.string[match.end() : match.end() + 1] in tuple(".!?…") else f"{words}."
+
+
+def is_attached(match: re.Match[str]) -> bool:
+    """Whether the match is the numeric part of a name: "B2B", "COVID-19", "F-16"."""
+    before = match.string[max(0, match.start() - 2) : match.start()]
+    return before[-1:].isalpha() or (before[-1:] == "-" and before[:1].isalpha())
+
+
+def is_singular(numeral: str) -> bool:
+    """Whether what is counted stands in the singular."""
+    return numeral == "1"

@@ -1,0 +1,149 @@
+"""`triptych voices`: the voices there are, and one's own.
+
+Owns the command's words and tables. Models' front ends are opened for it, their weights are not;
+what is kept on disk is the server's store, which may be running meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from triptych.core.config import Config, ModelOptions, ServerOptions
+from triptych.core.errors import ConfigError
+from triptych.core.http.auth import owners
+from triptych.core.media.audio import decode
+from triptych.core.media.child import DecodePool
+from triptych.core.options import add_options, resolve
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.progress import RichProgress
+from triptych.core.weights.resolve import resolve_all
+from triptych.modalities.tts.api.frontend import open_front_end
+from triptych.modalities.tts.api.frontend.base import FrontEnd
+from triptych.modalities.tts.api.voices.protocol import VoiceCard
+from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceRecord, check_name
+from triptych.modalities.tts.api.voices.service import VoiceService
+from triptych.modalities.tts.api.voices.store import VoiceStore
+from triptych.modalities.tts.modality import SPEECH
+
+_OPTIONS = frozenset({"model", "served_model_name", "revision", "cache_dir", "offline"}) | {
+    *("api_key", "api_key_file", "max_voices_per_key", "max_voices"),
+}
+
+
+def add_voices_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `triptych voices`."""
+    parser.add_argument("action", nargs="?", choices=tuple(_ACTIONS), default="list")
+    parser.add_argument(
+        "names", nargs="*", metavar="VOICE", help="the new voice's name (add), or ids (delete)"
+    )
+    parser.add_argument("--json", action="store_true", help="print a list for programs")
+    new = parser.add_argument_group("a new voice")
+    new.add_argument("--audio", metavar="FILE", help="the recording, of 1 to 60 seconds")
+    new.add_argument("--consent", help="how the speaker agreed to be imitated")
+    new.add_argument("--transcript", default="", help="the words of the recording")
+    new.add_argument("--language", default="", help="a tag such as en-GB")
+    declared = {field.name for field in (*fields(ModelOptions), *fields(ServerOptions))}
+    add_options(parser, sections=("models", "server"), exclude=declared - _OPTIONS)
+
+
+def run_voices(args: argparse.Namespace) -> int:
+    """List, add or delete. With an API key, the voices are that key's."""
+    _ACTIONS[args.action](args, resolve(args))
+    return 0
+
+
+def _list(args: argparse.Namespace, config: Config) -> None:
+    if args.names:
+        raise ConfigError(f"unexpected argument {args.names[0]!r}; see `triptych voices --help`.")
+    brought = [
+        VoiceCard.of_model(voice, front.name)
+        for front in _front_ends(config)
+        for voice in front.voices
+    ]
+    store = VoiceStore.from_config(config)
+    made = [record for owner in owners(config.server) for record in store.voices_of(owner)]
+    cards = [*brought, *map(VoiceCard.of_caller, made)]
+    if args.json:
+        print(json.dumps([card.model_dump() for card in cards], indent=2))
+        return
+    table = Table("model", "voice", "language", "description", box=None, pad_edge=False)
+    for card in cards:
+        description = card.description or (card.name if card.name != card.id else "")
+        table.add_row(*map(Text, (card.model, card.id, card.language, description)))
+    Console().print(table)
+
+
+def _add(args: argparse.Namespace, config: Config) -> None:
+    if len(args.names) != 1 or not args.audio or not args.consent:
+        raise ConfigError("To add a voice, give its name, --audio and --consent.")
+    (owner, *others) = owners(config.server)
+    if others:
+        raise ConfigError("There are several API keys; give the one to whom the voice belongs.")
+    name, data = check_name(args.names[0]), _read(args.audio)
+    fronts = _front_ends(config)
+
+    async def make() -> VoiceRecord:
+        pool = DecodePool([decode.__name__])
+        service = VoiceService(VoiceStore.from_config(config), fronts, pool)
+        about = VoiceAbout(
+            name=name,
+            model=service.cloner(None).name,
+            consent=args.consent,
+            transcript=args.transcript,
+            language=args.language,
+        )
+        try:
+            return await service.make(owner, about, data)
+        finally:
+            await pool.close()
+
+    record = asyncio.run(make())
+    if args.json:
+        print(VoiceCard.of_caller(record).model_dump_json(indent=2))
+    else:
+        Console().print(Text(f"{record.id} speaks with the voice of {name}"), soft_wrap=True)
+
+
+def _delete(args: argparse.Namespace, config: Config) -> None:
+    if not args.names:
+        raise ConfigError("Name the voices to delete; `triptych voices list` shows their ids.")
+    store = VoiceStore.from_config(config)
+    for voice_id in args.names:
+        if not any(store.delete(voice_id, owner) for owner in owners(config.server)):
+            raise ConfigError(f"There is no voice {voice_id!r} of yours.")
+        Console().print(Text(f"{voice_id} is deleted"), soft_wrap=True)
+
+
+def _front_ends(config: Config) -> list[FrontEnd]:
+    """Those of the configured speech models, or of the one that is served where none is named."""
+    models = resolve_all(
+        config.models, RichProgress(), sources=SPEECH.load_sources(), defaults=(SPEECH.default,)
+    )
+    return [
+        open_front_end(model, config.models)
+        for model in models
+        if SPEECH.matches(Path(model.folder), read_json(Path(model.folder) / "config.json"))
+    ]
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--audio {path}: cannot be read ({error.strerror}).") from error
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace, Config], None]] = {
+    "list": _list,
+    "add": _add,
+    "delete": _delete,
+}

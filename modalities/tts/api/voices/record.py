@@ -1,0 +1,162 @@
+"""One custom voice, and the file it is kept in.
+
+Owns the format: a magic word, a version, two SHA-256, a description in msgpack, and little-endian
+float32 samples. What a caller typed (name, transcript, consent) is data inside; the file's own
+name and place never come from a caller. Knows nothing of keys, quotas or HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import struct
+import time
+import unicodedata
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+import msgspec
+
+from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.limits import MAX_NAME_CHARS
+from triptych.core.typed import decode_msgpack
+from triptych.modalities.tts.wire import VoiceClip
+
+MAX_TRANSCRIPT_CHARS: Final = 4096
+_MAGIC: Final = b"TRIPVOX\n"
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct(">8sII32s")
+"""Magic, version, length of the description, SHA-256 of the description."""
+_MAX_DESCRIPTION_BYTES: Final = 128 * 1024
+_ID: Final = re.compile(r"voice_[0-9a-f]{32}")
+_UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
+_JOINER: Final = "\u200d"  # holds emoji of several parts together
+
+
+class DamagedVoice(TriptychError):
+    """A voice's file is not what was written."""
+
+
+class VoiceAbout(msgspec.Struct, frozen=True, kw_only=True):
+    """What the caller says of a voice: its name, the words spoken, and the speaker's consent.
+
+    `model` is the served name of the model that it was made for.
+    """
+
+    name: str
+    model: str
+    transcript: str = ""
+    consent: str = ""
+    language: str = ""
+
+
+class VoiceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a voice besides its sound: `num_samples` at `sample_rate` (Hz)."""
+
+    id: str
+    created_s: int
+    sample_rate: int
+    num_samples: int
+    pcm_sha256: bytes
+    about: VoiceAbout
+
+    @property
+    def duration_s(self) -> float:
+        """How long the recording is."""
+        return self.num_samples / self.sample_rate
+
+    @classmethod
+    def new(cls, about: VoiceAbout, pcm: bytes, sample_rate: int) -> Self:
+        """A record of `pcm` under an id of its own, made now."""
+        return cls(
+            id=f"voice_{secrets.token_hex(16)}",
+            created_s=int(time.time()),
+            sample_rate=sample_rate,
+            num_samples=len(pcm) // 4,
+            pcm_sha256=hashlib.sha256(pcm).digest(),
+            about=about,
+        )
+
+
+class VoiceFile(msgspec.Struct, frozen=True):
+    """A voice with its sound."""
+
+    record: VoiceRecord
+    pcm: bytes
+
+    def clip(self, prompt_ids: tuple[int, ...] = ()) -> VoiceClip:
+        """The voice as the engine takes it; `prompt_ids` are the words it speaks, to its model."""
+        rate = self.record.sample_rate
+        rest = struct.pack(f"<I{len(prompt_ids)}q", rate, *prompt_ids)
+        digest = hashlib.sha256(self.record.pcm_sha256 + rest).hexdigest()
+        return VoiceClip(digest=digest, pcm=self.pcm, sample_rate=rate, prompt_ids=prompt_ids)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Everything in the file. Raises `DamagedVoice`, and OSError where it cannot be read."""
+        with path.open("rb") as file:
+            record = _read_record(file, path.stem)
+            pcm = file.read()
+        if not hmac.compare_digest(hashlib.sha256(pcm).digest(), record.pcm_sha256):
+            raise DamagedVoice("The sound is not what was written.")
+        return cls(record, pcm)
+
+    def write(self, path: Path) -> None:
+        """Write a new file for its owner's eyes only, and see it on the disk."""
+        packed = msgspec.msgpack.encode(self.record)
+        head = _HEAD.pack(_MAGIC, _VERSION, len(packed), hashlib.sha256(packed).digest())
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.writelines((head, packed, self.pcm))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_record(path: Path) -> VoiceRecord:
+    """What the file says of its voice, without the sound. Raises what `VoiceFile.read` raises."""
+    with path.open("rb") as file:
+        record = _read_record(file, path.stem)
+        start = file.tell()
+        num_bytes = file.seek(0, os.SEEK_END) - start
+    if num_bytes != 4 * record.num_samples:
+        raise DamagedVoice("The file is longer or shorter than it was written.")
+    return record
+
+
+def is_voice_id(text: str) -> bool:
+    """Whether `text` has the form of an id made here, and so is fit to name a file."""
+    return _ID.fullmatch(text) is not None
+
+
+def _read_record(file: BinaryIO, voice_id: str) -> VoiceRecord:
+    try:
+        magic, version, num_bytes, sha256 = _HEAD.unpack(file.read(_HEAD.size))
+    except struct.error as error:
+        raise DamagedVoice("The file is cut short.") from error
+    if magic != _MAGIC or version != _VERSION or num_bytes > _MAX_DESCRIPTION_BYTES:
+        raise DamagedVoice("The file is of another kind or version.")
+    packed = file.read(num_bytes)
+    if not hmac.compare_digest(hashlib.sha256(packed).digest(), sha256):
+        raise DamagedVoice("The description is not what was written.")
+    try:
+        record = decode_msgpack(packed, VoiceRecord)
+    except msgspec.MsgspecError as error:
+        raise DamagedVoice("The description is of another kind.") from error
+    if record.id != voice_id:
+        raise DamagedVoice("The file is another voice's.")
+    return record
+
+
+def check_name(name: str) -> str:
+    """`name` as it may be shown. Raises `InvalidRequest` for what no list could show honestly."""
+    name = unicodedata.normalize("NFC", name).strip()
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        msg = f"The voice's name must have 1 to {MAX_NAME_CHARS} characters."
+        raise InvalidRequest(msg, param="name")
+    if any(unicodedata.category(char) in _UNPRINTABLE and char != _JOINER for char in name):
+        msg = "The voice's name must not hold control or direction characters."
+        raise InvalidRequest(msg, param="name")
+    return name

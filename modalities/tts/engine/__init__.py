@@ -1,0 +1,1 @@
+"""Speech in the engine process: models, codecs, their runner. The place of torch."""

@@ -1,0 +1,131 @@
+"""From a decoder's module tree to its streaming twin.
+
+Owns the walk: containers are entered, layers with a past are replaced, pointwise layers stay, and
+anything else is an error that names the module. What a composite class does with its children is
+its family's to say, in a rule named after the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import nn
+
+from triptych.core.errors import WeightsError
+from triptych.modalities.tts.engine.codecs.convolution import (
+    StreamingConv1d,
+    StreamingConvTranspose1d,
+)
+from triptych.modalities.tts.engine.codecs.recurrent import StreamingLSTM
+from triptych.modalities.tts.engine.codecs.stages import Chain, Misfit, Pointwise, StreamingStage
+from triptych.modalities.tts.engine.codecs.step import Padding
+
+# Elementwise, or by channel with channels first.
+_POINTWISE = (nn.ELU, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.SiLU, nn.Tanh)
+_POINTWISE_NAMES = ("Snake1d", "SnakeBeta")
+_PADDINGS = MappingProxyType(
+    {
+        "zeros": Padding.ZEROS,
+        "zero": Padding.ZEROS,
+        "constant": Padding.ZEROS,
+        "replicate": Padding.REPLICATE,
+        "reflect": Padding.REFLECT,
+    }
+)
+
+
+class Walk:
+    """One module of the tree, its path in it, and the rules that apply."""
+
+    def __init__(self, module: nn.Module, rules: Rules, path: str) -> None:
+        self.module, self._rules, self.path = module, rules, path
+
+    def at(self, path: str) -> Walk:
+        """The descendant at a dotted path."""
+        return Walk(self.module.get_submodule(path), self._rules, f"{self.path}.{path}")
+
+    def stage(self) -> StreamingStage:
+        """The streaming twin of this module. Raises `WeightsError` where there is none."""
+        module = self.module
+        try:
+            if (rule := self._rules.get(type(module).__name__)) is not None:
+                return rule(self)
+            if isinstance(module, nn.ModuleList | nn.Sequential):
+                return Chain(*[self._item(index, child) for index, child in enumerate(module)])
+            if is_pointwise(module):
+                return Pointwise(module)
+            return streaming_layer(module)
+        except Misfit as misfit:
+            raise WeightsError(f"{self.path} ({type(module).__name__}): {misfit}") from None
+
+    def _item(self, index: int, child: nn.Module) -> StreamingStage:
+        return Walk(child, self._rules, f"{self.path}.{index}").stage()
+
+    def chain(self, *paths: str) -> Chain:
+        """The descendants at these paths, one after another."""
+        return Chain(*[self.at(path).stage() for path in paths])
+
+
+Rule = Callable[[Walk], StreamingStage]
+Rules = Mapping[str, Rule]
+
+
+def build(module: nn.Module, rules: Rules, *, path: str) -> StreamingStage:
+    """The streaming twin of `module`; errors call it `path`."""
+    return Walk(module, rules, path).stage()
+
+
+def is_pointwise(module: nn.Module) -> bool:
+    """Whether each output step depends on that input step alone, channels first."""
+    name = type(module).__name__
+    return isinstance(module, _POINTWISE) or any(name.endswith(end) for end in _POINTWISE_NAMES)
+
+
+def streaming_layer(module: nn.Module) -> StreamingStage:
+    """The twin of a single torch layer, with its own padding."""
+    if isinstance(module, nn.Conv1d):
+        return StreamingConv1d(module, conv_pads(module), padding_named(module.padding_mode))
+    if isinstance(module, nn.ConvTranspose1d):
+        return StreamingConvTranspose1d(module)
+    if isinstance(module, nn.LSTM):
+        return StreamingLSTM(module)
+    if isinstance(module, nn.GroupNorm | nn.InstanceNorm1d):
+        raise Misfit("normalises over the whole utterance.")
+    raise Misfit("no streaming twin is known for this class; give its family a rule.")
+
+
+def conv_pads(conv: nn.Conv1d) -> tuple[int, int]:
+    """Steps that a `Conv1d` itself pads on the left and right."""
+    span = (conv.kernel_size[0] - 1) * conv.dilation[0]
+    if isinstance(conv.padding, str):
+        return (span // 2, span - span // 2) if conv.padding == "same" else (0, 0)
+    return conv.padding[0], conv.padding[0]
+
+
+def padding_named(mode: str) -> Padding:
+    """The rule for a library's name of it."""
+    if mode not in _PADDINGS:
+        raise Misfit(f"{mode} padding needs the end of the stream at its start.")
+    return _PADDINGS[mode]
+
+
+def require_pointwise(walk: Walk, *allowed: type[nn.Module]) -> None:
+    """Every leaf below must map each step's channels by themselves, or be of an allowed class."""
+    for path, module in walk.module.named_modules():
+        if any(True for _ in module.children()) or isinstance(module, allowed):
+            continue
+        if not (is_pointwise(module) or _is_channel_map(module)):
+            name = type(module).__name__
+            raise WeightsError(f"{walk.path}.{path} ({name}): not known to be pointwise in time.")
+
+
+def _is_channel_map(module: nn.Module) -> bool:
+    """Linear layers, norms and activations with channels last, in transformers' naming."""
+    if isinstance(module, nn.Linear | nn.LayerNorm | nn.Dropout):
+        return True
+    name, home = type(module).__name__, type(module).__module__
+    return (
+        name.endswith(("RMSNorm", "LayerScale", "RotaryEmbedding"))
+        or home == "transformers.activations"
+    )

@@ -1,0 +1,191 @@
+"""The streaming decoder: a codec's adapter, its streaming tree, and the rows that live in it.
+
+Owns row bookkeeping and the proof, when built, that streaming equals one-shot decoding. Knows no
+codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.core.errors import WeightsError
+from triptych.core.layers.row_by_row import row_by_row
+from triptych.modalities.tts.engine.codecs.protocol import CodecKind, DecodedAudio
+from triptych.modalities.tts.engine.codecs.stages import StreamingStage
+from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate
+
+# Largest error of the probe, relative to its loudest sample. Half types round at every layer;
+# some libraries' norms compute in float32 whatever the type.
+_TOLERANCES = MappingProxyType({torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.1})
+_PROBE_CHUNKS = (1, 3, 1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What one codec family says of a model: how codes become latents, and what decodes those.
+
+    `embed` maps codes [B, Q, F] to latents [B, C, F * rate], each frame by itself. `one_shot` is
+    the library's own decoding, [B, Q, F] to [B, S]; the probe compares against it. `codebook_size`
+    is None for codecs whose codes are continuous latents.
+    """
+
+    stage: StreamingStage
+    embed: Callable[[Tensor], Tensor]
+    one_shot: Callable[[Tensor], Tensor]
+    sample_rate: int
+    num_codebooks: int
+    codebook_size: int | None
+    dtype: torch.dtype
+    device: torch.device
+    rate: int = 1
+
+    def probe_codes(self, num_rows: int, num_frames: int, *, seed: int = 0) -> Tensor:
+        """Random codes [B, Q, F] that the codec can decode."""
+        shape = (num_rows, self.num_codebooks, num_frames)
+        generator = torch.Generator().manual_seed(seed)
+        if self.codebook_size is None:
+            return torch.randn(shape, generator=generator).to(self.device, self.dtype)
+        codes = torch.randint(self.codebook_size, shape, generator=generator)
+        return codes.to(self.device)
+
+
+class StreamingDecoder:
+    """A `CodecDecoder` over a tree of streaming stages.
+
+    State lives in one tensor per layer, indexed by row, on the model's device. `verify=False`
+    skips the probe (and leaves the allocation of state to the first push).
+    """
+
+    def __init__(self, adapter: Adapter, *, num_rows: int, verify: bool = True) -> None:
+        self._adapter = adapter
+        self._signal = adapter.stage.bind(SignalRate(adapter.rate))
+        self._states = tuple(adapter.stage.states())
+        self._num_rows = num_rows
+        # Frames pushed so far; -1 where no stream lives.
+        self._frames = np.full(num_rows, -1, np.int64)
+        self._seeds = torch.zeros(num_rows, dtype=torch.int64, device=adapter.device)
+        with torch.inference_mode():
+            self._nothing_1C0 = adapter.embed(adapter.probe_codes(1, 1))[..., :0]
+        if verify:
+            self._verify()
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second."""
+        return self._adapter.sample_rate
+
+    @property
+    def hop(self) -> int:
+        """Samples per frame."""
+        return self._signal.rate
+
+    @property
+    def latency(self) -> int:
+        """Samples by which output trails input."""
+        return self._signal.lag
+
+    @property
+    def kind(self) -> CodecKind:
+        """Derived from the tree: what makes the output trail."""
+        if self.latency == 0:
+            return CodecKind.CAUSAL
+        if any(
+            isinstance(m, StreamingStage) and m.reads_ahead for m in self._adapter.stage.modules()
+        ):
+            return CodecKind.FINITE_LOOKAHEAD
+        return CodecKind.FIXED_DELAY
+
+    @property
+    def num_rows(self) -> int:
+        """Number of row slots."""
+        return self._num_rows
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all rows' state."""
+        return sum(s.tensor.nbytes for s in self._states if s.tensor is not None)
+
+    @torch.inference_mode()
+    def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
+        """Start a new stream in each of `rows`."""
+        rows_B = torch.tensor(rows, device=self._adapter.device)
+        for state in self._states:
+            state.clear(rows_B)
+        self._seeds[rows_B] = torch.tensor(seeds or [0] * len(rows), device=self._adapter.device)
+        self._frames[list(rows)] = 0
+
+    @torch.inference_mode()
+    def push(
+        self, codes_BQF: Tensor, rows: Sequence[int], num_valid: Sequence[int] | None = None
+    ) -> DecodedAudio:
+        """Decode the next frames of `rows`."""
+        num_frames = codes_BQF.shape[-1]
+        valid = [num_frames] * len(rows) if num_valid is None else list(num_valid)
+        assert len(codes_BQF) == len(rows) == len(valid), "codes, rows and counts go together"
+        step = self._step(rows, num_frames, valid)
+        if step.is_ragged:
+            codes_BQF = step.without_invalid(codes_BQF, 1)
+        audio = self._run(self._adapter.embed(codes_BQF), step, rows, valid)
+        self._frames[list(rows)] += valid
+        return audio
+
+    @torch.inference_mode()
+    def flush(self, rows: Sequence[int]) -> DecodedAudio:
+        """End the streams in `rows`."""
+        step = self._step(rows, 0, None)
+        if step.num_steps(self._signal):
+            audio = self._run(self._nothing_1C0.expand(len(rows), -1, -1), step, rows, ())
+        else:
+            none = (0,) * len(rows)
+            audio = DecodedAudio(self._nothing_1C0.new_empty(len(rows), 0), none, none)
+        self._frames[list(rows)] = -1
+        return audio
+
+    def _step(self, rows: Sequence[int], num_frames: int, valid: Sequence[int] | None) -> CodecStep:
+        starts = self._frames[list(rows)].tolist()
+        assert min(starts) >= 0, "push or flush of a row that init_state has not started"
+        assert len(set(rows)) == len(rows), "a row twice in one call"
+        return CodecStep(
+            rows, num_frames=num_frames, starts=starts, num_valid=valid, seeds=self._seeds
+        )
+
+    def _run(
+        self, latents_BCT: Tensor, step: CodecStep, rows: Sequence[int], valid: Sequence[int]
+    ) -> DecodedAudio:
+        with row_by_row(len(rows), latents_BCT.device):
+            pcm_BCS: Tensor = self._adapter.stage(latents_BCT, step)
+        starts = self._frames[list(rows)].tolist()
+        return DecodedAudio(pcm_BCS[:, 0], *step.bounds(self._signal, starts, valid))
+
+    def _verify(self) -> None:
+        """Decode random codes in chunks and at once; raise `WeightsError` where they differ."""
+        num_frames = -(-self.latency // self.hop) + sum(_PROBE_CHUNKS)
+        codes_BQF = self._adapter.probe_codes(1, num_frames)
+        with torch.inference_mode():
+            whole_S = self._adapter.one_shot(codes_BQF)[0]
+        streamed_S = stream_row(self, codes_BQF, _PROBE_CHUNKS)
+        if streamed_S.shape != whole_S.shape:
+            raise WeightsError(
+                f"Streaming decodes {len(streamed_S)} samples where the codec's own decoder gives"
+                f" {len(whole_S)}; decode whole sentences instead."
+            )
+        error = float((streamed_S - whole_S).abs().max() / whole_S.abs().max().clamp(min=1e-12))
+        if not error <= _TOLERANCES.get(self._adapter.dtype, 0.1):
+            raise WeightsError(
+                f"Streaming differs from the codec's own decoder by {error:.1e} of full scale;"
+                " decode whole sentences instead."
+            )
+
+
+def stream_row(decoder: StreamingDecoder, codes_1QF: Tensor, chunks: Sequence[int]) -> Tensor:
+    """All samples of one stream pushed to row 0 in `chunks` (then whatever is left) and flushed."""
+    decoder.init_state([0])
+    parts = [*chunks, codes_1QF.shape[-1] - sum(chunks)]
+    audio = [decoder.push(part, [0]).row(0) for part in codes_1QF.split(parts, -1) if part.numel()]
+    return torch.cat([*audio, decoder.flush([0]).row(0)])

@@ -1,0 +1,132 @@
+"""SEANet decoders: Mimi, the Pocket TTS tokenizer, and EnCodec without time-wise norms.
+
+Knows transformers' classes by name and by the fields their decoders have in common.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from triptych.modalities.tts.engine.codecs.attention import StreamingTransformer
+from triptych.modalities.tts.engine.codecs.builder import (
+    Rules,
+    Walk,
+    build,
+    padding_named,
+    require_pointwise,
+)
+from triptych.modalities.tts.engine.codecs.convolution import (
+    StreamingConv1d,
+    StreamingConvTranspose1d,
+)
+from triptych.modalities.tts.engine.codecs.decoder import Adapter
+from triptych.modalities.tts.engine.codecs.stages import StreamingStage, Sum, residual
+
+
+def _convolution(walk: Walk) -> StreamingStage:
+    """A convolution padded on the left alone, or on both sides if not causal."""
+    if hasattr(walk.module, "norm"):
+        return walk.at("norm").stage()  # says why it cannot stream
+    conv = walk.module.get_submodule("conv")
+    assert isinstance(conv, nn.Conv1d)
+    total = (conv.kernel_size[0] - 1) * conv.dilation[0] + 1 - conv.stride[0]
+    right = 0 if walk.module.causal else total // 2
+    padding = padding_named(str(walk.module.pad_mode))
+    return StreamingConv1d(conv, (total - right, right), padding)
+
+
+def _transposed(walk: Walk) -> StreamingStage:
+    if hasattr(walk.module, "norm"):
+        return walk.at("norm").stage()
+    module: Any = walk.module
+    total = module.conv.kernel_size[0] - module.conv.stride[0]
+    right = ceil(total * module.trim_right_ratio) if module.causal else total // 2
+    return StreamingConvTranspose1d(module.conv, (total - right, right))
+
+
+def transformer(walk: Walk) -> StreamingStage:
+    """A stack of transformers' layers with sliding-window attention."""
+    require_pointwise(walk)
+    module: Any = walk.module
+    norm = {"norm": module.norm} if hasattr(module, "norm") else {}
+    window = module.config.sliding_window
+    return StreamingTransformer(module.layers, module.rotary_emb, window, **norm)
+
+
+_COMPOSITES: Rules = MappingProxyType(
+    {
+        "Conv1d": _convolution,
+        "ConvTranspose1d": _transposed,
+        "ResnetBlock": lambda walk: Sum(walk.at("shortcut").stage(), walk.at("block").stage()),
+        "LSTM": lambda walk: residual(walk.at("lstm").stage()),
+        "Decoder": lambda walk: walk.at("layers").stage(),
+        "TransformerModel": transformer,
+    }
+)
+RULES: Rules = MappingProxyType(
+    {
+        family + name: rule
+        for family in ("Mimi", "PocketTTSAudioTokenizer", "Encodec")
+        for name, rule in _COMPOSITES.items()
+    }
+)
+
+
+def mimi(model: Any) -> Adapter:
+    """`MimiModel`: codes [B, Q, F] of any number of codebooks up to the model's."""
+    return _adapter(
+        model,
+        _latent_decoder(model),
+        embed=model.quantizer.decode,
+        one_shot=lambda codes: model.decode(codes).audio_values[:, 0],
+        num_codebooks=model.config.num_quantizers,
+        codebook_size=model.config.codebook_size,
+    )
+
+
+def pocket_tts(model: Any) -> Adapter:
+    """`PocketTTSAudioTokenizerModel`: continuous latents [B, D, F]."""
+    return _adapter(
+        model,
+        _latent_decoder(model),
+        embed=model.latent_proj,
+        one_shot=lambda z_BDF: model.decode(z_BDF.transpose(1, 2)).audio_values[:, 0],
+        num_codebooks=model.config.latent_dim,
+        codebook_size=None,
+    )
+
+
+def encodec(model: Any) -> Adapter:
+    """`EncodecModel` of the 24 kHz kind: causal, weight-normalised, not normalising loudness."""
+    return _adapter(
+        model,
+        build(model.decoder, RULES, path="decoder"),
+        embed=lambda codes: model.quantizer.decode(codes.transpose(0, 1)),
+        one_shot=lambda codes: model.decode(codes[None], [None]).audio_values[:, 0],
+        num_codebooks=model.quantizer.num_quantizers,
+        codebook_size=model.config.codebook_size,
+    )
+
+
+def _latent_decoder(model: Any) -> StreamingStage:
+    """Upsampling, decoder transformer, SEANet: the model's own parts in older transformers."""
+    has_half = hasattr(model.decoder, "decoder_seanet")
+    walk = Walk(model, RULES, "model")
+    walk, seanet = (walk.at("decoder"), "decoder_seanet") if has_half else (walk, "decoder")
+    upsample = [] if walk.module.upsample is None else ["upsample"]
+    return walk.chain(*upsample, "decoder_transformer", seanet)
+
+
+def _adapter(model: Any, stage: StreamingStage, **fields: Any) -> Adapter:
+    weight: Tensor = next(model.decoder.parameters())
+    return Adapter(
+        stage=stage,
+        sample_rate=model.config.sampling_rate,
+        dtype=weight.dtype,
+        device=weight.device,
+        **fields,
+    )

@@ -1,0 +1,168 @@
+"""From options to a codec decoder: which codec, in which way it decodes, on what it says no.
+
+Owns the options of the audio decoder. Knows no speech model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from triptych.core.config import SpeechOptions
+from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.native_linear import pack_linears
+from triptych.core.weights.layout import read_json, read_layout
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.codecs.decoder import Adapter
+from triptych.modalities.tts.engine.codecs.loading import CodecBlueprint
+from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
+from triptych.modalities.tts.engine.codecs.registry import (
+    adapter_for,
+    build_decoder,
+    fold_weight_norms,
+)
+from triptych.modalities.tts.engine.codecs.window import (
+    OneShotCodec,
+    PromptUse,
+    WindowDecoder,
+    WindowPolicy,
+)
+
+
+class HubCodec:
+    """The codec of a speech-token model, in a folder as anyone publishes it.
+
+    `folder` and `prefix` say where the model's own is; `--audio-decoder` names another folder, and
+    the two options beside it other weights and other fields of its configuration.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        options: SpeechOptions,
+        *,
+        config: Mapping[str, Any] | None = None,
+        prefix: str = "",
+        native: NativeKernels | None = None,
+    ) -> None:
+        if options.audio_decoder:
+            folder, config, prefix = Path(options.audio_decoder), None, ""
+        if config is None and not (folder / "config.json").is_file():
+            where = "at --audio-decoder" if options.audio_decoder else "beside this model"
+            raise ConfigError(
+                f"There is no audio decoder {where}: name a local folder that holds its config.json"
+                " and safetensors with --audio-decoder."
+            )
+        fields = dict(config if config is not None else read_json(folder / "config.json"))
+        if options.audio_decoder_config:
+            fields.update(read_json(Path(options.audio_decoder_config)))
+        if options.audio_decoder_weights:
+            prefix = ""
+        self._folder = folder
+        self._weights = options.audio_decoder_weights
+        self._options = options
+        self._native = native
+        self._blueprint = CodecBlueprint(fields, prefix)
+
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        return self._blueprint.num_bytes()
+
+    def build(self, device: torch.device, report: Callable[[float], None]) -> nn.Module:
+        """Load the module. Raises `WeightsError` naming tensor and file."""
+        with self._checkpoint() as checkpoint:
+            module = self._blueprint.build(checkpoint, device, report)
+        pack_linears(module, self._native)
+        return module
+
+    def codebook_size(self, module: nn.Module) -> int | None:
+        """Codes of each codebook of the loaded module; none where frames are latents."""
+        config: Any = module.config
+        return getattr(config, "codebook_size", None)
+
+    def decoder(self, module: nn.Module, *, num_rows: int, num_codebooks: int) -> CodecDecoder:
+        """A decoder of so many rows over the loaded module; see `open_decoder`.
+
+        Raises `ConfigError` where frames of `num_codebooks` codes are more than it has books for.
+        """
+        decoder = open_decoder(module, self._options, num_rows=num_rows)
+        num_known = adapter_for(module).num_codebooks
+        if num_known < num_codebooks:
+            raise ConfigError(
+                f"The audio decoder has {num_known} codebooks and this model speaks"
+                f" {num_codebooks}: name one that fits with --audio-decoder."
+            )
+        return decoder
+
+    def _checkpoint(self) -> Checkpoint:
+        if not self._weights:
+            return Checkpoint(self._folder, read_layout(self._folder), {})
+        file = Path(self._weights)
+        layout = read_layout(file.parent)
+        tensors = {name: info for name, info in layout.items() if info.file == file.name}
+        if not tensors:
+            raise WeightsError(f"--audio-decoder-weights: {file.name} is no safetensors file here.")
+        return Checkpoint(file.parent, tensors, {})
+
+
+def open_decoder(module: nn.Module, options: SpeechOptions, *, num_rows: int) -> CodecDecoder:
+    """The module's exact streaming decoder, or else one of windows.
+
+    Raises `ConfigError`, naming the option, for options of windows where the decoder keeps its
+    state, and `WeightsError` where there is no streaming and no `--chunk-size`.
+    """
+    try:
+        decoder: CodecDecoder = build_decoder(module, num_rows=num_rows)
+    except WeightsError:
+        if not options.chunk_size:
+            raise
+        fold_weight_norms(module)
+        return WindowDecoder(
+            one_shot(adapter_for(module)), window_policy(options), num_rows=num_rows
+        )
+    refuse_window_options(options)
+    return decoder
+
+
+def refuse_window_options(options: SpeechOptions) -> None:
+    """Raise `ConfigError` for what a decoder that keeps its state has no use for."""
+    use = PromptUse(options.prepend_prompt_speech_tokens)
+    useless = {
+        "buffer": options.buffer > 0,
+        "block_causal": options.block_causal,
+        "prepend_prompt_speech_tokens rolling": use is PromptUse.ROLLING,
+        "prepend_prompt_speech_tokens_causal": options.prepend_prompt_speech_tokens_causal,
+    }
+    for name, is_given in useless.items():
+        if is_given:
+            raise ConfigError(
+                f"{name}: this audio decoder keeps its state and needs no context; leave it out."
+            )
+
+
+def window_policy(options: SpeechOptions) -> WindowPolicy:
+    """What the options say of windows."""
+    return WindowPolicy(
+        buffer=options.buffer,
+        is_block_causal=options.block_causal,
+        prompt_use=PromptUse(options.prepend_prompt_speech_tokens),
+        is_prompt_causal=options.prepend_prompt_speech_tokens_causal,
+    )
+
+
+def one_shot(adapter: Adapter) -> OneShotCodec:
+    """A codec's own decoding of whole stretches."""
+    with torch.inference_mode():
+        pcm_1S = adapter.one_shot(adapter.probe_codes(1, 8))
+    return OneShotCodec(
+        decode=adapter.one_shot,
+        num_codebooks=adapter.num_codebooks,
+        sample_rate=adapter.sample_rate,
+        hop=math.ceil(pcm_1S.shape[1] / 8),
+    )

@@ -1,0 +1,195 @@
+"""Windowed decoding: for codecs that have no exact streaming twin, chunks with context before them.
+
+Owns how much of the past goes into a window, and what of its sound is given out. A chunk is what
+one push brings; whoever pushes chooses its size. Of the sound of a window, the part of the frames
+that are there for their context alone is cut off: the seam is as good as the context is long, and
+no better, which is why decoders that keep their state are preferred wherever there is one.
+
+Semantics (frames S so far, d of them decoded, buffer b, chunk c, voice prompt P): a window holds
+S[max(0, d - b) : d + c]. With `ONCE`, P comes before the first window; with `ROLLING`, before
+later ones too: as much of P's tail as fills the context up to b frames. In a *causal* context
+frames do not see the chunk after them; only decoders that take blocks can do that.
+
+Shapes: see `codecs.protocol`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from triptych.core.errors import ConfigError
+from triptych.modalities.tts.engine.codecs.protocol import CodecKind, DecodedAudio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneShotCodec:
+    """A codec that decodes whole stretches: `codes_BQF` to `pcm_BS`, F * hop samples a row.
+
+    `decode_blocks` does the same of blocks of so many frames each, whose frames see their own
+    block and those before.
+    """
+
+    decode: Callable[[Tensor], Tensor]
+    num_codebooks: int
+    sample_rate: int
+    hop: int
+    decode_blocks: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+
+
+class PromptUse(StrEnum):
+    """Which windows begin with the voice's own frames."""
+
+    NEVER = "never"
+    ONCE = "once"
+    ROLLING = "rolling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPolicy:
+    """What a window holds before its chunk, and what that may see."""
+
+    buffer: int = 0
+    is_block_causal: bool = False
+    prompt_use: PromptUse = PromptUse.NEVER
+    is_prompt_causal: bool = False
+
+
+@dataclass(slots=True)
+class _RowFrames:
+    """The frames before the next chunk: the prompt, and the last `buffer` of those decoded."""
+
+    prompt_QF: Tensor
+    past_QF: Tensor
+    has_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A chunk with its context, and how many frames of it are prompt, and past."""
+
+    codes_QF: Tensor
+    num_prompt: int
+    num_past: int
+
+    @property
+    def num_context(self) -> int:
+        return self.num_prompt + self.num_past
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.codes_QF.shape[1], self.num_prompt, self.num_past
+
+
+class WindowDecoder:
+    """A `CodecDecoder` over a codec's one-shot decoding.
+
+    Raises `ConfigError`, naming the option, for a causal context that the decoder cannot have.
+    """
+
+    latency = 0
+    kind = CodecKind.FINITE_LOOKAHEAD
+
+    def __init__(self, codec: OneShotCodec, policy: WindowPolicy, *, num_rows: int) -> None:
+        if codec.decode_blocks is None:
+            _refuse_causal(policy)
+        self._codec = codec
+        self._policy = policy
+        self._rows: dict[int, _RowFrames] = {}
+        self.sample_rate, self.hop, self.num_rows = codec.sample_rate, codec.hop, num_rows
+
+    def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
+        """Start a new stream in each of `rows`; nothing here draws noise."""
+        nothing_Q0 = torch.zeros(self._codec.num_codebooks, 0, dtype=torch.int64)
+        self._rows.update({row: _RowFrames(nothing_Q0, nothing_Q0) for row in rows})
+
+    def hear(self, row: int, prompt_QF: Tensor) -> None:
+        """The voice's own frames, before the row's first chunk; they are not given out."""
+        if self._policy.prompt_use is not PromptUse.NEVER:
+            self._rows[row].prompt_QF = prompt_QF
+
+    @torch.inference_mode()
+    def push(
+        self, codes_BQF: Tensor, rows: Sequence[int], num_valid: Sequence[int] | None = None
+    ) -> DecodedAudio:
+        """Decode one chunk of each of `rows`."""
+        valid = num_valid or [codes_BQF.shape[-1]] * len(rows)
+        windows = [
+            self._window(self._rows[row], codes_QF[:, :count])
+            for codes_QF, row, count in zip(codes_BQF, rows, valid, strict=True)
+        ]
+        pcm_BS = pad_sequence(self._decode_all(windows), batch_first=True)
+        for row, window in zip(rows, windows, strict=True):  # only what was decoded is past
+            self._move_on(self._rows[row], window)
+        starts = tuple(window.num_context * self.hop for window in windows)
+        stops = tuple(window.codes_QF.shape[1] * self.hop for window in windows)
+        return DecodedAudio(pcm_BS, starts, stops)
+
+    def flush(self, rows: Sequence[int]) -> DecodedAudio:
+        """End the streams in `rows`; nothing is held back."""
+        for row in rows:
+            del self._rows[row]
+        none = (0,) * len(rows)
+        return DecodedAudio(torch.zeros(len(rows), 0), none, none)
+
+    def _window(self, row: _RowFrames, chunk_QF: Tensor) -> _Window:
+        past_QF = row.past_QF.to(chunk_QF.device)
+        prompt_QF = row.prompt_QF.to(chunk_QF.device)
+        if row.has_begun:
+            is_rolling = self._policy.prompt_use is PromptUse.ROLLING
+            room = self._policy.buffer - past_QF.shape[1] if is_rolling else 0
+            prompt_QF = prompt_QF[:, max(prompt_QF.shape[1] - room, 0) :]
+        codes_QF = torch.cat((prompt_QF, past_QF, chunk_QF), 1)
+        return _Window(codes_QF, prompt_QF.shape[1], past_QF.shape[1])
+
+    def _move_on(self, row: _RowFrames, window: _Window) -> None:
+        heard_QF = window.codes_QF[:, window.num_prompt :]
+        row.past_QF = heard_QF[:, max(heard_QF.shape[1] - self._policy.buffer, 0) :].clone()
+        row.has_begun = row.has_begun or window.codes_QF.shape[1] > window.num_context
+
+    def _decode_all(self, windows: Sequence[_Window]) -> list[Tensor]:
+        """Windows of one shape together: padding would be heard by its neighbours."""
+        groups = defaultdict(list)
+        for index, window in enumerate(windows):
+            groups[window.shape].append(index)
+        pcm: dict[int, Tensor] = {}
+        for shape, indexes in groups.items():
+            if shape[0] == shape[1] + shape[2]:
+                continue  # no chunk
+            codes_BQF = torch.stack([windows[index].codes_QF for index in indexes])
+            pcm.update(zip(indexes, self._run(codes_BQF, shape), strict=True))
+        nothing = next(iter(pcm.values()), torch.zeros(0))[:0]
+        return [pcm.get(index, nothing) for index in range(len(windows))]
+
+    def _run(self, codes_BQF: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        num_frames, num_prompt, num_past = shape
+        sizes = [num_prompt, num_past, num_frames - num_prompt - num_past]
+        if not (self._policy.is_block_causal and num_past):
+            sizes[1:] = [sizes[1] + sizes[2]]
+        if not (self._policy.is_prompt_causal and num_prompt):
+            sizes[:2] = [sizes[0] + sizes[1]]
+        blocks = [size for size in sizes if size]
+        if len(blocks) == 1 or self._codec.decode_blocks is None:
+            return self._codec.decode(codes_BQF)
+        return self._codec.decode_blocks(codes_BQF, blocks)
+
+
+def _refuse_causal(policy: WindowPolicy) -> None:
+    """Without blocks the decoder sees whole windows."""
+    wanted = {
+        "block_causal": policy.is_block_causal and policy.buffer > 0,
+        "prepend_prompt_speech_tokens_causal": policy.is_prompt_causal
+        and policy.prompt_use is not PromptUse.NEVER,
+    }
+    for name, is_wanted in wanted.items():
+        if is_wanted:
+            raise ConfigError(
+                f"{name}: this audio decoder cannot keep frames from seeing those that follow;"
+                " leave it out."
+            )

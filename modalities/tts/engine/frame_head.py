@@ -1,0 +1,197 @@
+"""Tokens that are frames: several codes a step, embedded and drawn by the model itself.
+
+Owns each slot's last frame, on the device, and the frames of its prompt, on the host. Implements
+`core.engine.token_runner.TokenHead`. Knows no codec, and nothing of how a model draws its codes:
+see `FrameModel`. What sampling does to logits before temperature (penalties, bias) is for text
+alone.
+
+Shapes: T tokens of the step, X text positions, F frame positions, D decode rows, R sampled rows,
+Q codes of a frame, H tokens of a prompt, C hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from triptych.core.engine.token_runner import DeviceStep, HostStep
+from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
+from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
+from triptych.core.layers.attention import KvCache
+from triptych.core.plan import SlotStart, StepCodes, TokenRow, TokenRowResult
+from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.sampling.sampler import FrameSampler, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class FrameInputs:
+    """What goes into a frame model: each position holds a text id or a frame.
+
+    `text_index_X` and `frame_index_F` say where among the T positions they are. The first
+    `num_decode` positions, and so the first of the frames, are rows that go on from the frame
+    they drew last; the others are prompts. `slots_T` is the slot of each position.
+    """
+
+    text_ids_X: torch.Tensor
+    text_index_X: torch.Tensor
+    codes_FQ: torch.Tensor
+    frame_index_F: torch.Tensor
+    slots_T: torch.Tensor
+    positions_T: torch.Tensor
+    num_decode: int
+    batch: AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDraws:
+    """The next frame of each sampled row, and whether its speech ends instead: `bool[R]`."""
+
+    codes_RQ: torch.Tensor
+    is_end_R: torch.Tensor
+
+
+class FrameModel(Protocol):
+    """What this head asks of a model. No method may wait for the device.
+
+    A model that keeps something of its own per slot (where it is in an alignment, which codebooks
+    have ended) holds tensors indexed by slot, fills them in `bind`, and moves them on in `draw`.
+    """
+
+    @property
+    def num_codes(self) -> int:
+        """Codes per frame."""
+        ...
+
+    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
+        """A row takes `slot`: its prompt, and the frames it has drawn already (none: it is new)."""
+        ...
+
+    def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
+        """Embed and run the layers: `hidden_TC`."""
+        ...
+
+    def draw(
+        self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
+    ) -> FrameDraws:
+        """The next frame of some rows, from the hidden state of their last position.
+
+        `sampler.slots_B` are the rows' slots, `positions_R` the positions that the new frames
+        will have. Every logit a code is drawn from goes through `sampler`.
+        """
+        ...
+
+
+class FrameHead:
+    """Drives a `FrameModel`; `sampler` is made for the size of a codebook."""
+
+    def __init__(
+        self, model: FrameModel, sampler: Sampler, *, max_batch_size: int, device: torch.device
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._last_frames_SQ = torch.zeros(
+            max_batch_size, model.num_codes, dtype=torch.int64, device=device
+        )
+        self._histories: dict[int, Int64s] = {}  # by slot: the codes at each known position
+
+    def bind(self, start: SlotStart) -> None:
+        """Take the slot's sampling state, and the frames of its prompt."""
+        shaping = {"temperature", "top_p", "top_k", "min_p", "seed", "sample_index"}
+        given = msgspec.structs.asdict(start.sampling)
+        sampling = type(start.sampling)(**{name: given[name] for name in shaping})
+        self._sampler.bind(replace(start, sampling=sampling, history_ids=(), frames=()))
+        history_ids = np.array(start.history_ids, dtype=np.int64)
+        history_HQ = np.zeros((len(history_ids), self._model.num_codes), dtype=np.int64)
+        if start.frames:
+            history_HQ[history_ids >= FIRST_FRAME_ID] = start.frames
+        self._histories[start.slot] = history_HQ
+        num_drawn = len(start.history_ids) - start.num_prompt_tokens
+        drawn = start.frames[len(start.frames) - num_drawn :]
+        self._model.bind(start.slot, start.history_ids[: start.num_prompt_tokens], drawn)
+
+    def lay_out(self, step: HostStep) -> Sequence[Int64s]:
+        """Text ids and where they are; frames and where they are; the slot of each position."""
+        is_frame_T = step.token_ids_T >= FIRST_FRAME_ID
+        is_frame_T[: step.num_decode] = True
+        (text_index_X,), (frame_index_F,) = (~is_frame_T).nonzero(), is_frame_T.nonzero()
+        codes_FQ = np.zeros((len(frame_index_F), self._model.num_codes), dtype=np.int64)
+        codes_FQ[step.num_decode :] = self._prompt_frames(step, is_frame_T)
+        return (
+            step.token_ids_T[text_index_X],
+            text_index_X,
+            codes_FQ,
+            frame_index_F,
+            step.slots_B[step.row_T],
+        )
+
+    def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
+        """`hidden_TC`; decode rows go in as the frames they drew last."""
+        text_ids_X, text_index_X, codes, frame_index_F, slots_T = step.extras
+        decode_slots_D, codes_FQ = step.decode_slots_D, codes.view(-1, self._model.num_codes)
+        codes_FQ[: len(decode_slots_D)] = self._last_frames_SQ.index_select(0, decode_slots_D)
+        inputs = FrameInputs(
+            text_ids_X,
+            text_index_X,
+            codes_FQ,
+            frame_index_F,
+            slots_T,
+            step.positions_T,
+            len(decode_slots_D),
+            step.batch,
+        )
+        return self._model.forward(inputs, kv)
+
+    def draw(self, step: DeviceStep, hidden_TC: torch.Tensor) -> DrawnFrames:
+        """One frame per sampled row."""
+        rows = [row for row in step.rows if row.is_sampled]
+        if not rows:
+            return DrawnFrames(step.rows, None)
+        positions = [row.start + row.num_tokens for row in rows]
+        sampler = self._sampler.frame_sampler(
+            [row.slot for row in rows], positions, self._model.num_codes
+        )
+        hidden_RC = hidden_TC.index_select(0, step.sampled_index_R)
+        positions_R = step.positions_T.index_select(0, step.sampled_index_R) + 1
+        draws = self._model.draw(hidden_RC, positions_R, sampler)
+        self._last_frames_SQ.index_copy_(0, step.sampled_slots_R, draws.codes_RQ)
+        flags_R2 = torch.stack((draws.is_end_R, sampler.is_finite_B), 1)
+        return DrawnFrames(step.rows, HostCopy(torch.cat((flags_R2.long(), draws.codes_RQ), 1)))
+
+    def _prompt_frames(self, step: HostStep, is_frame_T: NDArray[np.bool_]) -> Int64s:
+        """The frames of this step's prompt chunks, in order."""
+        parts, first = [np.zeros((0, self._model.num_codes), np.int64)], step.num_decode
+        for row in step.rows[step.num_decode :]:
+            last = first + row.num_tokens
+            chunk_HQ = self._histories[row.slot][row.start : row.start + row.num_tokens]
+            parts.append(chunk_HQ[is_frame_T[first:last]])
+            first = last
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnFrames:
+    """What a step will yield: for each sampled row whether it ends, whether it is sound, codes."""
+
+    rows: Sequence[TokenRow]
+    drawn: HostCopy | None
+
+    def to_results(self) -> tuple[TokenRowResult, ...]:
+        """One entry per row; see `core.engine.token_runner.StepDraws`."""
+        drawn = iter(self.drawn.get().tolist() if self.drawn else ())
+        return tuple(
+            _result(*next(drawn)) if row.is_sampled else TokenRowResult() for row in self.rows
+        )
+
+
+def _result(is_end: int, is_finite: int, *codes: int) -> TokenRowResult:
+    if not is_finite:
+        return TokenRowResult(is_finite=False)
+    if is_end:
+        return TokenRowResult(token_ids=(END_FRAME_ID,))
+    return TokenRowResult(token_ids=(frame_id(codes),), codes=codes)

@@ -1,0 +1,198 @@
+"""Brings one speech model onto the device: whichever loader its family has.
+
+Owns the choice by `config.json`, and how a speech-token model is put together: memory, weights,
+cache, codec, runner, scheduler, in this order. Knows no architecture: blueprints do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from triptych.core.config import Config
+from triptych.core.content_cache import ContentCache
+from triptych.core.devices.device import Device
+from triptych.core.engine.loader import TokenLoader
+from triptych.core.engine.model_memory import ModelMemory
+from triptych.core.engine.text_head import CausalModel, TextHead
+from triptych.core.engine.token_runner import TokenHead, TokenRunner
+from triptych.core.errors import WeightsError
+from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.ledger import Ledger
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
+from triptych.modalities.tts.engine.frame_head import FrameHead
+from triptych.modalities.tts.engine.models.blueprint import (
+    Codes,
+    SpeechBlueprint,
+    SpeechCodec,
+    SpeechSetup,
+)
+from triptych.modalities.tts.engine.runner import AudioSteps, SpeechRunner, VoiceReader
+from triptych.modalities.tts.plan import FrameClock
+from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
+from triptych.modalities.tts.scheduling.state import SpeechModel
+from triptych.schedulers.base import LoadedModel, ModelLoader
+
+_VOICES_BYTES = 8 * 2**20  # codes of a few thousand clips of 10 s
+_LANGUAGE_SHARE = 0.8  # of the progress that is reported
+
+
+def open_speech_loader(
+    resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+) -> ModelLoader:
+    """The loader of a model that speaks. Raises `WeightsError` where it is of no known family."""
+    model_type = read_json(Path(resolved.folder) / "config.json").get("model_type")
+    if model_type == "kokoro":
+        from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
+
+        return KokoroLoader(resolved, config, device, ledger)
+    return SpeechTokenLoader(resolved, config, device, ledger)
+
+
+def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBlueprint:
+    """The blueprint of a speech-token model. Raises `WeightsError` naming the families there are.
+
+    Families are imported when they are needed: each brings its codec's library code.
+    """
+    model_type = config.get("model_type")
+    if model_type == "csm":
+        from triptych.modalities.tts.engine.models.csm.blueprint import CsmBlueprint
+
+        return CsmBlueprint(config, setup)
+    if model_type == "higgs_audio_v2":
+        from triptych.modalities.tts.engine.models.higgs.blueprint import HiggsBlueprint
+
+        return HiggsBlueprint(config, setup)
+    if model_type == "triptych_voice":
+        from triptych.modalities.tts.engine.models.voice.blueprint import VoiceBlueprint
+
+        return VoiceBlueprint(config, setup)
+    if "speech" in config:
+        from triptych.modalities.tts.engine.models.orpheus.blueprint import OrpheusBlueprint
+
+        return OrpheusBlueprint(config, setup)
+    raise WeightsError(
+        f"model_type {model_type!r} is no speech model that is known here: csm,"
+        " higgs_audio_v2, kokoro, triptych_voice, and Llamas with a speech block."
+    )
+
+
+class SpeechTokenLoader(TokenLoader):
+    """Implements `schedulers.base.ModelLoader` for models whose steps yield codes."""
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
+            memory = self._memory(stack)
+            setup = self._setup(memory, checkpoint)
+            blueprint = open_blueprint(checkpoint.config, setup)
+            self._reserve(memory, blueprint)
+            codec = blueprint.open_codec(
+                num_rows=self._config.speech.max_streams,
+                report=lambda done: report((1 - _LANGUAGE_SHARE) * done),
+            )
+            memory.reserve("codec-state", _state_bytes(codec.decoder))
+            layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
+            num_pages = memory.reserve_pages(layout, blueprint.max_length)
+            head = self._head(checkpoint, blueprint, setup, report)
+            device = setup.device
+            runner = SpeechRunner(
+                TokenRunner(
+                    head,
+                    KvCache(layout, num_pages, device, setup.native),
+                    max_batch_size=setup.max_batch_size,
+                    max_length=blueprint.max_length,
+                    device=device,
+                ),
+                AudioSteps(codec, blueprint.traits, blueprint.frames, device),
+                VoiceReader(codec, blueprint.voice_prompt, _voices(), device),
+                device,
+            )
+            stack.callback(runner.close)
+            scheduler = self._scheduler(blueprint, codec, layout, num_pages)
+            close = stack.pop_all().close
+        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+
+    def _setup(self, memory: ModelMemory, checkpoint: Checkpoint) -> SpeechSetup:
+        return SpeechSetup(
+            folder=checkpoint.folder,
+            options=self._config.speech,
+            max_length=self._config.models.max_length,
+            max_batch_size=self._config.schedule.max_batch_size,
+            dtype=memory.dtype(checkpoint.dtype),
+            device=self._device.torch,
+            native=memory.native_kernels(),
+        )
+
+    def _reserve(self, memory: ModelMemory, blueprint: SpeechBlueprint) -> None:
+        """All that does not depend on what else there is room for."""
+        options = self._config.schedule
+        num_rows = options.max_batch_size
+        num_tokens = options.max_batch_input_tokens + num_rows
+        memory.reserve("weights", blueprint.weight_bytes())
+        memory.reserve("codec", blueprint.codec_bytes())
+        memory.reserve("voices", _VOICES_BYTES)
+        memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
+
+    def _head(
+        self,
+        checkpoint: Checkpoint,
+        blueprint: SpeechBlueprint,
+        setup: SpeechSetup,
+        report: Callable[[float], None],
+    ) -> TokenHead:
+        """The loaded model behind the head that fits it."""
+        model = blueprint.build(checkpoint, lambda done: report(1 - _LANGUAGE_SHARE * (1 - done)))
+        num_rows, device = setup.max_batch_size, setup.device
+        sampler = self._sampler(blueprint.num_logits, setup.native)
+        if isinstance(model, CausalModel):
+            return TextHead(model, sampler, max_batch_size=num_rows, device=device)
+        return FrameHead(model, sampler, max_batch_size=num_rows, device=device)
+
+    def _scheduler(
+        self,
+        blueprint: SpeechBlueprint,
+        codec: SpeechCodec,
+        layout: KvLayout,
+        num_pages: int,
+    ) -> SpeechScheduler:
+        traits, decoder = blueprint.traits, codec.decoder
+        clock = FrameClock(
+            frame_s=decoder.hop / decoder.sample_rate,
+            steps_per_frame=traits.steps_per_frame,
+            delay_steps=traits.delay_steps,
+            lookahead_frames=math.ceil(decoder.latency / decoder.hop),
+        )
+        model = SpeechModel(
+            name=self.name,
+            clock=clock,
+            sample_rate=decoder.sample_rate,
+            stop_ids=traits.stop_ids,
+            voices=traits.voices,
+            num_context_steps=traits.num_context_steps,
+            context_end_ids=traits.context_end_ids,
+            can_clone=codec.encode is not None,
+        )
+        return SpeechScheduler(
+            model=model,
+            pool=self._pool(layout, num_pages, shares=traits.causal_prompts),
+            schedule=self._config.schedule,
+            speech=self._config.speech,
+            max_length=blueprint.max_length,
+            namespace=self._namespace(layout, blueprint.max_length),
+        )
+
+
+def _voices() -> ContentCache[Codes]:
+    return ContentCache(_VOICES_BYTES, copy=Codes.copy)
+
+
+def _state_bytes(decoder: CodecDecoder) -> int:
+    """What the codec's rows keep on the device."""
+    return int(getattr(decoder, "state_bytes", 0))

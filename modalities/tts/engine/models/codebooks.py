@@ -1,0 +1,50 @@
+"""Frames of codes as a decoder's input: every codebook's embedding of its code, summed.
+
+Owns the sum, and how frames and words share the positions of a step. Knows no family.
+
+Shapes: N frames, Q codes, E entries of all codebooks, V entries of one or of the text, T, X, F as
+in `modalities.tts.engine.frame_head`, C hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import embedding_bag
+
+from triptych.modalities.tts.engine.frame_head import FrameInputs
+
+
+class Codebooks:
+    """The tables of all codebooks, one after the other in `weight_EC`; left uninitialised."""
+
+    def __init__(
+        self,
+        num_codes: int,
+        codebook_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_codes * codebook_size, hidden_size)
+        self.weight_EC = torch.empty(shape, dtype=dtype, device=device)
+        self._offsets_Q = torch.arange(num_codes, device=device) * codebook_size
+
+    def __call__(self, codes_NQ: torch.Tensor) -> torch.Tensor:
+        """`x_NC`: the sum over each frame's codes."""
+        x_NC: torch.Tensor = embedding_bag(codes_NQ + self._offsets_Q, self.weight_EC, mode="sum")
+        return x_NC
+
+    def one(self, codes_N: torch.Tensor, codebook: int) -> torch.Tensor:
+        """`x_NC` of one codebook's codes."""
+        return self.weight_EC.index_select(0, codes_N + self._offsets_Q[codebook])
+
+
+def embed_inputs(inputs: FrameInputs, text_VC: torch.Tensor, codebooks: Codebooks) -> torch.Tensor:
+    """`x_TC` of a step's positions, words and frames each in their places."""
+    frames_FC = codebooks(inputs.codes_FQ)
+    if not len(inputs.text_ids_X):
+        return frames_FC  # a step of decode rows alone
+    x_TC = frames_FC.new_empty(len(inputs.positions_T), frames_FC.shape[1])
+    x_TC.index_copy_(0, inputs.frame_index_F, frames_FC)
+    return x_TC.index_copy_(0, inputs.text_index_X, text_VC.index_select(0, inputs.text_ids_X))

@@ -1,0 +1,139 @@
+"""Brings Kokoro onto the device: memory, weights, runner, scheduler.
+
+Owns the order of these, how many sentences may be under way, and in which type the sound is made.
+Knows no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+
+from triptych.core.config import Config
+from triptych.core.devices.device import Device
+from triptych.core.engine.loader import DeviceLoader
+from triptych.core.engine.staged_runner import StagedRunner
+from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
+from triptych.core.job import Job
+from triptych.core.ledger import Ledger
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.configs.kokoro import KokoroConfig, read_kokoro_config
+from triptych.modalities.tts.engine.models.kokoro.model import MAX_BATCH_FRAMES, Kokoro
+from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro
+from triptych.modalities.tts.engine.models.kokoro.weights import load_kokoro, weight_bytes
+from triptych.modalities.tts.scheduling.sentences import SpeechPace
+from triptych.modalities.tts.wire import SpeechRequest
+from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.staged import StagedScheduler, StageLimits
+
+MAX_STARTED_ON_CPU, MAX_STARTED_ON_GPU = 4, 16
+MAX_ROWS_ON_GPU, UNITS_PER_JOB_ON_GPU = 8, 4
+_CPU_FRAMES = 2048  # of all sentences under way: four of the longest that a front end makes
+_NUM_LIVE_TENSORS = 8  # of the widest rate, at the height of a residual block
+_USELESS_OPTIONS = {
+    "audio_decoder": "",
+    "audio_decoder_weights": "",
+    "audio_decoder_config": "",
+    "chunk_size": (),
+    "buffer": 0,
+    "block_causal": False,
+    "prepend_prompt_speech_tokens": "never",
+    "prepend_prompt_speech_tokens_causal": False,
+}
+
+
+class KokoroLoader(DeviceLoader):
+    """Implements `schedulers.base.ModelLoader`. Raises `ConfigError` for options of codecs."""
+
+    def __init__(
+        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> None:
+        super().__init__(resolved, config, device, ledger)
+        for option, default in _USELESS_OPTIONS.items():
+            if getattr(config.speech, option) != default:
+                raise ConfigError(
+                    f"{self.name} makes a sentence at once and has no codec to set: leave out"
+                    f" --{option.replace('_', '-')}."
+                )
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        dtype = self._conv_dtype()
+        num_frames = _CPU_FRAMES if self._device.is_cpu else MAX_BATCH_FRAMES
+        with ExitStack() as stack:
+            memory = self._memory(stack)
+            with Checkpoint.open(self._folder) as checkpoint:
+                config = read_kokoro_config(checkpoint.config)
+                memory.reserve("weights", weight_bytes(checkpoint, dtype))
+            memory.reserve("activations", num_frames * frame_bytes(config))
+            kokoro = load_kokoro(
+                self._folder,
+                self._device.torch,
+                conv_dtype=dtype,
+                native=memory.native_kernels(),
+                report=report,
+            )
+            runner = StagedRunner(StagedKokoro(kokoro), self._device.torch)
+            stack.callback(runner.close)
+            close = stack.pop_all().close
+        scheduler = self._scheduler(kokoro)
+        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+
+    def _conv_dtype(self) -> torch.dtype:
+        """bfloat16 where the device is good at it or it was asked for, else float32."""
+        wanted = self._config.models.dtype
+        if wanted != "auto":
+            return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+        is_fast = self._device.compute_dtype(torch.bfloat16) is torch.bfloat16
+        return torch.bfloat16 if is_fast else torch.float32
+
+    def _scheduler(self, kokoro: Kokoro) -> StagedScheduler:
+        schedule, is_cpu = self._config.schedule, self._device.is_cpu
+        most = MAX_STARTED_ON_CPU if is_cpu else MAX_STARTED_ON_GPU
+        return StagedScheduler(
+            model=self.name,
+            open_pace=partial(open_pace, kokoro, self._config),
+            max_jobs=schedule.max_queue_size + self._config.speech.max_streams,
+            limits=StageLimits(
+                max_rows=1 if is_cpu else MAX_ROWS_ON_GPU,
+                max_started=min(most, self._config.speech.max_streams),
+                units_per_job=1 if is_cpu else UNITS_PER_JOB_ON_GPU,
+            ),
+        )
+
+
+def open_pace(kokoro: Kokoro, config: Config, job: Job) -> SpeechPace:
+    """A request's pace. Raises `RequestError` for what this model cannot speak."""
+    request = job.request
+    assert isinstance(request, SpeechRequest), "the API sends this model speech requests"
+    if not request.segments:
+        raise InvalidRequest("There is nothing to say.", param="input")
+    if request.clip is not None:
+        raise UnsupportedOption(
+            "Kokoro does not imitate a recorded voice; mix its own, as in af_heart*0.7+af_bella.",
+            param="voice",
+        )
+    for segment in request.segments:
+        kokoro.sentence(segment.prompt_ids, request.voice, speed=request.speed)
+    return SpeechPace(
+        request,
+        arrival_s=job.arrival_s,
+        target_s=config.speech.target_first_audio_s,
+        sample_rate=kokoro.sample_rate,
+        max_lead_s=config.speech.max_lead_s,
+    )
+
+
+def frame_bytes(config: KokoroConfig) -> int:
+    """What a frame (1/40 s) of a sentence under way takes at most.
+
+    Its widest tensors are those of the generator's last rate, in float32.
+    """
+    generator = config.generator
+    channels = generator.upsample_initial_channel >> len(generator.upsample_rates)
+    positions = generator.samples_per_frame // generator.hop
+    return _NUM_LIVE_TENSORS * 4 * channels * positions

@@ -1,0 +1,212 @@
+"""Kokoro as a whole: sentences of phonemes in, samples out, several at once.
+
+Owns batching: sentences are planned one by one, and their sound is decoded in buckets of length.
+Knows nothing of files, text or HTTP. Every sentence is one piece: norms and recurrences run over
+all of it, so the first sample needs the last phoneme, and streaming goes sentence by sentence.
+
+Legend: B rows, T tokens, F frames, P pitch values, S samples, C channels, Y style vectors, K and N
+frequencies and spectra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from triptych.core.errors import InvalidRequest, NonFinite
+from triptych.modalities.tts.configs.kokoro import (
+    BOUNDARY_ID,
+    SAMPLE_RATE,
+    KokoroConfig,
+)
+from triptych.modalities.tts.engine.codecs.protocol import CodecKind
+from triptych.modalities.tts.engine.models.kokoro.decoder import KokoroDecoder
+from triptych.modalities.tts.engine.models.kokoro.harmonics import source_noise
+from triptych.modalities.tts.engine.models.kokoro.joints import Joints, finish, gmacs
+from triptych.modalities.tts.engine.models.kokoro.length_mask import LengthMask
+from triptych.modalities.tts.engine.models.kokoro.prosody import ProsodyPredictor
+from triptych.modalities.tts.engine.models.kokoro.text import Albert, PhonemeEncoder
+from triptych.modalities.tts.engine.models.kokoro.voices import Voices, style_of
+
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
+FRAME_BUCKET = 128
+MAX_BATCH_FRAMES = 4096
+MAX_FRAMES = 4096
+"""The longest sentence, about 100 s: what one row may need of memory is bounded."""
+
+Noise = Callable[[int, int], Tensor]
+"""Standard normal noise [S, H] for a seed and a number of samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceRequest:
+    """One row's request. `style_Y` is its voice's for this length, `seed` draws its noise."""
+
+    phoneme_ids: tuple[int, ...]
+    style_Y: Tensor
+    speed: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProsodyPlan:
+    """A sentence whose timing and melody are decided, and only its sound is not.
+
+    Phoneme features for every frame, pitch and energy, and what guides the generator.
+    """
+
+    timbre_Y: Tensor
+    text_FC: Tensor
+    pitch_P: Tensor
+    energy_P: Tensor
+    source_KN: Tensor
+
+    @property
+    def num_frames(self) -> int:
+        """How long it will be."""
+        return len(self.text_FC)
+
+
+class KokoroModel(nn.Module):
+    """The network. Names follow the released checkpoint."""
+
+    def __init__(self, config: KokoroConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.bert = Albert(config.albert, config.num_tokens)
+        self.bert_encoder = nn.Linear(config.albert.hidden_size, config.hidden_size)
+        self.predictor = ProsodyPredictor(config)
+        self.text_encoder = PhonemeEncoder(config)
+        self.decoder = KokoroDecoder(config)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.bert_encoder.weight.device
+
+    def plan(self, sentence: SentenceRequest, noise: Noise = source_noise) -> Joints[ProsodyPlan]:
+        """Decide how one sentence will go. Raises `InvalidRequest` where it gets too long.
+
+        Never batched, though the work is a tenth at most: durations are rounded and phases wrap, so
+        that a batch's different rounding of the last bit would now and then be heard.
+        """
+        ids = (BOUNDARY_ID, *sentence.phoneme_ids, BOUNDARY_ID)
+        ids_1T = torch.tensor([ids], device=self.device)
+        timbre_1Y, prosody_1Y = sentence.style_Y.to(self.bert_encoder.weight)[None].chunk(2, dim=-1)
+        hidden_1TC = self.bert_encoder((yield from self.bert(ids_1T)))
+        yield gmacs(self.predictor.text_encoder, ids_1T[:, None])
+        features_1TC, frames_1T = self.predictor.durations(hidden_1TC, prosody_1Y)
+        frames_T = (frames_1T[0] / sentence.speed).round().clamp(min=1).long()
+        num_frames = _checked(int(frames_T.sum()))
+        token_F = torch.repeat_interleave(frames_T, output_size=num_frames)
+        pitch_1P, energy_1P = yield from self.predictor.curves(features_1TC[:, token_F], prosody_1Y)
+        yield gmacs(self.text_encoder, ids_1T[:, None])
+        num_samples = pitch_1P.shape[1] * self.config.generator.samples_per_pitch
+        noise_SH = noise(sentence.seed, num_samples).to(pitch_1P)
+        return ProsodyPlan(
+            timbre_Y=timbre_1Y[0],
+            text_FC=self.text_encoder(ids_1T)[0, token_F],
+            pitch_P=pitch_1P[0],
+            energy_P=energy_1P[0],
+            source_KN=self.decoder.generator.source(pitch_1P[0], noise_SH),
+        )
+
+    def render(self, plans: Sequence[ProsodyPlan]) -> Joints[list[Tensor]]:
+        """The samples [S] of each plan, decoded in one batch."""
+        return self.decoder(  # type: ignore[no-any-return]
+            _padded([plan.text_FC for plan in plans]).transpose(1, 2),
+            (_padded([plan.pitch_P for plan in plans]), _padded([plan.energy_P for plan in plans])),
+            _padded([plan.source_KN.T for plan in plans]).transpose(1, 2),
+            torch.stack([plan.timbre_Y for plan in plans]),
+            LengthMask.of([plan.num_frames for plan in plans], self.device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kokoro:
+    """A loaded model with its voices.
+
+    Sentences of one call share batches. A sentence's samples depend on itself alone: others in its
+    batch change them by less than 1e-5, and their number not at all.
+    """
+
+    config: KokoroConfig
+    model: KokoroModel
+    voices: Voices
+    sample_rate: int = SAMPLE_RATE
+    kind: CodecKind = CodecKind.GLOBAL
+
+    def sentence(
+        self, phoneme_ids: Sequence[int], voice: str, *, speed: float = 1.0, seed: int = 0
+    ) -> SentenceRequest:
+        """A checked request. Raises `InvalidRequest` or `ContextLengthExceeded`."""
+        ids = tuple(phoneme_ids)
+        self.config.check_ids(ids)
+        if not MIN_SPEED <= speed <= MAX_SPEED:
+            raise InvalidRequest(
+                f"The speed must lie between {MIN_SPEED} and {MAX_SPEED}.", param="speed"
+            )
+        style_Y = style_of(self.voices.table(voice), len(ids))
+        return SentenceRequest(phoneme_ids=ids, style_Y=style_Y, speed=speed, seed=seed)
+
+    def synthesize(
+        self, phoneme_ids: Sequence[int], voice: str, *, speed: float = 1.0, seed: int = 0
+    ) -> Tensor:
+        """One sentence's samples [S] at 24 kHz, on the CPU. Raises as `sentence` does."""
+        return self.synthesize_batch((self.sentence(phoneme_ids, voice, speed=speed, seed=seed),))[
+            0
+        ]
+
+    @torch.inference_mode()
+    def synthesize_batch(self, sentences: Sequence[SentenceRequest]) -> list[Tensor]:
+        """The samples [S] of every sentence, in order; sentences of like lengths are one batch.
+
+        Raises `NonFinite` when the network's output is no audio.
+        """
+        plans = [finish(self.model.plan(sentence)) for sentence in sentences]
+        # A CPU is busy with one row already: batches would only add padding.
+        budget = 1 if self.model.device.type == "cpu" else MAX_BATCH_FRAMES
+        samples: dict[int, Tensor] = {}
+        for batch in batches([plan.num_frames for plan in plans], budget):
+            rows = finish(self.model.render([plans[index] for index in batch]))
+            samples.update((index, audio(row)) for index, row in zip(batch, rows, strict=True))
+        return [samples[index] for index in range(len(plans))]
+
+
+def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Indices of `lengths` that share a bucket, as many at once as `budget` holds when padded."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if batch:
+            longest = lengths[batch[0]]
+            is_like = lengths[index] // FRAME_BUCKET == longest // FRAME_BUCKET
+            if not is_like or (len(batch) + 1) * longest > budget:
+                yield batch
+                batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _checked(num_frames: int) -> int:
+    if num_frames > MAX_FRAMES:
+        raise InvalidRequest(
+            f"A sentence of {num_frames} frames is too long (at most {MAX_FRAMES}); split it, or"
+            " speak faster."
+        )
+    return num_frames
+
+
+def _padded(rows: list[Tensor]) -> Tensor:
+    return pad_sequence(rows, batch_first=True)
+
+
+def audio(pcm_S: Tensor) -> Tensor:
+    """Samples on the CPU. Raises `NonFinite` where they are no audio."""
+    if not bool(pcm_S.isfinite().all()):
+        raise NonFinite("The speech model gave something that is no audio.")
+    return pcm_S.cpu()

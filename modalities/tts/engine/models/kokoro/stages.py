@@ -1,0 +1,151 @@
+"""Kokoro as work in stages: a sentence is a unit, cut at the network's joints.
+
+Owns how much is computed at a time: on a CPU a slice of one sentence, short enough that nothing
+else on the device has to wait for long; on a GPU a whole plan, then the sound of several sentences
+of like length at once. Knows no deadlines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from triptych.core.engine.staged_runner import advance_each
+from triptych.core.staged_plan import Stage
+from triptych.modalities.tts.engine.models.kokoro.joints import Joints, finish
+from triptych.modalities.tts.engine.models.kokoro.model import (
+    MAX_BATCH_FRAMES,
+    Kokoro,
+    ProsodyPlan,
+    SentenceRequest,
+    audio,
+    batches,
+)
+from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest
+
+SLICE_GMACS = 4.0
+"""Multiplications in a slice, in billions: some 80 ms of a modern core."""
+
+_SILENCE = 0.004
+"""What is quieter, measured by a sentence's peak, is no speech. At its edges the model is all but
+mute: 0.3 s before and 0.5 s after, twice and more what it rests between sentences itself."""
+_WINDOW_SAMPLES = 240
+_KEPT_BEFORE, _KEPT_AFTER = 2, 6  # windows of 10 ms
+
+
+@dataclass(slots=True, eq=False)
+class SentenceWork:
+    """A segment of a request under way. `joints` are driven to a plan, or to all samples."""
+
+    request: SpeechRequest
+    unit: int
+    joints: Joints[ProsodyPlan] | Joints[Tensor]
+    next_stage: Stage | None
+    next_gmacs: float = 0.0
+    plan: ProsodyPlan | None = None
+
+
+class StagedKokoro:
+    """Implements `core.engine.staged_runner.StagedModel`.
+
+    Samples are those of `Kokoro.synthesize` without the silence at their edges; pauses are shorter
+    for who speaks faster.
+    """
+
+    def __init__(self, kokoro: Kokoro, *, slice_gmacs: float = SLICE_GMACS) -> None:
+        self._kokoro = kokoro
+        self._is_sliced = kokoro.model.device.type == "cpu"
+        self._slice_gmacs = slice_gmacs
+
+    def begin(self, request: SpeechRequest, unit: int) -> SentenceWork:
+        """Take up one segment. Raises `InvalidRequest` or `ContextLengthExceeded`."""
+        segment = request.segments[unit]
+        sentence = self._kokoro.sentence(
+            segment.prompt_ids,
+            request.voice,
+            speed=request.speed,
+            seed=(request.sampling.seed + unit) % 2**63,
+        )
+        model = self._kokoro.model
+        joints = self._whole(sentence) if self._is_sliced else model.plan(sentence)
+        return SentenceWork(request, unit, joints, Stage("begin", len(segment.prompt_ids)))
+
+    def advance(self, works: Sequence[SentenceWork]) -> Sequence[Any]:
+        """A slice or a plan each, or the sound of all at once."""
+        if works[0].plan is None:
+            return advance_each(self._slice, works)
+        return self._render(works)
+
+    def _whole(self, sentence: SentenceRequest) -> Joints[Tensor]:
+        plan = yield from self._kokoro.model.plan(sentence)
+        (pcm_S,) = yield from self._kokoro.model.render([plan])
+        return pcm_S
+
+    def _slice(self, work: SentenceWork) -> SpeechDelta | None:
+        """Drive one sentence from joint to joint while the slice lasts."""
+        done, next_gmacs = 0.0, work.next_gmacs
+        try:
+            while not self._is_sliced or done == 0 or done + next_gmacs <= self._slice_gmacs:
+                done += next_gmacs
+                next_gmacs = next(work.joints)
+        except StopIteration as end:
+            return self._end(work, end.value)
+        work.next_gmacs = next_gmacs
+        work.next_stage = Stage("slice", max(self._slice_gmacs, next_gmacs))
+        return None
+
+    def _end(self, work: SentenceWork, value: ProsodyPlan | Tensor) -> SpeechDelta | None:
+        if isinstance(value, ProsodyPlan):
+            work.plan, work.next_stage = value, Stage("render", value.num_frames)
+            return None
+        work.next_stage = None
+        return self._delta(work, value)
+
+    def _render(self, works: Sequence[SentenceWork]) -> list[Callable[[], SpeechDelta]]:
+        plans = [work.plan for work in works if work.plan is not None]
+        given: dict[int, Callable[[], SpeechDelta]] = {}
+        for batch in batches([plan.num_frames for plan in plans], MAX_BATCH_FRAMES):
+            rows = finish(self._kokoro.model.render([plans[index] for index in batch]))
+            for index, pcm_S in zip(batch, rows, strict=True):
+                given[index] = partial(self._delta, works[index], pcm_S)
+        for work in works:
+            work.next_stage = None
+        return [given[index] for index in range(len(works))]
+
+    def _delta(self, work: SentenceWork, pcm_S: Tensor) -> SpeechDelta:
+        """A sentence's sound and the silence after it. Raises `NonFinite`."""
+        segment = work.request.segments[work.unit]
+        sound_S = audio(pcm_S).numpy()
+        pause_s = segment.pause_s / work.request.speed
+        silence_S = np.zeros(round(pause_s * self._kokoro.sample_rate), np.float32)
+        is_last = work.unit == len(work.request.segments) - 1
+        return SpeechDelta(
+            segment=work.unit,
+            pcm=np.concatenate((without_edges(sound_S), silence_S)).astype("<f4").tobytes(),
+            segment_finish="stop",
+            finish_reason="stop" if is_last else None,
+            num_output_tokens=len(sound_S) // self._kokoro.config.generator.samples_per_frame,
+        )
+
+
+def without_edges(pcm_S: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A sentence from shortly before its first sound to shortly after its last.
+
+    How long to rest between sentences is said by their pauses; the listener hears the first one as
+    soon as it comes.
+    """
+    windows_WS = pcm_S[: len(pcm_S) // _WINDOW_SAMPLES * _WINDOW_SAMPLES].reshape(
+        -1, _WINDOW_SAMPLES
+    )
+    peaks_W = np.abs(windows_WS).max(axis=1)
+    loud = np.flatnonzero(peaks_W > _SILENCE * peaks_W.max(initial=0.0))
+    if not len(loud):
+        return pcm_S
+    first = max(0, int(loud[0]) - _KEPT_BEFORE)
+    return pcm_S[first * _WINDOW_SAMPLES : (int(loud[-1]) + 1 + _KEPT_AFTER) * _WINDOW_SAMPLES]

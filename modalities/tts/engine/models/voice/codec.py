@@ -1,0 +1,170 @@
+"""The codec of the embedded voice: codes at 20 Hz to a harmonic-plus-residual spectrum at 80 Hz.
+
+Owns a causal decoder (an embedding of finite scalar codes, Mentzer et al. 2023; ConvNeXt blocks at
+the step rate and at the frame rate, as in Vocos) and what each of its output channels means. Sound
+is made of them in `synthesis.py`.
+
+Shapes: B rows, Q codebooks, F steps, T frames, C channels, K frequency bins.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from triptych.modalities.tts.configs.voice import CodecConfig
+
+UNVOICED_HZ = 60.0
+_PITCH_SCALE, _PITCH_CENTRE_HZ = 4.0, 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spectra:
+    """A frame's sound: `exp(harmonic + i phase)` filters the pulses, the residual is added.
+
+    All [B, K, T] but pitch and voicing, [B, T]. `harmonic` and `residual` are log magnitudes,
+    phases are in radians, `pitch` is the log2 of Hz at the end of each frame. Frames are voiced
+    where `voicing` is positive; elsewhere there are no pulses, and the residual's phase is noise.
+    """
+
+    harmonic: Tensor
+    harmonic_phase: Tensor
+    residual: Tensor
+    residual_phase: Tensor
+    pitch: Tensor
+    voicing: Tensor
+
+
+def spectra_of(raw_BCT: Tensor) -> Spectra:
+    """Name the raw channels [B, 4 K + 2, T] of the codec and give them their units."""
+    harmonic, phase, residual, residual_phase = raw_BCT[:, :-2].chunk(4, 1)
+    return Spectra(
+        harmonic=harmonic,
+        harmonic_phase=math.pi * phase.tanh(),
+        residual=residual,
+        residual_phase=residual_phase,
+        pitch=raw_BCT[:, -2] / _PITCH_SCALE + math.log2(_PITCH_CENTRE_HZ),
+        voicing=raw_BCT[:, -1],
+    )
+
+
+class CausalConv1d(nn.Conv1d):
+    """A convolution over the present and the past, zeros before the start."""
+
+    @property
+    def num_past(self) -> int:
+        """Past steps that the kernel covers."""
+        return (self.kernel_size[0] - 1) * self.dilation[0]
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        """Apply it; as many steps come out as go in."""
+        y_BCT: Tensor = super().forward(functional.pad(x_BCT, (self.num_past, 0)))
+        return y_BCT
+
+
+class CausalBlock(nn.Module):
+    """ConvNeXt (Liu et al., 2022) with a causal depthwise convolution."""
+
+    def __init__(self, dim: int, intermediate: int, kernel: int = 7) -> None:
+        super().__init__()
+        self.dwconv: nn.Conv1d = CausalConv1d(dim, dim, kernel, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.pwconv1 = nn.Linear(dim, intermediate)
+        self.act = nn.GELU()
+        self.pwconv2 = nn.Linear(intermediate, dim)
+        self.gamma = nn.Parameter(torch.full((dim,), 0.2))
+
+    def mlp(self, x_BTC: Tensor) -> Tensor:
+        """What follows the convolution, channels last."""
+        y_BTC: Tensor = self.gamma * self.pwconv2(self.act(self.pwconv1(self.norm(x_BTC))))
+        return y_BTC
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        """Apply it."""
+        return x_BCT + self.mlp(self.dwconv(x_BCT).transpose(1, 2)).transpose(1, 2)
+
+
+class CodecBackbone(nn.Module):
+    """Code values [B, Q, F] to hidden states [B, C, F * frames_per_step], causally."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        steps, frames = config.step_dim, config.frame_dim
+        self.embed = CausalConv1d(config.num_codebooks, steps, 3)
+        self.step_blocks = nn.Sequential(
+            *[CausalBlock(steps, 2 * steps, 3) for _ in range(config.num_step_layers)]
+        )
+        self.upsample = nn.ConvTranspose1d(
+            steps, frames, config.frames_per_step, config.frames_per_step
+        )
+        self.frame_blocks = nn.Sequential(
+            *[
+                CausalBlock(frames, config.frame_intermediate)
+                for _ in range(config.num_frame_layers)
+            ]
+        )
+        self.norm = nn.LayerNorm(frames)
+
+    def forward(self, values_BQF: Tensor) -> Tensor:
+        """Apply it."""
+        x_BCT = self.frame_blocks(self.upsample(self.step_blocks(self.embed(values_BQF))))
+        y_BCT: Tensor = self.norm(x_BCT.transpose(1, 2)).transpose(1, 2)
+        return y_BCT
+
+
+class PitchNet(nn.Module):
+    """Code values [B, Q, F] to pitch and voicing, [B, 2, F * frames_per_step], causally.
+
+    Small and by itself, because it runs in float64: phase is the integral of pitch, and would add
+    up the rounding by which one batch's arithmetic differs from another's.
+    """
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        dim = config.pitch_dim
+        self.layers = nn.Sequential(
+            CausalConv1d(config.num_codebooks, dim, 3),
+            nn.GELU(),
+            CausalConv1d(dim, dim, 3),
+            nn.GELU(),
+            nn.ConvTranspose1d(dim, 2, config.frames_per_step, config.frames_per_step),
+        )
+
+    def forward(self, values_BQF: Tensor) -> Tensor:
+        """Apply it."""
+        raw_B2T: Tensor = self.layers(values_BQF)
+        return raw_B2T
+
+
+class VoiceCodec(nn.Module):
+    """The decoder that ships: codes to raw channels, which `spectra_of` reads.
+
+    Call `prepare` once the weights are there.
+    """
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = CodecBackbone(config)
+        self.head = nn.Conv1d(config.frame_dim, 4 * config.num_bins, 1)
+        self.pitch = PitchNet(config)
+
+    def prepare(self) -> VoiceCodec:
+        """Bring each part into the type it runs in."""
+        self.float().pitch.double()
+        return self.eval()
+
+    def values(self, codes_BQF: Tensor) -> Tensor:
+        """Levels 0..n-1 to values in [-1, 1]."""
+        half = (self.config.num_levels - 1) / 2
+        return (codes_BQF / half - 1).to(self.head.weight.dtype)
+
+    def forward(self, codes_BQF: Tensor) -> Tensor:
+        """Raw channels [B, 4 K + 2, T] of whole streams, in float64 for the sake of the pitch."""
+        values_BQF = self.values(codes_BQF)
+        pitch_B2T = self.pitch(values_BQF.double())
+        return torch.cat((self.head(self.backbone(values_BQF)), pitch_B2T), 1)

@@ -1,0 +1,279 @@
+"""Turns the plans of a speech-token model into device work: tokens, audio, and voices.
+
+Owns the dispatch, and what an audio step and the reading of a clip are. Tokens are the business of
+`core.engine.token_runner`. Knows no policy and no family.
+
+Shapes: N steps, K codes of a step, B rows, Q codebooks, F codec frames, S samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torchaudio
+
+from triptych.core.content_cache import ContentCache
+from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.errors import InvalidRequest, OutOfMemory
+from triptych.core.plan import PendingStep, Plan, StepCodes, TokenPlan
+from triptych.core.sampling.host_copy import HostCopy
+from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
+from triptych.modalities.tts.engine.codecs.window import WindowDecoder
+from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechCodec, SpeechTraits
+from triptych.modalities.tts.plan import (
+    AudioPlan,
+    AudioRow,
+    AudioRowResult,
+    AudioStepResult,
+    VoicePlan,
+    VoicePrompt,
+    VoiceStepResult,
+)
+from triptych.modalities.tts.wire import VoiceClip
+
+
+class SpeechRunner:
+    """Implements `core.plan.Runner` for the plans of `modalities.tts.scheduling.scheduler`."""
+
+    def __init__(
+        self, tokens: TokenRunner, audio: AudioSteps, voices: VoiceReader, device: torch.device
+    ) -> None:
+        self._tokens = tokens
+        self._audio = audio
+        self._voices = voices
+        self._device = device
+
+    def launch(self, plan: Plan) -> PendingStep:
+        """Start `plan`; on a CPU the work is done when this returns. Raises `OutOfMemory`."""
+        if isinstance(plan, TokenPlan):
+            return self._tokens.launch(plan)
+        try:
+            with torch.inference_mode(), on_device(self._device):
+                if isinstance(plan, AudioPlan):
+                    return self._audio.launch(plan)
+                assert isinstance(plan, VoicePlan), "a plan of the speech scheduler"
+                return self._voices.launch(plan)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory("The step did not fit in device memory.") from error
+
+    def close(self) -> None:
+        """Let go of models, caches and codec state; there is no launching after this."""
+        self._tokens.close()
+        self._voices.close()
+        del self._audio, self._voices
+
+
+class AudioSteps:
+    """Pushes step codes through a codec's rows.
+
+    Per row, on the host: the steps of frames that are not whole yet, and how many samples of a
+    voice's own sound are still to be left out.
+    """
+
+    def __init__(
+        self,
+        codec: SpeechCodec,
+        traits: SpeechTraits,
+        frames: Callable[[Codes], Codes],
+        device: torch.device,
+    ) -> None:
+        self._decoder = codec.decoder
+        self._codebook_size = codec.codebook_size
+        self._traits = traits
+        self._frames = frames
+        self._device = device
+        self._steps: dict[int, list[StepCodes]] = {}
+        self._num_skipped: dict[int, int] = {}
+
+    def launch(self, plan: AudioPlan) -> PendingAudio:
+        """Start the step: new rows, the frames that are whole now, and the ends of segments."""
+        clock = DeviceClock(self._device)
+        first = [row for row in plan.rows if row.is_first]
+        if first:
+            self._begin(first)
+        parts: list[list[_RowSamples]] = [[] for _ in plan.rows]
+        whole = {index: self._take(row) for index, row in enumerate(plan.rows)}
+        unknown = {index for index, codes_QF in whole.items() if self._is_unknown(codes_QF)}
+        known = {index: codes_QF for index, codes_QF in whole.items() if index not in unknown}
+        self._decode({index: codes for index, codes in known.items() if codes.size}, plan, parts)
+        last = [index for index, row in enumerate(plan.rows) if row.is_last]
+        if last:
+            slots = [plan.rows[index].slot for index in last]
+            self._add(last, slots, self._decoder.flush(slots), parts)
+        clock.stop()
+        return PendingAudio(plan.step_id, parts, unknown, clock)
+
+    def _is_unknown(self, codes_QF: Codes) -> bool:
+        """Whether the codec has no such codes: looking them up would end the whole step."""
+        if self._codebook_size is None or not codes_QF.size:
+            return False
+        return bool(codes_QF.min() < 0 or codes_QF.max() >= self._codebook_size)
+
+    def _begin(self, rows: Sequence[AudioRow]) -> None:
+        slots = [row.slot for row in rows]
+        self._decoder.init_state(slots, seeds=[row.seed for row in rows])
+        self._steps.update({slot: [] for slot in slots})
+        self._num_skipped.update(dict.fromkeys(slots, 0))
+        for row in rows:
+            if row.prompt:
+                self._hear(row.slot, self._frames(_steps_array(row.prompt)))
+
+    def _hear(self, slot: int, codes_QF: Codes) -> None:
+        """Let a row's decoder have heard a voice whose sound is not given out."""
+        codes = torch.from_numpy(codes_QF).to(self._device)
+        if isinstance(self._decoder, WindowDecoder):
+            self._decoder.hear(slot, codes)
+            return
+        audio = self._decoder.push(codes[None], [slot])
+        num_samples = codes_QF.shape[1] * self._decoder.hop
+        self._num_skipped[slot] = num_samples - (audio.stops[0] - audio.starts[0])
+
+    def _take(self, row: AudioRow) -> Codes:
+        """The frames that are whole with the row's new steps: `codes_QF`."""
+        steps = [*self._steps[row.slot], *row.codes]
+        num_frames = self._traits.num_frames(len(steps))
+        self._steps[row.slot] = steps[num_frames * self._traits.steps_per_frame :]
+        return self._frames(_steps_array(steps)) if num_frames else np.zeros((0, 0), np.int64)
+
+    def _decode(
+        self, whole: dict[int, Codes], plan: AudioPlan, parts: Sequence[list[_RowSamples]]
+    ) -> None:
+        if not whole:
+            return
+        num_valid = [codes_QF.shape[1] for codes_QF in whole.values()]
+        num_codebooks = len(next(iter(whole.values())))
+        codes_BQF = np.zeros((len(whole), num_codebooks, max(num_valid)), np.int64)
+        for padded_QF, codes_QF in zip(codes_BQF, whole.values(), strict=True):
+            padded_QF[:, : codes_QF.shape[1]] = codes_QF
+        slots = [plan.rows[index].slot for index in whole]
+        codes = torch.from_numpy(codes_BQF).to(self._device, non_blocking=True)
+        self._add(list(whole), slots, self._decoder.push(codes, slots, num_valid), parts)
+
+    def _add(
+        self,
+        indexes: Sequence[int],
+        slots: Sequence[int],
+        audio: DecodedAudio,
+        parts: Sequence[list[_RowSamples]],
+    ) -> None:
+        """Note where each row's samples will be, the voice's own left out."""
+        pcm = HostCopy(audio.pcm_BS.float())
+        for at, (index, slot) in enumerate(zip(indexes, slots, strict=True)):
+            start, stop = audio.starts[at], audio.stops[at]
+            num_skipped = min(self._num_skipped[slot], stop - start)
+            self._num_skipped[slot] -= num_skipped
+            parts[index].append(_RowSamples(pcm, at, start + num_skipped, stop))
+
+
+@dataclass(frozen=True, slots=True)
+class _RowSamples:
+    """Samples of one row, on their way to the host."""
+
+    pcm: HostCopy
+    row: int
+    start: int
+    stop: int
+
+    def samples(self) -> np.ndarray:
+        return self.pcm.get()[self.row, self.start : self.stop].numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class PendingAudio:
+    """Implements `core.plan.PendingStep`. Rows of `unknown` codes have no sound."""
+
+    step_id: int
+    parts: Sequence[Sequence[_RowSamples]]
+    unknown: Collection[int]
+    clock: DeviceClock
+
+    def result(self) -> AudioStepResult:
+        """Wait for the samples."""
+        rows = tuple(
+            AudioRowResult(is_finite=False) if index in self.unknown else _audio_row(parts)
+            for index, parts in enumerate(self.parts)
+        )
+        return AudioStepResult(step_id=self.step_id, elapsed_s=self.clock.elapsed_s(), rows=rows)
+
+
+def _audio_row(parts: Sequence[_RowSamples]) -> AudioRowResult:
+    if not parts:
+        return AudioRowResult()
+    samples_S = np.concatenate([part.samples() for part in parts])
+    if not np.isfinite(samples_S).all():
+        return AudioRowResult(is_finite=False)
+    return AudioRowResult(pcm=samples_S.astype("<f4", copy=False).tobytes())
+
+
+def _steps_array(steps: Sequence[StepCodes]) -> Codes:
+    return np.array(steps, dtype=np.int64)
+
+
+class VoiceReader:
+    """Reads the voices of clips with a codec's encoder; remembers them by the clips' digests."""
+
+    def __init__(
+        self,
+        codec: SpeechCodec,
+        voice_prompt: Callable[[VoiceClip, Codes], VoicePrompt],
+        cache: ContentCache[Codes],
+        device: torch.device,
+    ) -> None:
+        self._codec = codec
+        self._voice_prompt = voice_prompt
+        self._cache = cache
+        self._device = device
+
+    def launch(self, plan: VoicePlan) -> PendingVoice:
+        """Start encoding, unless the clip is known. Raises `InvalidRequest` without an encoder."""
+        clock = DeviceClock(self._device)
+        codes_QF = self._cache.acquire(plan.clip.digest)
+        if codes_QF is not None:
+            self._cache.release(plan.clip.digest)  # a step that fails has no result to do it
+            codes = HostCopy(torch.from_numpy(codes_QF))
+        else:
+            codes = HostCopy(self._encode(plan.clip))
+        clock.stop()
+        return PendingVoice(self, plan, codes, codes_QF is not None, clock)
+
+    def close(self) -> None:
+        """Forget the voices."""
+        self._cache.clear()
+
+    def finish(self, clip: VoiceClip, codes_QF: Codes, *, is_known: bool) -> VoicePrompt:
+        """The prompt of a clip that is encoded, which is remembered from now on."""
+        if not is_known:
+            codes_QF = self._cache.insert(clip.digest, codes_QF, codes_QF.nbytes)
+            self._cache.release(clip.digest)
+        return self._voice_prompt(clip, codes_QF)
+
+    def _encode(self, clip: VoiceClip) -> torch.Tensor:
+        if self._codec.encode is None:
+            raise InvalidRequest("This model imitates no recordings.", param="voice")
+        pcm_S = torch.frombuffer(bytearray(clip.pcm), dtype=torch.float32).to(self._device)
+        rate = self._codec.decoder.sample_rate
+        if clip.sample_rate != rate:
+            pcm_S = torchaudio.functional.resample(pcm_S, clip.sample_rate, rate)
+        return self._codec.encode(pcm_S)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingVoice:
+    """Implements `core.plan.PendingStep`."""
+
+    reader: VoiceReader
+    plan: VoicePlan
+    codes: HostCopy
+    is_known: bool
+    clock: DeviceClock
+
+    def result(self) -> VoiceStepResult:
+        """Wait for the codes."""
+        codes_QF = self.codes.get().numpy()
+        prompt = self.reader.finish(self.plan.clip, codes_QF, is_known=self.is_known)
+        elapsed_s = self.clock.elapsed_s()
+        return VoiceStepResult(step_id=self.plan.step_id, elapsed_s=elapsed_s, prompt=prompt)

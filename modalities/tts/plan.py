@@ -1,0 +1,123 @@
+"""Plan and result of the two steps that only speech has: decoding audio, and reading a voice.
+
+Owns the hand-over between the speech scheduler and the runners of speech-token models. Plain data,
+no tensors, like `core.plan`: knows neither policy nor codecs.
+
+A *step code* is what one token step of a speech model yields: a tuple of ints, one id or a column
+of codes. The runner's assembler turns step codes into codec frames; the scheduler counts them with
+a `FrameClock`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from triptych.core.plan import Plan, StepCodes, StepResult
+from triptych.modalities.tts.wire import VoiceClip
+
+SAMPLE_BYTES = 4
+"""Bytes of a sample on the wire: float32, one channel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameClock:
+    """How token steps become audio: `steps_per_frame` steps make a codec frame of `frame_s`.
+
+    The first frame is whole only `delay_steps` steps later than that (delay patterns), and its
+    sound comes out `lookahead_frames` frames later (codecs that read ahead) or when the segment
+    ends.
+    """
+
+    frame_s: float
+    steps_per_frame: int = 1
+    delay_steps: int = 0
+    lookahead_frames: int = 0
+
+    def num_frames(self, num_steps: int) -> int:
+        """Whole frames in the first `num_steps` steps of a segment."""
+        return max(0, num_steps - self.delay_steps) // self.steps_per_frame
+
+    def num_steps(self, num_frames: int) -> int:
+        """Fewest steps of a segment that hold `num_frames` whole frames; 0 for none."""
+        return self.delay_steps + num_frames * self.steps_per_frame if num_frames > 0 else 0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of audio that a token step is worth."""
+        return self.frame_s / self.steps_per_frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioRow:
+    """One stream's part of an audio step: the next step codes of the segment it is speaking.
+
+    `slot` is the codec row; it stays with the job from its first row to its end. A segment begins
+    with a row that `is_first` (the codec row starts anew) and ends with one that `is_last` (what
+    the decoder holds back is flushed), which may be the same one; `codes` may be empty there.
+    `prompt` comes with `is_first` only: step codes of the voice that the decoder shall have heard
+    before, whose sound is not given out. `seed` keys the noise of codecs that add some.
+    """
+
+    job_id: str
+    slot: int
+    codes: tuple[StepCodes, ...] = ()
+    is_first: bool = False
+    is_last: bool = False
+    seed: int = 0
+    prompt: tuple[StepCodes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioPlan(Plan):
+    """A step of the codec. No slot comes twice."""
+
+    rows: tuple[AudioRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioRowResult:
+    """Little-endian float32 samples of one row.
+
+    `is_finite` is false where they held NaN, or where the codec has no such codes.
+    """
+
+    pcm: bytes = b""
+    is_finite: bool = True
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in `pcm`."""
+        return len(self.pcm) // SAMPLE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioStepResult(StepResult):
+    """One entry per row of the plan."""
+
+    rows: tuple[AudioRowResult, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoicePrompt:
+    """What a voice is to a speech-token model.
+
+    `prompt_ids` begin every prompt (ids of words, and frame ids of sound); `codes` are the step
+    codes of that sound, for decoders that shall hear it first.
+    """
+
+    prompt_ids: tuple[int, ...] = ()
+    codes: tuple[StepCodes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoicePlan(Plan):
+    """A step that reads the voice of a clip."""
+
+    clip: VoiceClip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoiceStepResult(StepResult):
+    """The voice that was read."""
+
+    prompt: VoicePrompt = VoicePrompt()

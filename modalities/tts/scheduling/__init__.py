@@ -1,0 +1,1 @@
+"""Who speaks next, by playback deadlines. Runs in the engine process; loads no torch."""

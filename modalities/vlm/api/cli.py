@@ -1,0 +1,95 @@
+"""`triptych see`: pictures and a question at a terminal; and `triptych chat` with models that see.
+
+Owns what `see` reads. Everything else is the pipeline's, and that of chat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from triptych.core.errors import ConfigError
+from triptych.modalities.llm.api import cli as chat
+from triptych.modalities.llm.api.cli import add_chat_arguments
+from triptych.modalities.vlm.api.pipeline import PictureInput, SeeingChatPipeline, VisionPipeline
+
+__all__ = ["add_chat_arguments", "add_see_arguments", "run_chat", "run_see"]
+
+_STDIN = "-"
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+_QUESTION = "What is in this picture?"
+_QUESTION_OF_SEVERAL = "What is in these pictures?"
+
+
+def add_see_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `triptych see`."""
+    parser.add_argument(
+        "operands",
+        nargs="*",
+        metavar="PICTURE ... [QUESTION]",
+        help='PNG, JPEG or WebP files ("-": what is piped in), then what to ask',
+    )
+    parser.add_argument("--system", help="instructions that precede the question")
+    chat.add_common(parser, "vision")
+
+
+def run_see(args: argparse.Namespace) -> int:
+    """Answer a question about pictures, as the answer comes."""
+    pictures, question = _read_operands(args.operands)
+    parts = [{"type": "image", "image": picture} for picture in pictures]
+    messages = [
+        *([{"role": "system", "content": args.system}] if args.system else []),
+        {"role": "user", "content": [*parts, {"type": "text", "text": question}]},
+    ]
+    with _open_pipeline(args) as pipeline:
+        for piece in pipeline.stream(messages, **chat.call_options(args)):
+            chat.show(piece)
+    chat.show("\n")
+    return 0
+
+
+def run_chat(args: argparse.Namespace) -> int:
+    """Talk, with pictures where the model sees; it must where there are some to begin with."""
+    pipeline = VisionPipeline if args.image else SeeingChatPipeline
+    return chat.run_chat(args, pipeline.from_arguments)
+
+
+def _open_pipeline(args: argparse.Namespace) -> VisionPipeline:
+    return VisionPipeline.from_arguments(args)
+
+
+def _read_operands(operands: list[str]) -> tuple[list[PictureInput], str]:
+    """The pictures, which come first, and the question."""
+    num_pictures = 0
+    while num_pictures < len(operands) and _is_picture(operands[num_pictures]):
+        num_pictures += 1
+    named, words = operands[:num_pictures], operands[num_pictures:]
+    if not named and sys.stdin.isatty():
+        raise ConfigError(
+            'Nothing to look at: name a picture, as in `triptych see cat.png "What is this?"`.'
+        )
+    pictures = [_picture(name) for name in named or [_STDIN]]
+    default = _QUESTION if len(pictures) == 1 else _QUESTION_OF_SEVERAL
+    return pictures, " ".join(words) or default
+
+
+def _is_picture(operand: str) -> bool:
+    is_named_so = operand.lower().endswith(_SUFFIXES) and " " not in operand
+    return operand == _STDIN or is_named_so or _is_file(operand)
+
+
+def _is_file(operand: str) -> bool:
+    try:
+        return Path(operand).expanduser().is_file()
+    except OSError:  # a question can be longer than any file's name
+        return False
+
+
+def _picture(name: str) -> PictureInput:
+    if name != _STDIN:
+        return Path(name)
+    data = sys.stdin.buffer.read()
+    if not data:
+        raise ConfigError("Nothing was piped in.")
+    return data

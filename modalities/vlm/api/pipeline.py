@@ -1,0 +1,153 @@
+"""Pictures and questions from Python: load a model that sees, show it pictures, ask.
+
+Owns the `VisionPipeline` object: the same engine and text service as the server, in this process.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from PIL import Image
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import ConfigError, InvalidRequest
+from triptych.core.lazy import load
+from triptych.core.media.fetch import Fetched
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.multimodal import PICTURE, PictureSource
+from triptych.modalities.llm.api.pipeline import ChatPipeline, Message, as_messages
+from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.modality import CHAT
+from triptych.modalities.modality import Modality, modality_of
+from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.modalities.vlm.api.prompt_encoder import VisionPromptEncoder
+from triptych.modalities.vlm.modality import VISION
+
+PictureInput: TypeAlias = Image.Image | str | Path | bytes
+"""A picture: an image, a file's path, what is in the file, or a URL."""
+
+_URLS = ("data:", "http://", "https://")
+
+
+class SeeingChatPipeline(ChatPipeline):
+    """A chat model in this process that sees, if the model does.
+
+    A message's content may hold parts `{"type": "image", "image": PICTURE}` beside those of text.
+    """
+
+    _modalities: ClassVar[tuple[Modality, ...]] = (VISION, CHAT)
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], LlmService]:
+        if not _sees(resolved):
+            return super()._open_service(resolved, config)
+        lens = PictureProcessorCache.from_config(InProcessPreparation(resolved), config)
+        facts = load("triptych.modalities.vlm.processing.probe:read_facts")(resolved.folder)
+        eyes = VisionPromptEncoder.open(resolved, facts, lens, config)
+        return lambda client: LlmService.from_config(
+            config, [eyes.text], client, eyes={resolved.name: eyes}
+        )
+
+    def _messages(self, conversation: Any) -> Sequence[Message]:
+        if isinstance(conversation, Sequence) and not isinstance(conversation, str):
+            conversation = [_with_sources(message) for message in conversation]
+        return as_messages(conversation)
+
+
+class VisionPipeline(SeeingChatPipeline):
+    """A model that sees, in this process.
+
+        with VisionPipeline.from_pretrained() as see:
+            print(see("cat.png", "What is this?"))
+            for piece in see.stream(["a.png", "b.png"], "What differs?"):
+                print(piece, end="", flush=True)
+
+    A call takes a picture or several and a question, or else a conversation as `ChatPipeline` does,
+    with pictures in it. Keyword arguments are those of `ChatPipeline`.
+    """
+
+    @classmethod
+    def _default(cls) -> str:
+        return VISION.default
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], LlmService]:
+        if not _sees(resolved):
+            raise ConfigError(f"{resolved.name} reads text alone: name a model that sees.")
+        return super()._open_service(resolved, config)
+
+    def __call__(self, conversation: Any, question: str = "", **options: Any) -> Any:
+        """Answer a question about one or several pictures; without one, a conversation or more."""
+        return super().__call__(_asked(conversation, question), **options)
+
+    async def acall(self, conversation: Any, question: str = "", **options: Any) -> Any:
+        """Async twin of calling the pipeline."""
+        return await super().acall(_asked(conversation, question), **options)
+
+    def stream(self, conversation: Any, question: str = "", **options: Any) -> Iterator[str]:
+        """Answer piece by piece. Leaving the loop early cancels the rest."""
+        return super().stream(_asked(conversation, question), **options)
+
+    def astream(
+        self, conversation: Any, question: str = "", **options: Any
+    ) -> AsyncGenerator[str, None]:
+        """Async twin of `stream`."""
+        return super().astream(_asked(conversation, question), **options)
+
+
+def _sees(resolved: ResolvedModel) -> bool:
+    return modality_of(resolved, (VISION, CHAT)) is VISION
+
+
+def _asked(pictures: Any, question: str) -> Any:
+    """The conversation of a question about pictures; without a question, it is one already."""
+    if not question:
+        return pictures
+    several = pictures if isinstance(pictures, list | tuple) else [pictures]
+    parts = [{"type": PICTURE, PICTURE: picture} for picture in several]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+
+
+def _with_sources(message: Any) -> Any:
+    """A message with its pictures in the form that the service takes."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return message
+    return {**message, "content": [_with_source(part) for part in content]}
+
+
+def _with_source(part: Any) -> Any:
+    if not isinstance(part, Mapping) or part.get("type") not in (PICTURE, "image_url"):
+        return part
+    picture = part.get(PICTURE)
+    if part["type"] == "image_url":
+        field = part.get("image_url")
+        picture = field.get("url") if isinstance(field, Mapping) else None
+    return picture_source(picture).part()
+
+
+def picture_source(picture: PictureInput | None) -> PictureSource:
+    """Where a picture comes from. Raises `ConfigError` for a file that cannot be read."""
+    if isinstance(picture, bytes):
+        return PictureSource(file=Fetched(picture, ""))
+    if isinstance(picture, Image.Image):
+        file = io.BytesIO()
+        picture.save(file, "png")
+        return PictureSource(file=Fetched(file.getvalue(), ""))
+    if isinstance(picture, str) and picture.lower().startswith(_URLS):
+        return PictureSource(picture)
+    if not isinstance(picture, str | Path):
+        raise InvalidRequest("A picture is a PIL image, a path, bytes or a URL.", param="messages")
+    try:
+        return PictureSource(file=Fetched(Path(picture).expanduser().read_bytes(), ""))
+    except OSError as error:
+        name = Path(picture).name
+        raise ConfigError(f"The picture {name} cannot be read ({error.strerror}).") from error

@@ -1,0 +1,161 @@
+"""From a caller's picture file to what its model takes.
+
+Owns the way there, through a limited child (`processing.worker`), and a bounded memory of what came
+out, by content: a picture that comes again is neither decoded nor processed. Knows no prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import msgspec
+
+from triptych.core.config import Config
+from triptych.core.lazy import load
+from triptych.core.media.child import DecodeLimits, DecodePool
+from triptych.core.media.fetch import Fetched
+from triptych.core.media.pictures import PictureLimits
+from triptych.core.typed import decode_msgpack
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.vlm.prepared import PreparedPicture
+
+_PROCESSING = "triptych.modalities.vlm.processing"
+_CHILD_MEMORY_BYTES = 768 * 2**20
+"""Of one picture, on top of what a child holds: a processor makes several copies of it."""
+_MAX_WAITING = 256
+
+
+class PreparePicture(Protocol):
+    """Decodes a file and processes the picture for a model, off the event loop."""
+
+    def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> Awaitable[PreparedPicture]:
+        """Raises errors of `core.errors.RequestError`."""
+        ...
+
+
+class PooledPreparation:
+    """Implements `PreparePicture` with limited children: for strangers' pictures."""
+
+    def __init__(self, models: Sequence[ResolvedModel], config: Config) -> None:
+        self._limits = PictureLimits()
+        self._pool = DecodePool(
+            [f"{_PROCESSING}.worker"],
+            num_children=config.server.num_decode_children,
+            limits=DecodeLimits(
+                memory_bytes=_CHILD_MEMORY_BYTES,
+                input_bytes=config.server.max_upload_bytes,
+                num_waiting=_MAX_WAITING,
+            ),
+            args={"models": {model.name: [model.folder, model.digest] for model in models}},
+        )
+        self._pool.start()
+
+    async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedPicture:
+        """Raises what `DecodePool.run` and `prepare_picture` raise."""
+        decoded = await self._pool.run(
+            "prepare",
+            file.data,
+            model=model,
+            limits=dataclasses.asdict(self._limits),
+            media_type=file.media_type,
+            max_pixels=max_pixels,
+        )
+        return await asyncio.to_thread(decode_msgpack, decoded.data, PreparedPicture)
+
+    async def close(self) -> None:
+        """End the children."""
+        await self._pool.close()
+
+
+class InProcessPreparation:
+    """Implements `PreparePicture` in a thread of this process: for one's own pictures alone."""
+
+    def __init__(self, model: ResolvedModel) -> None:
+        opened = load(f"{_PROCESSING}.processor:PictureProcessor")
+        self._prepare = load(f"{_PROCESSING}.worker:prepare_picture")
+        self._processor = opened.open(model.folder, model=model.digest)
+
+    async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedPicture:
+        """Raises what `prepare_picture` raises."""
+        return await asyncio.to_thread(
+            self._prepare,
+            self._processor,
+            bytes(file.data),
+            limits=PictureLimits(max_side=2**15, max_pixels=2**27),
+            media_type=file.media_type,
+            max_pixels=max_pixels,
+        )
+
+
+class PictureProcessorCache:
+    """Prepares pictures, each once: what came out is kept, the least recent gives way."""
+
+    def __init__(self, prepare: PreparePicture, *, max_bytes: int) -> None:
+        self._prepare = prepare
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._kept: OrderedDict[bytes, PreparedPicture] = OrderedDict()
+        self._running: dict[bytes, _Run] = {}
+
+    @classmethod
+    def from_config(cls, prepare: PreparePicture, config: Config) -> Self:
+        """With the bounds of a configuration."""
+        return cls(prepare, max_bytes=config.vision.prepared_pictures_mb * 2**20)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is kept."""
+        return self._num_bytes
+
+    async def look(
+        self, file: Fetched, *, model: str, max_pixels: int, tenant: str = ""
+    ) -> PreparedPicture:
+        """The picture as `model` takes it; each tenant's is prepared for itself.
+
+        Raises what preparing it raises.
+        """
+        key = await asyncio.to_thread(_key, file, model, max_pixels, tenant)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        if key not in self._running:
+            work = self._keep(key, self._prepare(file, model=model, max_pixels=max_pixels))
+            self._running[key] = _Run(asyncio.create_task(work))
+        run = self._running[key]
+        run.num_waiting += 1
+        try:
+            return await asyncio.shield(run.task)
+        finally:
+            run.num_waiting -= 1
+            if not run.num_waiting:  # nobody wants it any more, or it is done
+                run.task.cancel()
+                self._running.pop(key, None)
+
+    async def _keep(self, key: bytes, work: Awaitable[PreparedPicture]) -> PreparedPicture:
+        made = await work
+        self._kept[key] = made
+        self._num_bytes += made.num_bytes
+        while self._num_bytes > self._max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes
+        return made
+
+
+@dataclass(slots=True)
+class _Run:
+    """A picture being prepared, and how many wait for it."""
+
+    task: asyncio.Task[PreparedPicture]
+    num_waiting: int = 0
+
+
+def _key(file: Fetched, model: str, max_pixels: int, tenant: str) -> bytes:
+    digest = hashlib.sha256(msgspec.msgpack.encode((model, max_pixels, file.media_type, tenant)))
+    digest.update(file.data)
+    return digest.digest()

@@ -1,0 +1,157 @@
+"""A model that sees, known but not yet loaded: its decoder, its encoder, what each will take.
+
+Owns the reading of a checkpoint that holds both. The decoder is ours (`core.decoders`), the
+encoder transformers' (`encoder`). Knows nothing of ledgers or schedulers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from triptych.core.decoders.families import is_native as is_native_decoder
+from triptych.core.decoders.native import NativeBlueprint
+from triptych.core.decoders.tensor_names import DecoderTensors
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.decoder import Decoder
+from triptych.core.layers.native_linear import pack_linears
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.engine.encoder import (
+    PictureEncoder,
+    Scaling,
+    encoder_sketch,
+    load_encoder,
+)
+from triptych.modalities.vlm.engine.head import PlaceholderTraits
+from triptych.modalities.vlm.engine.slots.adapter import AdaptedCheckpoint
+from triptych.modalities.vlm.engine.slots.model import SlotModel
+from triptych.modalities.vlm.processing.config import open_image_processor, read_config
+from triptych.modalities.vlm.processing.families import FAMILIES
+
+_TEXT_MODELS = {
+    "gemma": "GemmaModel",
+    "gemma3_text": "Gemma3TextModel",
+    "qwen2_vl_text": "Qwen2VLTextModel",
+    "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
+    "qwen3_vl_text": "Qwen3VLTextModel",
+}
+_ENCODER_SHARE = 0.2  # of the progress that is reported
+
+
+class VisionBlueprint:
+    """What a checkpoint of one of `families.FAMILIES` needs. Raises `WeightsError` if unfit."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        native: NativeKernels | None = None,
+    ) -> None:
+        self._config = read_config(checkpoint.config)
+        self._checkpoint = checkpoint = _adapted(checkpoint, self._config)
+        model_type = self._config.model_type
+        self.family = FAMILIES[model_type]
+        self._kind = _kind_of(model_type)
+        self._part = DecoderTensors.find(checkpoint.tensors)
+        self.dtype = dtype
+        self._device = device
+        self._native = native
+        self.text = NativeBlueprint(
+            _text_fields(self._config, self._part.head in checkpoint.tensors),
+            max_length=max_length,
+            dtype=dtype,
+            device=device,
+            native=native,
+        )
+
+    @property
+    def traits(self) -> PlaceholderTraits:
+        """What becomes of the positions that pictures fill."""
+        image_id = int(self._config.image_token_id)
+        return PlaceholderTraits(
+            placeholder_id=image_id if image_id < self.text.vocab_size else 0,
+            has_axes=bool(self.text.config.rope.sections),
+            whole_spans=self.family.whole_spans,
+            whole_prompts=self.family.whole_prompts,
+        )
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of one position's features."""
+        vision = self._config.vision_config
+        num_late = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        return int(self.text.config.hidden_size * (1 + num_late) * self.dtype.itemsize)
+
+    def encoder_bytes(self) -> int:
+        """Device bytes of the encoder's weights."""
+        sketch = encoder_sketch(self._config, self._kind)
+        num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
+        return num_values * self.dtype.itemsize
+
+    def encoder_activation_bytes(self, num_patches: int) -> int:
+        """A generous guess at what a step holds: towers are widest in their MLPs."""
+        vision = self._config.vision_config
+        hidden = int(getattr(vision, "hidden_size", 0) or getattr(vision, "embed_dim", 1024))
+        return num_patches * 16 * hidden * self.dtype.itemsize
+
+    def build(self, report: Callable[[float], None]) -> tuple[Decoder, PictureEncoder]:
+        """Load both."""
+        names = [name for name in self._checkpoint.tensors if not self._part.holds(name)]
+        model = load_encoder(
+            self._checkpoint, self._config, self._kind, dtype=self.dtype, names=names
+        ).to(self._device)
+        pack_linears(model, self._native)
+        scaling = Scaling.of(open_image_processor(self._checkpoint.folder))
+        encoder = PictureEncoder(
+            model, scaling, batch_axis=self.family.batch_axis, dtype=self.dtype
+        )
+        report(_ENCODER_SHARE)
+        decoder = self.text.build(
+            self._checkpoint,
+            lambda done: report(_ENCODER_SHARE + (1 - _ENCODER_SHARE) * done),
+            self._part,
+        )
+        return decoder, encoder
+
+
+def is_native(config: Mapping[str, Any]) -> bool:
+    """Whether our decoder knows the language side of a model that sees."""
+    if config.get("model_type") not in FAMILIES:
+        return False
+    return is_native_decoder(_text_fields(read_config(config), True))
+
+
+def _kind_of(model_type: str) -> Any:
+    """The class that the encoder is part of: transformers', but for a family of our own."""
+    if model_type == SlotModel.config_class.model_type:
+        return SlotModel
+    return getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
+
+
+def _adapted(checkpoint: Checkpoint, config: Any) -> Checkpoint:
+    rank = getattr(config, "adapter_rank", 0)
+    return AdaptedCheckpoint(checkpoint, config.adapter_alpha / rank) if rank else checkpoint
+
+
+def _text_fields(config: Any, has_head: bool) -> dict[str, Any]:
+    """The text part of a configuration, as a language model's `config.json`."""
+    text = config.text_config
+    kind = text.model_type
+    architecture = _TEXT_MODELS.get(kind) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, kind)
+    fields = {name: value for name, value in text.to_dict().items() if value is not None}
+    return {
+        **fields,
+        "architectures": [architecture],
+        # Defaults of configurations do not agree on this; who stores a projection means it.
+        "tie_word_embeddings": not has_head,
+    }

@@ -1,0 +1,195 @@
+"""Vision encoders: transformers' own towers and projectors, without the language model.
+
+Owns how one is loaded from a checkpoint that holds more, and how pictures become its batch: bytes
+are scaled and normalised here, on the device, as the model's image processor would. Pictures of
+like shapes share a forward. Knows no family: whatever has `get_image_features` will do.
+
+Shapes: N features of a picture, C hidden, L layers.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from triptych.core.errors import InvalidRequest, WeightsError
+from triptych.core.prompt_content import Array, PromptPicture
+from triptych.core.weights.quiet import without_progress_bar
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.engine.features import Features
+
+_PIXELS, _MASK = "pixel_values", "pixel_attention_mask"
+_LANGUAGE = ("language_model", "text_model", "lm_head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """What is left of a processor's work once sizes are right: `(bytes * factor - mean) / std`.
+
+    In a picture the channel is the third axis from the end. In flattened patches a channel's values
+    lie together; where a patch is made for `num_frames` of a film, a picture fills them all.
+    """
+
+    factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_frames: int = 1
+
+    @classmethod
+    def of(cls, processor: Any) -> Scaling:
+        """What transformers' image `processor` would do."""
+        num_channels = len(processor.image_mean)
+        return cls(
+            factor=processor.rescale_factor if processor.do_rescale else 1.0,
+            mean=tuple(processor.image_mean) if processor.do_normalize else (0.0,) * num_channels,
+            std=tuple(processor.image_std) if processor.do_normalize else (1.0,) * num_channels,
+            num_frames=getattr(processor, "temporal_patch_size", 1),
+        )
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        """In float32."""
+        are_patches = values.dim() == 2
+        scaled: torch.Tensor = values.float().mul_(self.factor)
+        if are_patches:
+            scaled = scaled.unflatten(1, (len(self.mean), 1, -1))
+        mean, std = (torch.tensor(x, device=values.device) for x in (self.mean, self.std))
+        scaled.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
+        return scaled.expand(-1, -1, self.num_frames, -1).flatten(1) if are_patches else scaled
+
+
+class PictureEncoder:
+    """Calls `model.get_image_features` for batches that are joined along `batch_axis`.
+
+    Without one, and on a CPU, pictures are encoded one by one: there what shares a run differs in
+    its last bits. Without `scaling` they come scaled. Inputs that the model does not ask for are
+    left out.
+    """
+
+    def __init__(
+        self, model: Any, scaling: Scaling | None, *, batch_axis: int | None, dtype: torch.dtype
+    ) -> None:
+        self._model = model
+        self._scaling = scaling
+        self._dtype = dtype
+        self._device = next(model.parameters()).device
+        self._batch_axis = None if self._device.type == "cpu" else batch_axis
+        self._wanted = inspect.signature(model.get_image_features).parameters
+
+    def encode(self, pictures: Sequence[PromptPicture]) -> list[Features | InvalidRequest]:
+        """Features in the order of `pictures`; an error where they do not fit its span."""
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for index, picture in enumerate(pictures):
+            key = index if self._batch_axis is None else _shape(picture, self._batch_axis)
+            groups[key].append(index)
+        encoded: dict[int, Features | InvalidRequest] = {}
+        for indexes in groups.values():
+            group = [pictures[index] for index in indexes]
+            encoded.update(zip(indexes, self._encode(group), strict=True))
+        return [encoded[index] for index in range(len(pictures))]
+
+    def _encode(self, pictures: Sequence[PromptPicture]) -> list[Features | InvalidRequest]:
+        output = self._model.get_image_features(**self._batch(pictures), return_dict=True)
+        hidden_NC = _flat(output.pooler_output)
+        sizes = [picture.span.num_features for picture in pictures]
+        if sum(sizes) != len(hidden_NC):
+            error = InvalidRequest("A picture's features do not fit its place in the prompt.")
+            return [error for _ in pictures]
+        parts = hidden_NC.split(sizes)
+        late = getattr(output, "deepstack_features", None)
+        if late is None:
+            return [Features(part) for part in parts]
+        late_parts = torch.stack([_flat(layer) for layer in late]).split(sizes, dim=1)
+        return [Features(part, late) for part, late in zip(parts, late_parts, strict=True)]
+
+    def _batch(self, pictures: Sequence[PromptPicture]) -> dict[str, torch.Tensor]:
+        axis = self._batch_axis or 0
+        batch = {
+            name: torch.cat([self._tensor(p.inputs[name]) for p in pictures], axis)
+            for name in pictures[0].inputs
+            if name in self._wanted
+        }
+        if self._scaling is not None:
+            batch[_PIXELS] = self._scaling(batch[_PIXELS])
+            mask = batch.get(_MASK)
+            if mask is not None:  # a processor fills up after it has normalised
+                batch[_PIXELS] = batch[_PIXELS] * mask.unsqueeze(-3)
+                batch[_MASK] = mask.bool()
+        batch[_PIXELS] = batch[_PIXELS].to(self._dtype)
+        return batch
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        values = np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+        return torch.from_numpy(values.copy()).to(self._device, non_blocking=True)
+
+
+def _shape(picture: PromptPicture, axis: int) -> tuple[Any, ...]:
+    """Equal for pictures that can be joined along `axis`."""
+    return tuple(
+        (name, array.dtype, array.shape[:axis], array.shape[axis + 1 :])
+        for name, array in sorted(picture.inputs.items())
+    )
+
+
+def _flat(parts: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """All features in one line."""
+    if isinstance(parts, torch.Tensor):
+        return parts.flatten(0, -2)
+    return torch.cat([part.flatten(0, -2) for part in parts])
+
+
+def encoder_sketch(config: Any, kind: Any) -> Any:
+    """The encoder without memory behind it."""
+    with torch.device("meta"):
+        return _encoder_of(_without_language(kind)(_cut(config)))
+
+
+def load_encoder(
+    checkpoint: Checkpoint, config: Any, kind: Any, *, dtype: torch.dtype, names: Sequence[str]
+) -> Any:
+    """The encoder of class `kind` from the tensors `names`. Raises `WeightsError`."""
+    with without_progress_bar():
+        model, info = _without_language(kind).from_pretrained(
+            None,
+            config=_cut(config),
+            state_dict={name: checkpoint.read(name) for name in names},
+            dtype=dtype,
+            ignore_mismatched_sizes=True,  # they are reported, and refused below
+            output_loading_info=True,
+        )
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        keys = [str(key) for key in info[problem]]
+        if wrong := sorted(k for k in keys if not any(part in k for part in _LANGUAGE)):
+            raise WeightsError(f"The vision encoder has {problem}: {', '.join(wrong[:3])}.")
+    return _encoder_of(model)
+
+
+def _without_language(kind: Any) -> Any:
+    """The class itself, for which it is well that the language model's tensors are missing."""
+    ignored = [rf"{part}" for part in _LANGUAGE]
+    return type(kind.__name__, (kind,), {"_keys_to_ignore_on_load_missing": ignored})
+
+
+def _cut(config: Any) -> Any:
+    """The configuration with a language model of next to no size."""
+    config = copy.deepcopy(config)
+    text = config.text_config
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 1, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    return config
+
+
+def _encoder_of(model: Any) -> Any:
+    """What is left once the language model is gone."""
+    base = model.base_model
+    for name in ("language_model", "text_model"):
+        if hasattr(base, name):
+            setattr(base, name, torch.nn.Module())
+    return base.eval()

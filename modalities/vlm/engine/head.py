@@ -1,0 +1,238 @@
+"""Tokens of text and positions of pictures: what enters a language model that sees.
+
+Owns which positions of each slot a picture fills, and where they are in space. Features are read
+from the cache; whoever plans a step holds references to those it needs. A step without pictures
+goes the way of a text model's. Implements `core.engine.token_runner.TokenHead`.
+
+Shapes: T tokens of the step, F of them filled by pictures, P of a prompt, C hidden, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from triptych.core.engine.text_head import CausalModel, TextHead
+from triptych.core.engine.token_runner import DeviceStep, HostStep
+from triptych.core.frames import FIRST_FRAME_ID
+from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
+from triptych.core.layers.attention import KvCache
+from triptych.core.layers.decoder import LateInputs
+from triptych.core.plan import SlotStart, TokenRow
+from triptych.core.prompt_content import PictureSpan
+from triptych.core.sampling.sampler import Sampler
+from triptych.modalities.vlm.engine.features import FeatureCache, Features
+
+
+class VisionTextModel(CausalModel, Protocol):
+    """What this head asks of a model beside what text does."""
+
+    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """`x_TC`."""
+        ...
+
+    def run(
+        self,
+        x_TC: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KvCache,
+        batch: AttentionBatch,
+        late: LateInputs | None = None,
+    ) -> torch.Tensor:
+        """`hidden_TC`; `positions` are [T], or [3, T] where a model's have three axes."""
+        ...
+
+
+_NOWHERE = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Positions of a prompt with pictures on three axes; what follows is `shift` further on."""
+
+    positions_3P: Int64s
+    shift: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderTraits:
+    """What a model makes of the positions that pictures fill.
+
+    `placeholder_id` stands for them in its vocabulary. With `has_axes` they are places in a grid
+    (M-RoPE, arXiv:2409.12191). With `whole_spans` those of one picture see each other, with
+    `whole_prompts` all of a prompt that has pictures.
+    """
+
+    placeholder_id: int
+    has_axes: bool = False
+    whole_spans: bool = False
+    whole_prompts: bool = False
+
+
+class VisionHead(TextHead):
+    """Drives a `VisionTextModel`."""
+
+    def __init__(
+        self,
+        model: VisionTextModel,
+        sampler: Sampler,
+        features: FeatureCache,
+        traits: PlaceholderTraits,
+        *,
+        max_batch_size: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(model, sampler, max_batch_size=max_batch_size, device=device)
+        self._seeing = model
+        self._features = features
+        self._traits = traits
+        self._spans: dict[int, tuple[PictureSpan, ...]] = {}
+        self._blocks: dict[int, Int64s] = {}  # by slot: [2, P], first and last position seen
+        self._places: dict[int, _Places] = {}
+        self._shifts_S = np.zeros(max_batch_size, dtype=np.int64)
+        self._filling: list[tuple[Features, int, int]] = []
+
+    def bind(self, start: SlotStart) -> None:
+        """As for text; and note the slot's pictures."""
+        slot, spans = start.slot, start.pictures
+        self._spans.pop(slot, None)
+        self._places.pop(slot, None)
+        self._blocks.pop(slot, None)
+        self._shifts_S[slot] = 0
+        if spans:
+            ids = tuple(
+                self._traits.placeholder_id if token_id >= FIRST_FRAME_ID else token_id
+                for token_id in start.history_ids
+            )
+            start = replace(start, history_ids=ids)
+            self._spans[slot] = spans
+            if self._traits.has_axes:
+                self._places[slot] = places = _places(start.num_prompt_tokens, spans)
+                self._shifts_S[slot] = places.shift
+            if self._traits.whole_spans or self._traits.whole_prompts:
+                self._blocks[slot] = self._find_blocks(start.num_prompt_tokens, spans)
+        super().bind(start)
+
+    def lay_out(self, step: HostStep) -> Sequence[Int64s]:
+        """Ids, places where they are not plain positions, and which tokens pictures fill."""
+        is_filled_T = step.token_ids_T >= FIRST_FRAME_ID
+        step.token_ids_T[is_filled_T] = self._traits.placeholder_id
+        places = self._lay_out_places(step) if self._traits.has_axes else _NOWHERE
+        self._filling = []
+        if not is_filled_T.any():
+            return (step.token_ids_T, places)
+        for row, first in _first_tokens(step):
+            if is_filled_T[first : first + row.num_tokens].any():
+                self._filling += self._find_filling(row)
+        laid_out = (step.token_ids_T, places, is_filled_T.nonzero()[0])
+        return (*laid_out, self._lay_out_blocks(step)) if self._blocks else laid_out
+
+    def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
+        """`hidden_TC`."""
+        token_ids_T, flat_places, *filled = step.extras
+        self._feed_back(token_ids_T, step)
+        places = step.positions_T
+        if self._traits.has_axes:
+            has_three = len(flat_places) > len(token_ids_T)
+            places = flat_places.view(3, -1) if has_three else flat_places
+        if not filled and places.dim() == 1:
+            return self._model.forward(token_ids_T, places, kv, step.batch)
+        x_TC = self._seeing.embed(token_ids_T)
+        if not filled:
+            return self._seeing.run(x_TC, places, kv, step.batch)
+        late = self._fill(x_TC, filled[0])
+        if len(filled) > 1:
+            step.batch.blocks_2T = filled[1].view(2, -1)
+        return self._seeing.run(x_TC, places, kv, step.batch, late)
+
+    def _lay_out_places(self, step: HostStep) -> Int64s:
+        """Positions [T] as the model counts them, or [3, T] where prompts have pictures."""
+        shifted_T = step.positions_T + self._shifts_S[step.slots_B[step.row_T]]
+        seeing = [item for item in _first_tokens(step) if item[0].slot in self._places]
+        if not seeing:
+            return shifted_T
+        places_3T = np.repeat(shifted_T[None], 3, axis=0)
+        for row, first in seeing:
+            positions_3P = self._places[row.slot].positions_3P
+            chunk_3N = positions_3P[:, row.start : row.start + row.num_tokens]
+            places_3T[:, first : first + chunk_3N.shape[1]] = chunk_3N
+        return places_3T
+
+    def _find_blocks(self, num_prompt_tokens: int, spans: Sequence[PictureSpan]) -> Int64s:
+        blocks_2P = np.repeat(np.arange(num_prompt_tokens)[None], 2, axis=0)
+        if self._traits.whole_prompts:
+            blocks_2P[:] = [[0], [num_prompt_tokens - 1]]
+        for first, length in (run for span in spans for run in span.runs):
+            if self._traits.whole_spans:
+                blocks_2P[:, first : first + length] = [[first], [first + length - 1]]
+        return blocks_2P
+
+    def _lay_out_blocks(self, step: HostStep) -> Int64s:
+        """`[2, T]`: the block of each token, itself alone where it has no other."""
+        blocks_2T = np.repeat(step.positions_T[None], 2, axis=0)
+        for row, first in _first_tokens(step):
+            if row.slot in self._blocks:
+                chunk_2N = self._blocks[row.slot][:, row.start : row.start + row.num_tokens]
+                blocks_2T[:, first : first + chunk_2N.shape[1]] = chunk_2N
+        return blocks_2T
+
+    def _find_filling(self, row: TokenRow) -> list[tuple[Features, int, int]]:
+        """Which features, from where to where, fill the chunk of `row`, in order of position."""
+        return [
+            (self._look_up(span.digest), feature, feature + high - low)
+            for span in self._spans[row.slot]
+            for low, high, feature in span.filling(row.start, row.start + row.num_tokens)
+        ]
+
+    def _look_up(self, digest: bytes) -> Features:
+        features = self._features.acquire(digest)
+        assert features is not None, "whoever plans a step holds what it needs"
+        self._features.release(digest)
+        return features
+
+    def _fill(self, x_TC: torch.Tensor, index_F: torch.Tensor) -> LateInputs | None:
+        """Put features where they belong; what comes later is returned."""
+        parts = [features.hidden_NC[low:high] for features, low, high in self._filling]
+        x_TC.index_copy_(0, index_F, torch.cat(parts).to(x_TC.dtype))
+        late = [
+            features.late_LNC[:, low:high]
+            for features, low, high in self._filling
+            if features.late_LNC is not None
+        ]
+        return LateInputs(index_F, torch.cat(late, 1).to(x_TC.dtype)) if late else None
+
+
+def _first_tokens(step: HostStep) -> list[tuple[TokenRow, int]]:
+    """Each prompt row and its first token in the step."""
+    firsts, first = [], step.num_decode
+    for row in step.rows[step.num_decode :]:
+        firsts.append((row, first))
+        first += row.num_tokens
+    return firsts
+
+
+def _places(num_prompt_tokens: int, spans: Sequence[PictureSpan]) -> _Places:
+    """Text moves on by one along all axes, a picture by its rows and columns along two.
+
+    What follows a picture begins after the longer of the two.
+    """
+    positions_3P = np.empty((3, num_prompt_tokens), dtype=np.int64)
+    done, place = 0, 0
+    for span in spans:
+        (first, length), (height, width) = span.runs[0], span.grid
+        assert len(span.runs) == 1, "a picture on a grid is one run"
+        assert height * width == length, "a grid has a place for every feature"
+        positions_3P[:, done:first] = np.arange(place, place + first - done)
+        place += first - done
+        rows_N, columns_N = np.divmod(np.arange(length), width)
+        positions_3P[:, first : first + length] = place
+        positions_3P[1, first : first + length] += rows_N
+        positions_3P[2, first : first + length] += columns_N
+        place += max(height, width)
+        done = first + length
+    positions_3P[:, done:] = np.arange(place, place + num_prompt_tokens - done)
+    return _Places(positions_3P, place - done)

@@ -1,0 +1,136 @@
+"""Brings one model that sees onto the device: memory, weights, caches, runner, scheduler.
+
+Owns the order of these. Knows no architecture: the blueprint does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+
+from triptych.core.engine.loader import TokenLoader
+from triptych.core.engine.model_memory import ModelMemory
+from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
+from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
+from triptych.modalities.vlm.engine.features import FeatureCache, open_cache
+from triptych.modalities.vlm.engine.head import VisionHead
+from triptych.modalities.vlm.engine.runner import VisionRunner
+from triptych.modalities.vlm.scheduling import VisionLimits, VisionScheduler
+from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.token import TokenScheduler
+
+_STEP_PATCHES = 8192
+"""Of pictures that are encoded together; a larger picture is encoded alone."""
+_PICTURE_FEATURES = 1024
+"""Of a picture as the cache expects them to be."""
+_CACHE_SHARE = 0.1  # of the ledger, at most
+
+Blueprint = VisionBlueprint | FallbackVisionBlueprint
+
+
+class VisionLoader(TokenLoader):
+    """Implements `schedulers.base.ModelLoader`."""
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
+            memory = self._memory(stack)
+            native = memory.native_kernels()
+            blueprint = self._blueprint(checkpoint, memory.dtype(checkpoint.dtype), native)
+            features = self._reserve(memory, blueprint)
+            layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
+            num_pages = memory.reserve_pages(layout, blueprint.text.max_length)
+            decoder, encoder = blueprint.build(report)
+            head = VisionHead(
+                decoder,
+                self._sampler(blueprint.text.vocab_size, native),
+                features,
+                blueprint.traits,
+                max_batch_size=self._config.schedule.max_batch_size,
+                device=self._device.torch,
+            )
+            tokens = self._token_runner(
+                blueprint, head, KvCache(layout, num_pages, self._device.torch, native)
+            )
+            runner = VisionRunner(tokens, encoder, features, self._device.torch)
+            stack.callback(runner.close)
+            scheduler = self._scheduler(blueprint, features, layout, num_pages)
+            close = stack.pop_all().close
+        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+
+    def _blueprint(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, native: NativeKernels | None
+    ) -> Blueprint:
+        wanted, config = self._config.models.model_impl, checkpoint.config
+        max_length, device = self._config.models.max_length, self._device.torch
+        is_ours = wanted == "native" or (wanted == "auto" and is_native(config))
+        self._check_invariance(native, is_native=is_ours)
+        if not is_ours:
+            return FallbackVisionBlueprint(
+                checkpoint, max_length=max_length, dtype=dtype, device=device, native=native
+            )
+        return VisionBlueprint(
+            checkpoint, max_length=max_length, dtype=dtype, device=device, native=native
+        )
+
+    def _reserve(self, memory: ModelMemory, blueprint: Blueprint) -> FeatureCache:
+        """All that does not depend on what else there is room for; returns the empty cache."""
+        options, num_rows = self._config.schedule, self._config.schedule.max_batch_size
+        num_tokens = options.max_batch_input_tokens + num_rows
+        if blueprint.family.whole_prompts:
+            num_tokens = max(num_tokens, blueprint.text.max_length + num_rows)
+        memory.reserve("weights", blueprint.text.weight_bytes())
+        memory.reserve("vision-weights", blueprint.encoder_bytes())
+        activation_bytes = max(
+            blueprint.text.activation_bytes(num_tokens, num_rows),
+            blueprint.encoder_activation_bytes(2 * _STEP_PATCHES),
+        )
+        memory.reserve("activations", activation_bytes)
+        max_entries = self._config.cache.max_vision_cache_entries
+        wanted = max(max_entries * _PICTURE_FEATURES, _STEP_PATCHES) * blueprint.feature_bytes
+        cache_bytes = min(wanted, int(_CACHE_SHARE * self._ledger.capacity_bytes))
+        memory.reserve("vision-cache", cache_bytes)
+        return open_cache(cache_bytes, max_entries)
+
+    def _token_runner(self, blueprint: Blueprint, head: VisionHead, kv: KvCache) -> TokenRunner:
+        return TokenRunner(
+            head,
+            kv,
+            max_batch_size=self._config.schedule.max_batch_size,
+            max_length=blueprint.text.max_length,
+            device=self._device.torch,
+        )
+
+    def _scheduler(
+        self,
+        blueprint: Blueprint,
+        features: FeatureCache,
+        layout: KvLayout,
+        num_pages: int,
+    ) -> VisionScheduler:
+        family, max_length = blueprint.family, blueprint.text.max_length
+        tokens = TokenScheduler(
+            model=self.name,
+            pool=self._pool(layout, num_pages, shares=not family.whole_prompts),
+            options=self._config.schedule,
+            max_length=max_length,
+            namespace=self._namespace(layout, max_length),
+            can_see=True,
+        )
+        return VisionScheduler(
+            model=self.name,
+            tokens=tokens,
+            features=features,
+            sight=VisionLimits(
+                max_step_patches=_STEP_PATCHES,
+                whole_spans=family.whole_spans,
+                whole_prompts=family.whole_prompts,
+            ),
+            options=self._config.schedule,
+        )

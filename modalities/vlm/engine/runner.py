@@ -1,0 +1,90 @@
+"""Turns the plans of a model that sees into device work: tokens, and features of pictures.
+
+Owns the dispatch, and how features get into the cache. Tokens are the business of
+`core.engine.token_runner`, pictures that of an encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
+from triptych.core.plan import PendingStep, Plan
+from triptych.core.sampling.host_copy import HostCopy
+from triptych.modalities.vlm.engine.encoder import PictureEncoder
+from triptych.modalities.vlm.engine.features import FeatureCache, Features
+from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
+
+
+class VisionRunner:
+    """Implements `core.plan.Runner` for the plans of `modalities.vlm.scheduling`."""
+
+    def __init__(
+        self,
+        tokens: TokenRunner,
+        encoder: PictureEncoder,
+        features: FeatureCache,
+        device: torch.device,
+    ) -> None:
+        self._tokens = tokens
+        self._encoder = encoder
+        self._features = features
+        self._device = device
+
+    def launch(self, plan: Plan) -> PendingStep:
+        """Start `plan`; on a CPU the work is done when this returns. Raises `OutOfMemory`."""
+        if not isinstance(plan, EncodePlan):
+            return self._tokens.launch(plan)
+        try:
+            with torch.inference_mode(), on_device(self._device):
+                clock = DeviceClock(self._device)
+                encoded = self._encoder.encode(plan.pictures)
+                flags = [self._is_finite(part) for part in encoded]
+                is_finite = HostCopy(torch.stack(flags))
+                clock.stop()
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory("The pictures did not fit in device memory.") from error
+        return PendingFeatures(plan, encoded, is_finite, clock, self._features)
+
+    def _is_finite(self, part: Features | TriptychError) -> torch.Tensor:
+        if isinstance(part, TriptychError):
+            return torch.zeros((), dtype=torch.bool, device=self._device)
+        return part.hidden_NC.isfinite().all()
+
+    def close(self) -> None:
+        """Let go of models and caches; there is no launching after this."""
+        self._tokens.close()
+        self._features.clear()
+        del self._encoder
+
+
+@dataclass(frozen=True, slots=True)
+class PendingFeatures:
+    """Implements `core.plan.PendingStep`."""
+
+    plan: EncodePlan
+    encoded: Sequence[Features | TriptychError]
+    is_finite: HostCopy
+    clock: DeviceClock
+    cache: FeatureCache
+
+    def result(self) -> EncodeStepResult:
+        """Wait for the features, and keep those that are sound."""
+        errors: list[TriptychError | None] = []
+        flags = self.is_finite.get().tolist()
+        for picture, part, is_finite in zip(self.plan.pictures, self.encoded, flags, strict=True):
+            if isinstance(part, TriptychError):
+                errors.append(part)
+            elif not is_finite:
+                errors.append(NonFinite("The model computed no finite values for a picture."))
+            else:
+                self.cache.insert(picture.span.digest, part, part.num_bytes)
+                errors.append(None)
+        return EncodeStepResult(
+            step_id=self.plan.step_id, elapsed_s=self.clock.elapsed_s(), errors=tuple(errors)
+        )

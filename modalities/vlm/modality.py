@@ -1,0 +1,61 @@
+"""Vision in chat: models that write text about pictures.
+
+Owns how such a model is recognised and who opens its halves. Loads neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triptych.core.command import Command
+from triptych.modalities.modality import Modality
+
+
+def sees(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a config.json has a vision encoder beside a language model."""
+    return isinstance(config.get("vision_config"), dict)
+
+
+_HERE = "triptych.modalities.vlm"
+_COMMANDS = (
+    Command(
+        "chat",
+        "Talk to a model in the terminal, about pictures too where it sees.",
+        f"{_HERE}.api.cli",
+        (
+            "triptych chat",
+            'triptych chat "Why is the sky blue?" --max-tokens 100',
+            'triptych chat --image apple.png "What colour is it?"',
+            "git diff | triptych chat --system 'Write a commit message for this diff.'",
+        ),
+        operands="[PROMPT]",
+        is_named=True,
+    ),
+    Command(
+        "see",
+        "Ask about pictures.",
+        f"{_HERE}.api.cli",
+        (
+            'triptych see apple.png "What is this?"',
+            'triptych imagine "two green frogs" -o - | triptych see - "How many frogs are there?"',
+            "triptych see before.jpg after.jpg 'What has changed?'"
+            " --model HuggingFaceTB/SmolVLM-256M-Instruct",
+        ),
+        operands="PICTURE ... [QUESTION]",
+        is_named=True,
+    ),
+)
+
+VISION = Modality(
+    role="vision",
+    matches=sees,
+    wire=("triptych.core.tokens:TokenRequest", "triptych.core.tokens:TokenDelta"),
+    api=f"{_HERE}.api.open:open_api",
+    engine=f"{_HERE}.engine.loader:VisionLoader",
+    default="triptych-vision",
+    sources=(f"{_HERE}.source:EMBEDDED_VISION",),
+    pipelines={"VisionPipeline": f"{_HERE}.api.pipeline"},
+    commands=_COMMANDS,
+)

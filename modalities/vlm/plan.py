@@ -1,0 +1,31 @@
+"""Plan and result of reading pictures. Plain data, no tensors.
+
+Owns the hand-over between the scheduler and the runners of models that see. Features stay on
+the device, in a cache by digest that both sides know: a step that encodes leaves them there,
+referenced once for the plan, and the scheduler passes that reference on to the jobs that wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.core.errors import TriptychError
+from triptych.core.plan import Plan, StepResult
+from triptych.core.prompt_content import PromptPicture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodePlan(Plan):
+    """Features of some pictures, all different, none of which is in the cache."""
+
+    pictures: tuple[PromptPicture, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeStepResult(StepResult):
+    """One entry per picture of the plan: what is wrong with it, if anything.
+
+    Only pictures without an error have features in the cache, and a reference to them.
+    """
+
+    errors: tuple[TriptychError | None, ...] = ()

@@ -1,0 +1,1 @@
+"""What transformers says of a model that sees, in processes without torch."""

@@ -1,0 +1,105 @@
+"""What a model's folder says about pictures, in transformers' terms.
+
+Owns the reading of its two configurations: the model's own and its image processor's. Classes come
+from the installed transformers by their names; nothing of a checkpoint is ever executed. Torch is
+not needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.layout import read_json
+from triptych.modalities.vlm.processing.families import FAMILIES
+from triptych.modalities.vlm.processing.slots_config import SlotConfig
+
+
+def read_config(config: Mapping[str, Any]) -> Any:
+    """A `config.json` as transformers' own configuration. Raises `WeightsError`."""
+    model_type = config.get("model_type")
+    kind = _kind_of(model_type)
+    if config.get("quantization_config"):
+        raise WeightsError("config.json asks for a quantization_config, which is not supported.")
+    known = set(kind.__dataclass_fields__) | set(kind.attribute_map)
+    if "text_config" not in config:  # older files have its fields beside the others
+        text_fields = getattr(kind.sub_configs["text_config"], "__dataclass_fields__", ())
+        known |= {*text_fields, "rope_theta", "rope_scaling"} - {"model_type", "architectures"}
+    try:
+        return kind(**{k: v for k, v in config.items() if k in known and k[0] != "_"})
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise WeightsError(f"config.json is not usable as {model_type}: {error}") from error
+
+
+def _kind_of(model_type: Any) -> Any:
+    """The class of configurations of models that have a language side and a vision encoder."""
+    if model_type == SlotConfig.model_type:
+        return SlotConfig
+    if model_type in CONFIG_MAPPING:
+        kind = CONFIG_MAPPING[model_type]
+        if {"text_config", "vision_config"} <= set(kind.sub_configs):
+            return kind
+    raise WeightsError(
+        f"model_type {model_type!r} is no model with pictures that is known here:"
+        f" {', '.join(FAMILIES)}, and others that transformers has a processor for."
+    )
+
+
+def open_image_processor(folder: Path) -> Any:
+    """The image processor of a model, by Pillow and numpy. Raises `WeightsError`."""
+    fields = _processor_fields(folder)
+    name = str(fields.get("image_processor_type") or "").removesuffix("Fast").removesuffix("Pil")
+    kind = getattr(transformers, f"{name}Pil", None)
+    if not name.endswith("ImageProcessor") or kind is None:
+        raise WeightsError(f"{name or 'No'} image processor is known here.")
+    try:
+        return kind.from_dict(dict(fields))
+    except (TypeError, ValueError) as error:
+        raise WeightsError(f"preprocessor_config.json is not usable: {error}") from error
+
+
+def open_processor(folder: Path, image_processor: Any) -> Any:
+    """The whole processor of a model, with its tokenizer. Raises `WeightsError`."""
+    fields = _json(folder, "processor_config.json")
+    named = [fields, _json(folder, "tokenizer_config.json"), _processor_fields(folder)]
+    name = next((str(f["processor_class"]) for f in named if f.get("processor_class")), "")
+    kind = getattr(transformers, name, None) if name.endswith("Processor") else None
+    if kind is None or not (folder / "tokenizer.json").is_file():
+        raise WeightsError(
+            f"{name or 'No'} processor is known here, or its tokenizer.json missing."
+        )
+    tokens = {k: v for k, v in named[1].items() if k.endswith("_token") and isinstance(v, str)}
+    extra = named[1].get("extra_special_tokens")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        extra_special_tokens=extra if isinstance(extra, dict) else {},
+        **tokens,
+    )
+    accepted = inspect.signature(kind.__init__).parameters
+    plain = {k: v for k, v in fields.items() if k in accepted and not isinstance(v, dict)}
+    try:
+        return kind(image_processor=image_processor, tokenizer=tokenizer, **plain)
+    except (TypeError, ValueError) as error:
+        raise WeightsError(f"processor_config.json is not usable: {error}") from error
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder / name) if (folder / name).is_file() else {}
+
+
+def _processor_fields(folder: Path) -> Mapping[str, Any]:
+    """From `preprocessor_config.json`, or the part of `processor_config.json` in newer files."""
+    if (folder / "preprocessor_config.json").is_file():
+        return read_json(folder / "preprocessor_config.json")
+    if (folder / "processor_config.json").is_file():
+        fields = read_json(folder / "processor_config.json").get("image_processor")
+        if isinstance(fields, dict):
+            return fields
+    raise WeightsError("The model has no image processor: preprocessor_config.json is missing.")

@@ -1,0 +1,58 @@
+"""What transformers knows of a model that sees, in a process of its own, without torch.
+
+Owns the answer to `api.facts`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from triptych.core.context_length import context_length
+from triptych.core.errors import WeightsError
+from triptych.core.typed import decode_json
+from triptych.core.weights.layout import read_json
+from triptych.modalities.vlm.prepared import FactsReply, VisionFacts
+
+_HIDDEN = ("torch", "torchvision", "torchaudio")
+_FIELDS = ("vocab_size", "eos_token_id")
+
+
+def hide_torch() -> None:
+    """From here on this process has no torch, whoever asks. For processes made for it alone."""
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    for name in _HIDDEN:
+        sys.modules[name] = cast("Any", None)  # what the import system takes for "there is none"
+
+
+def read_facts(folder: str) -> VisionFacts:
+    """The facts of the model in `folder`. Raises `WeightsError` where it is not fit to see."""
+    from triptych.modalities.vlm.processing.config import read_config
+    from triptych.modalities.vlm.processing.processor import PictureProcessor
+
+    processor = PictureProcessor.open(folder, model="")
+    text = read_config(read_json(Path(folder) / "config.json")).get_text_config()
+    fields = {name: getattr(text, name, None) for name in _FIELDS}
+    known = {name: value for name, value in fields.items() if value is not None}
+    known["max_position_embeddings"] = context_length(lambda name: getattr(text, name, None))
+    return VisionFacts(processor.placeholder, known)
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    hide_torch()
+    folders = decode_json(sys.stdin.buffer.read(), list[str])
+    try:
+        answer = FactsReply(tuple(map(read_facts, folders)))
+    except WeightsError as error:
+        answer = FactsReply(error=error.message)
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main()

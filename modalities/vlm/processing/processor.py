@@ -1,0 +1,135 @@
+"""From a decoded picture to what crosses to the engine: model pixels, and its place in a prompt.
+
+Owns the use of transformers' image processors for one picture at a time, and what a picture is
+spelled as in a prompt. Runs in processes of its own, off every event loop: needs Pillow and numpy,
+never torch. Scaling and normalising are left to the engine (`encoder`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.core.errors import InvalidRequest
+from triptych.core.media.pixels import Pixels
+from triptych.core.prompt_content import Array, ArrayType, picture_digest
+from triptych.core.weights.layout import read_json
+from triptych.modalities.vlm.prepared import PreparedPicture
+from triptych.modalities.vlm.processing.config import (
+    open_image_processor,
+    open_processor,
+    read_config,
+)
+from triptych.modalities.vlm.processing.families import ANY, family_of
+from triptych.modalities.vlm.processing.spelling import MARK, is_pixtral
+
+_MASK = "pixel_attention_mask"
+_SPELLING = re.compile(f"({MARK}+)")
+
+
+class PictureProcessor:
+    """Prepares pictures for the model in one folder. `model` is the digest of its weights.
+
+    A model of no known family needs its whole `processor`, too.
+    """
+
+    def __init__(
+        self, config: Any, image_processor: Any, *, model: str, processor: Any = None
+    ) -> None:
+        self.family = family_of(config)
+        self._config = config
+        self._images = image_processor
+        self._speller = processor or image_processor
+        self._model = model
+        self._options = dict(self.family.options(config))
+        if processor is not None:
+            self._options = {**getattr(processor, "images_kwargs", {}), "return_tensors": "np"}
+        if self.family.has_scaling:
+            self._options |= {"do_rescale": False, "do_normalize": False}
+        self._settings = json.dumps(
+            [image_processor.to_dict(), self._options], sort_keys=True, default=str
+        )
+
+    @classmethod
+    def open(cls, folder: str | Path, *, model: str) -> Self:
+        """Raises `WeightsError` where the folder's configurations are not usable."""
+        path = Path(folder)
+        config, images = read_config(read_json(path / "config.json")), open_image_processor(path)
+        is_known = family_of(config) is not ANY
+        processor = None if is_known else open_processor(path, images)
+        return cls(config, images, model=model, processor=processor)
+
+    @property
+    def placeholder(self) -> str:
+        """What a chat template puts where a picture goes."""
+        if self.family is ANY:
+            return str(self._speller.image_token)
+        return "[IMG]" if is_pixtral(self._config) else self.family.placeholder
+
+    def prepare(self, pixels: Pixels, *, adapter: str = "") -> PreparedPicture:
+        """The work of one picture. Raises `InvalidRequest` where the model takes none like it."""
+        rgb = np.frombuffer(pixels.rgb, np.uint8).reshape(pixels.height, pixels.width, 3)
+        try:
+            found = self._images(
+                images=[[rgb]] if self.family.nests_images else [rgb],
+                input_data_format="channels_last",
+                **self._options,
+            )
+        except ValueError as error:
+            raise InvalidRequest(
+                f"The model takes no picture of {pixels.width} x {pixels.height} pixels."
+            ) from error
+        inputs = self._inputs(found)
+        digest = picture_digest(inputs, settings=self._settings, model=self._model, adapter=adapter)
+        return PreparedPicture(
+            digest=digest,
+            inputs=inputs,
+            spelling=_parse(self.family.spell(self._config, self._speller, found)),
+            grid=self._grid(found),
+        )
+
+    def _inputs(self, found: Mapping[str, Any]) -> dict[str, Array]:
+        """The arrays that the encoder is called with."""
+        names = self.family.inputs or found.keys()
+        arrays = {name: np.asarray(found[name]) for name in names if name in found}
+        pixels = arrays["pixel_values"]
+        if self.family.has_scaling:
+            pixels = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
+        if self.family.has_scaling and pixels.ndim == 2:
+            pixels = self._one_frame(pixels)
+        mask = arrays.pop(_MASK, None)
+        if mask is not None and not mask.all():  # without one, all is picture
+            arrays[_MASK] = mask.astype(np.uint8)
+        return {name: _array(array) for name, array in (arrays | {"pixel_values": pixels}).items()}
+
+    def _one_frame(self, patches: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Patches for several frames of a film are all the same in a picture."""
+        shape = (len(patches), len(self._images.image_mean), self._images.temporal_patch_size, -1)
+        return patches.reshape(shape)[:, :, 0].reshape(len(patches), -1)
+
+    def _grid(self, found: Mapping[str, Any]) -> tuple[int, int]:
+        if "image_grid_thw" not in found:
+            return 0, 0
+        _, height, width = (int(size) for size in found["image_grid_thw"][0])
+        merge = self._images.merge_size
+        return height // merge, width // merge
+
+
+def _array(values: NDArray[Any]) -> Array:
+    dtype: ArrayType = "float32" if values.dtype.kind == "f" else "int64"
+    if values.dtype == np.uint8:
+        dtype = "uint8"
+    data = np.ascontiguousarray(values, dtype=dtype).tobytes()
+    return Array(dtype, tuple(values.shape), data)
+
+
+def _parse(spelled: str) -> tuple[str | int, ...]:
+    """Text, and lengths of the runs of marks between it."""
+    parts = filter(None, _SPELLING.split(spelled))
+    return tuple(len(part) if part[0] == MARK else part for part in parts)

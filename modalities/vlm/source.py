@@ -1,0 +1,83 @@
+"""The embedded model that sees, as `--model` names it: its own folder joined to SmolLM2's.
+
+Owns how the two become one folder in the cache without storing the language model twice: its files
+are linked, or copied where the disk knows no links. No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import WeightsError
+from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.layout import SINGLE_NAME, read_header, read_json
+from triptych.core.weights.manifest import sha256_file
+from triptych.core.weights.packages import Installer
+from triptych.core.weights.progress import Progress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, Source, resolve
+
+NAME = "triptych-vision"
+FOLDER = Path(__file__).parent / "embedded"
+JOINER_VERSION = 1
+"""Counts up whenever the same two folders are joined in another way."""
+
+_EYES, _LANGUAGE = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+_TEXT_FILES = ("tokenizer.json", "tokenizer_config.json")
+_INDEX = f"{SINGLE_NAME}.index.json"
+
+
+def join(eyes: Path, language: Path, folder: Path) -> None:
+    """Fill `folder` with what both folders hold together. Raises `WeightsError`."""
+    _link(eyes / SINGLE_NAME, folder / _EYES)
+    _link(language / SINGLE_NAME, folder / _LANGUAGE)
+    for name in _TEXT_FILES:
+        _link(language / name, folder / name)
+    _link(eyes / "preprocessor_config.json", folder / "preprocessor_config.json")
+    named = {name: file for file in (_EYES, _LANGUAGE) for name in read_header(folder / file)}
+    config = {**read_json(eyes / "config.json"), "text_config": read_json(language / "config.json")}
+    sampling = read_json(language / "generation_config.json") | read_json(
+        eyes / "generation_config.json"
+    )
+    _write(folder / _INDEX, {"weight_map": named})
+    _write(folder / "config.json", config)
+    _write(folder / "generation_config.json", sampling)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError as error:
+        raise WeightsError(f"{source.name} is missing; install the package anew.") from error
+    except OSError:  # another disk, or one that knows no links
+        shutil.copyfile(source, target)
+
+
+def _write(file: Path, fields: object) -> None:
+    file.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
+    """The joined folder and its digest, out of the cache after the first time."""
+    if not (FOLDER / SINGLE_NAME).is_file():
+        raise WeightsError(f"{NAME} is missing from this installation; install the package anew.")
+    language = resolve(
+        EMBEDDED_REFERENCE, name=None, options=options, progress=progress, install=install
+    )
+    files = (sha256_file(file) for file in sorted(FOLDER.iterdir()) if file.is_file())
+    identity = f"eyes {JOINER_VERSION} {language.digest} {' '.join(files)}"
+    key = hashlib.sha256(identity.encode()).hexdigest()
+    return WeightsCache.open(options.cache_dir).get(
+        key, NAME, lambda folder: join(FOLDER, Path(language.folder), folder), progress
+    )
+
+
+def _adopt(place: Path, options: ModelOptions, progress: Progress) -> None:
+    """Other folders are in our layout already."""
+
+
+EMBEDDED_VISION = Source(name=NAME, fetch=_fetch, adopt=_adopt)
