@@ -4,9 +4,9 @@ Owns what a command is and how its parser is made. Knows nothing of what a comma
 is imported only when it runs.
 
 A command's module exposes two functions, by default `add_arguments(parser)`, which declares its
-flags (those of the configuration with `core.options.add_options`), and `run(args) -> int`, which
-does the work and returns the exit code. A module with several commands puts the name in between:
-`add_chat_arguments`, `run_chat`.
+flags (those of the configuration with `core.options.table.add_options`), and `run(args) -> int`,
+which does the work and returns the exit code. A module with several commands puts the name in
+between: `add_chat_arguments`, `run_chat`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Command:
 
     def run(self, argv: Sequence[str]) -> int:
         """Parse `argv` and do the work; raises ConfigError where `argv` is wrong."""
-        from triptych.core.options import parse
+        from triptych.core.options.table import parse
 
         args = parse(self.parser(), argv)
         return int(self._function("run{}")(args))

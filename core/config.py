@@ -2,8 +2,9 @@
 
 Owns the configuration. The command line, the YAML file, the environment (`TRIPTYCH_<NAME>`) and
 `docs/options.md` are all made from these dataclasses; options of other servers that are not
-offered are refused by name from the table in `core/refused.py`. Where `roles` are named, models of
-other kinds do not read the option, and `core/relevance.py` says so. Knows nothing of torch.
+offered are refused by name from the table in `core/options/refused.py`. Where `roles` are named,
+models of other kinds do not read the option, and `core/options/relevance.py` says so. Knows nothing
+of torch.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from triptych.core.media_options import ImageOptions, SpeechOptions, VisionOptions
-from triptych.core.option import (
+from triptych.core.options.declaration import (
     ANSWERS,
     BOUND,
     COUNT,
@@ -24,6 +24,7 @@ from triptych.core.option import (
     Role,
     option,
 )
+from triptych.core.options.media import ImageOptions, SpeechOptions, VisionOptions
 
 __all__ = (
     "CacheOptions",

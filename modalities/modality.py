@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from triptych.core.command import Command
 from triptych.core.lazy import load
-from triptych.core.option import Role
+from triptych.core.options.declaration import Role
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Request
@@ -41,7 +41,8 @@ def no_link(url: str, request: Request) -> None:
 class Modality:
     """One kind of model: how it is recognised, what it speaks, who opens its halves.
 
-    `matches` looks at a model's folder and its config.json (empty for a folder of parts). `wire`
+    `task` says what it does (see `core.http.models.Task`). `matches` looks at a model's folder and
+    its config.json (empty for a folder of parts). `wire`
     are the types of requests and deltas between API and engine. `api` makes an `ApiPart` of an
     `ApiSetup`; `engine` makes a `schedulers.base.ModelLoader` of a model, the configuration, the
     device and its ledger. `decoders` are modules whose functions run in decode children.
@@ -50,6 +51,7 @@ class Modality:
     """
 
     role: Role
+    task: tuple[str, str, str]
     matches: Callable[[Path, Mapping[str, Any]], bool]
     wire: Sequence[str]
     api: str

@@ -29,8 +29,8 @@ from triptych.core.errors import ConfigError, TriptychError
 from triptych.core.in_order import in_order
 from triptych.core.lazy import load
 from triptych.core.loop_thread import LoopThread
-from triptych.core.options import Resolved, resolve_keywords, resolve_with_sources
-from triptych.core.relevance import check_in_process, check_relevance
+from triptych.core.options.relevance import check_in_process, check_relevance
+from triptych.core.options.table import Resolved, resolve_keywords, resolve_with_sources
 from triptych.core.weights.opening import opening
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, resolve_all

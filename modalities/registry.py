@@ -17,12 +17,12 @@ from triptych.modalities.tts.modality import SPEECH
 from triptych.modalities.vlm.modality import VISION
 
 if TYPE_CHECKING:
-    from triptych.core.option import Role
-    from triptych.core.options import Resolved
+    from triptych.core.options.declaration import Role
+    from triptych.core.options.table import Resolved
     from triptych.core.weights.progress import Progress
     from triptych.core.weights.resolve import ResolvedModel, Source
 
-MODALITIES: tuple[Modality, ...] = (SPEECH, RECOGNITION, IMAGES, VISION, EMBEDDING, CHAT)
+MODALITIES: tuple[Modality, ...] = (IMAGES, RECOGNITION, SPEECH, VISION, EMBEDDING, CHAT)
 """In the order in which they are asked whether a model is theirs, and in which they are opened."""
 
 
@@ -33,8 +33,7 @@ def known_sources() -> list[Source]:
 
 def default_models() -> tuple[str, ...]:
     """What is served when no model is named: one of each kind, first the one for chat."""
-    *others, chat = MODALITIES
-    return (chat.default, *(modality.default for modality in others))
+    return tuple(modality.default for modality in reversed(MODALITIES))
 
 
 def role_of(model: ResolvedModel) -> Role:
@@ -47,7 +46,7 @@ def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedMode
 
     Raises as `resolve_all` does, and `ConfigError` for options that no model here reads.
     """
-    from triptych.core.relevance import check_relevance
+    from triptych.core.options.relevance import check_relevance
     from triptych.core.weights.resolve import resolve_all
 
     options = resolved.config.models

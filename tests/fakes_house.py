@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
+from triptych.core.http.models import Task
 from triptych.core.job import Output
 from triptych.core.media.audio.decode import DECODERS
 from triptych.core.weights.resolve import ResolvedModel
@@ -31,7 +32,8 @@ from triptych.modalities.embedding.wire import EmbedDelta
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.recognition.api.routes import recognition_cards, recognition_router
-from triptych.modalities.tts.api.routes import speech_cards, speech_router
+from triptych.modalities.registry import MODALITIES
+from triptych.modalities.tts.api.routes import speech_cards, speech_models_router, speech_router
 from triptych.modalities.tts.api.service import SpeechService
 from triptych.modalities.tts.api.voices.routes import voices_router
 from triptych.modalities.tts.api.voices.service import VoiceService
@@ -138,6 +140,8 @@ def open_house(folder: Path, **server: Any) -> House:
     cards += embedding_cards(words) + speech_cards(speech)
     cards += recognition_cards(hearing) + image_cards(images)
     routers = [llm_router(text, links.find), embeddings_router(words), speech_router(speech)]
-    routers += [voices_router(voices), recognition_router(hearing), images_router(images, links)]
-    house.app = create_app(config, house.chat, routers, cards)
+    routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
+    routers += [recognition_router(hearing), images_router(images, links)]
+    tasks = [Task(*modality.task) for modality in MODALITIES]
+    house.app = create_app(config, house.chat, routers, cards, tasks)
     return house

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from triptych.cli import main
-from triptych.core.options import declared
+from triptych.core.options.table import declared
 
 
 def test_table_says_where_values_come_from(

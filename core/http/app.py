@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -25,10 +26,21 @@ from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.errors import handle_error
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
-from triptych.core.http.models import ModelCard, handle_unknown_model, models_router
+from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
 from triptych.core.http.paths import Paths, handle_http_error
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
+
+
+class _App(FastAPI):
+    """FastAPI, documenting the tasks that models may have here."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        schema = document["components"]["schemas"]["ModelCard"]["properties"]["task"]
+        if self.state.task_names:
+            schema["enum"] = self.state.task_names
+        return document
 
 
 def create_app(
@@ -36,15 +48,16 @@ def create_app(
     client: EngineClient,
     routers: Sequence[APIRouter],
     cards: Sequence[ModelCard] = (),
+    tasks: Sequence[Task] = (),
 ) -> FastAPI:
-    """The ASGI app that serves `routers` in front of `client`, and lists `cards`.
+    """The ASGI app that serves `routers` in front of `client`, and lists `cards` of these `tasks`.
 
     `app.state` holds `options`, `metrics`, `in_flight`, `upload_budget`, `tasks` and `routes` for
     routes and for the server. Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
     in_flight = InFlight()
-    app = FastAPI(
+    app = _App(
         title="Triptych",
         version=version("triptych"),
         docs_url=None,  # they load scripts from elsewhere
@@ -61,7 +74,9 @@ def create_app(
     app.state.metrics = metrics
     app.state.in_flight = in_flight
     app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
-    app.state.tasks = {card.id: card.task for card in cards}
+    by_name = {task.name: task for task in tasks}
+    app.state.task_names = list(by_name)
+    app.state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
     routes = list(app.routes)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
@@ -18,17 +17,13 @@ from triptych.core.errors import UnknownModel, WrongModel
 from triptych.core.http.errors import ERROR_RESPONSES, handle_error
 from triptych.core.limits import MAX_NAME_CHARS
 
-Task = Literal["chat", "embedding", "speech", "transcription", "image"]
-_WORK: Mapping[Task, tuple[str, str]] = MappingProxyType(
-    {
-        "chat": ("chats", "/v1/chat/completions"),
-        "embedding": ("turns texts into vectors", "/v1/embeddings"),
-        "speech": ("speaks", "/v1/audio/speech"),
-        "transcription": ("writes down what it hears", "/v1/audio/transcriptions"),
-        "image": ("draws", "/v1/images/generations"),
-    }
-)
-"""What a model of each kind does, and where."""
+
+class Task(NamedTuple):
+    """What models of a kind do, in a word and in a sentence, and the route to post to."""
+
+    name: str
+    does: str
+    route: str
 
 
 class ModelCard(BaseModel):
@@ -41,7 +36,7 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(default_factory=lambda: int(time.time()))
     owned_by: Literal["triptych"] = "triptych"
-    task: Task
+    task: str
     max_model_len: int | None = None
     input_modalities: list[Literal["text", "image"]] | None = None
 
@@ -59,16 +54,10 @@ async def handle_unknown_model(request: Request, error: Exception) -> Response:
     tasks: Mapping[str, Task] = request.app.state.tasks
     if error.name not in tasks:
         return await handle_error(request, error)
-    does, route = _WORK[tasks[error.name]]
+    _, does, route = tasks[error.name]
     there = error.message.partition(" here. ")[2]
     message = f"{error.name} {does}: post to {route}. {there}"
     return await handle_error(request, WrongModel(message, param=error.param))
-
-
-class SpeechModelList(ModelList):
-    """Answer of `/v1/audio/models`. Front-ends that ask there read `models`."""
-
-    models: list[ModelCard]
 
 
 def models_router(cards: Sequence[ModelCard]) -> APIRouter:
@@ -80,12 +69,6 @@ def models_router(cards: Sequence[ModelCard]) -> APIRouter:
     async def list_models() -> ModelList:
         """The models served here."""
         return ModelList(data=list(cards))
-
-    @router.get("/v1/audio/models", response_model_exclude_none=True)
-    async def list_speech_models() -> SpeechModelList:
-        """The models that speak."""
-        speaking = [card for card in cards if card.task == "speech"]
-        return SpeechModelList(data=speaking, models=speaking)
 
     @router.get("/v1/models/{name:path}", response_model_exclude_none=True)
     async def show_model(

@@ -20,7 +20,7 @@ import msgspec
 
 from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest, RequestError, UnsupportedOption
-from triptych.core.option import Range
+from triptych.core.options.declaration import Range
 from triptych.core.weights.layout import read_json
 from triptych.modalities.diffusion.caches.methods import (
     CacheMethod,

@@ -48,6 +48,7 @@ _COMMANDS = (
 
 IMAGES = Modality(
     role="image",
+    task=("image", "draws", "/v1/images/generations"),
     matches=_matches,
     wire=(
         f"{_HERE}.wire:ImageRequest",

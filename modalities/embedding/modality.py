@@ -36,6 +36,7 @@ _COMMANDS = (
 
 EMBEDDING = Modality(
     role="embedding",
+    task=("embedding", "turns texts into vectors", "/v1/embeddings"),
     matches=_matches,
     wire=(
         f"{_HERE}.wire:EmbedRequest",

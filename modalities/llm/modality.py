@@ -45,6 +45,7 @@ _COMMANDS = (
 
 CHAT = Modality(
     role="chat",
+    task=("chat", "chats", "/v1/chat/completions"),
     matches=_matches,
     wire=("triptych.core.tokens:TokenRequest", "triptych.core.tokens:TokenDelta"),
     api=f"{_HERE}.api.open:open_api",

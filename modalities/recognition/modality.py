@@ -34,6 +34,7 @@ _COMMANDS = (
 
 RECOGNITION = Modality(
     role="recognition",
+    task=("transcription", "writes down what it hears", "/v1/audio/transcriptions"),
     matches=_matches,
     wire=(
         f"{_HERE}.wire:TranscribeRequest",

@@ -49,6 +49,7 @@ _COMMANDS = (
 
 SPEECH = Modality(
     role="speech",
+    task=("speech", "speaks", "/v1/audio/speech"),
     matches=_matches,
     wire=(f"{_HERE}.wire:SpeechRequest", f"{_HERE}.wire:SpeechDelta"),
     api=f"{_HERE}.api.open:open_api",

@@ -50,6 +50,7 @@ _COMMANDS = (
 
 VISION = Modality(
     role="vision",
+    task=("chat", "chats", "/v1/chat/completions"),
     matches=sees,
     wire=("triptych.core.tokens:TokenRequest", "triptych.core.tokens:TokenDelta"),
     api=f"{_HERE}.api.open:open_api",

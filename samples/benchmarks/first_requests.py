@@ -26,7 +26,7 @@ def child(*, is_guarded: bool) -> None:
     """One API process' first requests."""
     if not is_guarded:
         unguard()
-    from triptych.core.options import resolve_keywords
+    from triptych.core.options.table import resolve_keywords
     from triptych.core.weights.progress import SilentProgress
     from triptych.modalities.registry import resolve_models
     from triptych.modalities.tts.api.frontend import open_front_end

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych import api_process
-from triptych.core.options import add_options, resolve_with_sources
+from triptych.core.options.table import add_options, resolve_with_sources
 from triptych.serve import Programs, serve
 
 API = "--api"

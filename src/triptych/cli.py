@@ -107,7 +107,7 @@ def _overview() -> str:
 
 
 def _explain_command(name: str) -> str:
-    from triptych.core.options import nearest
+    from triptych.core.options.table import nearest
 
     kind = "option" if name.startswith("-") else "command"
     near = nearest(name, [command.name for command in COMMANDS])

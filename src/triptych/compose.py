@@ -67,6 +67,7 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
     """The HTTP app in front of `client`. `app.state.close` ends what its services have started."""
     from triptych.core.http.app import create_app
+    from triptych.core.http.models import Task
     from triptych.core.media.child import DecodePool
     from triptych.schedulers.admission import Admission
 
@@ -85,7 +86,8 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
     cards = {card.id: card for part in parts for card in part.cards}
     routers = [router for part in parts for router in part.routers]
-    app = create_app(config, client, routers, [cards[model.name] for model in models])
+    tasks = [Task(*modality.task) for modality in reversed(registry.MODALITIES)]
+    app = create_app(config, client, routers, [cards[model.name] for model in models], tasks)
     app.state.close = ending.aclose
     return app
 

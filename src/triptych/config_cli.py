@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from triptych.core.option import Option
-from triptych.core.options import (
+from triptych.core.options.declaration import Option
+from triptych.core.options.table import (
     add_options,
     describe,
     format_value,

@@ -26,8 +26,8 @@ import msgspec
 from triptych.compose import ChildSetup, build_codec
 from triptych.core import logs
 from triptych.core.http.listener import bind, url_of
-from triptych.core.option import ENVIRONMENT_PREFIX
-from triptych.core.options import Resolved, add_options, resolve_with_sources
+from triptych.core.options.declaration import ENVIRONMENT_PREFIX
+from triptych.core.options.table import Resolved, add_options, resolve_with_sources
 from triptych.core.transport.control import FromChild, Phase, Ready
 from triptych.core.transport.endpoint import connect_dealer, private_folder, send_if_connected
 from triptych.core.transport.messages import EngineGone

@@ -34,8 +34,8 @@ from triptych import serve
 from triptych.compose import build_app, build_engine
 from triptych.core.config import Config, DeviceOptions, ImageOptions, ModelOptions, ServerOptions
 from triptych.core.errors import SetupError
-from triptych.core.option import ROLES, Role
-from triptych.core.options import Resolved, declared
+from triptych.core.options.declaration import ROLES, Role
+from triptych.core.options.table import Resolved, declared
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.registry import resolve_models, role_of

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from triptych.core.options import declared
-from triptych.core.options_doc import render
-from triptych.core.refused import refused, standing
+from triptych.core.options.doc import render
+from triptych.core.options.refused import refused, standing
+from triptych.core.options.table import declared
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
 
 def test_page_is_current() -> None:
-    hint = "run `python -m triptych.core.options_doc > docs/options.md`"
+    hint = "run `python -m triptych.core.options.doc > docs/options.md`"
     assert PAGE.read_text(encoding="utf-8") == render(), hint
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from triptych.core.context_length import context_length
+from triptych.core.text.context_length import context_length
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError
-from triptych.core.option import Option, Range
-from triptych.core.options import (
+from triptych.core.options.declaration import Option, Range
+from triptych.core.options.table import (
     SECTIONS,
     add_options,
     declared,

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from triptych.cli import COMMANDS
-from triptych.core import refused
 from triptych.core.errors import ConfigError
-from triptych.core.option import ROLES
-from triptych.core.options import add_options, declared, parse, resolve
+from triptych.core.options import refused
+from triptych.core.options.declaration import ROLES
+from triptych.core.options.table import add_options, declared, parse, resolve
 from triptych.modalities.llm.api.protocol import ChatRequest
 
 MAX_FLAGS = """

@@ -10,7 +10,8 @@ import pytest
 
 from triptych.core.config import Config, SpeechOptions
 from triptych.core.errors import ConfigError
-from triptych.core.options import (
+from triptych.core.options.relevance import check_in_process, check_relevance
+from triptych.core.options.table import (
     Resolved,
     add_options,
     declared,
@@ -18,7 +19,6 @@ from triptych.core.options import (
     resolve_keywords,
     resolve_with_sources,
 )
-from triptych.core.relevance import check_in_process, check_relevance
 
 
 def _resolved(*argv: str, environ: dict[str, str] | None = None) -> Resolved:

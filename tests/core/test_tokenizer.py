@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from triptych.core import tokenizer as reading
 from triptych.core.errors import WeightsError
-from triptych.core.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.text import tokenizer as reading
+from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 

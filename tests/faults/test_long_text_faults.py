@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fakes_http import FakeEngine, chat, in_process, make_app
 
-from triptych.core.text_threads import on_text_thread
+from triptych.core.text.threads import on_text_thread
 from triptych.modalities.embedding.api.routes import EmbeddingsRequest
 from triptych.modalities.llm.api import text
 from triptych.modalities.llm.api.protocol import Message
@@ -89,7 +89,7 @@ async def test_tokenizing_holds_up_no_other_thread() -> None:
     """A hang would be the whole time; the bound is far from what a slow machine needs."""
     from fakes_llm import byte_tokenizer
 
-    from triptych.core.tokenizer import encode
+    from triptych.core.text.tokenizer import encode
 
     made, longest_s, is_over = byte_tokenizer(), 0.0, threading.Event()
 

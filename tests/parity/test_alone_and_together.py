@@ -8,7 +8,7 @@ from fakes_painter import image_request
 
 from triptych.core.config import Config
 from triptych.core.devices.opening import bring_up
-from triptych.core.options import make_config
+from triptych.core.options.table import make_config
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture

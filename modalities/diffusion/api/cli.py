@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from triptych.core.errors import ConfigError
-from triptych.core.options import add_options
+from triptych.core.options.table import add_options
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind
 from triptych.modalities.diffusion.api.pipeline import (
     DrawOptions,

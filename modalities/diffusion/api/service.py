@@ -26,7 +26,7 @@ from triptych.core.errors import (
 )
 from triptych.core.limits import MAX_SEED
 from triptych.core.media.pictures import PictureReader
-from triptych.core.unicode import check_text
+from triptych.core.text.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
 from triptych.modalities.diffusion.api.image_model import ImageModel, Size
 from triptych.modalities.diffusion.wire import AdapterUse, ImageDelta, ImageRequest, StepCache

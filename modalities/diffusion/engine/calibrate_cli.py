@@ -21,7 +21,7 @@ from rich.text import Text
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError
 from triptych.core.lines import read_lines
-from triptych.core.options import add_options, resolve
+from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve_all
 from triptych.modalities.diffusion.arguments import UNUSED, parse_size

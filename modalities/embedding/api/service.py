@@ -21,7 +21,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, UnknownModel, UnsupportedOption
 from triptych.core.sampling_params import SamplingParams
-from triptych.core.text_threads import on_text_thread
+from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.wire import EmbedDelta, EmbedRequest

@@ -13,11 +13,11 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
-from triptych.core.context_length import context_length
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, WeightsError
 from triptych.core.once import once
-from triptych.core.tokenizer import LeastTokens, encode, read_tokenizer
-from triptych.core.unicode import check_text
+from triptych.core.text.context_length import context_length
+from triptych.core.text.tokenizer import LeastTokens, encode, read_tokenizer
+from triptych.core.text.unicode import check_text
 from triptych.core.weights.layout import count_field, read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.embedding.architecture import EncoderSizes, is_encoder

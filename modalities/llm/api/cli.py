@@ -18,8 +18,8 @@ from rich.markup import escape
 
 from triptych.core.errors import ConfigError, RequestError, TriptychError
 from triptych.core.lines import read_lines
-from triptych.core.option import Role
-from triptych.core.options import add_options
+from triptych.core.options.declaration import Role
+from triptych.core.options.table import add_options
 from triptych.core.progress_bars import count_bar
 from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline, Message
 

@@ -29,7 +29,7 @@ from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
 from triptych.core.prompt_content import PromptPicture
 from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
-from triptych.core.text_threads import on_text_thread
+from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.typed import convert
 from triptych.modalities.llm.api.detokenizer import Detokenizer, TextPiece

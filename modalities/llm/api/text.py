@@ -18,12 +18,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from triptych.core.byte_level import unspell
 from triptych.core.config import ModelOptions
-from triptych.core.context_length import context_length
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, WeightsError
-from triptych.core.text_threads import on_text_thread
-from triptych.core.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.text.byte_level import unspell
+from triptych.core.text.context_length import context_length
+from triptych.core.text.threads import on_text_thread
+from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_tokenizer
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.continuation import cut, marked

@@ -29,12 +29,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from triptych.core.context_length import context_length
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.layers.native_linear import pack_linears
+from triptych.core.text.context_length import context_length
 from triptych.core.weights.quiet import without_progress_bar
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 

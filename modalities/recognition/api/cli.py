@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from triptych.core.errors import ConfigError, RequestError
-from triptych.core.options import add_options
+from triptych.core.options.table import add_options
 from triptych.modalities.recognition.api.formats import as_srt, as_text, as_vtt
 from triptych.modalities.recognition.api.pipeline import TranscribeOptions, TranscriptionPipeline
 from triptych.modalities.recognition.api.protocol import json_reply, verbose_reply

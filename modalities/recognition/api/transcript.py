@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from triptych.core.byte_level import unspell
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.tokenizer import encode, read_tokenizer
+from triptych.core.text.byte_level import unspell
+from triptych.core.text.tokenizer import encode, read_tokenizer
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.recognition.api.languages import LANGUAGES, language_code
 from triptych.modalities.recognition.api.words import WordTiming, words_of

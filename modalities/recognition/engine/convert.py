@@ -20,8 +20,8 @@ from tokenizers.models import BPE
 from transformers.models.whisper.configuration_whisper import NON_SPEECH_TOKENS, WhisperConfig
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-from triptych.core.byte_level import spell
 from triptych.core.errors import WeightsError
+from triptych.core.text.byte_level import spell
 from triptych.core.typed import convert
 from triptych.core.weights.layout import SINGLE_NAME
 from triptych.core.weights.tensors.torch_file import read_torch_file

@@ -16,7 +16,7 @@ from triptych.core.engine.staged_runner import StagedRunner
 from triptych.core.errors import InvalidRequest
 from triptych.core.job import Job
 from triptych.core.staged_plan import Stage
-from triptych.core.tokenizer import read_tokenizer
+from triptych.core.text.tokenizer import read_tokenizer
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.recognition.engine.model import WhisperNetwork
 from triptych.modalities.recognition.engine.recognizer import SpeechRecognizer

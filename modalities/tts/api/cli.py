@@ -23,7 +23,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from triptych.core.errors import ConfigError
 from triptych.core.media.audio.containers import FORMATS, AudioEncoder, open_encoder
-from triptych.core.options import add_options
+from triptych.core.options.table import add_options
 from triptych.modalities.tts.api.pipeline import SpeakOptions, SpeechPipeline, format_of
 from triptych.modalities.tts.api.progress import SpeechPiece
 

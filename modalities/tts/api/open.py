@@ -8,7 +8,7 @@ from __future__ import annotations
 from triptych.core.weights.opening import opening
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.tts.api.frontend import open_front_end
-from triptych.modalities.tts.api.routes import speech_cards, speech_router
+from triptych.modalities.tts.api.routes import speech_cards, speech_models_router, speech_router
 from triptych.modalities.tts.api.service import SpeechService
 from triptych.modalities.tts.api.voices.routes import voices_router
 from triptych.modalities.tts.api.voices.service import VoiceService
@@ -24,4 +24,6 @@ def open_api(setup: ApiSetup) -> ApiPart:
     service = SpeechService.from_config(
         setup.config, fronts, setup.client, voices=voices, admission=setup.admission
     )
-    return ApiPart([speech_router(service), voices_router(voices)], speech_cards(service))
+    cards = speech_cards(service)
+    routers = [speech_router(service), speech_models_router(cards), voices_router(voices)]
+    return ApiPart(routers, cards)

@@ -22,7 +22,7 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.byte_stream import ByteStream
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.models import ModelCard
+from triptych.core.http.models import ModelCard, ModelList
 from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
@@ -71,6 +71,24 @@ def speech_router(service: SpeechService) -> APIRouter:
             }
 
         return ByteStream(_chunks(encoded), media_type=encoder.content_type, describe=describe)
+
+    return router
+
+
+class SpeechModelList(ModelList):
+    """Answer of `/v1/audio/models`. Front-ends that ask there read `models`."""
+
+    models: list[ModelCard]
+
+
+def speech_models_router(cards: list[ModelCard]) -> APIRouter:
+    """Lists the models that speak, where front-ends look for them."""
+    router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
+
+    @router.get("/v1/audio/models", response_model_exclude_none=True)
+    async def list_speech_models() -> SpeechModelList:
+        """The models that speak."""
+        return SpeechModelList(data=cards, models=cards)
 
     return router
 

@@ -22,7 +22,7 @@ from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.media.fetch import MediaFetcher
 from triptych.core.prompt_content import PictureSpan, PromptPicture, digest_of_tenant, picture_ids
-from triptych.core.text_threads import on_text_thread
+from triptych.core.text.threads import on_text_thread
 from triptych.core.transport.codec import MAX_MESSAGE_BYTES
 from triptych.core.weights.opening import opening
 from triptych.core.weights.resolve import ResolvedModel

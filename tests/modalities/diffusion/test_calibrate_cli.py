@@ -12,7 +12,7 @@ from fakes_loading import save_pipeline
 
 from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
-from triptych.core.options import parse
+from triptych.core.options.table import parse
 from triptych.modalities.diffusion.cache_choice import CacheBook
 from triptych.modalities.diffusion.caches.gates import PlanGate
 from triptych.modalities.diffusion.calibration_file import (

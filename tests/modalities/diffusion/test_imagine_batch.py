@@ -14,7 +14,7 @@ from fakes_imagine import COLOURS, PlainEngine, open_plain
 from PIL import Image
 
 from triptych.core.errors import ConfigError, NonFinite
-from triptych.core.options import parse
+from triptych.core.options.table import parse
 from triptych.modalities.diffusion.api import cli
 from triptych.modalities.diffusion.wire import AdapterUse
 

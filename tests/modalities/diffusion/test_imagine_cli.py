@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from triptych.core.errors import ConfigError, NonFinite, RequestError
-from triptych.core.options import declared, parse
+from triptych.core.options.table import declared, parse
 from triptych.modalities.diffusion.api import cli
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.pipeline import ImagePipeline

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from triptych.core.errors import UnsupportedOption, WeightsError
 from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokenizer import encode, read_tokenizer
+from triptych.core.text.tokenizer import encode, read_tokenizer
 from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice, unknown_voice
 from triptych.modalities.tts.api.text.chunks import ChunkLimits, Utterance, split_utterances
 from triptych.modalities.tts.api.text.guard import expected_duration

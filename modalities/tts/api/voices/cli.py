@@ -22,7 +22,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.http.auth import owners
 from triptych.core.media.audio import decode
 from triptych.core.media.child import DecodePool
-from triptych.core.options import add_options, resolve
+from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import resolve_all

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.api.frontend import open_front_end, speech_role
+from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment
 from triptych.modalities.tts.api.frontend.phoneme import MAX_CHARACTERS, PhonemeFrontEnd
 from triptych.modalities.tts.api.frontend.phoneme_models import OPENAI_VOICES, read_phoneme_model
@@ -273,22 +273,6 @@ def test_a_voice_of_our_own_mixes_nothing(own: PhonemeFrontEnd) -> None:
     assert own.check_voice("Brian") == "brian"
     with pytest.raises(InvalidRequest, match="anna, brian"):
         own.check_voice("anna*0.5+brian*0.5")
-
-
-@pytest.mark.parametrize(
-    ("config", "role"),
-    [
-        ({"model_type": "kokoro"}, "speech"),
-        ({"model_type": "triptych_voice"}, "speech"),
-        ({"model_type": "csm"}, "speech"),
-        ({"model_type": "whisper"}, "recognition"),
-        ({"model_type": "llama", "speech": {"kind": "orpheus"}}, "speech"),
-        ({"model_type": "llama"}, None),
-        ({}, None),
-    ],
-)
-def test_config_tells_what_a_model_does(config: dict[str, Any], role: str | None) -> None:
-    assert speech_role(config) == role
 
 
 def test_models_of_other_kinds_have_no_front_end(tmp_path: Path) -> None:

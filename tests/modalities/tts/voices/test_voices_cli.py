@@ -12,7 +12,7 @@ from fakes_voices import MYNAH, SINGER, FakeFrontEnd, recording
 from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
 from triptych.core.http.auth import owners
-from triptych.core.options import parse
+from triptych.core.options.table import parse
 from triptych.modalities.tts.api.voices import cli
 from triptych.modalities.tts.api.voices.store import VoiceStore
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 from itertools import groupby
 
 from triptych.core.errors import ConfigError
-from triptych.core.option import Option, Role
-from triptych.core.options import Resolved, declared
+from triptych.core.options.declaration import Option, Role
+from triptych.core.options.table import Resolved, declared
 
 _log = logging.getLogger(__name__)
 

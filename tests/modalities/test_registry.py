@@ -1,7 +1,8 @@
-"""What is refused because no model that is served could use it."""
+"""Which models there are, what each is for, and options that none of them reads."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,16 @@ from fakes_serve import write_model
 
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError
-from triptych.core.options import resolve_keywords
+from triptych.core.options.table import resolve_keywords
 from triptych.core.weights.progress import SilentProgress
-from triptych.modalities.registry import resolve_models
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel
+from triptych.modalities.registry import (
+    MODALITIES,
+    default_models,
+    known_sources,
+    resolve_models,
+    role_of,
+)
 
 STRANGE: tuple[dict[str, Any], ...] = (
     {"lora_paths": ("ink=ink.safetensors",)},
@@ -43,3 +51,29 @@ def test_a_chat_model_embeds_too(folder: str) -> None:
 def test_options_of_other_pipelines(folder: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(options))}.* for .* models"):
         ChatPipeline.from_pretrained(folder, progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "role"),
+    [
+        ({"model_type": "kokoro"}, "speech"),
+        ({"model_type": "triptych_voice"}, "speech"),
+        ({"model_type": "csm"}, "speech"),
+        ({"model_type": "whisper"}, "recognition"),
+        ({"model_type": "llama", "speech": {"kind": "orpheus"}}, "speech"),
+        ({"model_type": "bert"}, "embedding"),
+        ({"model_type": "idefics3", "vision_config": {}}, "vision"),
+        ({"model_type": "llama"}, "chat"),
+        ({}, "chat"),
+    ],
+)
+def test_config_tells_what_a_model_does(tmp_path: Path, config: dict[str, Any], role: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert role_of(ResolvedModel(name="m", reference="m", folder=str(tmp_path), digest="")) == role
+
+
+def test_every_kind_has_a_default_with_a_name_of_its_own() -> None:
+    own = {source.name for source in known_sources()}
+    assert set(default_models()) <= {EMBEDDED_REFERENCE, *own}
+    assert default_models()[0] == EMBEDDED_REFERENCE  # clients take the first that is listed
+    assert len(set(default_models())) == len(MODALITIES)

@@ -1,6 +1,6 @@
 """`docs/options.md`, made from the declared options and the table of refused ones.
 
-python -m triptych.core.options_doc > docs/options.md
+python -m triptych.core.options.doc > docs/options.md
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import get_type_hints
 
-from triptych.core import refused
 from triptych.core.config import Config
-from triptych.core.option import ENVIRONMENT_PREFIX, Option
-from triptych.core.options import declared, format_value
+from triptych.core.options import refused
+from triptych.core.options.declaration import ENVIRONMENT_PREFIX, Option
+from triptych.core.options.table import declared, format_value
 
 _HEAD = f"""\
 # Options
 
-<!-- Made by `python -m triptych.core.options_doc > docs/options.md`; do not edit. -->
+<!-- Made by `python -m triptych.core.options.doc > docs/options.md`; do not edit. -->
 
 Every option can be given on the command line, as an environment variable (`{ENVIRONMENT_PREFIX}`
 and the name in capitals; lists separated by commas) or in a YAML file named by `--config-file` or

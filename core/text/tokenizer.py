@@ -17,9 +17,9 @@ from typing import Any, Self
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
 
-from triptych.core.byte_level import LETTERS
 from triptych.core.errors import WeightsError
 from triptych.core.regular_file import check_regular
+from triptych.core.text.byte_level import LETTERS
 
 TOKENIZER_FILE = "tokenizer.json"
 _PROBE = "A probe, 1."

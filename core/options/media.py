@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from triptych.core.option import BOUND, COUNT, DURATION, Range, Role, option
+from triptych.core.options.declaration import BOUND, COUNT, DURATION, Range, Role, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Options: how they are declared, read, documented, and refused. Loads no torch."""

@@ -1,0 +1,1 @@
+"""Tokenizers and what belongs to them. Loads no torch."""
