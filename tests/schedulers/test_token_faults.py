@@ -11,7 +11,7 @@ from triptych.core.job import JobState
 def errors(world: World) -> dict[str, str]:
     return {
         name: outputs[-1].error.code
-        for name, outputs in world.outputs.items()
+        for name, outputs in world.outputs.outputs.items()
         if outputs and outputs[-1].error is not None
     }
 

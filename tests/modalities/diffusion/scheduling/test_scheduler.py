@@ -111,7 +111,7 @@ def test_a_cancelled_picture_is_let_go_of_within_one_step(depth: int) -> None:
     rig.scheduler.cancel("a")
     rig.scheduler.cancel("a")
     assert rig.deltas("a") == [ImageDelta(finish_reason="cancelled")]
-    rig.launch()
+    rig.book()
     plan = rig.painter.log[before]
     assert plan.dropped == (PictureKey("a", 0),)
     assert [start.key.job_id for start in plan.starts] == ["b"]

@@ -160,7 +160,8 @@ def test_no_clip_is_read_before_there_is_a_row_for_its_stream() -> None:
         if isinstance(world.book(), VoicePlan):
             num_read += 1
             num_ended = sum(
-                outputs[-1:] != [] and outputs[-1].is_final for outputs in world.outputs.values()
+                outputs[-1:] != [] and outputs[-1].is_final
+                for outputs in world.outputs.outputs.values()
             )
             assert num_read <= 1 + num_ended, "one row is free, and whoever ends leaves one more"
         else:
