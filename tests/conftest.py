@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from filelock import FileLock
 from support.kernel_levels import LEVELS, open_kernels
 
 if TYPE_CHECKING:
@@ -38,9 +39,16 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture(scope="session")
 def kernels_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeKernels]:
-    """The native kernels of a level, built once a session."""
-    folder = tmp_path_factory.mktemp("kernels")
-    return cache(lambda isa: open_kernels(isa, folder))
+    """The native kernels of a level, built once for all processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
+
+    @cache
+    def kernels_of(isa: str) -> NativeKernels:
+        with FileLock(f"{folder}.{isa}.lock"):
+            return open_kernels(isa, folder)
+
+    return kernels_of
 
 
 @pytest.fixture(scope="session", params=LEVELS)
