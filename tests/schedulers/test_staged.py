@@ -166,7 +166,7 @@ def test_a_unit_ahead_of_its_turn_waits_for_those_who_are_due() -> None:
     assert order_of(rig.runner.log) == ["a", "b"]
 
 
-def test_a_proposal_that_is_out_of_date_is_made_anew() -> None:
+def test_stale_proposal_is_rebuilt_on_booking() -> None:
     rig = Rig()
     rig.submit("a", Request(units=(2,)))
     proposal = rig.scheduler.propose(rig.clock())
@@ -240,7 +240,7 @@ def test_stats_count_what_is_under_way() -> None:
     assert rig.scheduler.stats().counters == {"stages_total": 4, "units_total": 2}
 
 
-def test_a_deadline_is_told_to_the_timeline() -> None:
+def test_due_time_leaves_room_for_remaining_stages() -> None:
     rig = Rig()
     rig.submit("a", Request(units=(4, 4)))
     rig.run()

@@ -47,7 +47,7 @@ def test_a_waiting_job_can_be_cancelled() -> None:
     world.finish_all()
 
 
-def test_a_row_that_ended_in_flight_says_no_more() -> None:
+def test_row_ended_in_flight_sends_nothing_more() -> None:
     world = World(depth=2)
     ids = (1, 2, 3)
     probe = World()
