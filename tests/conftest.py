@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
     from triptych.core.kernels.native.library import NativeKernels
 
 _MAX_CHILDREN = 8
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not installed, nothing calls it
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With `-n`, a file's tests run in one process, since they share servers.
+
+    Those of `live/` are one group: each starts a server that computes on all cores.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "live" if "/live/" in nodeid else super()._split_scope(nodeid)
+
+    return FilesTogether(config, log)
 
 
 @pytest.fixture(autouse=True)
