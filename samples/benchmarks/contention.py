@@ -44,14 +44,18 @@ MIN_TOKENS, MAX_TOKENS = 8, 400
 PAGE = """\
 # Chat beside other busy processes
 
-Tokens per second of one streamed chat on two cores ({cpu}), SmolLM2-135M-Instruct in
-bfloat16, while other processes compute without pause. Medians of {repeats} answers, least and
-greatest in brackets; the servers took turns. With n busy processes, two threads' fair share of two
-cores is 2 / (2 + n) of what they do on the quiet machine; "kept" is how much of it was made use of.
+- **Measured**: tokens per second of one streamed chat while other processes keep the cores busy
+- **Against**: {label}, on the same weights; the servers took turns
+- **Model and machine**: SmolLM2-135M-Instruct in bfloat16 on two cores ({cpu})
+- **Repeat**:
 
 ```sh
 {command}
 ```
+
+Medians of {repeats} answers, minimum and maximum in brackets. With n busy processes, the fair share
+of two threads on two cores is 2 / (2 + n) of their throughput on the idle machine; "kept" is how
+much of that share was achieved.
 
 {table}
 """
@@ -193,6 +197,7 @@ def main() -> None:
         args.output / "contention.md",
         cpu=machine()["cpu"],
         repeats=args.repeats,
+        label=args.label,
         command=command,
         table=text,
     )
