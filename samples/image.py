@@ -1,4 +1,4 @@
-"""Pictures from Python: one, several, while they are drawn, with a step cache, from a picture.
+"""Images from Python: one, a batch, a stream of previews, step caches, image to image.
 
 Run it with `python samples/image.py`; it writes PNG files into the current folder. The model is
 part of the package, so no network is needed.

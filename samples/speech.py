@@ -1,4 +1,4 @@
-"""Speech from Python: a file, a stream while it is made, voices and speeds.
+"""Speech from Python: a file, a stream, voices and speeds.
 
 Run it with `python samples/speech.py`; it writes `morning.wav` into the current folder. The voice
 is part of the package, so no network is needed.

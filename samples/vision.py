@@ -1,6 +1,6 @@
-"""Pictures and questions from Python: one, several, an answer as it comes, a conversation.
+"""Questions about images from Python: one image, several, a stream, a conversation.
 
-Run it with `python samples/vision.py MODEL PICTURE [PICTURE]`, where MODEL is any model that sees,
+Run it with `python samples/vision.py MODEL PICTURE [PICTURE]`, where MODEL is any vision model,
 such as HuggingFaceTB/SmolVLM-256M-Instruct.
 """
 
