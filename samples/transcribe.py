@@ -23,11 +23,11 @@ def main() -> None:
         transcript = hear(audio)
         print(transcript.text)
 
-        print("-- segments, each as soon as it is heard")
+        print("-- segments, as they are decoded")
         for segment in hear.stream(audio):
             print(f"{segment.start_s:6.2f} to {segment.end_s:6.2f} s:{segment.text}")
 
-        print("-- words, with names to expect")
+        print("-- word times, with a prompt for names")
         transcript = hear(audio, has_word_times=True, prompt="A story of a fox and a dog.")
         for word in transcript.words:
             print(f"{word.start_s:6.2f} s{word.text}")

@@ -83,7 +83,7 @@ async def measure(port: int, args: argparse.Namespace) -> dict[str, Phase]:
     users, painters = Users(port, SPEECH.default), Painters(port)
     seconds, listeners = args.seconds, args.listeners
     alone = Load(num_chats=1, num_listeners=0, seconds=seconds)
-    nobody = Load(num_chats=0, num_listeners=0, seconds=seconds)
+    no_users = Load(num_chats=0, num_listeners=0, seconds=seconds)
     everybody = Load(num_chats=1, num_listeners=listeners, seconds=seconds)
     warm_up = Load(num_chats=1, num_listeners=1, seconds=2)
     await run(users, painters, warm_up, args.painters)
@@ -92,7 +92,7 @@ async def measure(port: int, args: argparse.Namespace) -> dict[str, Phase]:
         f"chat, {args.painters} pictures": await run(users, painters, alone, args.painters),
         "chat, speech": await run(users, painters, everybody, 0),
         "chat, speech, pictures": await run(users, painters, everybody, args.painters),
-        "pictures alone": await run(users, painters, nobody, args.painters),
+        "pictures alone": await run(users, painters, no_users, args.painters),
     }
     await users.close()
     return phases

@@ -131,8 +131,8 @@ def report(runs: dict[str, Replies]) -> bool:
             asked = [found for question, found in replies.items() if question.mode == mode]
             num_texts = sum(len({reply.text for reply in found}) == 1 for found in asked)
             num_same = sum(len(set(found)) == 1 for found in asked)
-            told = f"{num_texts} of {len(asked)}", f"{num_same} of {len(asked)}"
-            print(f"{mode:8}{name:12}{told[0]:>12}{told[1]:>32}")
+            counts = f"{num_texts} of {len(asked)}", f"{num_same} of {len(asked)}"
+            print(f"{mode:8}{name:12}{counts[0]:>12}{counts[1]:>32}")
             is_repeatable &= num_same == len(asked)
     for question, found in together["both"].items():
         texts = {reply.text for reply in found}

@@ -99,8 +99,8 @@ class Report:
     def show(self) -> None:
         """Print a table, and the first faults."""
         for name, counts in self.statuses.items():
-            told = ", ".join(f"{status} x {num}" for status, num in sorted(counts.items()))
-            print(f"{name:38} {sum(counts.values()):6}  {told}")
+            listed = ", ".join(f"{status} x {num}" for status, num in sorted(counts.items()))
+            print(f"{name:38} {sum(counts.values()):6}  {listed}")
         for fault in self.faults[:NUM_SHOWN]:
             print(f"\n{fault}")
         print(f"\n{self.num_cases} cases, {len(self.faults)} wrong answers")
@@ -170,16 +170,16 @@ class Fuzzer:
         try:
             case.validate_response(reply, checks=CHECKS)
         except BaseExceptionGroup as faults:
-            told = "; ".join(f"{fault.title}: {fault.message}" for fault in faults.exceptions)
-            self._note(name, told, case, reply)
+            found = "; ".join(f"{fault.title}: {fault.message}" for fault in faults.exceptions)
+            self._note(name, found, case, reply)
         except AssertionError as fault:
             self._note(name, str(fault), case, reply)
         if reply.status_code >= 400 and not _code_of(reply):
             self._note(name, "an error without a code", case, reply)
 
-    def _note(self, name: str, told: str, case: schemathesis.Case, reply: Any) -> None:
+    def _note(self, name: str, found: str, case: schemathesis.Case, reply: Any) -> None:
         sent, said = repr(case.body)[:300], bytes(reply.content)[:300]
-        self.report.faults.append(f"{name}: {told[:600]}\n  sent {sent}\n  got {said!r}")
+        self.report.faults.append(f"{name}: {found[:600]}\n  sent {sent}\n  got {said!r}")
 
     def _fit(self, case: schemathesis.Case) -> None:
         """Adapt a well-formed request so that the server can answer it."""

@@ -102,8 +102,8 @@ class Composition:
     @property
     def is_held_out(self) -> bool:
         """Whether it is held out from training: a fixed sixteenth of all combinations."""
-        told = (self.layout, *sorted(map(repr, self.things)), self.background, self.style)
-        digest = hashlib.sha256("|".join(told).encode()).digest()
+        parts = (self.layout, *sorted(map(repr, self.things)), self.background, self.style)
+        digest = hashlib.sha256("|".join(parts).encode()).digest()
         return int.from_bytes(digest[:4], "big") < _HELD_OUT_SHARE * 2**32
 
     @property

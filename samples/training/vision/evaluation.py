@@ -120,12 +120,12 @@ def drawn_cases(catalogue: Catalogue) -> Iterator[Case]:
             yield picture.image, named
 
 
-def joined(eyes: Path, language: Path, folder: Path) -> Path:
+def joined(encoder: Path, language: Path, folder: Path) -> Path:
     """The vision encoder and the language model in one folder, for a model not installed."""
     from triptych.modalities.vlm.source import join
 
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         file.unlink()
-    join(eyes, language, folder)
+    join(encoder, language, folder)
     return folder

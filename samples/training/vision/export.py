@@ -41,14 +41,14 @@ _PICTURES = {
 def export(folder: Path, tower: Path, vision: SlotVisionConfig, out: Path) -> None:
     """Write the trained weights of `folder`."""
     reader = torch.load(folder / "reader.pt", weights_only=True)["reader"]
-    told = torch.load(folder / "teller.pt", weights_only=True)
+    trained = torch.load(folder / "teller.pt", weights_only=True)
     parts = {
         "tower.": from_released(torch.load(tower, weights_only=True)),
         "reader.": reader,
-        "teller.": told["teller"],
-        PREFIX: told["changes"],
+        "teller.": trained["teller"],
+        PREFIX: trained["changes"],
     }
-    ranks = [len(tensor) for name, tensor in told["changes"].items() if name.endswith(".down")]
+    ranks = [len(tensor) for name, tensor in trained["changes"].items() if name.endswith(".down")]
     write(out, vision, parts, rank=max(ranks, default=0))
 
 

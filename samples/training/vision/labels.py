@@ -69,31 +69,31 @@ def places(scene: Scene) -> tuple[str, ...]:
     return found if scene.composition.things else ()
 
 
-def told(scene: Scene, catalogue: Catalogue) -> dict[str, str | None]:
+def slot_values(scene: Scene, catalogue: Catalogue) -> dict[str, str | None]:
     """The value of every slot; `None`: unlabelled."""
     one = scene.composition
-    said: dict[str, str | None] = {slot: NOTHING for _, slot in FIELDS}
-    said["ground"] = one.background
+    values: dict[str, str | None] = {slot: NOTHING for _, slot in FIELDS}
+    values["ground"] = one.background
     if one.things:
-        said["count"] = one.layout if one.layout in COUNTS else "one"
+        values["count"] = one.layout if one.layout in COUNTS else "one"
     if one.layout in ("large", "small"):
-        said["size"] = one.layout
+        values["size"] = one.layout
     for prefix, thing in zip(("", "other-"), one.things, strict=False):
-        said[f"{prefix}name"] = thing.name
-        said[f"{prefix}colour"] = known_colour(thing, catalogue)
+        values[f"{prefix}name"] = thing.name
+        values[f"{prefix}colour"] = known_colour(thing, catalogue)
     for prefix, place in zip(("", "other-"), places(scene), strict=False):
-        said[f"{prefix}place"] = place
-    return said
+        values[f"{prefix}place"] = place
+    return values
 
 
 def labels(
     scene: Scene, catalogue: Catalogue, classes: Mapping[str, Sequence[str]]
 ) -> NDArray[np.int16]:
     """Classes of the slots by number, then letters: `[NUM_COLUMNS]`."""
-    said = told(scene, catalogue)
+    values = slot_values(scene, catalogue)
     row = []
     for kind, slot in FIELDS:
-        value = said[slot]
+        value = values[slot]
         row.append(UNKNOWN if value is None else classes[kind].index(value))
     return np.array(row + spelled(scene.word), np.int16)
 

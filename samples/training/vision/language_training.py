@@ -171,7 +171,7 @@ class LanguageTrainer:
 
     def loss(self, conversations: Sequence[Conversation], shares: Sequence[Tensor]) -> Tensor:
         """Cross entropy of the answers' tokens."""
-        told = self.teller.tell(shares)
+        soft_tokens = self.teller.tell(shares)
         length = max(len(one.ids) for one in conversations)
         ids = torch.zeros(len(conversations), length, dtype=torch.long)
         targets = torch.full_like(ids, -1)
@@ -181,7 +181,11 @@ class LanguageTrainer:
             targets[row, : len(one.ids) - 1] = wanted[1:]
         embedded = self.model.get_input_embeddings()(ids)
         start = conversations[0].picture_at  # the same in all
-        parts = (embedded[:, :start], told.to(embedded.dtype), embedded[:, start + told.shape[1] :])
+        parts = (
+            embedded[:, :start],
+            soft_tokens.to(embedded.dtype),
+            embedded[:, start + soft_tokens.shape[1] :],
+        )
         hidden = self.model.model(inputs_embeds=torch.cat(parts, 1)).last_hidden_state
         is_wanted = targets >= 0
         scores = self.model.lm_head(hidden[is_wanted])

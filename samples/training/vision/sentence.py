@@ -26,7 +26,7 @@ _SAID_OF_NOTHING: Mapping[str, str] = {"name": " nothing"}
 _FILLER = " "
 
 
-def eyes_config(
+def encoder_config(
     classes: Mapping[str, Sequence[str]], num_words: int, tokenizer: Tokenizer
 ) -> SlotVisionConfig:
     """The vision encoder's configuration for these classes."""
@@ -59,8 +59,8 @@ def first_words(
             nothing = _SAID_OF_NOTHING.get(kind, _FILLER)
             said = [f" {name.replace('-', ' ')}" if name else nothing for name in names]
             teller.kinds[kind].copy_(torch.stack([embedded(text, width) for text in said]))
-        told = [f" {word}" if word else " none" for word in words]
-        teller.words.copy_(torch.stack([embedded(text, 1) for text in told]))
+        words_or_none = [f" {word}" if word else " none" for word in words]
+        teller.words.copy_(torch.stack([embedded(text, 1) for text in words_or_none]))
         teller.spelling.copy_(torch.tensor([spelled(word) for word in words]))
         fixed = "\n".join(part for part in SENTENCE if isinstance(part, str)).split("\n")
         ids = [i for part in fixed for i in tokenizer.encode(part, add_special_tokens=False).ids]

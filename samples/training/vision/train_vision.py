@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `pictures`
 from labels import kinds
 from looks import Looks, fetch_looks
 from pictures.compositions import Catalogue, open_catalogue
-from sentence import eyes_config, first_words, known_words
+from sentence import encoder_config, first_words, known_words
 from words import lexicon
 
 from triptych.core.config import ModelOptions
@@ -100,7 +100,7 @@ class Run:
     @cached_property
     def config(self) -> SlotVisionConfig:
         """The vision encoder's configuration."""
-        return eyes_config(self.classes, len(known_words(self.lexicon)), self.tokenizer)
+        return encoder_config(self.classes, len(known_words(self.lexicon)), self.tokenizer)
 
 
 def main() -> None:
@@ -187,8 +187,8 @@ def _export(run: Run, options: argparse.Namespace) -> None:
 def _evaluate(run: Run, options: argparse.Namespace) -> None:
     from evaluation import evaluate, joined
 
-    eyes = options.model or run.folder / "export"
-    model = joined(eyes, run.language, run.folder / "joined")
+    encoder = options.model or run.folder / "export"
+    model = joined(encoder, run.language, run.folder / "joined")
     draws = not options.no_drawings
     evaluate(str(model), run.catalogue, run.looks, run.lexicon, draws=draws)
 
