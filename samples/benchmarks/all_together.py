@@ -103,8 +103,8 @@ def report(phases: dict[str, Phase]) -> Table:
     table = Table(
         "",
         "gap between tokens, ms: median, p95, p99",
-        "first sound, ms: median, longest",
-        "silence, s",
+        "first audio, ms: median, maximum",
+        "underruns, s",
         "pictures per s",
     )
     for name, phase in phases.items():

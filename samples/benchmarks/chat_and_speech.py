@@ -168,9 +168,9 @@ def report(phases: dict[str, Findings]) -> Table:
     table = Table(
         "",
         "gap between tokens, ms: median, p95, p99",
-        "first sound, ms: median, longest",
+        "first audio, ms: median, maximum",
         "sound, s",
-        "silence in between, s",
+        "underruns, s",
     )
     for name, found in phases.items():
         table.add_row(

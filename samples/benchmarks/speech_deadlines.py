@@ -191,9 +191,9 @@ def table(name: str, results: Sequence[Result]) -> Table:
     """Rows of one workload."""
     ours = results[0]
     sheet = Table("policy", title=f"{name}: listeners held, and all policies at {ours.num_held}")
-    for title in ("held", "ours / it", "sound stops", "first p50", "first p95", "audio s/s"):
+    for title in ("held", "ours / it", "underruns", "first p50", "first p95", "audio s/s"):
         sheet.add_column(title, justify="right")
-    for title in ("files s/s", "Poisson: stops", "first p95"):
+    for title in ("files s/s", "Poisson: underruns", "first p95"):
         sheet.add_column(title, justify="right")
     sheet.add_column("its best options")
     for result in results:
@@ -214,8 +214,8 @@ def draw(results: dict[str, list[Result]], path: Path) -> None:
     """Listeners held, by workload and policy."""
     figure = plot.require()(figsize=(9, 3.6), layout="constrained")
     held, first = figure.subplots(1, 2)
-    held.set(title="listeners held without a stop")
-    first.set(title="first sound at ours' number, 95 % within", ylabel="ms", yscale="log")
+    held.set(title="listeners held without an underrun")
+    first.set(title="first audio at ours' number, 95 % within", ylabel="ms", yscale="log")
     names = [result.name for result in next(iter(results.values()))]
     for index, name in enumerate(names):
         mine = [each for group in results.values() for each in group if each.name == name]

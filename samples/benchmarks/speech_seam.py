@@ -93,7 +93,7 @@ def draw(
     top.plot(time_ms, theirs_S[near], color="tab:red", label=f"windows: {CONTEXT} frames before")
     top.plot(time_ms, ours_S[near], color="tab:blue", linewidth=1.2, label="streamed with state")
     top.axvline(0, color="0.5", linestyle=":")
-    top.set(title="At a seam between two chunks", xlabel="ms", ylabel="amplitude")
+    top.set(title="Boundary of two chunks", xlabel="ms", ylabel="amplitude")
     top.legend(loc="lower right", framealpha=1)
     shown = slice(*(int(at * rate) for at in SHOWN_S))
     for axes, pcm_S, title in ((left, ours_S, "streamed"), (right, theirs_S, "in windows")):

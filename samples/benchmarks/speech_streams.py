@@ -249,9 +249,9 @@ def report(figures: Figures, num_live: int) -> Table:
     """Medians with their spread, and the ratios."""
     ours, theirs = figures["triptych"], figures["transformers"]
     rows = {
-        "first sound of 5 s, s": ("first_s", True),
-        f"{NUM_LISTENERS} listeners: sound made per second, s": ("sound_per_s", False),
-        f"{num_live} listening to sentences in a row: silence, s": ("silence_s", None),
+        "time to first audio of 5 s, s": ("first_s", True),
+        f"{NUM_LISTENERS} listeners: audio per second, s": ("sound_per_s", False),
+        f"{num_live} listening to sentences in a row: underruns, s": ("silence_s", None),
     }
     table = Table("", "Triptych", "transformers", "ratio")
     for title, (key, is_less_better) in rows.items():

@@ -151,7 +151,7 @@ def measure(args: argparse.Namespace, place: Path) -> tuple[Memory, list[Round]]
 
 def report(before: Memory, rounds: list[Round]) -> Table:
     """A row per round."""
-    table = Table("", "seconds", "worst stall, ms", "most computed in one, ms", "over 50 ms")
+    table = Table("", "seconds", "longest stall, ms", "most CPU time in one, ms", "over 50 ms")
     for name in ("API: MiB at its peak", "after", "all: MiB at its peak", "after"):
         table.add_column(name)
     table.add_row("before", "", "", "", "", "", f"{before.api:.0f}", "", f"{before.all:.0f}")

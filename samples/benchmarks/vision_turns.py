@@ -238,7 +238,7 @@ def measure(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, Findi
 def report(found: dict[str, Findings]) -> Table:
     """A row per server: times, and ratios to both caches, turn by turn."""
     columns = ("first turn, s", "later turns, s", "times as long: median", "lowest", "highest")
-    table = Table("", "pictures encoded", *columns)
+    table = Table("", "images encoded", *columns)
     best = _later(found["both caches"])
     for name, findings in found.items():
         later = _later(findings)
