@@ -97,7 +97,7 @@ def test_there_is_at_least_one():
 
 
 @pytest.mark.parametrize(("asked", "told"), [(0, "("), (3, "3 (--threads; ")])
-def test_the_log_says_how_many_threads_and_why(asked, told, caplog):
+def test_log_has_number_of_threads_and_reason(asked, told, caplog):
     before = torch.get_num_threads()
     with caplog.at_level(logging.INFO):
         bring_up(DeviceOptions(device="cpu", threads=asked))

@@ -155,7 +155,7 @@ def test_no_reason_denies_what_is_served(reason: str) -> None:
         (refused.PARSERS, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ],
 )
-def test_what_is_denied_to_operators_is_denied_to_clients(
+def test_flags_refused_to_operators_are_refused_as_request_fields(
     reason: str, field: dict[str, object]
 ) -> None:
     """Whoever teaches the routes such a field has to correct the table."""

@@ -145,7 +145,7 @@ def test_a_model_that_is_not_there_is_named(client: openai.OpenAI) -> None:
         client.embeddings.create(model="other", input="w1")
 
 
-def test_the_card_tells_task_and_length(client: openai.OpenAI) -> None:
+def test_model_card_has_task_and_length(client: openai.OpenAI) -> None:
     card = client.models.retrieve("tiny")
     assert card.model_extra == {"task": "embedding", "max_model_len": 64}
 

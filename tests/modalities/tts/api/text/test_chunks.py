@@ -80,7 +80,7 @@ def test_the_tail_of_what_was_said_is_handed_on() -> None:
     assert _split("One. Two.", 5, num_context_characters=0)[1].context == ""
 
 
-def test_the_pause_after_an_utterance_is_told() -> None:
+def test_utterance_has_the_pause_after_it() -> None:
     text = "One. Two, three four.\n\nFive six seven eight nine ten."
     ends = [utterance.boundary for utterance in _split(text, 12)]
     assert ends[:3] == [Boundary.SENTENCE, Boundary.CLAUSE, Boundary.PARAGRAPH]
