@@ -2,7 +2,7 @@
 
 Owns the configuration. The command line, the YAML file, the environment (`TRIPTYCH_<NAME>`) and
 `docs/options.md` are all made from these dataclasses; options of other servers that are not
-offered are refused by name from the table in `core/options/refused.py`. Where `roles` are named,
+offered are refused by name from the table in `core/options/refused.toml`. Where `roles` are named,
 models of other kinds do not read the option, and `core/options/relevance.py` says so. Knows nothing
 of torch.
 """

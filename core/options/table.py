@@ -1,7 +1,7 @@
 """From the declared options to a `Config`: command line, environment, YAML file.
 
 Owns precedence (command line > environment > file > default), validation and the word each error
-uses. What options there are is `core/config.py`'s; what is refused by name, `refused.py`'s.
+uses. What options there are is `core/config.py`'s; what is refused by name, `refused.toml`'s.
 
     add_options(parser, sections=("models", "device"))   # declares the flags
     config = resolve(parser.parse_args())                # or `resolve_with_sources`
@@ -104,7 +104,7 @@ def add_options(
             _add_option(groups[option.section], option)
         elif option.name in EVERYWHERE:
             _add_option(parser, option)
-    _add_standing_flags(parser)
+    _add_fixed_flags(parser)
 
 
 _METAVARS: Mapping[Any, str] = {
@@ -129,8 +129,8 @@ def _add_option(group: argparse._ArgumentGroup | argparse.ArgumentParser, option
     group.add_argument(*option.flags, action=action, metavar=metavar, **common)
 
 
-class _StandingAction(argparse.Action):
-    """Accepts a standing option where it says what happens anyway. Stores nothing."""
+class _FixedAction(argparse.Action):
+    """Accepts a fixed option where it says what happens anyway. Stores nothing."""
 
     def __init__(self, *, entry: refused.Fixed, **kwargs: Any) -> None:
         nargs = 0 if entry.is_switch else None
@@ -148,12 +148,12 @@ class _StandingAction(argparse.Action):
         self.entry.check(flag, not flag.startswith("--no-") if self.entry.is_switch else values)
 
 
-def _add_standing_flags(parser: argparse.ArgumentParser) -> None:
-    for entry in refused.STANDING:
+def _add_fixed_flags(parser: argparse.ArgumentParser) -> None:
+    for entry in refused.FIXED:
         flags = entry.flags
         if entry.is_switch:
             flags += tuple(flag.replace("--", "--no-", 1) for flag in flags)
-        parser.add_argument(*flags, action=_StandingAction, dest=argparse.SUPPRESS, entry=entry)
+        parser.add_argument(*flags, action=_FixedAction, dest=argparse.SUPPRESS, entry=entry)
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -178,7 +178,7 @@ def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
         return f"{flag} is no option of `{parser.prog}`: it is for {owner.readers}."
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = [spelling for action in shown for spelling in action.option_strings]
-    near = nearest(flag, known) or nearest(flag, refused.refused())
+    near = nearest(flag, known) or nearest(flag, refused.REFUSED)
     hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`."
     if near and (reason := refused.reason(near)):
         hint += f" That is not offered: {reason}"
@@ -333,12 +333,12 @@ def _flatten(content: Mapping[str, Any], source: str) -> Iterable[tuple[str, Any
 def _find(
     spelling: str, where: str, value: Any, *, spell: Callable[[Option], str] | None = None
 ) -> Option | None:
-    """The option of `spelling`; None where a standing behaviour was named. Raises ConfigError."""
+    """The option of `spelling`; None where fixed behaviour was named. Raises ConfigError."""
     name = _field_name(spelling)
     option = _by_spelling().get(name)
     if option is not None:
         return option
-    if refused.is_standing(_flag(name), value):
+    if refused.is_fixed(_flag(name), value):
         return None
     reason = refused.reason(_flag(name))
     if reason is not None:
