@@ -73,7 +73,7 @@ def test_torch_waits_awake_for_a_moment_only_unless_told_otherwise(environment, 
     """OpenMP's runtime says at its start what it goes by; runtimes other than GCC's say less."""
     ours = {name: value for name, value in os.environ.items() if name not in _WAITING}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import triptych.core.devices.opening"],
+        [sys.executable, "-W", "ignore", "-c", "import triptych.core.devices.device"],
         env=ours | environment | {"OMP_DISPLAY_ENV": "VERBOSE"},
         capture_output=True,
         check=True,

@@ -14,10 +14,9 @@ from typing import Literal
 
 import torch
 
-from triptych.core.kernels.gelu_and_mul import gelu_and_mul
+from triptych.core.kernels.gated import gelu_and_mul, silu_and_mul
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.kernels.silu_and_mul import silu_and_mul
 from triptych.core.layers.attention import Attention, AttentionConfig, KvCache, KvLayout
 from triptych.core.layers.linear import Linear
 from triptych.core.layers.native_layers import NativeLayers, can_fuse

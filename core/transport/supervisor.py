@@ -67,15 +67,12 @@ class Observer(Protocol):
 
     def on_note(self, child: str, note: FromChild) -> None:
         """A child said something."""
-        ...
 
     def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
         """A child died; it starts again after `restart_in_s`, or never."""
-        ...
 
     def on_drain(self) -> None:
         """The children are about to be told to drain."""
-        ...
 
 
 class Supervisor:

@@ -12,11 +12,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from triptych.core.config import ModelOptions
-from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.errors import ConfigError, TriptychError, WeightsError
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.layout import check_entries, read_json, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file
@@ -39,6 +40,8 @@ CONVERTER_VERSION = 1
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")
 _SMALL_FILES = (".json", ".txt", ".jinja", ".model")
+Options = ParamSpec("Options")
+Opened = TypeVar("Opened")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -311,3 +314,22 @@ def _files_digest(folder: Path) -> str:
         raise WeightsError(f"The model's part {folder.name} is missing or empty.")
     lines = (f"{file.name} {sha256_file(file)}\n" for file in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def opening(
+    model: ResolvedModel,
+    open_model: Callable[Concatenate[ResolvedModel, Options], Opened],
+    *args: Options.args,
+    **kwargs: Options.kwargs,
+) -> Opened:
+    """What `open_model` makes of `model`. Whatever it raises ends the start in one line."""
+    try:
+        return open_model(model, *args, **kwargs)
+    except TriptychError:
+        raise
+    except Exception as error:  # a damaged file may have any reader raise anything
+        reason = " ".join(str(error).split())[:120]
+        raise WeightsError(
+            f"{model.name} cannot be read, its files may be damaged"
+            f" ({type(error).__name__}: {reason})."
+        ) from error

@@ -70,7 +70,6 @@ class Rebuild(Protocol):
         self, storage: StorageRef, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
     ) -> Any:
         """The tensor."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

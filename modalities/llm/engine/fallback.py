@@ -57,7 +57,7 @@ class PagedStep:
 
 
 class FallbackBlueprint:
-    """Implements `core.decoders.blueprint.Blueprint` with a class of transformers."""
+    """Implements `core.decoders.native.Blueprint` with a class of transformers."""
 
     def __init__(
         self,
