@@ -27,7 +27,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.once import once
 from triptych.core.options import refused
 from triptych.core.options.config_file import read_config_file
-from triptych.core.options.declaration import ENVIRONMENT_PREFIX, ROLES, Option, Role
+from triptych.core.options.declaration import DECLARED, ENVIRONMENT_PREFIX, ROLES, Option, Role
 from triptych.core.typed import convert
 
 SECRETS = frozenset({"api_key"})
@@ -50,19 +50,13 @@ def declared() -> Mapping[str, Option]:
 
 
 def _read_field(section: str, cls: type, field: dataclasses.Field[Any]) -> Option:
-    metadata = field.metadata
-    return Option(
+    option: Option = field.metadata[DECLARED]
+    return dataclasses.replace(
+        option,
         name=field.name,
         section=section,
         type=typing.get_type_hints(cls)[field.name],
-        default=field.default,
-        description=metadata["description"],
-        aliases=metadata["flags"],
-        choices=metadata["choices"],
-        devices=metadata["devices"],
-        within=metadata["within"],
-        roles=metadata["roles"] or getattr(cls, "ROLES", ()),
-        is_for_server=metadata["is_for_server"],
+        roles=option.roles or getattr(cls, "ROLES", ()),
     )
 
 
@@ -367,12 +361,14 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
     try:
         converted = convert(value, option.type, strict=not is_text)
     except msgspec.ValidationError as error:
-        kind = _kind(option)
-        raise ConfigError(f"{where}: expected {kind}, got {_show(option, given)}.") from error
+        shown = "something else" if option.name in SECRETS else repr(given)
+        raise ConfigError(f"{where}: expected {_kind(option)}, got {shown}.") from error
     if option.name in SECRETS and MASK in converted:
         raise ConfigError(f"{where}: {MASK!r} only stands for a secret; give the secret itself.")
     if option.choices and converted not in option.choices:
-        raise ConfigError(f"{where}: {_bad_choice(option, converted)}")
+        instead = refused.value_reason(option.name, converted)
+        instead = instead or f"use one of {', '.join(option.choices)}."
+        raise ConfigError(f"{where}: {converted!r} is not offered: {instead}")
     numbers = converted if option.is_numbers else (converted,)
     if option.within is not None and not all(number in option.within for number in numbers):
         shown = format_value(converted)
@@ -397,15 +393,6 @@ def _kind(option: Option) -> str:
         return f"{whole}numbers separated by commas"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names[option.type]
-
-
-def _show(option: Option, value: Any) -> str:
-    return "something else" if option.name in SECRETS else repr(value)
-
-
-def _bad_choice(option: Option, value: str) -> str:
-    reason = refused.value_reason(option.name, value)
-    return f"{value!r} is not offered: " + (reason or f"use one of {', '.join(option.choices)}.")
 
 
 def _assemble(values: Mapping[str, Any]) -> Config:
@@ -454,16 +441,14 @@ def _check_caches(images: ImageOptions) -> None:
 
 def describe(resolved: Resolved) -> Sequence[tuple[Option, Any, str]]:
     """Each option with its value (secrets masked) and source, in order of declaration."""
-    return [
-        (option, _masked(option, value_of(resolved.config, option)), resolved.sources[name])
-        for name, option in declared().items()
-    ]
+    shown = []
+    for name, option in declared().items():
+        value = value_of(resolved.config, option)
+        masked = tuple(MASK for _ in value) if name in SECRETS else value
+        shown.append((option, masked, resolved.sources[name]))
+    return shown
 
 
 def value_of(config: Config, option: Option) -> Any:
     """The value `config` holds for `option`."""
     return getattr(getattr(config, option.section), option.name)
-
-
-def _masked(option: Option, value: Any) -> Any:
-    return tuple(MASK for _ in value) if option.name in SECRETS else value

@@ -102,8 +102,13 @@ class RemoteClient:
             Submit(job_id=job_id, model=model, request=request, deadline_s=deadline_s)
         )
         if len(message) > MAX_MESSAGE_BYTES:
-            self._streams.fail(job_id, _too_large(len(message)))
-        elif self._awaits_first() and self._num_bytes_waiting() + len(message) <= MAX_MESSAGE_BYTES:
+            mib, most = len(message) / 2**20, MAX_MESSAGE_BYTES >> 20
+            error = PayloadTooLarge(
+                f"What the model is to read takes {mib:.0f} MiB; at most {most} go to the engine at"
+                " once. Send less, or in smaller pieces."
+            )
+            self._streams.fail(job_id, error)
+        elif self._awaits_first() and self._has_room(message):
             self._waiting[job_id] = message
         elif not (self._is_alive() and self._send(message)):
             self._streams.fail(job_id, self._engine_down())
@@ -245,8 +250,8 @@ class RemoteClient:
         is_first = not self._num_engines and not self._buried_ns
         return is_first and time.monotonic() < self._patient_until_s
 
-    def _num_bytes_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+    def _has_room(self, message: bytes) -> bool:
+        return sum(map(len, self._waiting.values())) + len(message) <= MAX_MESSAGE_BYTES
 
     def _bury(self, at_ns: int, reason: str, restart_in_s: float | None) -> None:
         """Every engine started up to `at_ns` is dead: end its jobs, ignore what it still says."""
@@ -293,13 +298,6 @@ class RemoteClient:
             f"{self._absence[:1].upper()}{self._absence[1:]}; try again shortly.",
             retry_after_s=(restart_in_s or 0.0) + 5,
         )
-
-
-def _too_large(num_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"What the model is to read takes {num_bytes / 2**20:.0f} MiB; at most"
-        f" {MAX_MESSAGE_BYTES >> 20} go to the engine at once. Send less, or in smaller pieces."
-    )
 
 
 def _parse_epoch(sender: bytes) -> int | None:

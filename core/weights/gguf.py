@@ -106,7 +106,8 @@ def _convert(
         raw = rows[chosen] if row_order is None else rows[row_order[chosen]]
         with np.errstate(all="ignore"):  # damaged scales overflow here and are refused below
             values = _cast(dequantize(raw, tensor.kind), dtype)
-        if not _is_finite(values, dtype):
+        unsigned, exponent = _EXPONENT_BITS[dtype]
+        if ((values.view(unsigned) & exponent) == exponent).any():
             raise WeightsError(f"Tensor {tensor.name!r} in {file.name} holds NaN or infinity.")
         yield values, raw.nbytes
 
@@ -121,11 +122,6 @@ def _cast(values: Array, dtype: str) -> Array:
     rounding += bits
     rounding >>= 16
     return rounding.astype(np.uint16)
-
-
-def _is_finite(values: Array, dtype: str) -> bool:
-    unsigned, exponent = _EXPONENT_BITS[dtype]
-    return not bool(((values.view(unsigned) & exponent) == exponent).any())
 
 
 def _write_safetensors(

