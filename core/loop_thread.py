@@ -117,7 +117,7 @@ async def _pump(
     put: Callable[[Item | End], None],
     room: asyncio.Semaphore,
 ) -> None:
-    """Put every item of a generator, and how it ended, to whoever waits for them."""
+    """Put every item of a generator, and how it ended."""
     try:
         async with aclosing(make()) as items:
             async for item in items:

@@ -62,7 +62,7 @@ class StagedRunner(Generic[AnyWork]):
                 clock = DeviceClock(self._device)
                 rows = self._run(plan)
                 clock.stop()
-        except BaseException as error:  # what was begun in a step that failed, begins anew or never
+        except BaseException as error:  # units that began in a failed step are not under way
             for start in plan.starts:
                 self._forget(start.job_id, start.unit)
             if isinstance(error, torch.OutOfMemoryError):

@@ -22,13 +22,13 @@ from triptych.core.limits import MAX_REQUEST_ID_CHARS
 from triptych.core.logs import fields
 
 _SANE_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_REQUEST_ID_CHARS}}}")
-_CLIENT_GONE = 499  # as nginx logs it; nobody receives it
+_CLIENT_GONE = 499  # as nginx logs it; never sent
 
 _logger = logging.getLogger(__name__)
 
 
 class Access:
-    """ASGI middleware: names, logs and counts every request, and answers for what nobody caught.
+    """ASGI middleware: names, logs and counts every request, and answers uncaught errors.
 
     A caller's `X-Request-Id` is kept if it is sane. `scope["state"]["call_id"]` is unique all
     the same: two callers may send the same id.

@@ -40,13 +40,13 @@ class DisconnectWatcher:
         self.reason: TriptychError | None = None
 
     def cut(self, reason: TriptychError | None) -> None:
-        """End the request. `reason` is what the client is told; `None`: nobody listens."""
+        """End the request. `reason` goes to the client; `None`: it has left."""
         if not self.is_cut and self._task is not None:
             self.is_cut, self.reason = True, reason
             self._task.cancel()
 
     def take_reason(self) -> TriptychError | None:
-        """Call when cancelled: the reason to tell the client, if the cancellation was a cut."""
+        """Call when cancelled: the reason for the client, if the cancellation was a cut."""
         if not self.is_cut or self.reason is None or self._task is None:
             return None
         reason, self.reason = self.reason, None
@@ -152,7 +152,7 @@ class InFlight:
 
 
 class FollowClient:
-    """ASGI middleware: answers every request on a lifeline."""
+    """ASGI middleware: answers every request with its client watched."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, in_flight: InFlight) -> None:
         self._app = app
@@ -164,7 +164,7 @@ class FollowClient:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif (scope["method"], scope["path"]) in PUBLIC_ROUTES:
-            await self._app(scope, receive, send)  # health is told while draining, too
+            await self._app(scope, receive, send)  # probes are answered while draining, too
         elif self._in_flight.is_draining:
             error = Draining("The server is shutting down.", retry_after_s=_GOODBYE_S)
             response = error_response(error, scope["state"]["request_id"])
@@ -178,7 +178,7 @@ class FollowClient:
         limit_s = self._options.request_timeout_s
         late = RequestTimeout(f"The answer was not complete within {limit_s:g} s.")
         timer = asyncio.get_running_loop().call_later(limit_s, line.cut, late)
-        scope["state"]["lifeline"] = line
+        scope["state"]["watcher"] = line
         scope["state"]["arrived_s"] = time.monotonic()
         self._in_flight.add(line)
         try:

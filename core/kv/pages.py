@@ -3,7 +3,7 @@
 Owns page ids, leases, reference counts and the prefix index. Knows nothing of tensors, tokens or
 jobs: a page is a number, its content a key (`core.kv.keys`).
 
-Every page is in exactly one place: free (holds nothing), cached (full, findable, held by nobody;
+Every page is in exactly one place: free (holds nothing), cached (full, findable, in no lease;
 the least recently used goes first when room is needed) or leased (held by one lease or shared by
 several). A page becomes findable when its holder publishes it, which it does only after the step
 that wrote it is over; so a page that can be found is full and never written again.
@@ -65,7 +65,7 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        """Pages that nobody holds but that can be found, or taken when room is short."""
+        """Pages without a holder that can be found, or taken when room is short."""
         return len(self._cached)
 
     @property

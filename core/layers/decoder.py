@@ -26,7 +26,7 @@ from triptych.core.layers.rotary import RopeConfig, Rotary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Everything that tells one decoder from another. `attention` has one entry per layer.
+    """Everything in which decoders differ. `attention` has one entry per layer.
 
     `local_rope` turns the layers that use it. Embeddings are multiplied by `embedding_scale`.
     Weights of norms may be centred (see `core.layers.norm`), and there may be norms after

@@ -58,7 +58,7 @@ class EngineLoop(Protocol):
         """Hold jobs, or let them go on."""
 
     def load(self, model: str, done: Callable[[TriptychError | None], None]) -> None:
-        """Load a model; `done` hears on the loop's thread how it went."""
+        """Load a model; `done` is called on the loop's thread with how it went."""
 
     def drain(self) -> None:
         """Take no new job and come to an end."""

@@ -1,4 +1,4 @@
-"""The API process's end of the engine: submit jobs, follow them, know how the engine is.
+"""The API process's end of the engine: submit jobs, follow them, know the engine's state.
 
 Owns the socket, the engine's epochs and the latest heartbeat. What outputs mean is the modality's;
 how a job's outputs are buffered is `core.streams`.
@@ -115,7 +115,7 @@ class RemoteClient:
         return stream
 
     def status(self) -> EngineStatus:
-        """The engine as its last beat and the time since then tell."""
+        """The engine by its last beat and the time since then."""
         is_alive = self._is_alive()
         reason = self._why_not_ready() if is_alive else "the engine makes no progress"
         return EngineStatus(
@@ -291,7 +291,7 @@ class RemoteClient:
             self._end_all(self._engine_down())
         if len(self._streams) and not self._is_alive():
             self._streams.fail_all(EngineDown("The engine makes no progress.", retry_after_s=5))
-            self._tell(Hello())  # should it come round, nobody waits for those jobs any more
+            self._tell(Hello())  # should it recover: those jobs have no reader any more
 
     def _engine_down(self, restart_in_s: float | None = None) -> TriptychError:
         return EngineDown(

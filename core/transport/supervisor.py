@@ -63,7 +63,7 @@ class Policy:
 
 
 class Observer(Protocol):
-    """Hears what happens to the children."""
+    """Is called with what happens to the children."""
 
     def on_note(self, child: str, note: FromChild) -> None:
         """A child said something."""
@@ -72,11 +72,11 @@ class Observer(Protocol):
         """A child died; it starts again after `restart_in_s`, or never."""
 
     def on_drain(self) -> None:
-        """The children are about to be told to drain."""
+        """The children are about to drain."""
 
 
 class Supervisor:
-    """Runs children until told to stop. One use."""
+    """Runs children until stopped. One use."""
 
     def __init__(self, specs: Sequence[ChildSpec], policy: Policy, observer: Observer) -> None:
         self._specs = specs
@@ -270,7 +270,7 @@ class _SupervisedProcess:
         self._observer.on_note(self.spec.name, note)
 
     def _expect_beat(self, within_s: float) -> None:
-        """Start the watchdog anew."""
+        """Restart the watchdog."""
         self._watchdog.cancel()
         self._watchdog = asyncio.get_running_loop().call_later(within_s, self._suspect)
 

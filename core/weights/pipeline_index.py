@@ -1,4 +1,4 @@
-"""What a folder of several models holds, as its model_index.json tells.
+"""What a folder of several models holds, by its model_index.json.
 
 Owns reading that file and the choice of parts that are needed to draw. Whether a part's class may
 be opened is its modality's business; nothing named here is ever imported or run by this module.

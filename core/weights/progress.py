@@ -1,4 +1,4 @@
-"""How long work on weights tells its watcher how far it is.
+"""The progress of long work on weights.
 
 Owns the protocol, the silent watcher and the terminal's. Knows no models.
 """

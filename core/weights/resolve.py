@@ -63,7 +63,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
 class Source:
     """A model that a modality brings under a name of its own, and the layouts it can convert.
 
-    `fetch` brings the model called `name`; `adopt` turns a folder in somebody else's layout, or a
+    `fetch` brings the model called `name`; `adopt` turns a folder in another layout, or a
     single safetensors file, into ours, and leaves (`None`) what it does not know. Both give a
     folder with config.json and safetensors files, and the digest of its weights; both raise
     `WeightsError`. `repositories` are hub ids in such a layout, with patterns of the files that
@@ -263,7 +263,7 @@ def _local_or_hub(place: str, options: ModelOptions, sources: Sequence[Source]) 
 def folder_digest(folder: Path, options: ModelOptions) -> str:
     """Prove that a folder can be served, and digest what identifies its weights.
 
-    Hashing all of a large checkpoint at every start would cost more than it tells: the digest is
+    Hashing all of a large checkpoint at every start would cost more than it proves: the digest is
     over the configs, and of each weight file over its header, length and time of change. A model
     of several parts is all its parts, less what the options have in their place. Raises
     `WeightsError` naming the part's folder and file.

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop. Raises `SetupError` in one actionable line."""
+    """Serve until stopped. Raises `SetupError` in one actionable line."""
     return serve(resolve_with_sources(args))
 
 
@@ -72,7 +72,7 @@ def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
         models = _resolve(resolved, startup)
-        # Those that nobody named share memory with the others all the same.
+        # Models served by default share memory with the others all the same.
         references = tuple(model.reference for model in models)
         config = replace(config, models=replace(config.models, model=references))
         setup = ChildSetup(
@@ -123,7 +123,7 @@ def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
 
 
 class _Watcher:
-    """Shows the start, and tells the API process when its engine dies."""
+    """Shows the start, and reports the engine's death to the API process."""
 
     def __init__(self, startup: Startup, folder: Path, listener: socket.socket | None) -> None:
         self._startup = startup
