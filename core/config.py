@@ -85,9 +85,7 @@ class ModelOptions:
         roles=TOKENS,
     )
     chat_template: str = option(
-        "",
-        "A file with a chat template instead of the model's own.",
-        roles=("chat", "vision"),
+        "", "A file with a chat template instead of the model's own.", roles=("chat", "vision")
     )
     pool_embeddings: bool = option(
         True,
@@ -98,9 +96,7 @@ class ModelOptions:
         "startup", "Load models at start, or on first use.", choices=("startup", "first-use")
     )
     idle_unload_s: float = option(
-        0.0,
-        "Unload a model after so many idle seconds; 0 only when memory is short.",
-        within=BOUND,
+        0.0, "Unload a model after so many idle seconds; 0 only when memory is short.", within=BOUND
     )
     cache_dir: str = option(
         "",
@@ -207,11 +203,7 @@ class ScheduleOptions:
         within=BOUND,
         roles=TOKENS,
     )
-    enable_chunked_prefill: bool = option(
-        True,
-        "Split prompts over steps.",
-        roles=TOKENS,
-    )
+    enable_chunked_prefill: bool = option(True, "Split prompts over steps.", roles=TOKENS)
     max_prompt_share: float = option(
         0.5,
         "Share of a step's input tokens that prompts may take while others are being answered.",
@@ -316,16 +308,10 @@ class ServerOptions:
         within=COUNT,
     )
     max_voices_per_key: int = option(
-        32,
-        "Voices that one API key may make from recordings.",
-        within=BOUND,
-        roles=("speech",),
+        32, "Voices that one API key may make from recordings.", within=BOUND, roles=("speech",)
     )
     max_voices: int = option(
-        1024,
-        "Voices made from recordings that are kept in all.",
-        within=BOUND,
-        roles=("speech",),
+        1024, "Voices made from recordings that are kept in all.", within=BOUND, roles=("speech",)
     )
     media_domains: tuple[str, ...] = option(
         (),
@@ -335,10 +321,7 @@ class ServerOptions:
         roles=("vision",),
     )
     media_timeout_s: float = option(
-        5.0,
-        "Longest time that fetching one picture may take.",
-        within=DURATION,
-        roles=("vision",),
+        5.0, "Longest time that fetching one picture may take.", within=DURATION, roles=("vision",)
     )
     public_url: str = option(
         "",

@@ -77,8 +77,9 @@ class Keyring:
 class RequireKey:
     """ASGI middleware: sets `principal` in `scope["state"]`, or answers 401.
 
-    On public routes `has_key` there says whether private ones would let the caller in. Looks at the raw path of the request line alone: what a `Host` header makes of the URL cannot
-    turn a private route into a public one.
+    On public routes `has_key` there says whether private ones would let the caller in. Looks at the
+    raw path of the request line alone: what a `Host` header makes of the URL cannot turn a private
+    route into a public one.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
