@@ -72,12 +72,6 @@ class Unauthorized(RequestError):
     status, code = 401, "invalid_api_key"
 
 
-class Forbidden(RequestError):
-    """The key is known, but may not do this."""
-
-    status, code = 403, "forbidden"
-
-
 class NotFound(RequestError):
     """No such job, picture, voice or route."""
 

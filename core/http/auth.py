@@ -103,10 +103,7 @@ class RequireKey:
 
 
 def owners(options: ServerOptions) -> list[str]:
-    """The owners behind the configured keys, in their order; without keys, everyone's one.
-
-    Raises `ConfigError`.
-    """
+    """The owners of the configured keys, in order; everyone's one without. Raises `ConfigError`."""
     return [_owner(_digest(key)) for key in _configured(options)] or [Principal().owner]
 
 

@@ -83,10 +83,7 @@ class DisconnectWatcher:
             await self._gone.wait()
 
     async def abort(self) -> bool:
-        """Drop the connection, where there is one: the client sees that the answer is not whole.
-
-        Nothing may be sent after it.
-        """
+        """Drop the connection, if any: the client sees that the answer is cut. Send no more."""
         if self._abort is None:
             return False
         self._is_aborted = self._is_answered = True

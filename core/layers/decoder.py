@@ -119,10 +119,7 @@ def _norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) ->
 
 @dataclass(frozen=True, slots=True)
 class LateInputs:
-    """What is added to some positions after the first layers, layer by layer.
-
-    Shapes: L layers, F positions.
-    """
+    """What is added to F positions after each of the first L layers."""
 
     index_F: torch.Tensor
     values_LFC: torch.Tensor

@@ -131,7 +131,7 @@ class RemoteClient:
 
     async def load(self, model: str) -> None:
         """Load `model` and wait until it is ready; raises what loading raised, or `EngineDown`."""
-        if not self._tell(LoadModel(model)):
+        if not self._post(LoadModel(model)):
             raise self._engine_down()
         done: asyncio.Future[None] = self._loop.create_future()
         self._loads.setdefault(model, []).append(done)
@@ -155,14 +155,14 @@ class RemoteClient:
     def _cancel(self, job_ids: tuple[str, ...]) -> None:
         for job_id in job_ids:
             self._waiting.pop(job_id, None)
-        self._tell(Cancel(job_ids))
+        self._post(Cancel(job_ids))
 
     def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
-        self._tell(SetPaused(job_ids, is_paused))
+        self._post(SetPaused(job_ids, is_paused))
 
     # -- the socket ----------------------------------------------------------------------------
 
-    def _tell(self, message: ToEngine) -> bool:
+    def _post(self, message: ToEngine) -> bool:
         return self._send(self._codec.encode(message))
 
     def _send(self, message: bytes) -> bool:
@@ -238,7 +238,7 @@ class RemoteClient:
             self._bury(self._epoch_ns, "the engine was replaced", 0.0)
         self._epoch_ns = epoch_ns
         self._num_engines += 1
-        self._tell(Hello())
+        self._post(Hello())
         waiting, self._waiting = self._waiting, {}
         for job_id, message in waiting.items():
             if not self._send(message):
@@ -291,7 +291,7 @@ class RemoteClient:
             self._end_all(self._engine_down())
         if len(self._streams) and not self._is_alive():
             self._streams.fail_all(EngineDown("The engine makes no progress.", retry_after_s=5))
-            self._tell(Hello())  # should it recover: those jobs have no reader any more
+            self._post(Hello())  # should it recover: those jobs have no reader any more
 
     def _engine_down(self, restart_in_s: float | None = None) -> TriptychError:
         return EngineDown(

@@ -262,17 +262,15 @@ class _SupervisedProcess:
 
     def _take(self, note: FromChild) -> None:
         if isinstance(note, Beat):
-            self._expect_beat(note.stall_budget_s)
+            self._watchdog.cancel()
+            self._watchdog = asyncio.get_running_loop().call_later(
+                note.stall_budget_s, self._suspect
+            )
         elif isinstance(note, Ready):
             self.is_ready = True
         elif isinstance(note, Failed):
             self.failure = note.message
         self._observer.on_note(self.spec.name, note)
-
-    def _expect_beat(self, within_s: float) -> None:
-        """Restart the watchdog."""
-        self._watchdog.cancel()
-        self._watchdog = asyncio.get_running_loop().call_later(within_s, self._suspect)
 
     def _suspect(self) -> None:
         # This process itself may have been stopped: beats that came in meanwhile are read first.
