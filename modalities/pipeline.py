@@ -26,9 +26,8 @@ from triptych.core import logs
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError, TriptychError
-from triptych.core.in_order import in_order
 from triptych.core.lazy import load
-from triptych.core.loop_thread import LoopThread
+from triptych.core.loop_thread import LoopThread, in_order
 from triptych.core.options.relevance import check_in_process, check_relevance
 from triptych.core.options.table import Resolved, resolve_keywords, resolve_with_sources
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress

@@ -1,7 +1,7 @@
 """Fetching a model's files from the Hugging Face hub.
 
 Owns which files are fetched: configs, tokenizer, template and safetensors; of a model of several
-parts those that draw, one set of weights for each, in the precision wanted. Repositories that only
+parts those that are used, one set of weights for each, in the precision wanted. Repositories that only
 offer pickled weights are refused, and code in a repository is neither fetched nor run.
 """
 
@@ -95,7 +95,7 @@ def _download(repository: str, options: ModelOptions, layout: Sequence[str]) -> 
 
 
 def _download_parts(repository: str, options: ModelOptions, folder: Path) -> Path:
-    """The parts of a model that draw, in the precision wanted."""
+    """The parts of a model that are used, in the precision wanted."""
     if _is_offline(options):
         return folder
     try:
