@@ -53,7 +53,7 @@ class Access:
         try:
             await self._app(scope, receive, answer.send)
         except Exception as error:  # the boundary of the process: the details stay in the log
-            _logger.error("request failed", exc_info=error, extra=_ids(state))
+            _logger.error("request failed", exc_info=error, extra=fields(**_ids(state)))
             if answer.status:
                 raise
             await error_response(error, state["request_id"])(scope, receive, answer.send)
@@ -69,7 +69,7 @@ class Access:
             logging.DEBUG if is_probe else logging.INFO,
             "request",
             extra=fields(
-                **_ids(scope["state"])["fields"],
+                **_ids(scope["state"]),
                 method=scope["method"] if route != "unmatched" else "-",
                 route=route,
                 status=status,
@@ -94,5 +94,5 @@ class _StampedResponse:
         await self._send(message)
 
 
-def _ids(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return fields(request_id=state["request_id"], call_id=state["call_id"])
+def _ids(state: dict[str, Any]) -> dict[str, str]:
+    return {name: state[name] for name in ("request_id", "call_id")}

@@ -1,8 +1,8 @@
 """Fetching a model's files from the Hugging Face hub.
 
 Owns which files are fetched: configs, tokenizer, template and safetensors; of a model of several
-parts those that are used, one set of weights for each, in the precision wanted. Repositories that only
-offer pickled weights are refused, and code in a repository is neither fetched nor run.
+parts those that are used, one set of weights for each, in the precision wanted. Repositories with
+pickled weights alone are refused, and code in a repository is neither fetched nor run.
 """
 
 from __future__ import annotations
