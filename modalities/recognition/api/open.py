@@ -6,7 +6,7 @@ Owns what is plugged into what on the API's side of this modality.
 from __future__ import annotations
 
 from triptych.core.media.audio.decode import ClipReader
-from triptych.core.weights.opening import opening
+from triptych.core.weights.resolve import opening
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.recognition.api.routes import recognition_cards, recognition_router
 from triptych.modalities.recognition.api.service import RecognitionService

@@ -5,7 +5,7 @@ Owns what is plugged into what on the API's side of this modality.
 
 from __future__ import annotations
 
-from triptych.core.weights.opening import opening
+from triptych.core.weights.resolve import opening
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.routes import speech_cards, speech_models_router, speech_router

@@ -1,12 +1,15 @@
-"""Lines of text that a command is given: in a file, or piped in.
+"""What commands read and show: lines of a file or of stdin, a bar that counts.
 
-Owns their reading and the words of its errors. Knows not what stands in them.
+Owns the words of a reader's errors and the look of the bar. Knows no command.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from triptych.core.errors import ConfigError
 
@@ -26,3 +29,16 @@ def read_lines(flag: str, path: str) -> list[tuple[int, str]]:
     # Not splitlines: it takes some characters that JSON leaves alone for ends of lines.
     lines = enumerate(whole.split("\n"), start=1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
+
+
+def count_bar(*, is_hidden: bool = False, is_transient: bool = False) -> Progress:
+    """How many are done of how many, on stderr, and how long the rest may take."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=is_hidden,
+        transient=is_transient,
+    )
