@@ -30,7 +30,6 @@ from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.protocol import (
     AudioDelta,
     AudioDone,
-    Reading,
     SpeechBody,
     VoiceId,
 )
@@ -99,23 +98,14 @@ def speech_cards(service: SpeechService) -> list[ModelCard]:
 
 
 def _call(body: SpeechBody, context: Context) -> SpeechCall:
-    reading = body.normalize or Reading()
+    asked = {"model", "speed", "instructions", "language", "seed"}
+    reading = {} if body.normalize is None else body.normalize.model_dump()
     return SpeechCall(
-        model=body.model,
         text=body.input,
-        call_id=context.call_id,
         voice=body.voice.id if isinstance(body.voice, VoiceId) else body.voice or "",
-        speed=body.speed,
-        instructions=body.instructions or "",
-        language=body.language or "",
-        dialect=reading.dialect,
-        acronyms=reading.acronyms,
-        emoji=reading.emoji,
-        seed=body.seed,
-        tenant=context.principal.tenant,
-        key=context.principal.key,
-        owner=context.principal.owner,
-        deadline_s=context.options.request_timeout_s,
+        caller=context.caller,
+        **body.model_dump(include=asked, exclude_none=True),
+        **reading,
     )
 
 
@@ -127,8 +117,8 @@ async def _observed(
     clock = context.metrics.audio_clock(body.model, context.arrived_s)
     if context.options.log_prompts:
         _logger.info("speech", extra=fields(**ids, text=[body.input]))
-    async with aclosing(speaking):
-        async for piece in speaking:
+    async with aclosing(speaking.pieces) as pieces:
+        async for piece in pieces:
             clock.tick(len(piece.pcm_S) / speaking.sample_rate)
             if piece.finish_reason not in (None, "stop"):
                 end = {"finish_reason": piece.finish_reason, "coverage": round(piece.coverage, 3)}
