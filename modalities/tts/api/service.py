@@ -149,7 +149,7 @@ class SpeechService:
         raise those of `core.errors.Unavailable`.
         """
         front = self.front_end(call.model)
-        check_text(call.text, max_characters=self.max_characters)
+        check_text(call.text, self.max_characters)
         voice = _check(call, front)
         planner = SpeechPlanner(partial(self._plan, call, front, voice))
         pieces = self._pieces(call, front, voice, planner)

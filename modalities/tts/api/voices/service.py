@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 from triptych.core.errors import InvalidRequest, UnknownModel, UnsupportedOption
 from triptych.core.media.audio.decode import ClipReader
@@ -18,15 +17,6 @@ from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceRecord
 from triptych.modalities.tts.api.voices.store import VoiceStore
 from triptych.modalities.tts.wire import VoiceClip
-
-
-@runtime_checkable
-class ReadsTranscripts(Protocol):
-    """A front end whose model wants to know the words of a recording that it imitates."""
-
-    def clip_ids(self, transcript: str) -> tuple[int, ...]:
-        """The ids of those words, as `VoiceClip.prompt_ids` hands them to the model."""
-        ...
 
 
 class VoiceService:
@@ -100,7 +90,5 @@ class VoiceService:
         about = voice.record.about
         if about.model != model:
             raise InvalidRequest(f"That voice was made for {about.model}.", param="voice")
-        front = self.front_ends[model]
-        if isinstance(front, ReadsTranscripts) and about.transcript:
-            return voice.clip(front.clip_ids(about.transcript))
-        return voice.clip()
+        words = about.transcript
+        return voice.clip(self.front_ends[model].clip_ids(words) if words else ())
