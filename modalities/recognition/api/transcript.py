@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -131,7 +132,10 @@ class WhisperTokenizer:
         self, heard: TimedTokens, index: int, offset_s: float, language: str
     ) -> TranscriptSegment:
         """A heard segment in words, in a recording of which its part begins at `offset_s`."""
-        tokens = [_later(token, offset_s) for token in heard.tokens]
+        tokens = [
+            replace(token, start_s=token.start_s + offset_s, end_s=token.end_s + offset_s)
+            for token in heard.tokens
+        ]
         ids = tuple(token.token_id for token in tokens)
         has_times = all(token.end_s >= 0 for token in heard.tokens)
         return TranscriptSegment(
@@ -161,10 +165,4 @@ def gather(deltas: Sequence[TranscriptDelta]) -> Transcript:
         segments=tuple(segment for delta in deltas for segment in delta.segments),
         language=deltas[-1].language,
         duration_s=deltas[-1].duration_s,
-    )
-
-
-def _later(token: TranscriptToken, offset_s: float) -> TranscriptToken:
-    return TranscriptToken(
-        token.token_id, token.start_s + offset_s, token.end_s + offset_s, token.logprob
     )
