@@ -20,6 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from triptych.core.errors import ConfigError
+from triptych.core.lines import writing
 from triptych.core.options.table import add_options
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind
 from triptych.modalities.diffusion.api.pipeline import (
@@ -31,7 +32,7 @@ from triptych.modalities.diffusion.api.pipeline import (
     kind_of,
 )
 from triptych.modalities.diffusion.api.terminal import DISPLAYS, PictureStrip, choose_display
-from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size, writing
+from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size
 from triptych.modalities.diffusion.wire import StepCache
 from triptych.modalities.pipeline import Check
 

@@ -86,9 +86,10 @@ class RecognitionFields(BaseModel):
 
 
 class TranslationFields(RecognitionFields):
-    """The fields of `/v1/audio/translations`, and the values of those that it does not have."""
+    """The fields of `/v1/audio/translations`."""
 
     task = "translate"
+    # The values of the fields that it does not have:
     language: ClassVar = ""
     include: ClassVar = ()
     has_word_times: ClassVar = False

@@ -21,7 +21,10 @@ from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import form_body, read_form
 from triptych.core.logs import fields
+from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.resampling import Pcm
+from triptych.core.weights.opening import opening
+from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.recognition.api.formats import as_srt, as_text, as_vtt
 from triptych.modalities.recognition.api.protocol import (
     Body,
@@ -38,7 +41,12 @@ from triptych.modalities.recognition.api.protocol import (
     verbose_reply,
 )
 from triptych.modalities.recognition.api.service import RecognitionService, TranscribeCall
-from triptych.modalities.recognition.api.transcript import Transcript, TranscriptDelta, gather
+from triptych.modalities.recognition.api.transcript import (
+    Transcript,
+    TranscriptDelta,
+    WhisperTokenizer,
+    gather,
+)
 
 _PLAIN: dict[str, tuple[Callable[[Transcript], str], str]] = {
     "text": (as_text, "text/plain"),
@@ -47,6 +55,15 @@ _PLAIN: dict[str, tuple[Callable[[Transcript], str], str]] = {
 }
 Form = TypeVar("Form", TranscriptionFields, TranslationFields)
 _logger = logging.getLogger(__name__)
+
+
+def open_api(setup: ApiSetup) -> ApiPart:
+    """Recognition."""
+    models = [opening(model, WhisperTokenizer.open) for model in setup.models["recognition"]]
+    service = RecognitionService.from_config(
+        setup.config, models, setup.client, ClipReader(setup.pool), admission=setup.admission
+    )
+    return ApiPart([recognition_router(service)], recognition_cards(service))
 
 
 def recognition_router(service: RecognitionService) -> APIRouter:

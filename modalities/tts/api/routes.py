@@ -26,6 +26,9 @@ from triptych.core.http.models import ModelCard, ModelList
 from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
+from triptych.core.weights.opening import opening
+from triptych.modalities.modality import ApiPart, ApiSetup
+from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.protocol import (
     AudioDelta,
@@ -34,6 +37,9 @@ from triptych.modalities.tts.api.protocol import (
     VoiceId,
 )
 from triptych.modalities.tts.api.service import Speaking, SpeechCall, SpeechService
+from triptych.modalities.tts.api.voices.routes import voices_router
+from triptych.modalities.tts.api.voices.service import VoiceService
+from triptych.modalities.tts.api.voices.store import VoiceStore
 
 COVERAGE_HEADER = "x-speech-coverage"
 SAMPLE_RATE_HEADER = "x-speech-sample-rate"
@@ -47,6 +53,20 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
 }
 
 _logger = logging.getLogger(__name__)
+
+
+def open_api(setup: ApiSetup) -> ApiPart:
+    """Speech, and the voices that it is spoken in."""
+    fronts = [
+        opening(model, open_front_end, setup.config.models) for model in setup.models["speech"]
+    ]
+    voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
+    service = SpeechService.from_config(
+        setup.config, fronts, setup.client, voices=voices, admission=setup.admission
+    )
+    cards = speech_cards(service)
+    routers = [speech_router(service), speech_models_router(cards), voices_router(voices)]
+    return ApiPart(routers, cards)
 
 
 def speech_router(service: SpeechService) -> APIRouter:
