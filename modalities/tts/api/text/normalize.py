@@ -15,15 +15,15 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Literal
 
-from triptych.modalities.tts.api.text.addresses import address_rules
+from triptych.modalities.tts.api.text.addresses import AddressRules
 from triptych.modalities.tts.api.text.clean import Cleaned, Emoji, clean
-from triptych.modalities.tts.api.text.dates import date_rules
-from triptych.modalities.tts.api.text.language import Language, alternatives, english
-from triptych.modalities.tts.api.text.names import name_rules, phrase_rules
+from triptych.modalities.tts.api.text.dates import DateRules
+from triptych.modalities.tts.api.text.language import alternatives, english
+from triptych.modalities.tts.api.text.names import NameRules, PhraseRules
 from triptych.modalities.tts.api.text.numbers import NumberWords
 from triptych.modalities.tts.api.text.pronounced import put_back, take_out
-from triptych.modalities.tts.api.text.quantities import quantity_rules
-from triptych.modalities.tts.api.text.rules import ReadingRules, Rule, RuleSet
+from triptych.modalities.tts.api.text.quantities import QuantityRules
+from triptych.modalities.tts.api.text.rules import ReadingStyle, Rule
 from triptych.modalities.tts.api.text.sentences import SentenceSpan, split_sentences
 from triptych.modalities.tts.api.text.spoken import Boundary, SpokenBuilder, SpokenText
 
@@ -50,23 +50,23 @@ class NormalizeOptions:
 class Normalizer:
     """Reads out text of one language. Stateless after construction, safe to share."""
 
-    def __init__(
-        self, options: NormalizeOptions | None = None, language: Language | None = None
-    ) -> None:
+    def __init__(self, options: NormalizeOptions | None = None) -> None:
         self._options = options or NormalizeOptions()
-        self._language = language or english()
+        self._language = english()
         is_us = self._options.dialect == "us"
-        voice = ReadingRules(
+        style = ReadingStyle(
             self._language,
             NumberWords(use_and=not is_us),
             "mdy" if is_us else "dmy",
             self._options.acronyms == "spell",
         )
+        kinds = (PhraseRules, DateRules, AddressRules, QuantityRules, NameRules)
+        groups = [kind(style) for kind in kinds]
         tag = Rule(re.compile(f"<{alternatives(self._options.tags)}>"), lambda match: match[0])
-        tags = RuleSet(sign=(tag,) if self._options.tags else ())
-        rules = tags + phrase_rules(voice) + date_rules(voice) + address_rules(voice)
-        rules = rules + quantity_rules(voice) + name_rules(voice)
-        self._digit, self._letter, self._sign = rules.digit, rules.letter, rules.sign
+        tags = [tag] if self._options.tags else []
+        self._digit = [rule for group in groups for rule in group.rules("digit")]
+        self._letter = [rule for group in groups for rule in group.rules("letter")]
+        self._sign = [*tags, *(rule for group in groups for rule in group.rules("sign"))]
         operators = alternatives(self._language.operators)
         self._operator = re.compile(rf"( ?)({operators})\1(?=[\w(])")
 
