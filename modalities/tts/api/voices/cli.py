@@ -30,6 +30,7 @@ from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.protocol import VoiceCard
 from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceRecord, check_name
+from triptych.modalities.tts.api.voices.routes import built_in_voices
 from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
 from triptych.modalities.tts.modality import SPEECH
@@ -64,11 +65,7 @@ def run_voices(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace, config: Config) -> None:
     if args.names:
         raise ConfigError(f"unexpected argument {args.names[0]!r}; see `triptych voices --help`.")
-    brought = [
-        VoiceCard.of_model(voice, front.name)
-        for front in _front_ends(config)
-        for voice in front.voices
-    ]
+    brought = built_in_voices(_front_ends(config))
     store = VoiceStore.from_config(config)
     made = [record for owner in owners(config.server) for record in store.voices_of(owner)]
     cards = [*brought, *map(VoiceCard.of_caller, made)]
