@@ -85,19 +85,13 @@ class QuantityRules(RuleGroup):
         feet, inches = match[1], match[2]
         if is_attached(match) or float(inches) >= 12:
             return None  # "Q4'23"
-        return (
-            f"{self._say.number(feet)} {'foot' if is_singular(feet) else 'feet'} "
-            f"{self._say.number(inches)} {'inch' if is_singular(inches) else 'inches'}"
-        )
+        return f"{self._counted(feet, 'foot', 'feet')} {self._counted(inches, 'inch', 'inches')}"
 
     @reads(r"(\d{1,3})° ?(\d{1,2})['′] ?(?:(\d{1,2}(?:\.\d{1,3})?)(?:[\"″]|''))?", "digit")
     def _arc(self, match: re.Match[str]) -> str:
         units = (("degree", "degrees"), ("minute", "minutes"), ("second", "seconds"))
-        return " ".join(
-            f"{self._say.number(part)} {one if is_singular(part) else many}"
-            for part, (one, many) in zip(match.groups(), units, strict=True)
-            if part
-        )
+        parts = zip(match.groups(), units, strict=True)
+        return " ".join(self._counted(part, *names) for part, names in parts if part)
 
     @reads(r"'(\d\d){end}", "sign")
     def _short_year(self, match: re.Match[str]) -> str:
@@ -204,13 +198,16 @@ class QuantityRules(RuleGroup):
             return None
         return f"to the power of {'minus ' if minus else ''}{name}"
 
+    def _counted(self, numeral: str, one: str, many: str) -> str:
+        return f"{self._say.number(numeral)} {one if is_singular(numeral) else many}"
+
     def _numbers(self, low: str, high: str | None) -> str:
         words = self._say.number(low)
         return f"{words} to {self._say.number(high)}" if high else words
 
     def _coins(self, numeral: str, one: str, many: str, hundredths: tuple[str, str]) -> str:
         whole, _, rest = numeral.partition(".")
-        major = f"{self._say.number(whole or '0')} {one if is_singular(whole) else many}"
+        major = self._counted(whole or "0", one, many)
         if not int(rest):
             return major
         minor = f"{self._say.cardinal(int(rest))} {hundredths[int(rest) != 1]}"
@@ -249,11 +246,6 @@ class QuantityRules(RuleGroup):
         after = word_after(match)
         if after in ("people", "men", "women", "children"):
             return True
-        return len(after) > 3 and after.islower() and self._is_plural(after)
-
-    def _is_plural(self, word: str) -> bool:
-        return (
-            word.endswith("s")
-            and not word.endswith(("ss", "us", "is"))
-            and word not in self._lang.words.not_counted
-        )
+        is_plural = after.endswith("s") and not after.endswith(("ss", "us", "is"))
+        is_counted = is_plural and after not in self._lang.words.not_counted
+        return len(after) > 3 and after.islower() and is_counted
