@@ -77,9 +77,9 @@ class AudioEncoder:
         return self._take_head() + tail + self._container.finish()
 
     def final_head(self) -> bytes:
-        """What to write over the beginning of a finished stream, so that it tells its length.
+        """What to write over the beginning of a finished stream, so that it states its length.
 
-        Empty where the format tells none.
+        Empty where the format states none.
         """
         assert self._is_finished
         return self._container.final_head(self._num_samples)
@@ -308,7 +308,7 @@ class _Mp3(_Coded):  # the Info frame copies its header from the first packet
         return framing.mp3_info_frame(self._first_packet, self._codec.frame_size, num_samples)
 
 
-class _OggOpus(_Coded):  # its last page tells where the sound ends
+class _OggOpus(_Coded):  # its last page states where the sound ends
     SPEC = CodecSpec(name="libopus", sample_format="flt", bit_rate=64_000)
 
     def __init__(self, stream: _Stream) -> None:

@@ -38,6 +38,7 @@ from triptych.modalities.recognition.api.transcript import (
 )
 from triptych.modalities.recognition.modality import RECOGNITION
 from triptych.modalities.recognition.spec import SAMPLE_RATE, Task
+from triptych.schedulers.admission import Admission
 
 Audio: TypeAlias = "str | Path | bytes | Pcm"
 """A file's path or its bytes, or mono samples [S] at 16 kHz."""
@@ -73,9 +74,8 @@ class TranscriptionPipeline(Pipeline[RecognitionService]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], RecognitionService]:
         model = WhisperTokenizer.open(resolved)
-        return lambda client: RecognitionService.from_config(
-            config, [model], client, ClipReader(None)
-        )
+        admission, reader = Admission(options=config.schedule), ClipReader(None)
+        return lambda client: RecognitionService(client, [model], admission, reader)
 
     def __call__(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript:
         """Write down a recording.

@@ -60,9 +60,8 @@ _logger = logging.getLogger(__name__)
 def open_api(setup: ApiSetup) -> ApiPart:
     """Recognition."""
     models = [opening(model, WhisperTokenizer.open) for model in setup.models["recognition"]]
-    service = RecognitionService.from_config(
-        setup.config, models, setup.client, ClipReader(setup.pool), admission=setup.admission
-    )
+    reader = ClipReader(setup.pool)
+    service = RecognitionService(setup.client, models, setup.admission, reader)
     return ApiPart([recognition_router(service)], recognition_cards(service))
 
 

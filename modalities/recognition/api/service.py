@@ -10,12 +10,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Self
 
 import numpy as np
 
 from triptych.core.client import EngineClient
-from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
@@ -64,22 +62,6 @@ class RecognitionService:
         self._admission = admission
         self._reader = reader
         self._held = HeldAmount(MAX_HELD_S, "Too much sound is being transcribed; try later.")
-
-    @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        models: Sequence[WhisperTokenizer],
-        client: EngineClient,
-        reader: ClipReader,
-        *,
-        admission: Admission | None = None,
-    ) -> Self:
-        """The service of `models` with the bounds of a configuration.
-
-        An `admission` is shared with other services.
-        """
-        return cls(client, models, admission or Admission(options=config.schedule), reader)
 
     def check(self, call: TranscribeCall) -> WhisperTokenizer:
         """The call's model, once it can do what is asked. Raises `RequestError`s."""
@@ -172,8 +154,8 @@ class _Recording:
         self._language = delta.language or self._language
         offset_s = self._start / SAMPLE_RATE
         segments = tuple(
-            self._model.segment(heard, self._num_segments + n, offset_s, self._language)
-            for n, heard in enumerate(delta.segments)
+            self._model.segment(timed, self._num_segments + n, offset_s, self._language)
+            for n, timed in enumerate(delta.segments)
         )
         self._num_segments += len(segments)
         for segment in segments:

@@ -24,8 +24,8 @@ PART_S = 60.0
 
 One job for everything would have to wait until the last word has its phonemes (a millisecond for
 every hundred letters); one for each sentence would lose what a model carries over from sentence to
-sentence. So the first part is what is planned in a moment, and later ones, planned meanwhile, are
-a minute long, cut where a paragraph ends if one does in their second half.
+sentence. So the first part is what is planned in a moment. Later ones, planned while it is spoken,
+are a minute long, cut where a paragraph ends if one does in their second half.
 """
 
 

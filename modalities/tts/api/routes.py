@@ -79,7 +79,7 @@ def speech_router(service: SpeechService) -> APIRouter:
         context = Context.of(request)
         speaking = service.speak(_call(body, context))
         encoder = await asyncio.to_thread(open_encoder, body.response_format, speaking.sample_rate)
-        encoded = _encoded(_observed(speaking, body, context), encoder)
+        encoded = _encoded(speaking, encoder, body, context)
         if body.stream_format == "sse":
             return EventStream(_events(encoded), heartbeat_s=context.options.heartbeat_s, end=b"")
 
@@ -129,10 +129,13 @@ def _call(body: SpeechBody, context: Context) -> SpeechCall:
     )
 
 
-async def _observed(
-    speaking: Speaking, body: SpeechBody, context: Context
-) -> AsyncGenerator[SpeechPiece, None]:
-    """Pass pieces through; count and time them, and log the text where the operator wants it."""
+async def _encoded(
+    speaking: Speaking, encoder: AudioEncoder, body: SpeechBody, context: Context
+) -> AsyncGenerator[tuple[bytes, SpeechPiece], None]:
+    """Each piece with the bytes of the file that it makes ready, maybe none.
+
+    Counts and times the pieces, and logs the text where the operator wants it.
+    """
     ids = {"request_id": context.request_id, "call_id": context.call_id}
     clock = context.metrics.audio_clock(body.model, context.arrived_s)
     if context.options.log_prompts:
@@ -143,15 +146,6 @@ async def _observed(
             if piece.finish_reason not in (None, "stop"):
                 end = {"finish_reason": piece.finish_reason, "coverage": round(piece.coverage, 3)}
                 _logger.warning("speech did not end by itself", extra=fields(**ids, **end))
-            yield piece
-
-
-async def _encoded(
-    pieces: AsyncGenerator[SpeechPiece, None], encoder: AudioEncoder
-) -> AsyncGenerator[tuple[bytes, SpeechPiece], None]:
-    """Each piece with the bytes of the file that it makes ready, maybe none."""
-    async with aclosing(pieces):
-        async for piece in pieces:
             yield await asyncio.to_thread(_encode, encoder, piece), piece
 
 

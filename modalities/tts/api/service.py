@@ -50,7 +50,7 @@ class SpeechCall:
 
     `voice` is a name the model knows (empty: its default), or the id of a voice that the caller
     made. `dialect`, `acronyms` and `emoji` say how the text is read; without a dialect it is that
-    of the language, or of the voice. Without a `seed` one is drawn. `is_live`: somebody listens
+    of the language, or of the voice. Without a `seed` one is drawn. `is_live`: it is played
     while it is made.
     """
 
@@ -72,7 +72,7 @@ class SpeechCall:
 class Speaking:
     """A call being spoken. Nothing happens before the first piece is asked for.
 
-    Closing `pieces` cancels what runs. `speakable` tells what of the text has sounds at all; it may
+    Closing `pieces` cancels what runs. `speakable` says what of the text has sounds at all; it may
     be awaited from the first piece on.
     """
 
@@ -85,7 +85,7 @@ class VoiceSource(Protocol):
     """Where callers' own voices are kept."""
 
     def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
-        """What `model` shall imitate; `None` where `owner` has no such voice. May block.
+        """What `model` is to imitate; `None` where `owner` has no such voice. May block.
 
         Raises `InvalidRequest` for a voice that was made for another model.
         """

@@ -24,8 +24,8 @@ MAX_CHARACTERS = 220
 _MIN_FIRST_CHARACTERS, _MAX_FIRST_CHARACTERS = 16, 72
 _LONGEST_WORD = 32  # longer ones are cut
 _NEXT_CHARACTERS = (80, 150)
-"""Of the second and the third: who speaks twice as fast as it is heard has each ready when the one
-before it has been played."""
+"""Of the second and the third: a model at twice real time has each ready when the one before it has
+been played."""
 
 _CLAUSE = re.compile(r"[^\s.,;:!?…—)]{2}[.,;:!?…—)]+\"? ")
 _LANGUAGES: Mapping[str, Dialect] = {"en": "us", "en-us": "us", "en-gb": "uk"}

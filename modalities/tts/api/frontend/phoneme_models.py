@@ -158,7 +158,7 @@ def _aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
 
 
 def _described(name: str) -> Voice:
-    """A Kokoro voice: the first two letters of its name tell accent and gender."""
+    """A Kokoro voice: the first two letters of its name are accent and gender."""
     accent, language = _ACCENTS.get(name[:1], ("", "en-US"))
     description = f"{accent} {_GENDERS.get(name[1:2], 'voice')}".strip()
     return Voice(name=name, description=description, language=language)

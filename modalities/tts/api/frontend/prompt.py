@@ -128,8 +128,8 @@ class PromptFrontEnd(FrontEnd):
 def open_csm(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFrontEnd:
     """CSM: "[speaker]text" between two marks. Raises `WeightsError` where files do not do.
 
-    Which voice a speaker has depends on what the model heard it say before, so without a clip it
-    is any one, the same within a text. A clip is of speaker 0.
+    A speaker's voice follows from what it said before, so without a clip it is a random one, the
+    same within a text. A clip is of speaker 0.
     """
     codec = config.get("codec_config") or {}
     return PromptFrontEnd(

@@ -16,7 +16,7 @@ from triptych.modalities.tts.wire import SpeechFinish
 def spoken_fraction(
     reason: SpeechFinish | None, duration_s: float, expected: ExpectedDuration
 ) -> float:
-    """Which part of an utterance `duration_s` of sound has spoken, as far as durations tell.
+    """Which part of an utterance `duration_s` of sound has spoken, judged by durations.
 
     An engine that stopped by itself has spoken all, unless faster than anyone can. One that was
     cut off, in a loop or still speaks (None) has spoken in proportion to the likely duration.

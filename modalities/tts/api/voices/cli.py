@@ -1,7 +1,7 @@
 """`triptych voices`: the voices there are, and one's own.
 
 Owns the command's words and tables. Models' front ends are opened for it, their weights are not;
-what is kept on disk is the server's store, which may be running meanwhile.
+the store on disk is the server's, which may be running at the same time.
 """
 
 from __future__ import annotations

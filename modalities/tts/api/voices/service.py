@@ -66,7 +66,7 @@ class VoiceService:
         return await asyncio.to_thread(keep)
 
     def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
-        """What `model` shall imitate to speak with a voice; None where `owner` has no such.
+        """What `model` imitates to speak with a voice; None where `owner` has no such.
 
         Raises `InvalidRequest` for a voice that was made for another model.
         """
