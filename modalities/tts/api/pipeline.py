@@ -122,7 +122,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], SpeechService]:
-        front = open_front_end(resolved, config.models)
+        front = open_front_end(resolved)
         pool = DecodePool.from_options(
             config.server, [decode.__name__]
         )  # never started: no uploads

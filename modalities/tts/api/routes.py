@@ -57,9 +57,7 @@ _logger = logging.getLogger(__name__)
 
 def open_api(setup: ApiSetup) -> ApiPart:
     """Speech, and the voices that it is spoken in."""
-    fronts = [
-        opening(model, open_front_end, setup.config.models) for model in setup.models["speech"]
-    ]
+    fronts = [opening(model, open_front_end) for model in setup.models["speech"]]
     voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
     service = SpeechService.from_config(
         setup.config, fronts, setup.client, voices=voices, admission=setup.admission

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from triptych.core.config import ModelOptions
 from triptych.core.lazy import load
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
@@ -15,7 +14,7 @@ from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.modality import family_of
 
 
-def open_front_end(resolved: ResolvedModel, options: ModelOptions) -> FrontEnd:
+def open_front_end(resolved: ResolvedModel) -> FrontEnd:
     """The front end of a speech model. Raises `WeightsError` where its files do not do."""
     config = read_json(Path(resolved.folder) / "config.json")
     front: FrontEnd = load(family_of(config).front_end)(resolved, config)

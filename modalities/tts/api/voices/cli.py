@@ -126,7 +126,7 @@ def _front_ends(config: Config) -> list[FrontEnd]:
         config.models, RichProgress(), sources=SPEECH.load_sources(), defaults=(SPEECH.default,)
     )
     return [
-        open_front_end(model, config.models)
+        open_front_end(model)
         for model in models
         if SPEECH.matches(Path(model.folder), read_json(Path(model.folder) / "config.json"))
     ]

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kokoro_models import TINY, tiny_model, tiny_voices
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend import open_front_end
@@ -60,7 +59,7 @@ def kokoro(tmp_path_factory: pytest.TempPathFactory) -> FrontEnd:
     """A front end of the released alphabet; no sentence is longer than 62 phonemes."""
     names = ("af_bella", "af_heart", "am_echo", "bm_fable")
     resolved = write_tiny(tmp_path_factory.mktemp("kokoro"), names)
-    return open_front_end(resolved, ModelOptions())
+    return open_front_end(resolved)
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +277,7 @@ def test_models_of_other_kinds_have_no_front_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     resolved = ResolvedModel(name="m", reference="m", folder=str(tmp_path), digest="0")
     with pytest.raises(WeightsError, match="no speech model"):
-        open_front_end(resolved, ModelOptions())
+        open_front_end(resolved)
 
 
 @pytest.mark.parametrize("change", [{"voices": []}, {"codec": {}}, {"voices": [{"nam": "x"}]}])
@@ -289,7 +288,7 @@ def test_a_config_that_lacks_something_is_refused(change: dict[str, Any]) -> Non
 
 def test_a_kokoro_without_voices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="no voices"):
-        open_front_end(write_tiny(tmp_path, ()), ModelOptions())
+        open_front_end(write_tiny(tmp_path, ()))
 
 
 def test_the_front_end_needs_no_torch(tmp_path: Path) -> None:
@@ -302,7 +301,7 @@ from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.sources.kokoro import KOKORO
 from triptych.modalities.tts.api.text.normalize import Normalizer
 model = ResolvedModel(name="m", reference="m", folder={str(tmp_path)!r}, digest="0")
-front_end = open_front_end(model, ModelOptions())
+front_end = open_front_end(model)
 list(front_end.plan(Normalizer()("Hello."), voice="af_heart", instructions=""))
 sys.exit("torch" in sys.modules)
 """

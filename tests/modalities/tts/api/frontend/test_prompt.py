@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend import open_front_end
@@ -51,7 +50,7 @@ def front_end(tmp_path: Path) -> Callable[[dict[str, Any]], Any]:
         tokenizer().save(str(tmp_path / "tokenizer.json"))
         (tmp_path / "config.json").write_text(json.dumps(config))
         folder = ResolvedModel(name="m", reference="m", folder=str(tmp_path), digest="d")
-        return open_front_end(folder, ModelOptions())
+        return open_front_end(folder)
 
     return open_front
 
@@ -153,4 +152,4 @@ def test_what_it_cannot_do_is_refused_by_name(
     folder = ResolvedModel(name="m", reference="m", folder=str(tmp_path), digest="d")
     (tmp_path / "config.json").write_text(json.dumps(CSM))
     with pytest.raises(WeightsError, match=r"tokenizer\.json is missing"):
-        open_front_end(folder, ModelOptions())
+        open_front_end(folder)
