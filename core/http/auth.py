@@ -12,7 +12,6 @@ import hmac
 import itertools
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -21,23 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.core.config import ServerOptions
 from triptych.core.errors import ConfigError, Unauthorized
 from triptych.core.http.errors import error_response
+from triptych.core.service import Principal
 
 PUBLIC_ROUTES = frozenset(
     itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/version"))
 )
 """What may be asked without a key. `/metrics` is not here: it shows what others do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
-    """A caller. `key` names it in admission and logs; `tenant` salts their cache.
-
-    `owner` is to whom belongs what outlives the process, such as voices: the same in every run.
-    """
-
-    key: str = ""
-    tenant: str = ""
-    owner: str = ""
 
 
 class Keyring:

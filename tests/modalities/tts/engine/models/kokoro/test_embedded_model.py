@@ -51,7 +51,7 @@ async def serving(model: ResolvedModel) -> AsyncIterator[LocalClient]:
 
 
 async def test_it_speaks_as_long_as_such_a_text_takes_and_as_loud(model: ResolvedModel) -> None:
-    front_end = open_front_end(model, Config().models)
+    front_end = open_front_end(model)
     voice = front_end.check_voice("marin")
     spoken = Normalizer()(TEXT)
     segments = [p.segment for p in front_end.plan(spoken, voice=voice, instructions="")]
