@@ -28,20 +28,6 @@ _PUBLISHED: MappingProxyType[str, tuple[float, ...]] = MappingProxyType(
             8.26515490e00,
             1.08053901e-01,
         ),
-        "HunyuanVideoTransformer3DModel": (
-            7.33226126e02,
-            -4.01131952e02,
-            6.75869174e01,
-            -3.14987800e00,
-            9.61237896e-02,
-        ),
-        "LTXVideoTransformer3DModel": (
-            2.14700694e01,
-            -1.28016453e01,
-            2.31279151e00,
-            7.92487521e-01,
-            9.69274326e-03,
-        ),
         "Lumina2Transformer2DModel": (
             393.76566581,
             -603.50993606,
@@ -62,8 +48,6 @@ _THRESHOLDS: MappingProxyType[str, float] = MappingProxyType(
     {
         "FluxTransformer2DModel": 0.4,
         "HiDreamImageTransformer2DModel": 0.3,
-        "HunyuanVideoTransformer3DModel": 0.1,
-        "LTXVideoTransformer3DModel": 0.05,
         "WanTransformer3DModel": 0.07,
     }
 )

@@ -130,7 +130,7 @@ class _Evaluation:
         for probe in self._probes:
             if set(rows) <= set(probe.rows):  # go on from where the probe stopped
                 found = [probe.rows.index(row) for row in rows]
-                return self._model.span(chosen, probe.found.select(found, len(probe.rows)))
+                return self._model.span(chosen, probe.found.select(found))
         return self._model.span(chosen)
 
     def _follow(self, rows: list[int]) -> Tensor:

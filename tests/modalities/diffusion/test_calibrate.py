@@ -82,7 +82,7 @@ def test_distances_are_those_teacache_is_told() -> None:
 
 
 def test_models_in_one_part_are_measured_without_inputs() -> None:
-    name = "UNet2DModel"
+    name = "UNet2DConditionModel"
     pools, denoiser = TensorPools(), Denoiser(open_model(build(name)))
     row = open_row(pools, 1, num_steps=4, name=name)
     calibration = calibrate(denoiser, [row], pools)

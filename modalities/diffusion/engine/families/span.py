@@ -10,7 +10,7 @@ one untouched forward, and no family needs its own copy of one:
 
 The original module is never changed, and a pass keeps its state to itself.
 
-Legend: R rows, K parts of a row (video models fold frames into the batch).
+Legend: R rows.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Probed:
     signal: Tensor | None
     first: Any = None
 
-    def select(self, rows: list[int], num_rows: int) -> Probed:
+    def select(self, rows: list[int]) -> Probed:
         """Some of the rows."""
         return Probed(
             base=picked(self.base, rows),
             signal=None if self.signal is None else picked(self.signal, rows),
-            first=_take(self.first, rows, num_rows),
+            first=_take(self.first, rows),
         )
 
 
@@ -79,23 +79,23 @@ class SpanModel(DenoiseModel):
         assert visitor.base is not None
         found = visitor.signal
         return Probed(
-            base=_unfold(visitor.base, len(batch)),
+            base=visitor.base,
             signal=None if found is None else found.reshape(len(batch), -1),
             first=visitor.first,
         )
 
     @torch.no_grad()
     def span(self, batch: Batch, probed: Probed | None = None) -> tuple[Tensor, Tensor]:
-        """The whole model: velocities, and the hidden states after the blocks, `[R, K, ...]`."""
+        """The whole model: velocities, and the hidden states after the blocks, `[R, ...]`."""
         visitor = _Compute(None if probed is None else probed.first, self._num_stations)
         velocity = self.read(self._run(batch, visitor), batch)
         assert visitor.hidden is not None
-        return velocity, _unfold(visitor.hidden, len(batch))
+        return velocity, visitor.hidden
 
     @torch.no_grad()
     def head(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """Velocities of rows whose blocks would have left `hidden`, `[R, K, ...]`."""
-        visitor = _Skip(hidden.flatten(0, 1).to(self.dtype), self._num_stations)
+        """Velocities of rows whose blocks would have left `hidden`, `[R, ...]`."""
+        visitor = _Skip(hidden.to(self.dtype), self._num_stations)
         return self.read(self._run(batch, visitor), batch)
 
     def _run(self, batch: Batch, visitor: _Visitor) -> Any:
@@ -316,14 +316,10 @@ def _blocks_of(module: nn.Module, name: str) -> nn.ModuleList:
     return blocks
 
 
-def _unfold(hidden: Tensor, num_rows: int) -> Tensor:
-    return hidden.reshape(num_rows, -1, *hidden.shape[1:])
-
-
-def _take(output: Any, rows: list[int], num_rows: int) -> Any:
+def _take(output: Any, rows: list[int]) -> Any:
     """Some rows of a block's output, whatever its structure."""
     if isinstance(output, tuple):
-        return tuple(_take(part, rows, num_rows) for part in output)
+        return tuple(_take(part, rows) for part in output)
     if isinstance(output, Tensor):
-        return picked(_unfold(output, num_rows), rows).flatten(0, 1)
+        return picked(output, rows)
     return output
