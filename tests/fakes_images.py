@@ -166,8 +166,12 @@ def make_image_app(
 
 
 def call(prompt: str = "a red apple", **fields: Any) -> ImageCall:
-    """A call of the service."""
-    return ImageCall(**{"model": "paint", "prompt": prompt, "call_id": "call", **fields})
+    """A call of the service; fields of it and of its request."""
+    own = {name: fields.pop(name) for name in ImageCall.__dataclass_fields__ if name in fields}
+    if (size := fields.pop("size", None)) is not None:
+        fields["width"], fields["height"] = size
+    request = ImageRequest(**{"prompt": prompt, **fields})
+    return ImageCall(**{"model": "paint", "call_id": "call", **own, "request": request})
 
 
 def generation(prompt: str = "a red apple", **fields: Any) -> dict[str, Any]:

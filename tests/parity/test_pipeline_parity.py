@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from fakes_pipelines import SCHEDULERS, components, randomised, their_pipeline
+from msgspec.structs import replace
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.caches.methods import first_block, planned
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe, row_seed
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe, row_seed
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 from triptych.modalities.diffusion.spec import abilities_of
+from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*upcast_vae.*:FutureWarning"),
 ]
-REQUEST = PictureRequest(
+REQUEST = ImageRequest(
     prompt="A red apple", negative_prompt="blurry", width=64, height=96, num_steps=3, seed=11
 )
 CASES = [
@@ -34,7 +35,7 @@ CASES = [
 ]
 
 
-def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, Any]:
+def extras_of(name: str, request: ImageRequest, recipe: Recipe) -> dict[str, Any]:
     """What their call is told beside prompt, size and steps."""
     scale = recipe.abilities.default_guidance
     told: dict[str, Any] = {"negative_prompt": request.negative_prompt, "guidance_scale": scale}
@@ -55,7 +56,7 @@ def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, A
     return told
 
 
-def request_for(name: str, request: PictureRequest) -> PictureRequest:
+def request_for(name: str, request: ImageRequest) -> ImageRequest:
     """What both can draw: Klein's pipeline takes no second prompt, HiDream's chooses the shape."""
     if name == "Flux2KleinPipeline":
         return replace(request, negative_prompt="")
@@ -65,7 +66,7 @@ def request_for(name: str, request: PictureRequest) -> PictureRequest:
     return replace(request, width=32, height=64) if name.startswith("Sana") else request
 
 
-def theirs(name: str, parts: dict[str, Any], request: PictureRequest, output: str) -> Tensor:
+def theirs(name: str, parts: dict[str, Any], request: ImageRequest, output: str) -> Tensor:
     recipe = open_recipe(name, parts)
     modules = {part: value for part, value in parts.items() if part != "scheduler"}
     pipeline = their_pipeline(name, modules, parts["scheduler"])
@@ -182,7 +183,7 @@ def test_branches_skip_by_their_own_caches_and_come_close() -> None:
         first_block(threshold=0.5),
         planned([step not in {3, 5, 7} for step in range(num_steps)]),
     ):
-        row = recipe.prepare(replace(request, cache=cache), pools)
+        row = recipe.prepare(request, pools, cache=cache)
         run(denoiser, [row])
         slots = [branch.slot for branch in row.branches]
         assert len({id(slot) for slot in slots}) == 2

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from triptych.core.options.table import resolve
 from triptych.core.progress_bars import count_bar
 from triptych.modalities.diffusion.api.pipeline import GeneratedImage, ImagePipeline
 from triptych.modalities.diffusion.api.protocol import GenerationBody
+from triptych.modalities.diffusion.api.service import ImageCall
 from triptych.modalities.diffusion.arguments import parse_adapter, writing
 
 _RESULTS = "results.jsonl"
@@ -227,10 +229,9 @@ def _body(fields: Mapping[str, Any]) -> GenerationBody:
     return body
 
 
-def _call(body: GenerationBody) -> Record:
-    """The fields as the pipeline takes them."""
-    adapters = {use.name: use.scale for use in body.adapters}
-    return {**body.asked, "prompt": body.prompt, "adapters": adapters}
+def _call(body: GenerationBody) -> ImageCall:
+    request = body.request(tenant="")
+    return ImageCall(request=request, call_id=uuid.uuid4().hex, quality=body.known_quality)
 
 
 def _error(error: TriptychError) -> Record:

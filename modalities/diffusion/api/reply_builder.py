@@ -92,11 +92,12 @@ class ImageReplyBuilder:
 
     def reply(self, data: list[PictureData]) -> ImagesReply:
         """The answer with all pictures."""
-        request = self.drawing.request
-        usage = ImageUsage.of(request, self.num_prompt_tokens, len(data))
-        created = int(time.time())
         return ImagesReply(
-            created=created, data=data, seed=request.seed, usage=usage, **self._about()
+            created=int(time.time()),
+            data=data,
+            seed=self.drawing.seed,
+            usage=ImageUsage.of(self.drawing.request, self.num_prompt_tokens, len(data)),
+            **self._about(),
         )
 
     def _note(self, delta: ImageDelta) -> bool:
@@ -138,7 +139,7 @@ class ImageReplyBuilder:
         return CompletedImage(
             type=f"{self.route}.completed",
             created_at=int(time.time()),
-            seed=request.seed,
+            seed=self.drawing.seed,
             usage=usage,
             **shown,
         )

@@ -33,9 +33,10 @@ from triptych.modalities.diffusion.calibration_file import (
     read_calibration,
 )
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
+from triptych.modalities.diffusion.wire import ImageRequest
 
 if TYPE_CHECKING:
-    from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+    from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
     from triptych.modalities.diffusion.engine.tuning import Report, Tuned, Tuner
 
 PROMPTS = (
@@ -170,12 +171,11 @@ def _open_tuner(
 
 def _pictures(
     args: argparse.Namespace, recipe: Recipe, prompts: Sequence[str], num_steps: int
-) -> list[PictureRequest]:
-    from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
+) -> list[ImageRequest]:
 
     width, height = args.size or recipe.default_size
     return [
-        PictureRequest(
+        ImageRequest(
             prompt=prompt,
             width=width,
             height=height,

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from triptych.core.errors import TriptychError
-from triptych.core.media.pixels import Pixels
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.prompts import Asked, HeldTexts, PromptCache
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 from triptych.modalities.diffusion.wire import ImageRequest, StepCache
@@ -48,7 +47,7 @@ class RunningPicture:
     `place` in `sums`; the preview wanted.
     """
 
-    request: PictureRequest
+    request: ImageRequest
     row: DenoiseRow
     texts: HeldTexts
     step: int
@@ -76,14 +75,16 @@ class RunningPicture:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A picture that can be drawn."""
+    """A picture that can be drawn: the one of this index."""
 
-    request: PictureRequest
+    request: ImageRequest
+    index: int
+    cache: CacheMethod | None
     asked: Asked
 
 
 class ImageExecutor:
-    """Draws with one model. All calls come from one thread, but for `understand`."""
+    """Draws with one model. All calls come from one thread, but for `cache_of`."""
 
     def __init__(
         self,
@@ -103,32 +104,12 @@ class ImageExecutor:
         self._adapters = adapters
         self._viewer = viewer
 
-    def understand(
-        self, request: ImageRequest, index: int = 0, *, with_pictures: bool = True
-    ) -> PictureRequest:
-        """One of the pictures of a request. Raises `RequestError` for what cannot be drawn.
-
-        Without `with_pictures` those that came with it are only counted.
-        """
-        pictures = request.sources if with_pictures else ()
-        asked = PictureRequest(
-            prompt=request.prompt,
-            negative_prompt=request.negative_prompt,
-            width=request.width,
-            height=request.height,
-            num_steps=request.num_steps,
-            guidance_scale=request.guidance_scale,
-            sampler=request.sampler,
-            seed=request.seed,
-            sample_index=index,
-            sources=tuple(map(_picture, pictures)) or (torch.empty(0),) * len(request.sources),
-            mask=_mask(request),
-            strength=request.strength,
-        )
+    def cache_of(self, request: ImageRequest) -> CacheMethod | None:
+        """The step cache of a request. Raises `RequestError` for what cannot be drawn."""
         self._adapters.check(request.adapters)
-        self.recipe.check(asked)
-        num_steps = self.recipe.num_steps(asked)
-        return replace(asked, cache=self._caches.method(request.cache, num_steps, request.sampler))
+        self.recipe.check(request)
+        num_steps = self.recipe.num_steps(request)
+        return self._caches.method(request.cache, num_steps, request.sampler)
 
     def begin(
         self, asked: Sequence[tuple[ImageRequest, int]]
@@ -187,17 +168,23 @@ class ImageExecutor:
         self.pools.trim()
 
     def _order(self, request: ImageRequest, index: int) -> _Order:
-        understood = self.understand(request, index)
-        acting = self._adapters.check(request.adapters)
-        prompts = self.recipe.prompts(understood)
-        return _Order(understood, Asked(prompts, request.tenant, acting))
+        cache, acting = self.cache_of(request), self._adapters.check(request.adapters)
+        asked = Asked(self.recipe.prompts(request), request.tenant, acting)
+        return _Order(request, index, cache, asked)
 
     def _open(
         self, order: _Order, texts: HeldTexts, stack: ExitStack
     ) -> RunningPicture | TriptychError:
         """Prepare a picture; on an error in the stack's time it is let go of."""
         self._viewer.make_room(order.request)
-        row = _caught(self.recipe.prepare, order.request, self.pools, texts.texts)
+        row = _caught(
+            self.recipe.prepare,
+            order.request,
+            self.pools,
+            texts.texts,
+            index=order.index,
+            cache=order.cache,
+        )
         if not isinstance(row, DenoiseRow):
             texts.release()
             return row
@@ -223,19 +210,3 @@ def _caught(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Foun
         return call(*args, **kwargs)
     except TriptychError as error:
         return error
-
-
-def _picture(pixels: Pixels) -> Tensor:
-    rows = torch.frombuffer(bytearray(pixels.rgb), dtype=torch.uint8)
-    return rows.view(pixels.height, pixels.width, 3).permute(2, 0, 1).float() / 255
-
-
-def _mask(request: ImageRequest) -> Tensor | None:
-    """1 where the first picture shall change."""
-    if not request.mask:
-        return None
-    if not request.sources:
-        return torch.empty(0)  # which the recipe refuses
-    first = request.sources[0]
-    rows = torch.frombuffer(bytearray(request.mask), dtype=torch.uint8)
-    return rows.view(1, first.height, first.width).float() / 255

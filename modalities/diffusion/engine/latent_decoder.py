@@ -13,7 +13,8 @@ from torch import Tensor
 
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.preview import Preview
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+from triptych.modalities.diffusion.wire import ImageRequest
 
 
 class LatentDecoder:
@@ -25,13 +26,13 @@ class LatentDecoder:
         self._whole_pixels = whole_pixels
         self._shares_runs = recipe.device.type != "cpu"
 
-    def make_room(self, request: PictureRequest) -> None:
+    def make_room(self, request: ImageRequest) -> None:
         """Set the autoencoder to whole pictures or to overlapping tiles, before it works."""
         vae, num_pixels = self._recipe.vae, request.width * request.height
         (vae.disable_tiling if num_pixels <= self._whole_pixels else vae.enable_tiling)()
 
     def decode(
-        self, samples: Sequence[tuple[Tensor, PictureRequest]]
+        self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
         """Finished pictures, bytes `[height, width, 3]`, and whether each is finite.
 
@@ -50,12 +51,12 @@ class LatentDecoder:
                 shown.update(zip(chosen, self._decode([samples[i] for i in chosen]), strict=True))
         return [shown[index] for index in range(len(samples))]
 
-    def foretell(self, clean: Tensor, request: PictureRequest) -> HostCopy:
+    def foretell(self, clean: Tensor, request: ImageRequest) -> HostCopy:
         """A preview of a sample that is clean, or foretold to be: bytes, a pixel per latent."""
         return HostCopy(_bytes(self._preview.draw(self._recipe.to_latents(clean, request))))
 
     def _decode(
-        self, samples: Sequence[tuple[Tensor, PictureRequest]]
+        self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
         self.make_room(samples[0][1])
         pixels_N3HW = self._recipe.decode_all(samples)

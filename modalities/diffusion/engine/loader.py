@@ -149,4 +149,4 @@ def measure(
             f"A picture has at most {max_pixels} pixels, not {request.width}x{request.height}.",
             param="size",
         )
-    return costs.of_picture(painter.understand(request, with_pictures=False))
+    return costs.of_picture(request, painter.cache_of(request))

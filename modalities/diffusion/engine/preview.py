@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.spec import downscale
+from triptych.modalities.diffusion.wire import ImageRequest
 
 FILE_NAME = "preview.safetensors"
 _SIDE = 12  # latents a side of the pictures that a map is fitted to
@@ -64,7 +65,7 @@ class Preview:
 def _examples(recipe: Recipe) -> tuple[Tensor, Tensor]:
     """Latents `[N, C]`, and the mean colours `[N, 3]` of what they stand for."""
     side = _SIDE * downscale(recipe.vae.config)
-    request = PictureRequest(prompt="", width=side, height=side)
+    request = ImageRequest(prompt="", width=side, height=side)
     seen, colours = [], []
     for picture_3HW in _pictures(side).to(recipe.device):
         sample = recipe.picture_sample(picture_3HW, None)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -30,9 +30,10 @@ from triptych.modalities.diffusion.calibration_file import CalibratedRun, TriedP
 from triptych.modalities.diffusion.engine.caches.calibration import Calibration
 from triptych.modalities.diffusion.engine.calibrate import calibrate, measured
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
-from triptych.modalities.diffusion.engine.recipes.recipe import EncodedText, PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import EncodedText, Recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 from triptych.modalities.diffusion.sampler_names import short_name
+from triptych.modalities.diffusion.wire import ImageRequest
 
 SHARES = (0.12, 0.16, 0.2, 0.28, 0.34, 0.4, 0.5, 0.65)
 """Which parts of all steps the plans that are tried compute."""
@@ -69,7 +70,7 @@ class _Promise(NamedTuple):
 class _Subject:
     """A picture to calibrate with, and its prompts, encoded once."""
 
-    request: PictureRequest
+    request: ImageRequest
     texts: Sequence[EncodedText]
 
 
@@ -84,7 +85,7 @@ class Tuner:
 
     @torch.inference_mode()
     def tune(
-        self, requests: Sequence[PictureRequest], report: Report, shares: Sequence[float] = SHARES
+        self, requests: Sequence[ImageRequest], report: Report, shares: Sequence[float] = SHARES
     ) -> Tuned:
         """Calibrate for the pictures' steps and sampler, which are the same in all of them.
 
@@ -142,7 +143,7 @@ class Tuner:
             pictures = pictures + self._draw(part, _method(best))[0]
         return _tried(best, wholes, pictures), elapsed_s
 
-    def _parts(self, requests: Sequence[PictureRequest]) -> list[list[_Subject]]:
+    def _parts(self, requests: Sequence[ImageRequest]) -> list[list[_Subject]]:
         recipe, size = self._recipe, self._batch_size
         subjects = [
             _Subject(request, recipe.encode_all(recipe.prompts(request))) for request in requests
@@ -187,9 +188,11 @@ class Tuner:
         with ExitStack() as stack:
             rows = []
             for subject in part:
-                request = replace(subject.request, cache=method)
-                rows.append(self._recipe.prepare(request, self._pools, subject.texts))
-                stack.callback(rows[-1].release)
+                row = self._recipe.prepare(
+                    subject.request, self._pools, subject.texts, cache=method
+                )
+                rows.append(row)
+                stack.callback(row.release)
             yield rows
 
     def _decode(self, part: Sequence[_Subject], rows: Sequence[DenoiseRow]) -> list[Tensor]:
@@ -249,7 +252,7 @@ def psnr_db(one: Tensor, other: Tensor) -> float:
 
 
 def _summary(
-    requests: Sequence[PictureRequest],
+    requests: Sequence[ImageRequest],
     recipe: Recipe,
     calibration: Calibration,
     plans: Sequence[TriedPlan],

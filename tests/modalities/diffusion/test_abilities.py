@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
 from triptych.modalities.diffusion.engine.recipes.references import Referring
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.spec import PIPELINES, abilities_of, downscale
+from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
@@ -29,7 +29,7 @@ def test_recipes_agree(name: str) -> None:
     assert isinstance(recipe, Referring) == (abilities.max_references > 0)
     assert abilities.is_guided(abilities.default_guidance) == abilities.has_negative
     side = 4 * recipe.pixel_multiple
-    request = PictureRequest(prompt="", width=side, height=2 * side)
+    request = ImageRequest(prompt="", width=side, height=2 * side)
     noise = torch.zeros(recipe.latent_shape(request))
     latents = recipe.to_latents(recipe.to_sample(noise), request)
     assert latents.shape[1] == 2 * latents.shape[2] == 8 * abilities.patch

@@ -168,7 +168,7 @@ def test_a_picture_takes_no_more_than_it_was_measured_at(name: str) -> None:
     held = sum(pool.num_used * pool._cells[0].nbytes for pool in pools)
     held += easel.painter._prompts._cache.num_bytes
     assert 0 < held <= cost.state_bytes
-    method = easel.painter.understand(request).cache
+    method = easel.painter.cache_of(request)
     assert method is None or method.level in (Level.SPAN, Level.VELOCITY)
 
 

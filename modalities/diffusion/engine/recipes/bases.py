@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from typing_extensions import override
 
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.text import TextEncoder
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
+from triptych.modalities.diffusion.wire import ImageRequest
 
 
 class TextRecipe(Recipe):
@@ -25,7 +26,7 @@ class EvenFlow(TextRecipe):
     """Noise levels evenly from 1 to 1/steps, shifted for the picture's size."""
 
     @override
-    def spacing(self, request: PictureRequest) -> Spacing:
+    def spacing(self, request: ImageRequest) -> Spacing:
         num_steps = self.num_steps(request)
         return Spacing(
             num_steps=num_steps,
@@ -33,7 +34,7 @@ class EvenFlow(TextRecipe):
             mu=dynamic_shift(self.components["scheduler"], self.num_tokens(request)),
         )
 
-    def num_tokens(self, request: PictureRequest) -> int:
+    def num_tokens(self, request: ImageRequest) -> int:
         """The picture's size, as the shift measures it."""
         _, height, width = self.latent_shape(request)
         return height * width // 4

@@ -27,11 +27,11 @@ from triptych.modalities.diffusion.engine.recipes.latents import (
 from triptych.modalities.diffusion.engine.recipes.recipe import (
     BranchPrompt,
     EncodedText,
-    PictureRequest,
     Recipe,
 )
 from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.wire import ImageRequest
 
 _UPRIGHT = (
     (672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184),
@@ -45,7 +45,7 @@ class Packed(EvenFlow):
     """Latents as tokens of 2 x 2."""
 
     @override
-    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
+    def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
         channels, height, width = super().latent_shape(request)
         return channels // 4, height, width
 
@@ -54,7 +54,7 @@ class Packed(EvenFlow):
         return pack(latents_CHW)
 
     @override
-    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+    def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
         _, height, width = self.latent_shape(request)
         return unpack(sample, height, width)
 
@@ -79,14 +79,14 @@ class Flux(Packed):
         ]
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         hidden = text["encoder_hidden_states"]
         if self.model.config.guidance_embeds:
             text = {**text, "guidance": hidden.new_tensor(self.guidance_scale(request))}
         return _with_positions(self, text, request)
 
     @override
-    def spacing(self, request: PictureRequest) -> Spacing:
+    def spacing(self, request: ImageRequest) -> Spacing:
         return unless_spaced(self, super().spacing(request))
 
 
@@ -125,14 +125,12 @@ class Chroma(Packed):
         return {"encoder_hidden_states": text.hidden, "attention_mask": seen.to(text.hidden.dtype)}
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         mask = pad(text["attention_mask"], (0, self.num_tokens(request)), value=1.0)
         return _with_positions(self, {**text, "attention_mask": mask}, request)
 
 
-def _with_positions(
-    recipe: Recipe, text: dict[str, Tensor], request: PictureRequest
-) -> Conditioning:
+def _with_positions(recipe: Recipe, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
     _, height, width = recipe.latent_shape(request)
     hidden = text["encoder_hidden_states"]
     ids = {"img_ids": position_ids(height, width), "txt_ids": torch.zeros(len(hidden), 3)}

@@ -19,8 +19,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.recipes.latents import fitted
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.latents import fitted, picture_tensor
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+from triptych.modalities.diffusion.wire import ImageRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,10 +37,10 @@ class Referring(Recipe):
     """A recipe whose model looks at pictures, each as itself and none noised."""
 
     @override
-    def refer(self, told: list[Conditioning], request: PictureRequest) -> list[Conditioning]:
+    def refer(self, told: list[Conditioning], request: ImageRequest) -> list[Conditioning]:
         if not request.sources:
             return told
-        references = [self.look(picture) for picture in request.sources]
+        references = [self.look(picture_tensor(picture)) for picture in request.sources]
         context = torch.cat([reference.tokens_TC for reference in references])
         shapes = tuple((reference.height, reference.width) for reference in references)
         return [
