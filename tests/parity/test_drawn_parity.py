@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes_loading import save_pipeline
-from fakes_pipelines import SCHEDULERS
 from msgspec.structs import replace
-from parity.test_pipeline_parity import request_for, theirs
+from support.diffusers_pictures import request_for, theirs
+from support.diffusers_pipelines import SCHEDULERS
+from support.image_folders import save_pipeline
 from torch import Tensor
 
 from triptych.core.config import Config, DeviceOptions, ModelOptions
