@@ -19,7 +19,12 @@ from torch import Tensor
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.pixels import Pixels
-from triptych.modalities.diffusion.caches.methods import CacheMethod, Level, first_block, planned
+from triptych.modalities.diffusion.engine.caches.methods import (
+    CacheMethod,
+    Level,
+    first_block,
+    planned,
+)
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes import packed, qwen

@@ -9,7 +9,7 @@ from support.diffusers_pictures import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS, components, randomised, their_pipeline
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.caches.methods import first_block, planned
+from triptych.modalities.diffusion.engine.caches.methods import first_block, planned
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes.recipe import row_seed

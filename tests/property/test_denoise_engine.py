@@ -21,7 +21,7 @@ from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.job import Job
 from triptych.core.media.pixels import Pixels
 from triptych.core.plan import StepResult
-from triptych.modalities.diffusion.caches.decisions import Decisions
+from triptych.modalities.diffusion.engine.caches.decisions import Decisions
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
 from triptych.modalities.diffusion.engine.loader import measure

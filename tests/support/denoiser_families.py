@@ -17,7 +17,7 @@ from support.tiny_denoisers import (
     Tiny,
     flux_ids,
 )
-from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 
 TINY: dict[str, Tiny] = {
     "FluxTransformer2DModel": Tiny(

@@ -25,7 +25,12 @@ from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
 from triptych.core.logs import fields
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES
-from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks
+from triptych.modalities.diffusion.api.links import (
+    FILES_ROUTE,
+    ID_CHARS,
+    PictureLinks,
+    PictureStore,
+)
 from triptych.modalities.diffusion.api.protocol import (
     MAX_SOURCES,
     DrawFields,
@@ -44,7 +49,6 @@ from triptych.modalities.diffusion.api.replies import (
 )
 from triptych.modalities.diffusion.api.reply_builder import ImageReplyBuilder
 from triptych.modalities.diffusion.api.service import ImageCall, ImageService, PictureFile
-from triptych.modalities.diffusion.api.store import ID_CHARS, PictureStore
 
 _IMAGES = {"type": "array", "items": dict(BINARY), "maxItems": MAX_SOURCES}
 _ANSWER: dict[int | str, dict[str, Any]] = {

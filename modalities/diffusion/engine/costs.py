@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.core.media.pixels import Pixels
-from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.plan import PictureCost
 from triptych.modalities.diffusion.wire import ImageRequest

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
-from triptych.modalities.diffusion.engine.evaluation import evaluate
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
-from triptych.modalities.diffusion.engine.fused_skips import FusedSkip, leap
+from triptych.modalities.diffusion.engine.caches.evaluation import evaluate
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip, leap
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
+from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning, DenoiseModel
 from triptych.modalities.diffusion.engine.samplers.rows import (
     SampleRow,
     advance,
@@ -50,7 +49,7 @@ class GuidanceBranch:
     """
 
     conditioning: Conditioning
-    slot: CacheSlot | None = None
+    cache: RowCache | None = None
     batch_key: Hashable = None
     answer: Tensor | None = None
     num_asked: int = 0
@@ -58,7 +57,7 @@ class GuidanceBranch:
     @property
     def num_runs(self) -> int:
         """Steps at which the model was run for it."""
-        return self.slot.decisions.num_computed if self.slot else self.num_asked
+        return self.cache.decisions.num_computed if self.cache else self.num_asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +135,7 @@ class DenoiseRow:
         ahead = range(self.sample.step, self.num_steps)
         for branch in self.branches:
             steps = [step for step in ahead if branch in self.active_at(step)]
-            computes = branch.slot.foresee(steps) if branch.slot else [True] * len(steps)
+            computes = branch.cache.foresee(steps) if branch.cache else [True] * len(steps)
             for step, may_compute in zip(steps, computes, strict=True):
                 num_rows[step] += may_compute
         return num_rows
@@ -147,7 +146,7 @@ class DenoiseRow:
             return None
         steps = range(self.sample.step, self.sample.step + num_steps)
         active = [self.active_at(step) for step in steps]
-        if any(branch.slot is None for branches in active for branch in branches):
+        if any(branch.cache is None for branches in active for branch in branches):
             return None
         leap = FusedSkip(self.sample, [self._shares(branches) for branches in active])
         return leap if leap.is_possible else None
@@ -161,15 +160,15 @@ class DenoiseRow:
         """Give back everything the row holds."""
         release_row(self.sample)
         for branch in self.branches:
-            if branch.slot is not None:
-                branch.slot.release()
+            if branch.cache is not None:
+                branch.cache.release()
 
-    def _shares(self, branches: Sequence[GuidanceBranch]) -> list[tuple[CacheSlot, float]]:
+    def _shares(self, branches: Sequence[GuidanceBranch]) -> list[tuple[RowCache, float]]:
         """What guidance makes of the caches' outputs."""
         scale = self.guidance.scale
         of_output = (scale, 1 - scale) if len(branches) == 2 else (1.0,)
-        slots = [branch.slot for branch in branches if branch.slot is not None]
-        return list(zip(slots, of_output, strict=True))
+        caches = [branch.cache for branch in branches if branch.cache is not None]
+        return list(zip(caches, of_output, strict=True))
 
 
 # Rows of one shape, and their velocities after guidance, `[R, ...]`.
@@ -275,7 +274,7 @@ class Denoiser:
             times=sent(torch.tensor(times), inputs_R.device),
             conditioning=[branch.conditioning for branch in branches],
         )
-        slots = [branch.slot for branch in branches]
+        caches = [branch.cache for branch in branches]
         points = [row.point for row in rows]
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, branch in enumerate(branches):
@@ -283,17 +282,17 @@ class Denoiser:
                 branch.batch_key = self._batch_key(inputs_R.shape[1:], branch)
             groups[branch.batch_key].append(index)
         if len(groups) == 1:
-            return evaluate(self.model, batch, slots, [points[row] for row in of_row])
+            return evaluate(self.model, batch, caches, [points[row] for row in of_row])
         parts = []
         for members in groups.values():
             at = [points[of_row[index]] for index in members]
-            chosen = [slots[index] for index in members]
+            chosen = [caches[index] for index in members]
             parts.append((members, evaluate(self.model, batch.select(members), chosen, at)))
         return joined(parts)
 
     def _batch_key(self, sample_shape: torch.Size, branch: GuidanceBranch) -> Hashable:
         is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
-        is_exact = is_on_cpu or (branch.slot is not None and branch.slot.keeps_hidden)
+        is_exact = is_on_cpu or (branch.cache is not None and branch.cache.keeps_hidden)
         return self.model.batch_key(sample_shape, branch.conditioning, is_exact=is_exact)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from triptych.core.errors import TriptychError
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.diffusion.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.prompts import Asked, HeldTexts, PromptCache
@@ -191,9 +191,9 @@ class ImageExecutor:
         stack.callback(row.release)
         for branch in row.branches:
             branch.conditioning = replace(branch.conditioning, adapters=order.asked.adapters)
-            if branch.slot is not None:
+            if branch.cache is not None:
                 told = branch.conditioning
-                branch.slot.belong_to((row.sample.pool.shape, told.key, told.adapters))
+                branch.cache.belong_to((row.sample.pool.shape, told.key, told.adapters))
         return RunningPicture(request=order.request, row=row, texts=texts, step=row.sample.step)
 
     def _foretell(self, pictures: list[RunningPicture], velocities: Tensor) -> None:

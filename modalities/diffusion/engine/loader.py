@@ -17,20 +17,19 @@ from triptych.core.engine.loader import DeviceLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.errors import InvalidRequest
 from triptych.core.layers.native_linear import pack_linears
-from triptych.modalities.diffusion.cache_choice import CacheBook
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
+from triptych.modalities.diffusion.engine.caches.choice import CacheBook
 from triptych.modalities.diffusion.engine.costs import DrawingCosts, own_request
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
-from triptych.modalities.diffusion.engine.loading import (
+from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder, Preview
+from triptych.modalities.diffusion.engine.loading.components import (
     Components,
     component_bytes,
     open_components,
 )
-from triptych.modalities.diffusion.engine.preview import Preview
 from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe

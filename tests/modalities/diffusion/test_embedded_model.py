@@ -14,7 +14,7 @@ from torch.nn.functional import avg_pool2d
 from triptych.core.config import ModelOptions
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.loading import open_components
+from triptych.modalities.diffusion.engine.loading.components import open_components
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools

@@ -27,9 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.caches.gates import GateSignal
-from triptych.modalities.diffusion.engine.families.family import Blocks, DenoiserFamily
-from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
+from triptych.modalities.diffusion.engine.caches.decisions import GateSignal
+from triptych.modalities.diffusion.engine.families.model import (
+    Batch,
+    Blocks,
+    DenoiseModel,
+    DenoiserFamily,
+)
 from triptych.modalities.diffusion.engine.tensor_pool import picked
 
 

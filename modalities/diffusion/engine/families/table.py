@@ -11,8 +11,7 @@ from types import MappingProxyType
 from torch import nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.engine.families.family import Blocks, DenoiserFamily
-from triptych.modalities.diffusion.engine.families.model import DenoiseModel
+from triptych.modalities.diffusion.engine.families.model import Blocks, DenoiseModel, DenoiserFamily
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 
 _TEXT_FIRST = ("encoder_hidden_states", "hidden_states")

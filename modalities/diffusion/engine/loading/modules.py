@@ -17,8 +17,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.weights.quiet import errors_only, without_progress_bar
 from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.modalities.diffusion.engine.loading.originals import in_own_names, text_in_own_names
-from triptych.modalities.diffusion.engine.loading.unfit import UNFIT, brief
-from triptych.modalities.diffusion.engine.loading.weights import Weights
+from triptych.modalities.diffusion.engine.loading.weights import UNFIT, Weights, brief
 
 Report = Callable[[float], None]
 _CHOOSES_CODE = frozenset({"auto_map", "attn_implementation", "experts_implementation"})

@@ -15,8 +15,7 @@ from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.engine.loading.unfit import UNFIT, brief
-from triptych.modalities.diffusion.engine.loading.weights import HeldWeights, Weights
+from triptych.modalities.diffusion.engine.loading.weights import UNFIT, HeldWeights, Weights, brief
 
 _UNPROJECTED = "text_encoders.clip_l.transformer."  # SD3 takes the pooled vector as it is
 _OPEN_CLIPS = ("cond_stage_model.model.", "conditioner.embedders.1.model.")  # SD 2, SDXL's second

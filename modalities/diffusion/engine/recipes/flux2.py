@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from typing_extensions import override
 
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.recipes.bases import EvenFlow
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import encode_picture, pack, unpack
 from triptych.modalities.diffusion.engine.recipes.packed import unless_spaced
 from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring, within
+from triptych.modalities.diffusion.engine.recipes.text import EvenFlow
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.wire import ImageRequest
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.recipes.bases import EvenFlow
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_picture,
     fitted,
@@ -30,6 +29,7 @@ from triptych.modalities.diffusion.engine.recipes.recipe import (
     Recipe,
 )
 from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
+from triptych.modalities.diffusion.engine.recipes.text import EvenFlow
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.wire import ImageRequest
 

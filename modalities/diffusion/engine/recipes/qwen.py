@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from triptych.core.media.pixels import Pixels
 from triptych.modalities.diffusion.engine.denoise import Guidance
-from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_picture,
     fitted,

@@ -25,10 +25,10 @@ from torch.nn.functional import interpolate
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.pixels import Pixels
-from triptych.modalities.diffusion.caches.methods import CacheMethod
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise import DenoiseRow, Guidance, GuidanceBranch, Kept
-from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.loading.components import denoiser_of
 from triptych.modalities.diffusion.engine.recipes.latents import (
     decode_latents,
@@ -150,7 +150,7 @@ class Recipe(ABC):
             branches = [
                 GuidanceBranch(
                     conditioning=conditioning,
-                    slot=None if cache is None else CacheSlot(cache, len(sample.timesteps), pools),
+                    cache=None if cache is None else RowCache(cache, len(sample.timesteps), pools),
                 )
                 for conditioning in told
             ]

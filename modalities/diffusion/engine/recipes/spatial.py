@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.engine.denoise import Guidance
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.recipes.bases import EvenFlow, TextRecipe
+from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.recipes.text import EvenFlow, TextRecipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
 from triptych.modalities.diffusion.spec import PipelineSpec, downscale
 from triptych.modalities.diffusion.wire import ImageRequest

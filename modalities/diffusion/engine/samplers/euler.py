@@ -13,8 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from triptych.modalities.diffusion.engine.samplers.prediction import NoiseLevel, clean_sample
-from triptych.modalities.diffusion.engine.samplers.program import Columns, Program, Vector
+from triptych.modalities.diffusion.engine.samplers.program import (
+    Columns,
+    NoiseLevel,
+    Program,
+    Vector,
+    clean_sample,
+)
 
 
 def flow_euler(scheduler: Any, begin: int) -> Program:

@@ -19,7 +19,7 @@ import numpy as np
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.engine.samplers.alphas import ddim, lcm
+from triptych.modalities.diffusion.engine.samplers.alphas import consistency, ddim, lcm
 from triptych.modalities.diffusion.engine.samplers.euler import (
     euler,
     euler_ancestral,
@@ -28,7 +28,6 @@ from triptych.modalities.diffusion.engine.samplers.euler import (
 )
 from triptych.modalities.diffusion.engine.samplers.multistep import dpm_solver, unipc
 from triptych.modalities.diffusion.engine.samplers.program import Program
-from triptych.modalities.diffusion.engine.samplers.trigflow import consistency
 
 _NATIVE: MappingProxyType[str, Callable[[Any, int], Program]] = MappingProxyType(
     {

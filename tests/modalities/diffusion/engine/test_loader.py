@@ -19,10 +19,10 @@ from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError
 from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.caches.methods import Level
+from triptych.modalities.diffusion.engine.caches.methods import Level
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
+from triptych.modalities.diffusion.engine.latent_decoder import FILE_NAME, Preview
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader, measure
-from triptych.modalities.diffusion.engine.preview import FILE_NAME, Preview
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
 from triptych.modalities.diffusion.wire import AdapterUse, StepCache

@@ -4,7 +4,7 @@ Owns the cells of what was computed and compared, the row's rule and its bounds.
 no sampler. State belongs to the row: nothing of it is shared, and it is dropped when the row ends,
 or when what it was computed with changes.
 
-Legend: R slots.
+Legend: R caches.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from triptych.modalities.diffusion.caches.decisions import Decisions
-from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.caches.gates import GateSignal
-from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
+from triptych.modalities.diffusion.engine.caches.decisions import Decisions, GateSignal
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.tensor_pool import (
     TensorPool,
     TensorPools,
@@ -49,7 +48,7 @@ class _Memory:
         return cell
 
 
-class CacheSlot:
+class RowCache:
     """A row's cache through one trajectory of `num_steps` evaluations, in order.
 
     At each step: `decisions.decide`, then either `record` what was computed or `predict`; a step
@@ -124,15 +123,15 @@ class CacheSlot:
         return self._reference.pool, self._reference.cells[0]
 
 
-def distances(slots: Sequence[CacheSlot], signals_R: Tensor) -> list[float]:
+def distances(caches: Sequence[RowCache], signals_R: Tensor) -> list[float]:
     """How far each row's signal, `[R, ...]`, is from its reference; infinite where there is none.
 
     The mean of |signal - reference| over the mean of |reference|, in float32, over the row alone.
     One transfer to the host for all rows.
     """
-    found = [slot.reference_cell() for slot in slots]
+    found = [cache.reference_cell() for cache in caches]
     rows = [index for index, place in enumerate(found) if place is not None]
-    measured = [math.inf] * len(slots)
+    measured = [math.inf] * len(caches)
     if not rows:
         return measured
     places = [place for place in found if place is not None]
@@ -145,7 +144,7 @@ def distances(slots: Sequence[CacheSlot], signals_R: Tensor) -> list[float]:
 
 
 def keep_signals(
-    slots: Sequence[CacheSlot],
+    caches: Sequence[RowCache],
     signals_R: Tensor,
     at: Sequence[Point],
     computes: Sequence[bool],
@@ -153,33 +152,33 @@ def keep_signals(
     """Make signals, `[R, ...]`, what the coming steps are compared with, as each rule says."""
     rows = [
         index
-        for index, slot in enumerate(slots)
-        if computes[index] or slot.signal is not GateSignal.FIRST_RESIDUAL
+        for index, cache in enumerate(caches)
+        if computes[index] or cache.signal is not GateSignal.FIRST_RESIDUAL
     ]
     if rows:
-        places = [slots[index].room_for_reference(signals_R[index], at[index]) for index in rows]
+        places = [caches[index].room_for_reference(signals_R[index], at[index]) for index in rows]
         places[0][0].write([cell for _, cell in places], picked(signals_R, rows))
 
 
-def record(slots: Sequence[CacheSlot], outputs_R: Tensor, at: Sequence[Point]) -> None:
+def record(caches: Sequence[RowCache], outputs_R: Tensor, at: Sequence[Point]) -> None:
     """Keep what was computed, `[R, ...]`."""
     places = [
-        slot.room_for_output(output, point)
-        for slot, output, point in zip(slots, outputs_R, at, strict=True)
+        cache.room_for_output(output, point)
+        for cache, output, point in zip(caches, outputs_R, at, strict=True)
     ]
     places[0][0].write([cell for _, cell in places], outputs_R)
 
 
-def predict(slots: Sequence[CacheSlot], at: Sequence[Point]) -> Tensor:
+def predict(caches: Sequence[RowCache], at: Sequence[Point]) -> Tensor:
     """What the rows take instead of computing, `[R, ...]` in float32.
 
     The rows' outputs must have one shape; how many each keeps, and its weights, are its own.
     """
-    memories = [slot.known() for slot in slots]
+    memories = [cache.known() for cache in caches]
     num_columns = max(len(memory.cells) for memory in memories)
     weights_RK = []
-    for slot, memory, point in zip(slots, memories, at, strict=True):
-        weights = slot.method.extrapolator.weights(memory.points, point)
+    for cache, memory, point in zip(caches, memories, at, strict=True):
+        weights = cache.method.extrapolator.weights(memory.points, point)
         weights_RK.append([*weights, *[0.0] * (num_columns - len(weights))])
     # A row that keeps fewer reads its newest instead, and weighs it with zero.
     cells_KR = [

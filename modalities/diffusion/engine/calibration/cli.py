@@ -25,8 +25,8 @@ from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve_all
 from triptych.modalities.diffusion.arguments import UNUSED, parse_size
-from triptych.modalities.diffusion.cache_choice import close_plan
-from triptych.modalities.diffusion.calibration_file import (
+from triptych.modalities.diffusion.engine.caches.choice import close_plan
+from triptych.modalities.diffusion.engine.calibration.file import (
     CalibrationFile,
     cached_path,
     model_digest,
@@ -36,8 +36,8 @@ from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
 from triptych.modalities.diffusion.wire import ImageRequest
 
 if TYPE_CHECKING:
+    from triptych.modalities.diffusion.engine.calibration.tuning import Report, Tuned, Tuner
     from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
-    from triptych.modalities.diffusion.engine.tuning import Report, Tuned, Tuner
 
 PROMPTS = (
     "a red apple",
@@ -147,11 +147,14 @@ def _open_tuner(
 
     from triptych.core.devices.opening import bring_up
     from triptych.core.engine.model_memory import ModelMemory
+    from triptych.modalities.diffusion.engine.calibration.tuning import Tuner
     from triptych.modalities.diffusion.engine.denoise import Denoiser
     from triptych.modalities.diffusion.engine.families.table import open_model
-    from triptych.modalities.diffusion.engine.loading import component_bytes, open_components
+    from triptych.modalities.diffusion.engine.loading.components import (
+        component_bytes,
+        open_components,
+    )
     from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
-    from triptych.modalities.diffusion.engine.tuning import Tuner
 
     device, ledger = bring_up(config.device)
     with ExitStack() as stack:

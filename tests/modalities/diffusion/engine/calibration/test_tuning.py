@@ -9,13 +9,13 @@ import torch
 from support.diffusers_pipelines import FLOW, components
 
 from triptych.core.errors import InvalidRequest, NonFinite
-from triptych.modalities.diffusion.caches.methods import planned
+from triptych.modalities.diffusion.engine.caches.methods import planned
+from triptych.modalities.diffusion.engine.calibration.tuning import PEAK_DB, Tuned, Tuner, psnr_db
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
-from triptych.modalities.diffusion.engine.tuning import PEAK_DB, Tuned, Tuner, psnr_db
 from triptych.modalities.diffusion.wire import ImageRequest
 
 HEUN = {"_class_name": "FlowMatchHeunDiscreteScheduler", "shift": 2.0}

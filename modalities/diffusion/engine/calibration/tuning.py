@@ -18,17 +18,19 @@ import torch
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, NonFinite
-from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
-from triptych.modalities.diffusion.caches.methods import CacheMethod, planned
-from triptych.modalities.diffusion.caches.planning import (
+from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, fit_rescaling, planned
+from triptych.modalities.diffusion.engine.calibration.file import CalibratedRun, TriedPlan
+from triptych.modalities.diffusion.engine.calibration.measuring import (
+    Calibration,
+    calibrate,
+    measured,
+)
+from triptych.modalities.diffusion.engine.calibration.planning import (
     Measured,
     all_plans,
     expected_error,
 )
-from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
-from triptych.modalities.diffusion.calibration_file import CalibratedRun, TriedPlan
-from triptych.modalities.diffusion.engine.caches.calibration import Calibration
-from triptych.modalities.diffusion.engine.calibrate import calibrate, measured
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.engine.recipes.recipe import EncodedText, Recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools

@@ -31,7 +31,7 @@ from functools import cache
 
 import numpy as np
 
-from triptych.modalities.diffusion.caches.extrapolation import Extrapolator, Point
+from triptych.modalities.diffusion.engine.caches.extrapolation import Extrapolator, Point
 from triptych.modalities.diffusion.engine.samplers.program import Program, Vector
 
 _State = tuple[int, ...]  # the last computed steps, newest first

@@ -10,15 +10,15 @@ import torch
 from support.denoiser_stubs import NATIVE_CONFIGS, MixtureFlow, begin, cached_step, finish, noise
 from torch import Tensor
 
-from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
-from triptych.modalities.diffusion.caches.methods import planned
-from triptych.modalities.diffusion.caches.planning import (
+from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
+from triptych.modalities.diffusion.engine.caches.methods import planned
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
+from triptych.modalities.diffusion.engine.calibration.measuring import Calibration
+from triptych.modalities.diffusion.engine.calibration.planning import (
     Measured,
     expected_error,
     plan_steps,
 )
-from triptych.modalities.diffusion.engine.caches.calibration import Calibration
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 STEPS = 30
@@ -43,7 +43,7 @@ def uncached(model: MixtureFlow, seed: int, name: str, num_steps: int) -> tuple[
 def with_plan(model: MixtureFlow, seed: int, plan: tuple[bool, ...], name: str) -> Tensor:
     pools = TensorPools()
     row = begin(NATIVE_CONFIGS[name], len(plan), seed, pools)
-    slot = CacheSlot(planned(plan, order=1), len(plan), pools)
+    slot = RowCache(planned(plan, order=1), len(plan), pools)
     while not row.is_done:
         cached_step([(row, slot)], model)
     return row.sample
@@ -88,7 +88,7 @@ def test_the_foretold_error_is_the_error_to_first_order(name: str, order: int) -
 
     def replay(skips: bool) -> Tensor:
         row = begin(NATIVE_CONFIGS[name], 8, 2, pools)
-        slot = CacheSlot(planned(plan if skips else [True] * count, order=order), count, pools)
+        slot = RowCache(planned(plan if skips else [True] * count, order=order), count, pools)
         while not row.is_done:
             cached_step([(row, slot)], lambda samples, times, k=row.step: outputs[k][None])
         return row.sample

@@ -9,12 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from triptych.core.errors import InvalidRequest
+from triptych.modalities.diffusion.engine.caches.decisions import Gate, GateSignal
+from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
+from triptych.modalities.diffusion.engine.calibration.planning import Measured
+from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
+from triptych.modalities.diffusion.engine.families.span import SpanModel
 from triptych.modalities.diffusion.engine.samplers.program import Vector
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 
 @dataclass
@@ -80,3 +91,70 @@ def _neighbour_distances(tensors: Sequence[Tensor]) -> list[float]:
     stacked = torch.stack([tensor.double().flatten() for tensor in tensors])
     moved = (stacked[1:] - stacked[:-1]).abs().mean(1) / stacked[:-1].abs().mean(1)
     return [float(distance) for distance in moved]
+
+
+@dataclass
+class _DistanceRecorder(Gate):
+    """Always computes, and writes down the distances TeaCache's rule would be told."""
+
+    signal: ClassVar[GateSignal | None] = GateSignal.MODULATED_INPUT
+    heard: list[float] = field(default_factory=list)
+
+    @override
+    def wants_compute(self, step: int, distance: float) -> bool:
+        if step > 0:
+            self.heard.append(distance)
+        return True
+
+
+def calibrate(denoiser: Denoiser, rows: Sequence[DenoiseRow], pools: TensorPools) -> Calibration:
+    """Run rows without caches to their ends, in one batch, and measure every step.
+
+    Outputs are measured after guidance, since that is what a plan's errors act on. The rows must
+    have one number of steps and one sampler; raises `InvalidRequest` otherwise.
+    """
+    num_steps = len(rows[0].sample.timesteps)
+    if any(row.sample.timesteps != rows[0].sample.timesteps for row in rows):
+        raise InvalidRequest("Calibration needs rows with the same steps and sampler.")
+    listeners = [_listen(row, num_steps, pools) for row in rows] if _has_parts(denoiser) else []
+    outputs: dict[int, list[Tensor]] = {id(row): [] for row in rows}
+
+    def watch(members: list[DenoiseRow], velocities: Tensor) -> None:
+        for row, velocity in zip(members, velocities, strict=True):
+            outputs[id(row)].append(velocity.clone())
+
+    for _ in range(num_steps):
+        denoiser.step(rows, watch)
+    calibration = Calibration(num_steps)
+    for index, row in enumerate(rows):
+        heard = listeners[index].heard if listeners else []
+        calibration.add(outputs[id(row)], heard)
+    return calibration
+
+
+def measured(calibration: Calibration, row: DenoiseRow) -> Measured:
+    """What a search for plans needs, of a calibration and any of its rows.
+
+    Raises `InvalidRequest` if the sampler is one whose influence is not known.
+    """
+    if row.sample.program is None:
+        raise InvalidRequest("Plans need one of Triptych's own samplers: choose another scheduler.")
+    return Measured.of(calibration.gram, row.sample.program)
+
+
+def _has_parts(denoiser: Denoiser) -> bool:
+    return isinstance(denoiser.model, SpanModel)
+
+
+def _listen(row: DenoiseRow, num_steps: int, pools: TensorPools) -> _DistanceRecorder:
+    """Give the row's prompt a cache that only listens; the other branch none."""
+    listener = _DistanceRecorder()
+    method = CacheMethod(
+        open_gate=lambda _: listener, extrapolator=DividedDifferences(), level=Level.VELOCITY
+    )
+    for branch in row.branches:
+        if branch.cache is not None:
+            branch.cache.release()
+        branch.cache = None
+    row.branches[0].cache = RowCache(method, num_steps, pools)
+    return listener
