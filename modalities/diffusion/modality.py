@@ -50,10 +50,7 @@ IMAGES = Modality(
     role="image",
     task=("image", "draws", "/v1/images/generations"),
     matches=_matches,
-    wire=(
-        f"{_HERE}.wire:ImageRequest",
-        f"{_HERE}.wire:ImageDelta",
-    ),
+    wire=(f"{_HERE}.wire:ImageRequest", f"{_HERE}.wire:ImageDelta"),
     api=f"{_HERE}.api.open:open_api",
     engine=f"{_HERE}.engine.loader:DiffusionLoader",
     default="triptych-images",

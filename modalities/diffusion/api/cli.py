@@ -78,11 +78,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
         "--preview", choices=DISPLAYS, default="auto", help="how to show it while it is drawn"
     )
     parser.add_argument(
-        "--no-preview",
-        dest="preview",
-        action="store_const",
-        const="off",
-        help="show the bar alone",
+        "--no-preview", dest="preview", action="store_const", const="off", help="show the bar alone"
     )
     exclude = UNUSED.union(("image_store_mb", "image_store_ttl_s"))
     sections = ("models", "device", "images")

@@ -12,14 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
-from pydantic import (
-    AliasChoices,
-    Discriminator,
-    Field,
-    StringConstraints,
-    Tag,
-    model_validator,
-)
+from pydantic import AliasChoices, Discriminator, Field, StringConstraints, Tag, model_validator
 from typing_extensions import override
 
 from triptych.core import limits
@@ -43,13 +36,7 @@ from triptych.modalities.diffusion.api.service import (
     MAX_STEPS,
     Quality,
 )
-from triptych.modalities.diffusion.wire import (
-    AUTO,
-    AdapterUse,
-    CacheName,
-    ImageRequest,
-    StepCache,
-)
+from triptych.modalities.diffusion.wire import AUTO, AdapterUse, CacheName, ImageRequest, StepCache
 
 MAX_ADAPTERS = 8
 MAX_SOURCES = 16  # OpenAI's

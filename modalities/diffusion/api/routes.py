@@ -147,10 +147,7 @@ def _add_files(router: APIRouter, links: PictureLinks) -> None:
 
 
 def _call(
-    body: DrawFields,
-    context: Context,
-    sources: Sequence[Upload] = (),
-    masks: Sequence[Upload] = (),
+    body: DrawFields, context: Context, sources: Sequence[Upload] = (), masks: Sequence[Upload] = ()
 ) -> ImageCall:
     files = [PictureFile(upload.data, upload.media_type) for upload in (*sources, *masks[:1])]
     return ImageCall(

@@ -253,9 +253,7 @@ def _check(asked: StepCache) -> None:
 def _nearest(runs: Sequence[CalibratedRun], num_steps: int, sampler: str) -> CalibratedRun | None:
     """The run most like a request: of its sampler if there is one, of about as many steps."""
     return min(
-        runs,
-        key=lambda run: (run.sampler != sampler, abs(run.num_steps - num_steps)),
-        default=None,
+        runs, key=lambda run: (run.sampler != sampler, abs(run.num_steps - num_steps)), default=None
     )
 
 

@@ -1,7 +1,9 @@
-"""Whether a row computes this step or takes a prediction: the rules of the papers, one row each.
+"""Whether a row computes this step or takes a prediction: where step caches decide.
 
-Owns the decision alone. Knows no tensor: what a rule wants to know of the model reaches it as one
+Owns the decision alone: `Decisions.decide` asks the row's rule, a `Gate`, within the bounds that
+hold for every rule. Knows no tensor: what a rule wants to know of the model reaches it as one
 number, the row's own distance. A gate is asked once per step, in order, and keeps its own state.
+A rule that asks nothing of the model can be asked ahead of time, for the whole way.
 """
 
 from __future__ import annotations
@@ -9,15 +11,13 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
-
-from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 
 
 class GateSignal(enum.Enum):
@@ -147,16 +147,25 @@ def spread_ratios(ratios: Sequence[float], num_steps: int) -> tuple[float, ...]:
     return tuple(ratios[round(step * scale)] for step in range(num_steps))
 
 
-class Decisions:
-    """One row's, asked once per step, in order, over a trajectory of `num_steps` evaluations.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What holds for every rule: the first step computes, so may the last; skips end some time."""
 
-    Raises whatever the method does at a number of steps that it is not for.
+    max_skips: int = 8
+    forces_last: bool = True
+
+
+class Decisions:
+    """One row's, taken once per step, in order, over a trajectory of `num_steps` evaluations.
+
+    Raises whatever `open_gate` does at a number of steps that it is not for.
     """
 
-    def __init__(self, method: CacheMethod, num_steps: int) -> None:
+    def __init__(self, open_gate: Callable[[int], Gate], bounds: Bounds, num_steps: int) -> None:
         self.num_computed = 0
         self.num_skipped = 0
-        self._method = method
+        self._open_gate = open_gate
+        self._bounds = bounds
         self._num_steps = num_steps
         self.start_over()
 
@@ -167,16 +176,15 @@ class Decisions:
 
     def start_over(self) -> None:
         """There is nothing left to predict from: the next step computes."""
-        self._gate = self._method.open_gate(self._num_steps)
+        self._gate = self._open_gate(self._num_steps)
         self._has_output = False
         self._num_skips = 0
         self._last: tuple[int, bool] | None = None
 
     def is_forced(self, step: int) -> bool:
         """Whether this step computes whatever the rule says."""
-        bounds = self._method.bounds
-        is_last = step == self._num_steps - 1 and bounds.forces_last
-        return not self._has_output or is_last or self._num_skips >= bounds.max_skips
+        is_last = step == self._num_steps - 1 and self._bounds.forces_last
+        return not self._has_output or is_last or self._num_skips >= self._bounds.max_skips
 
     def decide(self, step: int, distance: float = math.inf) -> bool:
         """Whether to compute this step. One asked for again, because its run failed, stays so."""

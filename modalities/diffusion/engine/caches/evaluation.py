@@ -55,11 +55,7 @@ class _Evaluation:
     """One step of a batch. `caches` by row: those without one are not in it."""
 
     def __init__(
-        self,
-        model: DenoiseModel,
-        batch: Batch,
-        caches: dict[int, RowCache],
-        at: Sequence[Point],
+        self, model: DenoiseModel, batch: Batch, caches: dict[int, RowCache], at: Sequence[Point]
     ) -> None:
         self._model = model
         self._batch = batch

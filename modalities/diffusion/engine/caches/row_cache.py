@@ -57,7 +57,7 @@ class RowCache:
 
     def __init__(self, method: CacheMethod, num_steps: int, pools: TensorPools) -> None:
         self.method = method
-        self.decisions = Decisions(method, num_steps)
+        self.decisions = Decisions(method.open_gate, method.bounds, num_steps)
         self._pools = pools
         self._key: Hashable = None
         self._outputs: _Memory | None = None
@@ -144,10 +144,7 @@ def distances(caches: Sequence[RowCache], signals_R: Tensor) -> list[float]:
 
 
 def keep_signals(
-    caches: Sequence[RowCache],
-    signals_R: Tensor,
-    at: Sequence[Point],
-    computes: Sequence[bool],
+    caches: Sequence[RowCache], signals_R: Tensor, at: Sequence[Point], computes: Sequence[bool]
 ) -> None:
     """Make signals, `[R, ...]`, what the coming steps are compared with, as each rule says."""
     rows = [

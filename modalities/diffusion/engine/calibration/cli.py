@@ -86,13 +86,22 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_calibrate(args: argparse.Namespace) -> int:
     """Calibrate, write the file after each number of steps, and tell what was found."""
-    prompts = _read_prompts(args.prompts) if args.prompts else PROMPTS
+    lines = read_lines("--prompts", args.prompts) if args.prompts else enumerate(PROMPTS)
+    prompts = [line for _, line in lines]
+    if not prompts:
+        raise ConfigError(f"--prompts {args.prompts}: is empty.")
     _check(args)
     args.size = parse_size(args.size) if args.size else None
     if args.reference is not None:
         args.model = [*getattr(args, "model", ()), args.reference]
     config = resolve(args)
-    model = _resolve_model(config)
+    default = EMBEDDED_IMAGES.name
+    models = resolve_all(
+        config.models, RichProgress(), sources=(EMBEDDED_IMAGES,), defaults=(default,)
+    )
+    if len(models) > 1:
+        raise ConfigError("One model is calibrated at a time: name one.")
+    (model,) = models
     folder = Path(model.folder)
     digest = model_digest(folder, config.models)
     path = Path(args.output).expanduser() if args.output else cached_path(config, digest)
@@ -111,31 +120,12 @@ def run_calibrate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_prompts(path: str) -> list[str]:
-    prompts = [line for _, line in read_lines("--prompts", path)]
-    if not prompts:
-        raise ConfigError(f"--prompts {path}: is empty.")
-    return prompts
-
-
 def _check(args: argparse.Namespace) -> None:
     if any(not 1 <= num_steps <= 1000 for num_steps in args.steps or ()):
         raise ConfigError("--steps: a number of steps is 1 to 1000.")
     for name in ("num_pictures", "pictures_at_once"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: must be at least 1.")
-
-
-def _resolve_model(config: Config) -> ResolvedModel:
-    models = resolve_all(
-        config.models,
-        RichProgress(),
-        sources=(EMBEDDED_IMAGES,),
-        defaults=(EMBEDDED_IMAGES.name,),
-    )
-    if len(models) > 1:
-        raise ConfigError("One model is calibrated at a time: name one.")
-    return models[0]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """What an uncached run tells about a model: enough to plan skips, and to tune every cache.
 
-Owns the measurements. Of the outputs of N steps it keeps their inner products, an N x N matrix
-averaged over runs: every error that a plan can make along these runs is a quadratic form of it, for
-any order of prediction and any sampler. No output is kept.
+Owns the run and its measurements. Of the outputs of N steps it keeps their inner products, an N x N
+matrix averaged over runs: every error that a plan can make along these runs is a quadratic form of
+it, for any order of prediction and any sampler. No output is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Calibration:
     """Sums over runs of one number of steps with one sampler.
 
     `gram[i, j]` is the mean over runs and elements of output i times output j. `input_distances`
-    and `output_distances` are of neighbouring steps, for `rescaling.fit_rescaling`.
+    and `output_distances` are of neighbouring steps, for `methods.fit_rescaling`.
     """
 
     num_steps: int
@@ -64,13 +64,16 @@ class Calibration:
         """
         if len(outputs) != self.num_steps or len(input_distances) not in {0, self.num_steps - 1}:
             raise ValueError(f"A run of {self.num_steps} steps was expected, not {len(outputs)}.")
-        flat = torch.stack([output.double().flatten() for output in outputs])
+        stacked = torch.stack([output.double() for output in outputs])
+        flat, norms = stacked.flatten(1), stacked.norm(dim=-1)
         self._gram_NN += (flat @ flat.T / flat.shape[1]).cpu().numpy()
-        self._ratios_N += self._ratios(outputs)
+        self._ratios_N[0] += 1.0
+        self._ratios_N[1:] += (norms[1:] / (norms[:-1] + 1e-8)).flatten(1).mean(1).cpu().numpy()
         self.num_runs += 1
         if input_distances:
+            moved = (flat[1:] - flat[:-1]).abs().mean(1) / flat[:-1].abs().mean(1)
             self.input_distances += input_distances
-            self.output_distances += _neighbour_distances(outputs)
+            self.output_distances += moved.tolist()
 
     def merge(self, other: Calibration) -> None:
         """Add the runs that another calibration measured. Both are of as many steps."""
@@ -81,29 +84,18 @@ class Calibration:
         self.input_distances += other.input_distances
         self.output_distances += other.output_distances
 
-    def _ratios(self, outputs: Sequence[Tensor]) -> Vector:
-        norms = torch.stack([output.double().norm(dim=-1) for output in outputs])
-        ratios = (norms[1:] / (norms[:-1] + 1e-8)).flatten(1).mean(1)
-        return np.concatenate([[1.0], ratios.cpu().numpy()])
-
-
-def _neighbour_distances(tensors: Sequence[Tensor]) -> list[float]:
-    stacked = torch.stack([tensor.double().flatten() for tensor in tensors])
-    moved = (stacked[1:] - stacked[:-1]).abs().mean(1) / stacked[:-1].abs().mean(1)
-    return [float(distance) for distance in moved]
-
 
 @dataclass
 class _DistanceRecorder(Gate):
-    """Always computes, and writes down the distances TeaCache's rule would be told."""
+    """Always computes, and writes down the distances that TeaCache's rule would get."""
 
     signal: ClassVar[GateSignal | None] = GateSignal.MODULATED_INPUT
-    heard: list[float] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)
 
     @override
     def wants_compute(self, step: int, distance: float) -> bool:
         if step > 0:
-            self.heard.append(distance)
+            self.distances.append(distance)
         return True
 
 
@@ -116,7 +108,9 @@ def calibrate(denoiser: Denoiser, rows: Sequence[DenoiseRow], pools: TensorPools
     num_steps = len(rows[0].sample.timesteps)
     if any(row.sample.timesteps != rows[0].sample.timesteps for row in rows):
         raise InvalidRequest("Calibration needs rows with the same steps and sampler.")
-    listeners = [_listen(row, num_steps, pools) for row in rows] if _has_parts(denoiser) else []
+    recorders: list[_DistanceRecorder] = []
+    if isinstance(denoiser.model, SpanModel):
+        recorders = [_record_distances(row, num_steps, pools) for row in rows]
     outputs: dict[int, list[Tensor]] = {id(row): [] for row in rows}
 
     def watch(members: list[DenoiseRow], velocities: Tensor) -> None:
@@ -127,8 +121,7 @@ def calibrate(denoiser: Denoiser, rows: Sequence[DenoiseRow], pools: TensorPools
         denoiser.step(rows, watch)
     calibration = Calibration(num_steps)
     for index, row in enumerate(rows):
-        heard = listeners[index].heard if listeners else []
-        calibration.add(outputs[id(row)], heard)
+        calibration.add(outputs[id(row)], recorders[index].distances if recorders else [])
     return calibration
 
 
@@ -142,19 +135,15 @@ def measured(calibration: Calibration, row: DenoiseRow) -> Measured:
     return Measured.of(calibration.gram, row.sample.program)
 
 
-def _has_parts(denoiser: Denoiser) -> bool:
-    return isinstance(denoiser.model, SpanModel)
-
-
-def _listen(row: DenoiseRow, num_steps: int, pools: TensorPools) -> _DistanceRecorder:
-    """Give the row's prompt a cache that only listens; the other branch none."""
-    listener = _DistanceRecorder()
+def _record_distances(row: DenoiseRow, num_steps: int, pools: TensorPools) -> _DistanceRecorder:
+    """Give the row's prompt a cache that only records; the other branch none."""
+    recorder = _DistanceRecorder()
     method = CacheMethod(
-        open_gate=lambda _: listener, extrapolator=DividedDifferences(), level=Level.VELOCITY
+        open_gate=lambda _: recorder, extrapolator=DividedDifferences(), level=Level.VELOCITY
     )
     for branch in row.branches:
         if branch.cache is not None:
             branch.cache.release()
         branch.cache = None
     row.branches[0].cache = RowCache(method, num_steps, pools)
-    return listener
+    return recorder

@@ -1,7 +1,7 @@
 """A model calibrated: pictures drawn whole, plans made of what was measured, and each plan tried.
 
-Owns the experiment. The search for plans is `caches.planning`'s, the measuring `calibrate`'s, the
-file `calibration_file`'s. A plan is written down with what it drew, not with what it promised.
+Owns the experiment. The search for plans is `planning`'s, the measuring `measuring`'s, the file
+`file`'s. A plan is written down with what it drew, not with what it promised.
 """
 
 from __future__ import annotations
@@ -93,7 +93,12 @@ class Tuner:
 
         Raises `InvalidRequest` for a sampler that no plan can be made for, or too few steps.
         """
-        parts = self._parts(requests)
+        subjects = [
+            _Subject(request, self._recipe.encode_all(self._recipe.prompts(request)))
+            for request in requests
+        ]
+        size = self._batch_size
+        parts = [subjects[start : start + size] for start in range(0, len(subjects), size)]
         calibration, model, wholes = self._measure(parts, report)
         _, plain_s = self._draw(parts[0], None)
         model = model.damped(self._damping(parts[0], model, wholes, shares))
@@ -144,13 +149,6 @@ class Tuner:
         for part in parts[1:]:
             pictures = pictures + self._draw(part, _method(best))[0]
         return _tried(best, wholes, pictures), elapsed_s
-
-    def _parts(self, requests: Sequence[ImageRequest]) -> list[list[_Subject]]:
-        recipe, size = self._recipe, self._batch_size
-        subjects = [
-            _Subject(request, recipe.encode_all(recipe.prompts(request))) for request in requests
-        ]
-        return [subjects[start : start + size] for start in range(0, len(subjects), size)]
 
     def _measure(
         self, parts: Sequence[Sequence[_Subject]], report: Report
@@ -259,8 +257,8 @@ def _summary(
     calibration: Calibration,
     plans: Sequence[TriedPlan],
 ) -> CalibratedRun:
-    heard = calibration.input_distances
-    polynomial = fit_rescaling(heard, calibration.output_distances) if len(set(heard)) > 4 else ()
+    distances = calibration.input_distances, calibration.output_distances
+    polynomial = fit_rescaling(*distances) if len(set(distances[0])) > 4 else ()
     return CalibratedRun(
         num_steps=recipe.num_steps(requests[0]),
         sampler=short_name(recipe.components["scheduler"], requests[0].sampler),

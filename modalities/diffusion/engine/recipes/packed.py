@@ -23,11 +23,7 @@ from triptych.modalities.diffusion.engine.recipes.latents import (
     position_ids,
     unpack,
 )
-from triptych.modalities.diffusion.engine.recipes.recipe import (
-    BranchPrompt,
-    EncodedText,
-    Recipe,
-)
+from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText, Recipe
 from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
 from triptych.modalities.diffusion.engine.recipes.text import EvenFlow
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing

@@ -24,10 +24,7 @@ from triptych.modalities.diffusion.engine.recipes.latents import (
     picture_tensor,
 )
 from triptych.modalities.diffusion.engine.recipes.packed import Packed
-from triptych.modalities.diffusion.engine.recipes.recipe import (
-    BranchPrompt,
-    EncodedText,
-)
+from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText
 from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
 from triptych.modalities.diffusion.wire import ImageRequest
 

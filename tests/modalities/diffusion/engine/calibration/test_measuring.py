@@ -12,7 +12,7 @@ from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDif
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, fit_rescaling, planned
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.calibration.measuring import calibrate, measured
-from triptych.modalities.diffusion.engine.calibration.planning import plan_steps
+from triptych.modalities.diffusion.engine.calibration.planning import all_plans
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
@@ -57,7 +57,7 @@ def test_a_calibrated_plan_is_better_than_an_even_one() -> None:
     calibration = calibrate(denoiser, rows, pools)
     assert calibration.num_runs == 3
     assert all(row.is_done for row in rows)
-    plan = plan_steps(measured(calibration, rows[0]), DividedDifferences(1), 7)
+    plan = all_plans(measured(calibration, rows[0]), DividedDifferences(1), 7)[7]
     even = [step % 2 == 0 or step == 11 for step in range(12)]
     assert sum(plan) == sum(even) == 7
     errors = []
