@@ -20,14 +20,14 @@ class PipelineSpec:
 
     `default_steps`, `default_guidance` and `default_strength` hold where a request says nothing.
     `patch`: latents a side that the model takes together. `size`: the width and height it draws
-    best, `None` where the model's `sample_size` tells.
+    best, `None` where the model's `sample_size` says it.
 
     `begins`: draws from a picture, noised as far as the strength says, or within a mask of it.
     `max_references`: pictures that it looks at while it draws; the first may be begun from, too.
     `needs_reference`: it cannot draw without. With a mask or references a strength of 1 is default.
-    `has_negative`: a second prompt steers away; where not, guidance is a number told to the model.
-    `neutral_guidance`: up to this scale nothing is steered, so the second prompt is not asked.
-    `rounds_down`: of steps times strength, the whole steps are taken; where not, a part counts too.
+    `has_negative`: a second prompt steers away; otherwise the model takes the scale as an argument.
+    `neutral_guidance`: up to this scale the second prompt changes nothing and is not run.
+    `rounds_down`: steps times strength are rounded down; otherwise a part of a step counts.
     """
 
     default_steps: int
@@ -196,9 +196,9 @@ def abilities_of(
     `model`: the config.json of the transformer or UNet. `facts`: plain entries of model_index.json,
     of which `default_steps` and `default_guidance` are those of a model that is not like its kind.
 
-    A model of a kind that is told the guidance scale may be deaf to it, as FLUX.1 schnell is: then
-    a scale above 1 asks for a second branch, and by default there is none. A distilled model of a
-    kind that has two branches has one.
+    Some models of a guidance-distilled kind ignore the scale, such as FLUX.1 schnell: for them a
+    scale above 1 means classifier-free guidance, and the default is none. A distilled model of a
+    kind with two branches has one.
     """
     if pipeline not in _ABILITIES:
         known = ", ".join(sorted(_ABILITIES))

@@ -133,7 +133,7 @@ def test_branches_skip_by_their_own_caches_and_come_close() -> None:
     ):
         row = recipe.prepare(request, pools, cache=cache)
         run(denoiser, [row])
-        slots = [branch.slot for branch in row.branches]
+        slots = [branch.cache for branch in row.branches]
         assert len({id(slot) for slot in slots}) == 2
         assert all(slot is not None and slot.decisions.num_skipped > 0 for slot in slots)
         apart = (row.sample.sample - exact.sample.sample).square().mean()

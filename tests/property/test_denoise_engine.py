@@ -64,7 +64,7 @@ class Witness:
         def note_latents(runner: DenoiseRunner, rows: Sequence[PictureRow]) -> list[Yield]:
             self._fail_if_told()
             for row in (runner._pictures[each.key].row for each in rows):
-                slots = [branch.slot for branch in row.branches if branch.slot is not None]
+                slots = [branch.cache for branch in row.branches if branch.cache is not None]
                 skips = [decided.pop(slot.decisions) for slot in slots]
                 self.decoded.append(Drawn(row.sample.sample.clone(), skips))
             return decode(runner, rows)

@@ -77,7 +77,7 @@ def open_painter(
         caches=TinyCaches(),
         prompts=PromptCache(recipe, adapters, "tiny", PROMPTS_BYTES),
         adapters=adapters,
-        viewer=LatentDecoder(recipe, preview, whole_pixels=2**20),
+        decoder=LatentDecoder(recipe, preview, whole_pixels=2**20),
     )
 
 

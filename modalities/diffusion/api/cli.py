@@ -104,8 +104,8 @@ def run_imagine(args: argparse.Namespace) -> int:
             for progress in stream:
                 show(progress)
                 if progress.picture is not None:
-                    told = sink.take(progress.picture)
-                    console.print(told, highlight=False, markup=False, soft_wrap=True)
+                    line = sink.take(progress.picture)
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -229,10 +229,10 @@ class _Bar:
         self.columns = bars.Progress(
             bars.TextColumn("{task.description}"),
             bars.BarColumn(),
-            bars.TextColumn("{task.fields[told]}"),
+            bars.TextColumn("{task.fields[text]}"),
             console=console,
         )
-        self._task = self.columns.add_task("drawing", total=None, told="")
+        self._task = self.columns.add_task("drawing", total=None, text="")
         self._num_pictures = num_pictures
         self._latest: dict[int, GenerationProgress] = {}
         self._begun: tuple[float, int] | None = None
@@ -241,18 +241,18 @@ class _Bar:
         """A picture of the call is so far."""
         if not progress.num_steps:
             waits = progress.queue_position > 0
-            told = f"waiting, {progress.queue_position} before it" if waits else ""
-            self.columns.update(self._task, told=told)
+            text = f"waiting, {progress.queue_position} before it" if waits else ""
+            self.columns.update(self._task, text=text)
             return
         self._latest[progress.index] = progress
         done = sum(latest.step for latest in self._latest.values())
         computed = sum(latest.num_computed for latest in self._latest.values())
         total = progress.num_steps * self._num_pictures
-        told = f"{done}/{total} steps, {computed} computed{self._pace(done)}"
-        self.columns.update(self._task, completed=done, total=total, told=told)
+        text = f"{done}/{total} steps, {computed} computed{self._pace(done)}"
+        self.columns.update(self._task, completed=done, total=total, text=text)
 
     def _pace(self, done: int) -> str:
-        """The time of a step since the first that was told of, skipped ones counted."""
+        """The time of a step since the first that was shown, skipped ones counted."""
         now_s = time.monotonic()
         if self._begun is None:
             self._begun = now_s, done

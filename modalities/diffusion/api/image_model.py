@@ -82,18 +82,18 @@ class ImageModel:
         """Raises `InvalidRequest` for a picture that cannot be drawn, saying what can."""
         shown = f"{size[0]}x{size[1]}"
         if size[0] % self.multiple or size[1] % self.multiple:
-            told = f"both sides must be multiples of {self.multiple}"
+            rule = f"both sides must be multiples of {self.multiple}"
         elif min(size) < self.min_side or max(size) > self.max_side:
-            told = f"sides are {self.min_side} to {self.max_side} pixels"
+            rule = f"sides are {self.min_side} to {self.max_side} pixels"
         elif max(size) > MAX_ASPECT * min(size):
-            told = f"one side is at most {MAX_ASPECT} times the other"
+            rule = f"one side is at most {MAX_ASPECT} times the other"
         elif math.prod(size) > (most := min(self.max_pixels, max_pixels)):
-            told = f"a picture has at most {most} pixels"
+            rule = f"a picture has at most {most} pixels"
         else:
             return
         width, height = self.default_size
         raise InvalidRequest(
-            f"{self.name} cannot draw {shown}: {told}. Its own size is {width}x{height}.",
+            f"{self.name} cannot draw {shown}: {rule}. Its own size is {width}x{height}.",
             param="size",
         )
 

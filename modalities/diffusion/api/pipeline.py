@@ -226,7 +226,7 @@ class ImagePipeline(Pipeline[ImageService]):
 
 
 def checking(prompt: str = "", **options: Unpack[DrawOptions]) -> Check:
-    """What raises as a call like this would, as far as that can be told without the weights."""
+    """What raises as a call like this would, as far as that is known without the weights."""
 
     def check(resolved: ResolvedModel, config: Config) -> None:
         check_call(image_call(prompt, options), ImageModel.open(resolved), config.images)

@@ -148,7 +148,7 @@ class ImageService:
         return found
 
     def draw(self, call: ImageCall) -> Drawing:
-        """Draw a call. What can be told at once is checked before anything is started.
+        """Draw a call. What can be checked at once is checked before anything is started.
 
         Raises errors of `core.errors.RequestError` here or out of the first delta, which may also
         raise those of `core.errors.Unavailable`.
@@ -187,8 +187,9 @@ class ImageService:
             ]
         if call.mask:
             with _naming("mask"):
-                told = call.mask.media_type
-                if await self._reader.measure(call.mask.data, media_type=told) != shapes[0]:
+                file = call.mask
+                shape = await self._reader.measure(file.data, media_type=file.media_type)
+                if shape != shapes[0]:
                     raise InvalidRequest("The mask must be as large as the first picture.")
         return shapes
 

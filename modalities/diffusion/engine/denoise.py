@@ -20,7 +20,7 @@ from torch import Tensor
 
 from triptych.modalities.diffusion.engine.caches.evaluation import evaluate
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
-from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip, leap
+from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip, take_skips
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning, DenoiseModel
 from triptych.modalities.diffusion.engine.samplers.rows import (
@@ -42,7 +42,7 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class GuidanceBranch:
-    """One side of guidance: what it is told, and its cache.
+    """One side of guidance: its conditioning, and its cache.
 
     `batch_key`: with whom it may share a run, which the loop works out once. `answer`: its
     velocity of the row's step, if it was asked ahead. `num_asked` counts what it was asked.
@@ -126,7 +126,7 @@ class DenoiseRow:
         holds = self.guidance.holds_at(step, self.num_steps)
         return self.branches if holds else self.branches[:1]
 
-    def foresee(self) -> list[int]:
+    def planned_runs(self) -> list[int]:
         """How many branches may need a run of the model, for each step of the whole way.
 
         None where all are known to be skipped, and before the row's first step, where it stands.
@@ -135,12 +135,12 @@ class DenoiseRow:
         ahead = range(self.sample.step, self.num_steps)
         for branch in self.branches:
             steps = [step for step in ahead if branch in self.active_at(step)]
-            computes = branch.cache.foresee(steps) if branch.cache else [True] * len(steps)
+            computes = branch.cache.may_compute(steps) if branch.cache else [True] * len(steps)
             for step, may_compute in zip(steps, computes, strict=True):
                 num_rows[step] += may_compute
         return num_rows
 
-    def leap(self, num_steps: int) -> FusedSkip | None:
+    def fused_skip(self, num_steps: int) -> FusedSkip | None:
         """The next steps as one map; `None` where they are none, or not known to be skipped."""
         if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
             return None
@@ -148,8 +148,8 @@ class DenoiseRow:
         active = [self.active_at(step) for step in steps]
         if any(branch.cache is None for branches in active for branch in branches):
             return None
-        leap = FusedSkip(self.sample, [self._shares(branches) for branches in active])
-        return leap if leap.is_possible else None
+        skip = FusedSkip(self.sample, [self._shares(branches) for branches in active])
+        return skip if skip.is_possible else None
 
     def forget_answers(self) -> None:
         """The step was taken that branches were asked of."""
@@ -182,7 +182,7 @@ class Denoiser:
         self.model = model
 
     def step(self, rows: Sequence[DenoiseRow], watch: Watch | None = None) -> None:
-        """One step of each row. None may be done. `watch` is told before the step is taken.
+        """One step of each row. None may be done. `watch` is called before the step is taken.
 
         Where it raises, each row has either taken its step or can be asked to take it again.
         """
@@ -202,7 +202,7 @@ class Denoiser:
         """Each row takes its number of steps, of which all but the last should be skipped.
 
         So rows whose plans differ meet at their computed steps, and a run is as full as can be.
-        `watch` is told of the last ones alone.
+        `watch` is called for the last ones alone.
         """
         self._skip(rows, [count - 1 for count in num_steps])
         self.step(rows, watch)
@@ -226,8 +226,8 @@ class Denoiser:
         }
         skipping = [row for row in rows if row.sample.step < ends[id(row)]]
         for members in _by_shape(skipping):
-            leaps = [row.leap(ends[id(row)] - row.sample.step) for row in members]
-            leap([found for found in leaps if found is not None])
+            skips = [row.fused_skip(ends[id(row)] - row.sample.step) for row in members]
+            take_skips([skip for skip in skips if skip is not None])
         while left := [row for row in skipping if row.sample.step < ends[id(row)]]:
             self.step(left)
 

@@ -1,4 +1,4 @@
-"""What drawing takes: one model's recipe, loop, caches and state, joined.
+"""One model's recipe, denoise loop, caches and state, joined.
 
 Owns the way from a request as it came over the wire to a row, and from a row to pixels. Knows no
 plan and no queue: the runner decides what is done when.
@@ -42,7 +42,7 @@ class CacheChoice(Protocol):
 class RunningPicture:
     """A picture under way. `release` once, however it ends.
 
-    Up to `step`, of which `num_computed` ran the model, its steps were told of, and `num_rows` that
+    Up to `step`, of which `num_computed` ran the model, its steps were counted, and `num_rows` that
     the model was run for. Of the last step taken: its velocity's sum, finite if all of it was, at
     `place` in `sums`; the preview wanted.
     """
@@ -94,7 +94,7 @@ class ImageExecutor:
         caches: CacheChoice,
         prompts: PromptCache,
         adapters: Adapters,
-        viewer: LatentDecoder,
+        decoder: LatentDecoder,
     ) -> None:
         self.recipe = recipe
         self.pools = TensorPools()
@@ -102,7 +102,7 @@ class ImageExecutor:
         self._caches = caches
         self._prompts = prompts
         self._adapters = adapters
-        self._viewer = viewer
+        self._decoder = decoder
 
     def cache_of(self, request: ImageRequest) -> CacheMethod | None:
         """The step cache of a request. Raises `RequestError` for what cannot be drawn."""
@@ -118,7 +118,7 @@ class ImageExecutor:
 
         What cannot be drawn yields its error. Where this raises, nothing was begun.
         """
-        self.pools.trim()  # sizes that nobody draws any more keep no memory
+        self.pools.trim()  # unused sizes keep no memory
         orders = [_caught(self._order, request, index) for request, index in asked]
         good = [order for order in orders if isinstance(order, _Order)]
         with ExitStack() as stack:
@@ -149,7 +149,7 @@ class ImageExecutor:
             places = [place for place, row in enumerate(rows) if id(of_row[id(row)]) in wanted]
             if places:
                 members = [of_row[id(rows[place])] for place in places]
-                self._foretell(members, velocities[places])
+                self._preview(members, velocities[places])
 
         self._denoiser.advance([picture.row for picture in pictures], num_steps, watch)
 
@@ -159,7 +159,7 @@ class ImageExecutor:
 
     def decode(self, pictures: Sequence[RunningPicture]) -> list[tuple[HostCopy, HostCopy]]:
         """The finished pictures, `[height, width, 3]` bytes, and whether each is finite."""
-        return self._viewer.decode([(each.row.sample.sample, each.request) for each in pictures])
+        return self._decoder.decode([(each.row.sample.sample, each.request) for each in pictures])
 
     def close(self) -> None:
         """Forget everything; asserts that no picture is left."""
@@ -176,7 +176,7 @@ class ImageExecutor:
         self, order: _Order, texts: HeldTexts, stack: ExitStack
     ) -> RunningPicture | TriptychError:
         """Prepare a picture; on an error in the stack's time it is let go of."""
-        self._viewer.make_room(order.request)
+        self._decoder.make_room(order.request)
         row = _caught(
             self.recipe.prepare,
             order.request,
@@ -192,17 +192,17 @@ class ImageExecutor:
         for branch in row.branches:
             branch.conditioning = replace(branch.conditioning, adapters=order.asked.adapters)
             if branch.cache is not None:
-                told = branch.conditioning
-                branch.cache.belong_to((row.sample.pool.shape, told.key, told.adapters))
+                key = branch.conditioning.key, branch.conditioning.adapters
+                branch.cache.belong_to((row.sample.pool.shape, *key))
         return RunningPicture(request=order.request, row=row, texts=texts, step=row.sample.step)
 
-    def _foretell(self, pictures: list[RunningPicture], velocities: Tensor) -> None:
+    def _preview(self, pictures: list[RunningPicture], velocities: Tensor) -> None:
         """Previews of pictures of one shape, before they take the step of these velocities."""
         cleans = clean_samples([picture.row.sample for picture in pictures], velocities)
         for picture, clean in zip(pictures, cleans, strict=True):
             kept = picture.row.kept
             shown = clean if kept is None else torch.lerp(kept.clean, clean, kept.mask)
-            picture.preview = self._viewer.foretell(shown, picture.request)
+            picture.preview = self._decoder.preview(shown, picture.request)
 
 
 def _caught(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | TriptychError:

@@ -130,8 +130,8 @@ class LatentDecoder:
                 shown.update(zip(chosen, self._decode([samples[i] for i in chosen]), strict=True))
         return [shown[index] for index in range(len(samples))]
 
-    def foretell(self, clean: Tensor, request: ImageRequest) -> HostCopy:
-        """A preview of a sample that is clean, or foretold to be: bytes, a pixel per latent."""
+    def preview(self, clean: Tensor, request: ImageRequest) -> HostCopy:
+        """A preview of a sample that is clean, or predicted to be: bytes, a pixel per latent."""
         return HostCopy(_bytes(self._preview.draw(self._recipe.to_latents(clean, request))))
 
     def _decode(

@@ -1,4 +1,4 @@
-"""Brings one image model onto the device: components, memory, painter, runner, scheduler.
+"""Brings one image model onto the device: components, memory, executor, runner, scheduler.
 
 Owns the order of these and how memory is shared out among them. Knows no HTTP and no policy.
 """
@@ -67,15 +67,15 @@ class DiffusionLoader(DeviceLoader):
             with torch.inference_mode():
                 costs = DrawingCosts.of(recipe)
                 room = self._share_out(memory, costs)
-                painter = self._painter(components, recipe, room)
-            runner = DenoiseRunner(painter, self._device.torch)
+                executor = self._executor(components, recipe, room)
+            runner = DenoiseRunner(executor, self._device.torch)
             stack.callback(runner.close)
             close = stack.pop_all().close
         images = self._config.images
         scheduler = DenoiseScheduler(
             model=self.name,
             measure=lambda request: measure(
-                painter, costs, request, max_pixels=images.max_image_pixels
+                executor, costs, request, max_pixels=images.max_image_pixels
             ),
             max_pictures=images.max_images_in_flight,
             max_state_bytes=room.state_bytes,
@@ -120,7 +120,7 @@ class DiffusionLoader(DeviceLoader):
         memory.reserve("pictures", state_bytes)
         return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1))
 
-    def _painter(self, components: Components, recipe: Recipe, room: _Room) -> ImageExecutor:
+    def _executor(self, components: Components, recipe: Recipe, room: _Room) -> ImageExecutor:
         folder = Path(self._resolved.folder)
         model = open_model(recipe.model)
         adapters = model.adapters = Adapters.open(self._config, components)
@@ -135,12 +135,12 @@ class DiffusionLoader(DeviceLoader):
             ),
             prompts=PromptCache(recipe, adapters, self._resolved.digest, _PROMPTS_BYTES),
             adapters=adapters,
-            viewer=LatentDecoder(recipe, Preview.open(folder, recipe), room.whole_pixels),
+            decoder=LatentDecoder(recipe, Preview.open(folder, recipe), room.whole_pixels),
         )
 
 
 def measure(
-    painter: ImageExecutor, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
+    executor: ImageExecutor, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
 ) -> PictureCost:
     """What a picture of the request takes. Raises `RequestError` where it cannot be drawn."""
     if request.width * request.height > max_pixels:
@@ -148,4 +148,4 @@ def measure(
             f"A picture has at most {max_pixels} pixels, not {request.width}x{request.height}.",
             param="size",
         )
-    return costs.of_picture(request, painter.cache_of(request))
+    return costs.of_picture(request, executor.cache_of(request))

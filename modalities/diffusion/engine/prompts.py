@@ -1,4 +1,4 @@
-"""Prompts encoded once, for all pictures that are told the same, now or later.
+"""Prompts encoded once, for all pictures of the same prompt, now or later.
 
 Owns the keys. What an encoding is, and how it comes about, is the recipe's.
 """

@@ -31,7 +31,7 @@ class GateSignal(enum.Enum):
 
 
 class Gate(ABC):
-    """One row's rule. `signal` is what it must be told; `None` if it decides without the model."""
+    """One row's rule. `signal` is what it compares; `None` if it decides without the model."""
 
     signal: ClassVar[GateSignal | None] = None
 
@@ -40,7 +40,7 @@ class Gate(ABC):
         """Whether to compute step `step`. `distance` is infinite where there is no reference."""
 
     def computed(self) -> None:  # noqa: B027 - most rules keep nothing
-        """The step computes, whoever wanted it: start anew from here."""
+        """The step computes, whoever wanted it: start again from here."""
 
 
 @dataclass
@@ -192,7 +192,7 @@ class Decisions:
             self._last = step, self._decide(step, distance)
         return self._last[1]
 
-    def foresee(self, steps: Sequence[int]) -> list[bool]:
+    def may_compute(self, steps: Sequence[int]) -> list[bool]:
         """Which of the next steps may compute: all, where distances decide. Changes nothing."""
         if self.signal is not None:
             return [True] * len(steps)

@@ -43,7 +43,7 @@ class FusedSkip:
             program is not None
             and not any(program.needs_noise(step) for step in self.steps)
             and all(cache.has_output_in(self.row.pool) for cache in self._asked)
-            and not any(any(cache.foresee(steps)) for cache, steps in self._asked.items())
+            and not any(any(cache.may_compute(steps)) for cache, steps in self._asked.items())
         )
 
     @property
@@ -82,20 +82,20 @@ class FusedSkip:
         self.row.step += len(self.steps)
 
 
-def leap(leaps: Sequence[FusedSkip]) -> None:
-    """Take the steps of rows of one shape. Where it raises, each row has leapt or has not."""
+def take_skips(skips: Sequence[FusedSkip]) -> None:
+    """Take the steps of rows of one shape. Where it raises, each row took all or none."""
     groups: defaultdict[int, list[FusedSkip]] = defaultdict(list)
-    for each in leaps:
+    for each in skips:
         groups[len(each.row.cells)].append(each)
     for members in groups.values():
-        _leap(members)
+        _write_states(members)
         for each in members:
             each.take()
 
 
-def _leap(leaps: Sequence[FusedSkip]) -> None:
-    rows = [each.row for each in leaps]
-    cells_R, weights = [each.cells for each in leaps], [each.weights() for each in leaps]
+def _write_states(skips: Sequence[FusedSkip]) -> None:
+    rows = [each.row for each in skips]
+    cells_R, weights = [each.cells for each in skips], [each.weights() for each in skips]
     num_columns = max(map(len, cells_R))
     weights_RSI = np.zeros((len(rows), len(weights[0]), num_columns))
     for padded, weights_SI in zip(weights_RSI, weights, strict=True):

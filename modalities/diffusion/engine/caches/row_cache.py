@@ -79,11 +79,11 @@ class RowCache:
             self.release()
             self._key = key
 
-    def foresee(self, steps: Sequence[int]) -> list[bool]:
+    def may_compute(self, steps: Sequence[int]) -> list[bool]:
         """Which of the row's next steps may need a run of the model. Changes nothing."""
         if self.method.level is Level.SPAN:  # what surrounds the blocks runs at every step
             return [True] * len(steps)
-        return self.decisions.foresee(steps)
+        return self.decisions.may_compute(steps)
 
     def release(self) -> None:
         """Give all cells back and forget the past."""

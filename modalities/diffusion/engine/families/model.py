@@ -1,7 +1,8 @@
 """A denoising model of any family, run for a batch of rows.
 
-Owns the call: stacking rows' conditioning, telling the time in the model's unit, reading the
-answer. The model runs its own forward; nothing of it is copied here.
+Owns the call: stacking rows' conditioning, the time in the model's unit, reading the answer; and
+what differs between classes of models, as data. The model runs its own forward; nothing of it is
+copied here.
 
 Legend: R rows.
 """
@@ -37,32 +38,25 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoiserFamily:
-    """A class of models. The time it is told is the scheduler's over `time_unit`, flipped or not.
-
-    `lists`: arguments passed as lists of rows, not stacked. `ragged`: arguments whose rows may be
-    of any length; they are filled up, and the model is told which are real by an argument of that
-    name and `_mask`. `axes`: arguments whose rows are not stacked in front. `halves`: the answer's
-    second half of channels is a variance, left out. `span`: the lists of blocks, if a row may skip
-    them. `tap`: the module whose output TeaCache compares, where it is not what enters the first
-    attention.
-    """
+    """A class of models: the names of its arguments, its units and its blocks."""
 
     sample: str = "hidden_states"
     time: str = "timestep"
-    time_unit: float = 1.0
-    time_flips: bool = False
-    negates: bool = False
-    halves: bool = False
-    lists: frozenset[str] = frozenset()
+    time_unit: float = 1.0  # the scheduler's time is divided by it
+    time_flips: bool = False  # and taken from 1
+    negates: bool = False  # the answer points from noise to the clean sample
+    halves: bool = False  # the answer's second half of channels is a variance, left out
+    lists: frozenset[str] = frozenset()  # arguments passed as lists of rows, not stacked
+    # Arguments whose rows have any length: padded, with an argument of that name and `_mask`.
     ragged: frozenset[str] = frozenset()
-    axes: Mapping[str, int] = field(default_factory=dict)
-    span: tuple[Blocks, ...] = ()
-    tap: str = ""
+    axes: Mapping[str, int] = field(default_factory=dict)  # where rows are not stacked in front
+    span: tuple[Blocks, ...] = ()  # the lists of blocks that a row may skip
+    tap: str = ""  # the module whose output TeaCache compares, if not the first attention's input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditioning:
-    """What a row's model run is told beside latents and time: one guidance branch's.
+    """A row's arguments beside latents and time: one guidance branch's.
 
     `rows`: tensors of the row, without a batch dimension, by argument name; a dotted name is an
     entry of an argument that is a mapping. `shared`: arguments that are the same for all rows of a

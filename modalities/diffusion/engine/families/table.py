@@ -80,7 +80,7 @@ def family_of(module: nn.Module) -> DenoiserFamily:
     if name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise WeightsError(f"{name} is no denoising model known here; these are: {known}.")
-    # Sana's models say themselves what unit of time they were trained in; Sprint is told its own.
+    # Sana's configurations name the unit of time of their training; Sprint takes the scheduler's.
     config = getattr(module, "config", None)
     is_sprint = getattr(config, "guidance_embeds", False)
     own_scale = 1.0 if is_sprint else getattr(config, "timestep_scale", 1.0)

@@ -53,7 +53,7 @@ class Weights(TensorSource, Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type to hold them in unless told otherwise."""
+        """The type to hold them in by default."""
         ...
 
 

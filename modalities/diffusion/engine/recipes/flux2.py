@@ -100,7 +100,7 @@ class _Flux2(Referring, EvenFlow):
 
 
 class Flux2(_Flux2):
-    """FLUX.2 dev: Mistral reads the prompt; the guidance scale is told to the model."""
+    """FLUX.2 dev: Mistral reads the prompt; the guidance scale is an argument."""
 
     _LAYERS = (10, 20, 30)
 

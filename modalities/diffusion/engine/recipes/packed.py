@@ -56,7 +56,7 @@ class Packed(EvenFlow):
 
 
 class Flux(Packed):
-    """FLUX.1: the guidance scale is told to the model, unless that is deaf to it."""
+    """FLUX.1: the guidance scale is an argument, unless the model ignores it (schnell)."""
 
     _LENGTH = 512
 
@@ -66,9 +66,9 @@ class Flux(Packed):
 
     @override
     def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
-        told, t5 = [prompt.text for prompt in prompts], self.text_encoder(2)
+        texts, t5 = [prompt.text for prompt in prompts], self.text_encoder(2)
         length = min(t5.tokenizer.model_max_length, self._LENGTH)
-        clip, words = self.text_encoder(1).encode_all(told), t5.encode_all(told, length=length)
+        clip, words = self.text_encoder(1).encode_all(texts), t5.encode_all(texts, length=length)
         return [
             {"pooled_projections": whole.pooled, "encoder_hidden_states": each.hidden}
             for whole, each in zip(clip, words, strict=True)

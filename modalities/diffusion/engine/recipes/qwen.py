@@ -86,8 +86,8 @@ class QwenImageEdit(Referring, QwenImage):
 
     @override
     def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
-        told = super().prompts(request)
-        return [replace(prompt, pictures=request.sources) for prompt in told]
+        prompts = super().prompts(request)
+        return [replace(prompt, pictures=request.sources) for prompt in prompts]
 
     @override
     def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:

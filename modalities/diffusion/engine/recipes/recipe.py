@@ -106,7 +106,7 @@ class Recipe(ABC):
         return self.abilities.pixel_multiple(self.vae.config)
 
     def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
-        """What the request's branches are told, in their order."""
+        """The prompts of the request's guidance branches, in their order."""
         prompts = [BranchPrompt(request.prompt)]
         is_variation = bool(request.sources) and not request.prompt and not request.negative_prompt
         if self.abilities.is_guided(self.guidance_scale(request)) and not is_variation:
@@ -142,7 +142,7 @@ class Recipe(ABC):
         clean = self._clean(request, generator)
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
         noise = self.to_sample(noise).to(self.device)
-        told = self.refer([self.conditioning(text, request) for text in texts], request)
+        conditionings = self.refer([self.conditioning(text, request) for text in texts], request)
         kept = self._kept(request, clean, noise)
         sample = self._begin(request, noise, clean, generator, pools)
         with ExitStack() as stack:
@@ -152,7 +152,7 @@ class Recipe(ABC):
                     conditioning=conditioning,
                     cache=None if cache is None else RowCache(cache, len(sample.timesteps), pools),
                 )
-                for conditioning in told
+                for conditioning in conditionings
             ]
             stack.pop_all()
         guidance = self.guidance(self.guidance_scale(request))
@@ -172,12 +172,12 @@ class Recipe(ABC):
         """A prompt as the model's arguments."""
 
     def conditioning(self, text: EncodedText, request: ImageRequest) -> Conditioning:
-        """All that a branch is told beside latents and time."""
+        """All arguments of a branch beside latents and time."""
         return Conditioning(rows=text)
 
-    def refer(self, told: list[Conditioning], request: ImageRequest) -> list[Conditioning]:
-        """What branches are told, and the pictures that the model looks at, where it does."""
-        return told
+    def refer(self, branches: list[Conditioning], request: ImageRequest) -> list[Conditioning]:
+        """The conditioning of branches, with the pictures that the model looks at, if it does."""
+        return branches
 
     def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
         """The latents' channels, height and width."""

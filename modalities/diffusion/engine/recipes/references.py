@@ -1,7 +1,7 @@
 """Pictures that a model looks at while it draws: tokens after its own, at places of their own.
 
-Owns the order of events and the pictures' sizes. Which tokens a picture becomes, and how the model
-is told where they stand, is the recipe's.
+Owns the order of events and the pictures' sizes. Which tokens a picture becomes, and at
+which places, is the recipe's.
 
 Legend: T tokens of a picture, C channels.
 """
@@ -37,9 +37,9 @@ class Referring(Recipe):
     """A recipe whose model looks at pictures, each as itself and none noised."""
 
     @override
-    def refer(self, told: list[Conditioning], request: ImageRequest) -> list[Conditioning]:
+    def refer(self, branches: list[Conditioning], request: ImageRequest) -> list[Conditioning]:
         if not request.sources:
-            return told
+            return branches
         references = [self.look(picture_tensor(picture)) for picture in request.sources]
         context = torch.cat([reference.tokens_TC for reference in references])
         shapes = tuple((reference.height, reference.width) for reference in references)
@@ -50,7 +50,7 @@ class Referring(Recipe):
                 shared={**branch.shared, **self.places(branch.shared, references)},
                 key=(branch.key, shapes),
             )
-            for branch in told
+            for branch in branches
         ]
 
     @abstractmethod

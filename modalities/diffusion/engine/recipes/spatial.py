@@ -119,7 +119,7 @@ class StableDiffusion(TextRecipe):
 
 
 class StableDiffusionXL(TextRecipe):
-    """SDXL: two CLIPs side by side; the model is told the picture's size."""
+    """SDXL: two CLIPs side by side; the picture's size is an argument."""
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
@@ -135,8 +135,8 @@ class StableDiffusionXL(TextRecipe):
     @override
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         size = (request.height, request.width)
-        told = text["encoder_hidden_states"].new_tensor((*size, 0, 0, *size))
-        return Conditioning(rows={**text, "added_cond_kwargs.time_ids": told})
+        time_ids = text["encoder_hidden_states"].new_tensor((*size, 0, 0, *size))
+        return Conditioning(rows={**text, "added_cond_kwargs.time_ids": time_ids})
 
 
 class PixArt(TextRecipe):
@@ -151,9 +151,9 @@ class PixArt(TextRecipe):
 
     @override
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
-        told: dict[str, Any] = {"resolution": None, "aspect_ratio": None}
+        nothing: dict[str, Any] = {"resolution": None, "aspect_ratio": None}
         if not self.model.config.use_additional_conditions:
-            return Conditioning(rows=text, shared={"added_cond_kwargs": told})
+            return Conditioning(rows=text, shared={"added_cond_kwargs": nothing})
         size = text["encoder_hidden_states"].new_tensor((request.height, request.width))
         rows = {
             **text,
@@ -164,7 +164,7 @@ class PixArt(TextRecipe):
 
 
 class PixArtAlpha(PixArt):
-    """PixArt Alpha: a shorter prompt; the 1024 model is told the picture's size."""
+    """PixArt Alpha: a shorter prompt; the 1024 model gets the picture's size."""
 
     length = 120
 
@@ -181,9 +181,9 @@ class Sana(TextRecipe):
         length = self._LENGTH
         if not is_negative:
             call = inspect.signature(diffusers.SanaPipeline.__call__).parameters
-            told = "\n".join(call["complex_human_instruction"].default)
-            prompt = told + prompt
-            length += len(encoder.tokenizer.encode(told)) - 2
+            instruction = "\n".join(call["complex_human_instruction"].default)
+            prompt = instruction + prompt
+            length += len(encoder.tokenizer.encode(instruction)) - 2
         text = encoder.encode(prompt, length=length)
         kept = [0, *range(length - self._LENGTH + 1, length)]
         return {
@@ -193,7 +193,7 @@ class Sana(TextRecipe):
 
 
 class SanaSprint(Sana):
-    """Sana Sprint: Sana in few steps; the guidance scale is told to the model."""
+    """Sana Sprint: Sana in few steps; the guidance scale is an argument."""
 
     @override
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:

@@ -46,7 +46,7 @@ class Program:
     Legend: N evaluations, S = 1 + H states, C = S + 2 columns (states, output, noise).
     """
 
-    timesteps_N: Vector  # what the model is told, in the noise scheduler's own unit
+    timesteps_N: Vector  # what the model gets, in the noise scheduler's own unit
     noise_levels_N: Vector  # share of noise in the sample, 1 pure noise: where caches extrapolate
     input_scales_N: Vector  # what the sample is multiplied by before the model sees it
     weights_NSC: Vector

@@ -155,9 +155,9 @@ def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
 
 
 def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:
-    """The finished latents as the outputs of this step foretell them, for previews, `[R, ...]`.
+    """The finished latents that the outputs of this step predict, for previews, `[R, ...]`.
 
-    Before `advance`. A row of a foreign sampler foretells its present sample.
+    Before `advance`. A row of a foreign sampler gives its present sample.
     """
     weights_R2 = [_clean_weights(row) for row in rows]
     samples = rows[0].pool.read([row.cells[0] for row in rows])

@@ -200,7 +200,7 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
     alone = [finish(loop, row) for row in begin()]
     toy.batches.clear()
     rows = begin()
-    for counts in zip(*[runs_of(row.foresee()) for row in rows], strict=True):
+    for counts in zip(*[runs_of(row.planned_runs()) for row in rows], strict=True):
         loop.advance(rows, counts)
     assert toy.batches == [7, 6, 4]
     for row, expected in zip(rows, alone, strict=True):

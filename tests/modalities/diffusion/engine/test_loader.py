@@ -54,7 +54,7 @@ def load(folder: Path, ledger: Ledger, cache_dir: Path, **images: Any) -> Loaded
 
 def painter_of(loaded: LoadedModel) -> Any:
     assert isinstance(loaded.runner, DenoiseRunner)
-    return loaded.runner._painter
+    return loaded.runner._executor
 
 
 def test_every_byte_has_an_owner_and_comes_back(folder: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
     path = tmp_path / "model" / FILE_NAME
     save_file({"weight": torch.zeros(3, 4), "bias": torch.tensor([0.0, 0.2, 1.0])}, path)
     loaded = load(tmp_path / "model", Ledger(MANY), tmp_path)
-    drawn = painter_of(loaded)._viewer._preview.draw(torch.randn(4, 5, 6))
+    drawn = painter_of(loaded)._decoder._preview.draw(torch.randn(4, 5, 6))
     assert drawn.shape == (3, 5, 6)
     assert drawn[:, 2, 3].tolist() == pytest.approx([0.0, 0.2, 1.0])
     loaded.close()

@@ -142,7 +142,7 @@ def test_skips_are_bounded_and_the_ends_compute() -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_what_is_foreseen_comes_so(name: str) -> None:
     row, slot = open_pair(METHODS[name], 1, TensorPools())
-    foreseen = slot.foresee(range(STEPS))
+    foreseen = slot.may_compute(range(STEPS))
     told = run_alone((row, slot))
     if name in {"first block", "first block, order 1", "teacache", "magcache"}:
         assert all(foreseen)  # distances decide, or what surrounds the blocks runs at every step
@@ -155,7 +155,7 @@ def test_what_is_foreseen_comes_so(name: str) -> None:
 def test_magcache_of_whole_answers_is_foreseen_too() -> None:
     method = magcache((1.0, 0.99, 1.01, 0.98), retention=0.1, level=Level.VELOCITY)
     row, slot = open_pair(method, 1, TensorPools())
-    foreseen = slot.foresee(range(STEPS))
+    foreseen = slot.may_compute(range(STEPS))
     assert run_alone((row, slot)) == foreseen
     assert not all(foreseen)
 
