@@ -148,7 +148,7 @@ def make_image_service(
     """A service in front of `engine`. Without a `reader` pictures are read in this process."""
     config = Config(images=images or LORAS, schedule=ScheduleOptions(**schedule))
     found = models or (image_model(),)
-    return ImageService.from_config(config, found, engine, reader=reader or PictureReader(None))
+    return ImageService(config, found, engine, reader=reader or PictureReader(None))
 
 
 def make_image_app(

@@ -76,7 +76,7 @@ def open_plain(engine: PlainEngine) -> ImagePipeline:
         enable_lora=True, lora_paths=("ink=i.safetensors", "gold=g.safetensors")
     )
     config = Config(images=adapters)
-    service = ImageService.from_config(config, [MODEL], engine, reader=PictureReader(None))
+    service = ImageService(config, [MODEL], engine, reader=PictureReader(None))
     return ImagePipeline(service, MODEL.name, LoopThread("test"))
 
 

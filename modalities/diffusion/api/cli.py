@@ -117,19 +117,15 @@ def _read_prompt(args: argparse.Namespace) -> str:
     prompt = " ".join(args.prompt).strip()
     is_piped = prompt == _STDIO or not (args.prompt or args.image)
     if is_piped:
-        prompt = "" if sys.stdin.isatty() else _piped_prompt()
+        try:
+            prompt = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+        except UnicodeDecodeError as error:
+            raise ConfigError("What is piped in is not UTF-8 text.") from error
     if not (prompt or args.image):
         raise ConfigError(
             'Nothing to draw: say it, as in `triptych imagine "a red apple" -o a.png`.'
         )
     return prompt
-
-
-def _piped_prompt() -> str:
-    try:
-        return sys.stdin.read().strip()
-    except UnicodeDecodeError as error:
-        raise ConfigError("What is piped in is not UTF-8 text.") from error
 
 
 def _options(args: argparse.Namespace) -> DrawOptions:

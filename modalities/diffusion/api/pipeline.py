@@ -88,7 +88,9 @@ class GeneratedImage:
 
     def encode(self, kind: PictureKind = "png", *, quality: int = 95) -> bytes:
         """The bytes of a file; `quality`, 0 to 100, is for JPEG and WebP."""
-        return encode_picture(_pixels(self.image), kind=kind, compression=quality)
+        width, height = self.image.size
+        pixels = Pixels(width=width, height=height, rgb=self.image.convert("RGB").tobytes())
+        return encode_picture(pixels, kind=kind, compression=quality)
 
     def save(self, path: str | Path, *, kind: PictureKind | None = None, quality: int = 95) -> None:
         """Write a file, in the format that its name ends with unless another is given.
@@ -150,7 +152,7 @@ class ImagePipeline(Pipeline[ImageService]):
     ) -> Callable[[EngineClient], ImageService]:
         model = ImageModel.open(resolved)
         reader = PictureReader(None)  # the pictures are the user's own
-        return lambda client: ImageService.from_config(config, [model], client, reader=reader)
+        return lambda client: ImageService(config, [model], client, reader=reader)
 
     @property
     def model(self) -> ImageModel:
@@ -273,7 +275,9 @@ def _num_images(entry: Mapping[str, Any] | ImageCall) -> int:
 
 
 def _progress(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> GenerationProgress:
-    image = None if delta.pixels is None else _image(delta.pixels)
+    image = None
+    if (pixels := delta.pixels) is not None:
+        image = Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb)
     is_preview = delta.partial_index >= 0
     picture = None
     if image is not None and not is_preview:
@@ -294,14 +298,6 @@ def _progress(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> Generati
         preview=image if is_preview else None,
         picture=picture,
     )
-
-
-def _image(pixels: Pixels) -> Image.Image:
-    return Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb)
-
-
-def _pixels(image: Image.Image) -> Pixels:
-    return Pixels(width=image.width, height=image.height, rgb=image.convert("RGB").tobytes())
 
 
 def _file(image: PictureInput) -> bytes:

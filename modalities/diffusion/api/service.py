@@ -93,44 +93,21 @@ class ImageService:
 
     def __init__(
         self,
-        client: EngineClient,
-        models: Sequence[ImageModel],
-        admission: Admission,
-        reader: PictureReader,
-        *,
-        options: ImageOptions,
-        default_seed: int | None = None,
-    ) -> None:
-        self.client = client
-        self.models: Mapping[str, ImageModel] = {model.name: model for model in models}
-        self._options = options
-        self._admission = admission
-        self._reader = reader
-        self._default_seed = default_seed
-        self._held_bytes = 0
-
-    @classmethod
-    def from_config(
-        cls,
         config: Config,
         models: Sequence[ImageModel],
         client: EngineClient,
         *,
         reader: PictureReader,
         admission: Admission | None = None,
-    ) -> Self:
-        """The service with the bounds and the seed of a configuration.
-
-        An `admission` is shared with other services.
-        """
-        return cls(
-            client,
-            models,
-            admission or Admission(options=config.schedule),
-            reader,
-            options=config.images,
-            default_seed=config.device.seed if config.device.seed >= 0 else None,
-        )
+    ) -> None:
+        """An `admission` is shared with other services."""
+        self.client = client
+        self.models: Mapping[str, ImageModel] = {model.name: model for model in models}
+        self._options = config.images
+        self._admission = admission or Admission(options=config.schedule)
+        self._reader = reader
+        self._default_seed = config.device.seed if config.device.seed >= 0 else None
+        self._held_bytes = 0
 
     @property
     def max_pictures(self) -> int:
@@ -164,7 +141,8 @@ class ImageService:
         size = call.size or (model.size_like(shapes[0]) if shapes else model.default_size)
         model.check_size(size, max_pixels=self._options.max_image_pixels)
         sizes = _source_sizes(call, model, size, shapes)
-        num_tokens = _cost(call, model, size)
+        num_pixels = math.prod(size) * call.request.num_images * _num_steps(call, model)
+        num_tokens = math.ceil(num_pixels / PIXELS_PER_TOKEN)
         ticket = self._admission.admit(
             key=call.key, num_jobs=call.request.num_images, num_tokens=num_tokens
         )
@@ -210,12 +188,13 @@ class ImageService:
                     file.data, media_type=file.media_type, size=sizes[0]
                 )
         seeds = (call.request.seed, self._default_seed, secrets.randbits(_SEED_BITS))
+        is_default = call.request.num_steps is None and STEPS_OF_QUALITY[call.quality] == 1
         return replace(
             call.request,
             width=size[0],
             height=size[1],
             seed=next(seed for seed in seeds if seed is not None),
-            num_steps=_asked_steps(call, model),
+            num_steps=None if is_default else _num_steps(call, model),
             cache=_cache(call),
             sources=tuple(sources),
             mask=mask,
@@ -324,13 +303,6 @@ def _check_negative(asked: ImageRequest, model: ImageModel) -> None:
         )
 
 
-def _asked_steps(call: ImageCall, model: ImageModel) -> int | None:
-    """The steps to ask the engine for; None leaves them to it."""
-    if call.request.num_steps is None and STEPS_OF_QUALITY[call.quality] == 1:
-        return None
-    return _num_steps(call, model)
-
-
 def _num_steps(call: ImageCall, model: ImageModel) -> int:
     if call.request.num_steps is not None:
         return call.request.num_steps
@@ -343,28 +315,20 @@ def _cache(call: ImageCall) -> StepCache:
     return StepCache(name="off") if is_free else call.request.cache
 
 
-def _cost(call: ImageCall, model: ImageModel, size: Size) -> int:
-    """The call in admitted tokens: pixels times steps."""
-    num_pixels = math.prod(size) * call.request.num_images * _num_steps(call, model)
-    return math.ceil(num_pixels / PIXELS_PER_TOKEN)
-
-
 def _source_sizes(
     call: ImageCall, model: ImageModel, size: Size, shapes: Sequence[Size]
 ) -> list[Size]:
     """How large pictures go to the engine: one to begin from as large as what is drawn of it."""
-    sizes = [_shrunk(shape, model.default_pixels) for shape in shapes]
+    scales = [min(1.0, math.sqrt(model.default_pixels / math.prod(shape))) for shape in shapes]
+    sizes = [
+        (max(1, round(width * scale)), max(1, round(height * scale)))
+        for (width, height), scale in zip(shapes, scales, strict=True)
+    ]
     abilities = model.abilities
     is_edited = call.mask or call.request.strength is not None or not abilities.max_references
     if sizes and abilities.begins and is_edited:
         sizes[0] = size
     return sizes
-
-
-def _shrunk(size: Size, max_pixels: int) -> Size:
-    scale = min(1.0, math.sqrt(max_pixels / math.prod(size)))
-    width, height = (max(1, round(side * scale)) for side in size)
-    return width, height
 
 
 @contextmanager

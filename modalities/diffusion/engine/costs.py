@@ -38,7 +38,9 @@ class DrawingCosts:
 
     def of_picture(self, request: ImageRequest, cache: CacheMethod | None = None) -> PictureCost:
         """What the scheduler wants to know."""
-        num_tokens = self._num_tokens(request) * (1 + len(request.sources) * self._looks_at_sources)
+        num_looked_at = len(request.sources) if self.recipe.abilities.max_references else 0
+        num_tokens = request.width * request.height // self.recipe.pixel_multiple**2
+        num_tokens *= 1 + num_looked_at
         latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
         num_branches = len(self.recipe.prompts(request))
         cached = self._cached_bytes(cache, latent_bytes, num_tokens)
@@ -61,13 +63,6 @@ class DrawingCosts:
         vae = self.recipe.vae
         item_bytes = int(vae.dtype.itemsize)
         return num_pixels * _LIVE_CHANNELS * _full_size_channels(vae.config) * item_bytes
-
-    def _num_tokens(self, request: ImageRequest) -> int:
-        return request.width * request.height // self.recipe.pixel_multiple**2
-
-    @property
-    def _looks_at_sources(self) -> bool:
-        return self.recipe.abilities.max_references > 0
 
     def _cached_bytes(self, method: CacheMethod | None, latent_bytes: int, num_tokens: int) -> int:
         """What one branch's cache keeps; where it looks into the model, a signal beside it."""

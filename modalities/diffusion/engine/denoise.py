@@ -193,8 +193,9 @@ class Denoiser:
             advance([row.sample for row in members], velocities)
             for row in members:
                 row.forget_answers()
-                if row.kept is not None:
-                    _restore(row.sample, row.kept)
+                if (kept := row.kept) is not None:  # what an edit must not change, as noisy as now
+                    before = noised(row.sample, kept.clean, kept.noise)
+                    overwrite(row.sample, torch.lerp(before, row.sample.sample, kept.mask))
 
     def advance(
         self, rows: Sequence[DenoiseRow], num_steps: Sequence[int], watch: Watch | None = None
@@ -279,7 +280,11 @@ class Denoiser:
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, branch in enumerate(branches):
             if branch.batch_key is None:
-                branch.batch_key = self._batch_key(inputs_R.shape[1:], branch)
+                is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
+                is_exact = is_on_cpu or (branch.cache is not None and branch.cache.keeps_hidden)
+                branch.batch_key = self.model.batch_key(
+                    inputs_R.shape[1:], branch.conditioning, is_exact=is_exact
+                )
             groups[branch.batch_key].append(index)
         if len(groups) == 1:
             return evaluate(self.model, batch, caches, [points[row] for row in of_row])
@@ -290,23 +295,12 @@ class Denoiser:
             parts.append((members, evaluate(self.model, batch.select(members), chosen, at)))
         return joined(parts)
 
-    def _batch_key(self, sample_shape: torch.Size, branch: GuidanceBranch) -> Hashable:
-        is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
-        is_exact = is_on_cpu or (branch.cache is not None and branch.cache.keeps_hidden)
-        return self.model.batch_key(sample_shape, branch.conditioning, is_exact=is_exact)
-
 
 def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:
     groups: defaultdict[TensorPool, list[DenoiseRow]] = defaultdict(list)
     for row in rows:
         groups[row.sample.pool].append(row)
     return list(groups.values())
-
-
-def _restore(sample: SampleRow, kept: Kept) -> None:
-    """Put back what an edit must not change, as noisy as the rest is now."""
-    before = noised(sample, kept.clean, kept.noise)
-    overwrite(sample, torch.lerp(before, sample.sample, kept.mask))
 
 
 def _guide(guidances: Sequence[Guidance], prompted: Tensor, negative: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class ImageExecutor:
         What cannot be drawn yields its error. Where this raises, nothing was begun.
         """
         self.pools.trim()  # unused sizes keep no memory
-        orders = [_caught(self._order, request, index) for request, index in asked]
+        orders = [_caught(self._order, *each) for each in asked]
         good = [order for order in orders if isinstance(order, _Order)]
         with ExitStack() as stack:
             held = self._prompts.hold([order.asked for order in good])
@@ -136,20 +136,19 @@ class ImageExecutor:
 
         `shown`: whose preview is wanted.
         """
-        of_row = {id(picture.row): picture for picture in pictures}
-        wanted = {
-            id(picture) for picture, is_shown in zip(pictures, shown, strict=True) if is_shown
+        of_row = {
+            id(picture.row): (picture, is_shown)
+            for picture, is_shown in zip(pictures, shown, strict=True)
         }
 
         def watch(rows: list[DenoiseRow], velocities: Tensor) -> None:
-            sums = HostCopy(velocities.flatten(1).sum(1))
+            sums, wanted = HostCopy(velocities.flatten(1).sum(1)), []
             for place, row in enumerate(rows):
-                picture = of_row[id(row)]
+                picture, is_shown = of_row[id(row)]
                 picture.sums, picture.place = sums, place
-            places = [place for place, row in enumerate(rows) if id(of_row[id(row)]) in wanted]
-            if places:
-                members = [of_row[id(rows[place])] for place in places]
-                self._preview(members, velocities[places])
+                wanted += [picture] * is_shown
+            if wanted:
+                self._preview(wanted, velocities[[picture.place for picture in wanted]])
 
         self._denoiser.advance([picture.row for picture in pictures], num_steps, watch)
 
@@ -191,9 +190,6 @@ class ImageExecutor:
         stack.callback(row.release)
         for branch in row.branches:
             branch.conditioning = replace(branch.conditioning, adapters=order.asked.adapters)
-            if branch.cache is not None:
-                key = branch.conditioning.key, branch.conditioning.adapters
-                branch.cache.belong_to((row.sample.pool.shape, *key))
         return RunningPicture(request=order.request, row=row, texts=texts, step=row.sample.step)
 
     def _preview(self, pictures: list[RunningPicture], velocities: Tensor) -> None:

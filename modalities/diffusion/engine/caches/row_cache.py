@@ -1,8 +1,7 @@
 """One row's step cache, and the tensor work on many of them at once.
 
 Owns the cells of what was computed and compared, the row's rule and its bounds. Knows no model and
-no sampler. State belongs to the row: nothing of it is shared, and it is dropped when the row ends,
-or when what it was computed with changes.
+no sampler. State belongs to the row: nothing of it is shared, and it is dropped when the row ends.
 
 Legend: R caches.
 """
@@ -10,7 +9,7 @@ Legend: R caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -59,7 +58,6 @@ class RowCache:
         self.method = method
         self.decisions = Decisions(method.open_gate, method.bounds, num_steps)
         self._pools = pools
-        self._key: Hashable = None
         self._outputs: _Memory | None = None
         self._reference: _Memory | None = None
 
@@ -72,12 +70,6 @@ class RowCache:
     def keeps_hidden(self) -> bool:
         """Whether hidden states or signals are kept from step to step, not only the answer."""
         return self.signal is not None or self.method.level is Level.SPAN
-
-    def belong_to(self, key: Hashable) -> None:
-        """Drop what was kept if it was for another shape, conditioning or set of adapters."""
-        if key != self._key:
-            self.release()
-            self._key = key
 
     def may_compute(self, steps: Sequence[int]) -> list[bool]:
         """Which of the row's next steps may need a run of the model. Changes nothing."""

@@ -125,7 +125,7 @@ async def test_seeds_are_drawn_or_configured() -> None:
     assert len({request.seed for request in engine.submitted.values()}) == 3
     config = Config(device=DeviceOptions(seed=17))
     reader = PictureReader(None)
-    fixed = ImageService.from_config(config, [image_model()], engine, reader=reader)
+    fixed = ImageService(config, [image_model()], engine, reader=reader)
     await drawn(fixed, call(call_id="x"))
     assert engine.submitted["x"].seed == 17
 

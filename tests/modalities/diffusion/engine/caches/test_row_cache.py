@@ -170,16 +170,7 @@ def test_a_step_taken_again_counts_once() -> None:
     assert slot.decisions.num_computed == 3
     assert [point.step for point in slot.known().points] == [2, 1]
     assert pools.num_used == 2
-
-
-def test_what_belongs_to_another_shape_or_adapter_is_dropped() -> None:
-    pools = TensorPools()
-    slot = RowCache(METHODS["taylorseer 1"], STEPS, pools)
-    slot.belong_to(((3, 4, 5), "adapter a"))
-    record([slot], torch.ones(1, 3, 4, 5), [Point(0, 1.0)])
-    slot.belong_to(((3, 4, 5), "adapter a"))
-    assert pools.num_used == 1
-    slot.belong_to(((3, 4, 5), "adapter b"))
+    slot.release()
     assert pools.num_used == 0
     assert slot.decisions.is_forced(7)
 
