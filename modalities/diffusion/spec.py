@@ -141,6 +141,7 @@ _ABILITIES: MappingProxyType[str, PipelineSpec] = MappingProxyType(
         "HiDreamImagePipeline": PipelineSpec(default_steps=50, default_guidance=5.0),
         "Lumina2Pipeline": _LUMINA2,
         "Lumina2Text2ImgPipeline": _LUMINA2,  # its name when the model came out
+        "OvisImagePipeline": PipelineSpec(default_steps=50, default_guidance=5.0),
         "PixArtAlphaPipeline": PipelineSpec(
             default_steps=20, default_guidance=4.5, size=None, rounds_down=True
         ),

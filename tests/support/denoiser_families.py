@@ -43,6 +43,9 @@ TINY: dict[str, Tiny] = {
         rows=PROMPT,
         shared=flux_ids,
     ),
+    "OvisImageTransformer2DModel": Tiny(
+        config={**PACKED, "out_channels": 4}, sample=(16, 4), rows=PROMPT, shared=flux_ids
+    ),
     "QwenImageTransformer2DModel": Tiny(
         config={
             **HEADS,

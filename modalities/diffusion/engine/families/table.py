@@ -24,6 +24,9 @@ def _dual(*names: str, streams: tuple[str, ...] = _TEXT_FIRST) -> tuple[Blocks, 
 
 _BLOCKS = (Blocks("transformer_blocks"),)
 _THOUSAND = 1000.0
+_FLUX = DenoiserFamily(
+    time_unit=_THOUSAND, span=_dual("transformer_blocks", "single_transformer_blocks")
+)
 _FLUX_LIKE = DenoiserFamily(
     time_unit=_THOUSAND, span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks"))
 )
@@ -36,9 +39,7 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
         ),
         "ChromaTransformer2DModel": _FLUX_LIKE,
         "Flux2Transformer2DModel": _FLUX_LIKE,
-        "FluxTransformer2DModel": DenoiserFamily(
-            time_unit=_THOUSAND, span=_dual("transformer_blocks", "single_transformer_blocks")
-        ),
+        "FluxTransformer2DModel": _FLUX,
         "HiDreamImageTransformer2DModel": DenoiserFamily(
             time="timesteps",
             negates=True,
@@ -51,6 +52,7 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
         "Lumina2Transformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND, time_flips=True, negates=True, span=(Blocks("layers"),)
         ),
+        "OvisImageTransformer2DModel": _FLUX,
         "PixArtTransformer2DModel": DenoiserFamily(halves=True, span=_BLOCKS),
         "QwenImageTransformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND,

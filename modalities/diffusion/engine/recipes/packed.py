@@ -1,4 +1,4 @@
-"""Pipelines whose model takes the picture as a sequence of tokens: FLUX.1 and Chroma.
+"""Pipelines whose model takes the picture as a sequence of tokens: FLUX.1, Chroma, Ovis-Image.
 
 Owns the facts of each: text encoders, arguments, spacing, as published. A recipe yields what
 diffusers' pipeline of that name yields.
@@ -124,6 +124,50 @@ class Chroma(Packed):
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         mask = pad(text["attention_mask"], (0, self.num_tokens(request)), value=1.0)
         return _with_positions(self, {**text, "attention_mask": mask}, request)
+
+
+class OvisImage(Packed):
+    """Ovis-Image: FLUX's form; Qwen reads the prompt behind an instruction, which is cut off."""
+
+    INSTRUCTION = (
+        "Describe the image by detailing the color, quantity, text, shape, size, texture, spatial "
+        "relationships of the objects and background: "
+    )
+    NUM_INSTRUCTION = 28
+    _LENGTH = 256
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        encoder = self.text_encoder()
+        asked = encoder.tokenizer.apply_chat_template(
+            [{"role": "user", "content": self.INSTRUCTION + prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+        tokens = encoder.tokenizer(
+            [asked],
+            max_length=self._LENGTH + self.NUM_INSTRUCTION,
+            padding="max_length",
+            truncation=True,
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+        text = encoder.read(tokens)
+        hidden = text.hidden * text.mask[:, None]
+        return {"encoder_hidden_states": hidden[self.NUM_INSTRUCTION :]}
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
+        placed = _with_positions(self, text, request)
+        words = torch.arange(len(text["encoder_hidden_states"]))
+        ids = torch.stack([torch.zeros_like(words), words, words], dim=1)
+        shared = {**placed.shared, "txt_ids": ids.to(text["encoder_hidden_states"])}
+        return replace(placed, shared=shared)
+
+    @override
+    def spacing(self, request: ImageRequest) -> Spacing:
+        return unless_spaced(self, super().spacing(request))
 
 
 def _with_positions(recipe: Recipe, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:

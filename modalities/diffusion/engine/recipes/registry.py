@@ -22,6 +22,7 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
         "HiDreamImagePipeline": spatial.HiDream,
         "Lumina2Pipeline": spatial.Lumina2,
         "Lumina2Text2ImgPipeline": spatial.Lumina2,
+        "OvisImagePipeline": packed.OvisImage,
         "PixArtAlphaPipeline": spatial.PixArtAlpha,
         "PixArtSigmaPipeline": spatial.PixArt,
         "QwenImageEditPipeline": qwen.QwenImageEdit,
