@@ -1,6 +1,6 @@
 """What `--lora-paths` says: which adapters there are, by which names, and where.
 
-Owns the option's spelling and who may ask for what. Loads no torch, so that the API can ask too.
+Owns the option's spelling, and the check of what a request asks for. Loads no torch.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class PipelineSpec:
         return self.has_negative and scale > self.neutral_guidance
 
     def strength_of(self, given: float | None, *, has_mask: bool) -> float:
-        """How far a picture that a row begins from is changed: 0 not at all, 1 drawn anew."""
+        """How far a picture that a row begins from is changed: 0 not at all, 1 redrawn."""
         if given is not None:
             return given
         return 1.0 if has_mask or self.max_references else self.default_strength

@@ -159,7 +159,7 @@ def _drawn(
 def _written(
     pictures: Sequence[GeneratedImage], body: GenerationBody, folder: Path, number: int
 ) -> Record:
-    """Write a line's pictures; returns what there is to tell of them."""
+    """Write a line's pictures; returns what its record says of them."""
     names = [f"{number:05}-{each.index + 1}.{body.output_format}" for each in pictures]
     for name, picture in zip(names, pictures, strict=True):
         data = picture.encode(body.output_format, quality=body.output_compression)

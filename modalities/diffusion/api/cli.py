@@ -159,27 +159,19 @@ class _Sink:
         quality = _DEFAULT_QUALITY if args.quality is None else args.quality
         if not 0 <= quality <= 100:
             raise ConfigError(f"--quality {quality}: must be 0 to 100.")
-        if args.output not in (None, _STDIO):
-            path = Path(args.output).expanduser()
-            if path.is_dir():
-                raise ConfigError(f"--output {args.output} is a folder: name a file in it.")
-            if not path.parent.is_dir():
-                raise ConfigError(f"--output {args.output}: there is no folder {path.parent.name}.")
-            kind = args.format or kind_of(path)
-            sink = cls(path, kind, quality, args.num_images > 1)
-        else:
-            sink = cls._stdout(args, quality)
-        if args.quality is not None and sink.kind == "png":
-            raise ConfigError("--quality is for JPEG and WebP: PNG keeps everything.")
-        return sink
-
-    @classmethod
-    def _stdout(cls, args: argparse.Namespace, quality: int) -> Self:
-        if args.num_images > 1:
+        path = None if args.output in (None, _STDIO) else Path(args.output).expanduser()
+        if path is None and args.num_images > 1:
             raise ConfigError("Several pictures need a file's name: -o picture.png.")
-        if sys.stdout.isatty():
+        if path is None and sys.stdout.isatty():
             raise ConfigError("Name a file to write the picture to: -o picture.png.")
-        return cls(None, args.format or "png", quality, is_numbered=False)
+        if path is not None and path.is_dir():
+            raise ConfigError(f"--output {args.output} is a folder: name a file in it.")
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"--output {args.output}: there is no folder {path.parent.name}.")
+        kind = args.format or (kind_of(path) if path else "png")
+        if args.quality is not None and kind == "png":
+            raise ConfigError("--quality is for JPEG and WebP: PNG keeps everything.")
+        return cls(path, kind, quality, is_numbered=args.num_images > 1)
 
     def take(self, picture: GeneratedImage) -> str:
         """Write a picture; returns a line that says so."""

@@ -108,7 +108,7 @@ class GeneratedImage:
 class GenerationProgress:
     """How far one picture of a call is. `preview` is a small picture of what it will be.
 
-    `picture` is set once it is finished. While the call waits `queue_position` tells how many are
+    `picture` is set once it is finished. While the call waits, `queue_position` counts those
     before it; it is -1 from then on.
     """
 
@@ -173,7 +173,7 @@ class ImagePipeline(Pipeline[ImageService]):
     def stream(
         self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[DrawOptions]
     ) -> Iterator[GenerationProgress]:
-        """Draw, and tell of each step. Leaving the loop early ends the work.
+        """Draw, and yield the progress of each step. Leaving the loop early ends the work.
 
         Each picture has up to `num_previews` previews on its way, at most 3.
         """

@@ -1,6 +1,6 @@
-"""A call that is being drawn, and how its answer tells it.
+"""From the deltas of a call to the files and events of its answer.
 
-Owns the way from deltas to files and events. Knows nothing of requests, routes and links.
+Knows nothing of HTTP requests, routes and links.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StepClock:
 
 @dataclass(slots=True)
 class ImageReplyBuilder:
-    """One call being drawn, as its answer tells it.
+    """Builds the answer of one call, whole or as events.
 
     `form` is what its pictures came in, which lives and counts as memory as long as they do.
     """

@@ -32,7 +32,7 @@ class DrawingCosts:
 
     @classmethod
     def of(cls, recipe: Recipe) -> DrawingCosts:
-        """Encodes a prompt as long as any is taken, which tells more than a configuration."""
+        """Encodes a prompt of the greatest length: a configuration does not say what that takes."""
         (text,) = recipe.encode_all(recipe.prompts(own_request(recipe))[:1])
         return cls(recipe, sum(tensor.nbytes for tensor in text.values()))
 

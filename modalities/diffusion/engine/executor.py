@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from triptych.core.errors import TriptychError
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
+from triptych.modalities.diffusion.engine.caches.choice import CacheBook
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
@@ -24,18 +25,10 @@ from triptych.modalities.diffusion.engine.prompts import Asked, HeldTexts, Promp
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
-from triptych.modalities.diffusion.wire import ImageRequest, StepCache
+from triptych.modalities.diffusion.wire import ImageRequest
 
 P = ParamSpec("P")
 Found = TypeVar("Found")
-
-
-class CacheChoice(Protocol):
-    """Which method a request's step cache is; see `cache_choice.CacheBook`."""
-
-    def method(self, choice: StepCache, num_steps: int, sampler: str = "") -> CacheMethod | None:
-        """Raises `RequestError` for what this model does not have."""
-        ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -91,7 +84,7 @@ class ImageExecutor:
         recipe: Recipe,
         denoiser: Denoiser,
         *,
-        caches: CacheChoice,
+        caches: CacheBook,
         prompts: PromptCache,
         adapters: Adapters,
         decoder: LatentDecoder,

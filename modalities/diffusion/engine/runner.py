@@ -33,7 +33,7 @@ from triptych.schedulers.health import translate
 
 RowT = TypeVar("RowT", PictureRow, PictureStart)
 Yield = Callable[[], PictureRowResult]
-"""Waits for the device, and tells what a step yielded of one picture."""
+"""Waits for the device, and returns what a step yielded of one picture."""
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class PendingPictures:
 def _separably(do: Callable[[Sequence[RowT]], list[Yield]], rows: Sequence[RowT]) -> list[Yield]:
     """Do it to all rows at once; where that fails, to each alone, so that no other pays for it.
 
-    What is nobody's in particular is raised: want of memory, and what fails every row alone, too.
+    What concerns no single row is raised: want of memory, and what fails every row alone, too.
     """
     try:
         return do(rows)

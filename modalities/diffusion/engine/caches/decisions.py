@@ -40,7 +40,7 @@ class Gate(ABC):
         """Whether to compute step `step`. `distance` is infinite where there is no reference."""
 
     def computed(self) -> None:  # noqa: B027 - most rules keep nothing
-        """The step computes, whoever wanted it: start again from here."""
+        """The step computes, by this rule or another: start again from here."""
 
 
 @dataclass

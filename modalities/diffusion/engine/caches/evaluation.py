@@ -130,7 +130,7 @@ class _Evaluation:
         return self._model.span(chosen)
 
     def _follow(self, rows: list[int]) -> Tensor:
-        """Velocities from this step's hidden states and what the blocks are foretold to add."""
+        """Velocities from this step's hidden states and what the blocks are predicted to add."""
         assert isinstance(self._model, SpanModel)
         added = predict(self._caches_of(rows), self._points(rows))
         return self._model.head(self._batch.select(rows), self._base(rows).float() + added)

@@ -85,7 +85,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
-    """Calibrate, write the file after each number of steps, and tell what was found."""
+    """Calibrate, write the file after each number of steps, and print what was found."""
     lines = read_lines("--prompts", args.prompts) if args.prompts else enumerate(PROMPTS)
     prompts = [line for _, line in lines]
     if not prompts:

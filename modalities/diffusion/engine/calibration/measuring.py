@@ -1,4 +1,4 @@
-"""What an uncached run tells about a model: enough to plan skips, and to tune every cache.
+"""Measurements of uncached runs of a model: enough to plan skips, and to tune every cache.
 
 Owns the run and its measurements. Of the outputs of N steps it keeps their inner products, an N x N
 matrix averaged over runs: every error that a plan can make along these runs is a quadratic form of

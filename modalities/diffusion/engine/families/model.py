@@ -109,7 +109,7 @@ class RowAdapters(Protocol):
 class DenoiseModel:
     """A model and its family. Asks at the level of the whole answer, which every model has.
 
-    `adapters` may be set by whoever has some; without, no row may ask for any.
+    `adapters` may be set later; without them, no row may ask for any.
     """
 
     adapters: RowAdapters | None = None
@@ -128,7 +128,7 @@ class DenoiseModel:
         """Rows with equal keys may share a batch.
 
         `is_exact`: also what could be filled up must be of one length, because what a row computes
-        or keeps may not depend on who else is there.
+        or keeps may not depend on the other rows.
         """
         may_differ = self.family.lists | self.family.ragged
         free = frozenset() if is_exact else may_differ

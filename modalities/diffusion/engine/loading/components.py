@@ -91,7 +91,7 @@ def open_components(
     dtype: DtypeOf,
     report: Report,
 ) -> Components:
-    """Load every part of the model in `folder`; `report` hears the share of bytes done, 0 to 1.
+    """Load every part of the model in `folder`; `report` gets the share of bytes done, 0 to 1.
 
     Raises `WeightsError` naming part, file and tensor where anything is missing, damaged, of an
     unknown class, or left over, and `ConfigError` for an override that fits nothing. Nothing is

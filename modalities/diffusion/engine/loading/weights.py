@@ -34,6 +34,15 @@ UNFIT = (
 )
 
 
+@contextmanager
+def unfit(problem: str) -> Iterator[None]:
+    """Around library code that reads a file's data: what it raises is a `WeightsError`."""
+    try:
+        yield
+    except UNFIT as error:
+        raise WeightsError(f"{problem}: {brief(error)}.") from error
+
+
 def brief(error: Exception) -> str:
     """What it says in one short line."""
     return (str(error).splitlines() or [type(error).__name__])[0][:120].rstrip(".")

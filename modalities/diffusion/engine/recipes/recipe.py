@@ -198,7 +198,7 @@ class Recipe(ABC):
         return self.to_sample(encode_picture(self.vae, picture_3HW, generator))
 
     def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
-        """A mask as the model takes latents: each is drawn anew, or stays."""
+        """A mask as the model takes latents: each is redrawn, or stays."""
         channels, height, width = self.latent_shape(request)
         mask = interpolate((mask_1HW >= 0.5).float()[None], size=(height, width))[0]
         return self.to_sample(mask.expand(channels, -1, -1))

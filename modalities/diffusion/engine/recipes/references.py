@@ -59,7 +59,7 @@ class Referring(Recipe):
 
     @abstractmethod
     def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
-        """The shared arguments that tell the model where the picture and its references stand."""
+        """The shared arguments that place the picture and its references."""
 
 
 def within(picture_3HW: Tensor, num_pixels: int, multiple: int) -> Tensor:
