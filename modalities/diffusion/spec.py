@@ -124,7 +124,7 @@ _LUMINA2 = PipelineSpec(default_steps=30, default_guidance=4.0, size=None)
 _QWEN = PipelineSpec(default_steps=50, default_guidance=4.0)
 _FLUX = PipelineSpec(default_steps=28, default_guidance=3.5, has_negative=False)
 
-_ABILITIES: MappingProxyType[str, PipelineSpec] = MappingProxyType(
+_SPECS: MappingProxyType[str, PipelineSpec] = MappingProxyType(
     {
         "AuraFlowPipeline": PipelineSpec(default_steps=50, default_guidance=3.5),
         "ChromaPipeline": PipelineSpec(
@@ -185,14 +185,14 @@ _ABILITIES: MappingProxyType[str, PipelineSpec] = MappingProxyType(
     }
 )
 
-PIPELINES = tuple(_ABILITIES)
+PIPELINES = tuple(_SPECS)
 """The class names there are."""
 
 
-def abilities_of(
+def spec_of(
     pipeline: str, model: Mapping[str, Any] = _NOTHING, facts: Mapping[str, Any] = _NOTHING
 ) -> PipelineSpec:
-    """The abilities of a pipeline's class name. Raises `WeightsError` if it is not known.
+    """The spec of a pipeline's class name. Raises `WeightsError` if it is not known.
 
     `model`: the config.json of the transformer or UNet. `facts`: plain entries of model_index.json,
     of which `default_steps` and `default_guidance` are those of a model that is not like its kind.
@@ -201,13 +201,13 @@ def abilities_of(
     scale above 1 means classifier-free guidance, and the default is none. A distilled model of a
     kind with two branches has one.
     """
-    if pipeline not in _ABILITIES:
-        known = ", ".join(sorted(_ABILITIES))
+    if pipeline not in _SPECS:
+        known = ", ".join(sorted(_SPECS))
         raise WeightsError(f"{pipeline} is no pipeline known here; these are: {known}.")
-    abilities = _ABILITIES[pipeline]
-    if not abilities.has_negative and model.get("guidance_embeds") is False:
-        abilities = replace(abilities, has_negative=True, default_guidance=1.0)
+    spec = _SPECS[pipeline]
+    if not spec.has_negative and model.get("guidance_embeds") is False:
+        spec = replace(spec, has_negative=True, default_guidance=1.0)
     if facts.get("is_distilled"):
-        abilities = replace(abilities, has_negative=False)
+        spec = replace(spec, has_negative=False)
     own = {name: facts[name] for name in ("default_steps", "default_guidance") if name in facts}
-    return replace(abilities, **own) if own else abilities
+    return replace(spec, **own) if own else spec

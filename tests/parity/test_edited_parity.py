@@ -36,7 +36,7 @@ from triptych.modalities.diffusion.engine.recipes.latents import (
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
-from triptych.modalities.diffusion.spec import abilities_of
+from triptych.modalities.diffusion.spec import spec_of
 from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = [
@@ -121,7 +121,7 @@ def theirs(
 ) -> Tensor:
     """Latents of diffusers' pipeline `kind` over the parts of `name`."""
     modules = {part: value for part, value in parts.items() if part != "scheduler"}
-    scale = open_recipe(name, parts).abilities.default_guidance
+    scale = open_recipe(name, parts).spec.default_guidance
     told["true_cfg_scale" if name.startswith("Qwen") else "guidance_scale"] = scale
     if not name.startswith(("Flux", "SanaSprint")):
         told["negative_prompt"] = request.negative_prompt
@@ -211,14 +211,14 @@ def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) 
     sources = tuple(pixels_of(picture) for picture in pictures)
     second = REQUEST.negative_prompt if is_qwen else ""
     request = replace(REQUEST, negative_prompt=second, sources=sources, strength=None)
-    if num_pictures > recipe.abilities.max_references:
+    if num_pictures > recipe.spec.max_references:
         with pytest.raises(InvalidRequest, match="this model takes 1"):
             recipe.prepare(request, TensorPools())
         return
     told = dict(SIZE)
     if name == "FluxKontextPipeline":
         told["max_area"] = WIDTH * HEIGHT
-    image = pictures if recipe.abilities.max_references > 1 else pictures[0]
+    image = pictures if recipe.spec.max_references > 1 else pictures[0]
     expected = theirs(name, name, parts, request, image=image, **told)
     ours = draw(recipe, request)
     if name == "Flux2KleinPipeline":
@@ -238,16 +238,14 @@ def test_a_mask_of_everything_is_none_and_one_of_nothing_keeps_the_picture() -> 
     assert torch.allclose(kept, decode_latents(recipe.vae, latents[None])[0], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", [one for one in SCHEDULERS if not abilities_of(one).needs_reference]
-)
+@pytest.mark.parametrize("name", [one for one in SCHEDULERS if not spec_of(one).needs_reference])
 def test_at_full_strength_a_picture_is_drawn_from_words(name: str) -> None:
     recipe = open_recipe(name, parts_of(name))
     request = replace(REQUEST, strength=1.0, num_steps=2)
     if name.startswith("Sana"):  # its tiny autoencoder halves once
         request = replace(request, width=32, height=64)
     plain = draw(recipe, replace(request, sources=(), strength=None))
-    if recipe.abilities.max_references:
+    if recipe.spec.max_references:
         assert not torch.allclose(draw(recipe, request), plain)
     else:
         assert torch.equal(draw(recipe, request), plain)
@@ -296,7 +294,7 @@ def test_a_picture_without_a_prompt_is_varied_without_a_second_branch() -> None:
     assert len(recipe.prompts(replace(asked, sources=()))) == 2
     pools = TensorPools()
     row = recipe.prepare(asked, pools)
-    assert row.sample.step == recipe.abilities.first_step(4, 0.8) == 1
+    assert row.sample.step == recipe.spec.first_step(4, 0.8) == 1
     row.release()
 
 

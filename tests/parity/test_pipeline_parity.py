@@ -15,7 +15,7 @@ from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes.recipe import row_seed
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
-from triptych.modalities.diffusion.spec import abilities_of
+from triptych.modalities.diffusion.spec import spec_of
 from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = [
@@ -29,7 +29,7 @@ CASES = [
     (name, index)
     for name, found in SCHEDULERS.items()
     for index in range(len(found))
-    if not abilities_of(name).needs_reference
+    if not spec_of(name).needs_reference
 ]
 
 

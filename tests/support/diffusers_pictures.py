@@ -16,7 +16,7 @@ from triptych.modalities.diffusion.wire import ImageRequest
 
 def extras_of(name: str, request: ImageRequest, recipe: Recipe) -> dict[str, Any]:
     """What their call is told beside prompt, size and steps."""
-    scale = recipe.abilities.default_guidance
+    scale = recipe.spec.default_guidance
     told: dict[str, Any] = {"negative_prompt": request.negative_prompt, "guidance_scale": scale}
     if name.startswith("Flux"):
         del told["negative_prompt"]

@@ -42,7 +42,7 @@ def image_model(name: str = "paint", **facts: Any) -> ImageModel:
     known = {"default_steps": 10, "default_guidance": 3.0, **facts}
     return ImageModel(
         name=name,
-        abilities=PipelineSpec(**known),
+        spec=PipelineSpec(**known),
         multiple=16,
         default_size=(128, 128),
         samplers=("euler", "heun"),

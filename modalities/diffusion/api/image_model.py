@@ -16,7 +16,7 @@ from triptych.core.weights.layout import read_json
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.sampler_names import sampler_names
-from triptych.modalities.diffusion.spec import PipelineSpec, abilities_of
+from triptych.modalities.diffusion.spec import PipelineSpec, spec_of
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -36,7 +36,7 @@ class ImageModel:
     """
 
     name: str
-    abilities: PipelineSpec
+    spec: PipelineSpec
     multiple: int
     default_size: Size
     samplers: tuple[str, ...]
@@ -49,12 +49,12 @@ class ImageModel:
         vae = read_json(folder / "vae" / "config.json")
         denoiser = "transformer" if "transformer" in index.parts else "unet"
         model = read_json(folder / denoiser / "config.json")
-        abilities = abilities_of(index.pipeline, model, index.facts)
+        spec = spec_of(index.pipeline, model, index.facts)
         return cls(
             name=resolved.name,
-            abilities=abilities,
-            multiple=abilities.pixel_multiple(vae),
-            default_size=abilities.default_size(model, vae, index.facts),
+            spec=spec,
+            multiple=spec.pixel_multiple(vae),
+            default_size=spec.default_size(model, vae, index.facts),
             samplers=sampler_names(read_json(folder / "scheduler" / "scheduler_config.json")),
         )
 

@@ -277,7 +277,7 @@ def _check_fields(call: ImageCall, model: ImageModel) -> None:
         raise InvalidRequest(f"{model.name} has the samplers {known}.", param="sampler")
     if asked.negative_prompt:
         _check_negative(asked, model)
-    model.abilities.check_pictures(
+    model.spec.check_pictures(
         len(call.sources),
         num_steps=_num_steps(call, model),
         strength=asked.strength,
@@ -287,18 +287,18 @@ def _check_fields(call: ImageCall, model: ImageModel) -> None:
 
 def _check_negative(asked: ImageRequest, model: ImageModel) -> None:
     """Raises `RequestError`s where nothing would steer away from the negative prompt."""
-    if not model.abilities.has_negative:
+    if not model.spec.has_negative:
         raise UnsupportedOption(
             f"{model.name} takes no negative prompt: say in the prompt what there shall be.",
             param="negative_prompt",
         )
     scale = asked.guidance_scale
     if scale is None:
-        scale = model.abilities.default_guidance
-    if not model.abilities.is_guided(scale):
+        scale = model.spec.default_guidance
+    if not model.spec.is_guided(scale):
         raise InvalidRequest(
             "A negative prompt steers only where guidance is above "
-            f"{model.abilities.neutral_guidance:g}, and here it is {scale:g}.",
+            f"{model.spec.neutral_guidance:g}, and here it is {scale:g}.",
             param="negative_prompt",
         )
 
@@ -306,7 +306,7 @@ def _check_negative(asked: ImageRequest, model: ImageModel) -> None:
 def _num_steps(call: ImageCall, model: ImageModel) -> int:
     if call.request.num_steps is not None:
         return call.request.num_steps
-    return math.ceil(model.abilities.default_steps * STEPS_OF_QUALITY[call.quality])
+    return math.ceil(model.spec.default_steps * STEPS_OF_QUALITY[call.quality])
 
 
 def _cache(call: ImageCall) -> StepCache:
@@ -324,9 +324,9 @@ def _source_sizes(
         (max(1, round(width * scale)), max(1, round(height * scale)))
         for (width, height), scale in zip(shapes, scales, strict=True)
     ]
-    abilities = model.abilities
-    is_edited = call.mask or call.request.strength is not None or not abilities.max_references
-    if sizes and abilities.begins and is_edited:
+    spec = model.spec
+    is_edited = call.mask or call.request.strength is not None or not spec.max_references
+    if sizes and spec.begins and is_edited:
         sizes[0] = size
     return sizes
 

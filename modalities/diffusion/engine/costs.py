@@ -38,7 +38,7 @@ class DrawingCosts:
 
     def of_picture(self, request: ImageRequest, cache: CacheMethod | None = None) -> PictureCost:
         """What the scheduler wants to know."""
-        num_looked_at = len(request.sources) if self.recipe.abilities.max_references else 0
+        num_looked_at = len(request.sources) if self.recipe.spec.max_references else 0
         num_tokens = request.width * request.height // self.recipe.pixel_multiple**2
         num_tokens *= 1 + num_looked_at
         latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
@@ -79,7 +79,7 @@ def own_request(recipe: Recipe) -> ImageRequest:
     """A long prompt for a picture of the size that the model draws best."""
     width, height = recipe.default_size
     grey = Pixels(width=width, height=height, rgb=b"\x80" * (3 * width * height))
-    sources = (grey,) if recipe.abilities.needs_reference else ()
+    sources = (grey,) if recipe.spec.needs_reference else ()
     return ImageRequest(prompt=_LONG_PROMPT, width=width, height=height, sources=sources)
 
 

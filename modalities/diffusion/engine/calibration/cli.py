@@ -109,7 +109,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
         file = read_calibration(path, digest) or CalibrationFile(
             digest=digest, model_class=type(recipe.model).__name__
         )
-        for num_steps in args.steps or [recipe.abilities.default_steps]:
+        for num_steps in args.steps or [recipe.spec.default_steps]:
             pictures = _pictures(args, recipe, prompts, num_steps)
             with _bar(num_steps) as report:
                 tuned = tuner.tune(pictures, report)

@@ -70,14 +70,14 @@ class Recipe(ABC):
 
     `components`: the loaded parts by their names in model_index.json; `scheduler` is the mapping in
     its scheduler_config.json, and other entries of model_index.json may be among them.
-    `abilities`: those of the pipeline's class.
+    `spec`: those of the pipeline's class.
     """
 
     draws_sources: ClassVar[bool] = True  # a picture's latents are drawn, not the likeliest
 
-    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
+    def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
         self.components = components
-        self.abilities = abilities
+        self.spec = spec
 
     @property
     def model(self) -> Any:
@@ -98,18 +98,18 @@ class Recipe(ABC):
     @property
     def default_size(self) -> tuple[int, int]:
         """Width and height of what the model draws best."""
-        return self.abilities.default_size(self.model.config, self.vae.config, self.components)
+        return self.spec.default_size(self.model.config, self.vae.config, self.components)
 
     @property
     def pixel_multiple(self) -> int:
         """Width and height of a picture are multiples of this."""
-        return self.abilities.pixel_multiple(self.vae.config)
+        return self.spec.pixel_multiple(self.vae.config)
 
     def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
         """The prompts of the request's guidance branches, in their order."""
         prompts = [BranchPrompt(request.prompt)]
         is_variation = bool(request.sources) and not request.prompt and not request.negative_prompt
-        if self.abilities.is_guided(self.guidance_scale(request)) and not is_variation:
+        if self.spec.is_guided(self.guidance_scale(request)) and not is_variation:
             prompts.append(BranchPrompt(request.negative_prompt, is_negative=True))
         return prompts
 
@@ -213,22 +213,22 @@ class Recipe(ABC):
 
     def num_steps(self, request: ImageRequest) -> int:
         """Steps as the request counts them: some samplers ask the model more than once in one."""
-        return self.abilities.default_steps if request.num_steps is None else request.num_steps
+        return self.spec.default_steps if request.num_steps is None else request.num_steps
 
     def guidance_scale(self, request: ImageRequest) -> float:
         """How strongly the prompt acts."""
         given = request.guidance_scale
-        return self.abilities.default_guidance if given is None else given
+        return self.spec.default_guidance if given is None else given
 
     def strength(self, request: ImageRequest) -> float:
         """How little is left of the picture that is begun from; 1 where there is none."""
         if not request.sources:
             return 1.0
-        return self.abilities.strength_of(request.strength, has_mask=bool(request.mask))
+        return self.spec.strength_of(request.strength, has_mask=bool(request.mask))
 
     def check(self, request: ImageRequest) -> None:
         """Raises `InvalidRequest` for a size or pictures the model cannot draw."""
-        self.abilities.check_pictures(
+        self.spec.check_pictures(
             len(request.sources),
             num_steps=self.num_steps(request),
             strength=request.strength,
@@ -269,7 +269,7 @@ class Recipe(ABC):
         return start_row(
             noise,
             with_sampler(self.components["scheduler"], request.sampler, spacing.mu),
-            replace(spacing, begin=self.abilities.first_step(spacing.num_steps, strength)),
+            replace(spacing, begin=self.spec.first_step(spacing.num_steps, strength)),
             generator=generator,
             pools=pools,
             clean=clean if strength < 1 else None,

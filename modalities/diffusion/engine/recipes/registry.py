@@ -9,7 +9,7 @@ from typing import Any
 from triptych.modalities.diffusion.engine.loading.components import denoiser_of
 from triptych.modalities.diffusion.engine.recipes import flux2, packed, qwen, spatial
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
-from triptych.modalities.diffusion.spec import abilities_of
+from triptych.modalities.diffusion.spec import spec_of
 
 _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
     {
@@ -41,5 +41,5 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
 
 def open_recipe(pipeline: str, components: Mapping[str, Any]) -> Recipe:
     """The recipe of a pipeline's class name. Raises `WeightsError` if it is not known."""
-    abilities = abilities_of(pipeline, denoiser_of(components).config, components)
-    return _RECIPES[pipeline](components, abilities)
+    spec = spec_of(pipeline, denoiser_of(components).config, components)
+    return _RECIPES[pipeline](components, spec)

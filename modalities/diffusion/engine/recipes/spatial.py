@@ -216,8 +216,8 @@ class HiDream(TextRecipe):
 
     _LENGTH = 128
 
-    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
-        super().__init__(components, abilities)
+    def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
+        super().__init__(components, spec)
         llama = components["tokenizer_4"]
         llama.pad_token = llama.eos_token
 
@@ -251,8 +251,8 @@ class Wan(TextRecipe):
 
     draws_sources = False
 
-    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
-        super().__init__(components, abilities)
+    def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
+        super().__init__(components, spec)
         if components.get("transformer_2") is not None or components.get("expand_timesteps"):
             raise WeightsError("Wan 2.2 is not supported yet: use a Wan 2.1 model.")
 

@@ -41,10 +41,10 @@ async def drawn(service: ImageService, asked: ImageCall) -> list[ImageDelta]:
     return [delta async for delta in service.draw(asked)]
 
 
-async def asked_for(asked: ImageCall, **abilities: Any) -> ImageRequest:
+async def asked_for(asked: ImageCall, **spec: Any) -> ImageRequest:
     """What the engine is asked for the sake of a call."""
     engine = PaintingEngine()
-    await drawn(make_image_service(engine, image_model(**abilities)), asked)
+    await drawn(make_image_service(engine, image_model(**spec)), asked)
     (request,) = engine.submitted.values()
     return request
 
