@@ -15,7 +15,6 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
-    Mapping,
 )
 from contextlib import aclosing
 from dataclasses import replace
@@ -46,7 +45,7 @@ class Service(Protocol):
 
 ServiceT = TypeVar("ServiceT", bound=Service)
 Answer = TypeVar("Answer")
-Entry = Mapping[str, Any]
+Entry = TypeVar("Entry")
 Check = Callable[[ResolvedModel, Config], None]
 """Raises `RequestError`s for what a model cannot do, as its files tell."""
 

@@ -19,8 +19,7 @@ from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions, VisionOptions
 from triptych.core.http.auth import owners
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks
-from triptych.modalities.diffusion.api.store import PictureStore
+from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks, PictureStore
 
 CHAT = "/v1/chat/completions"
 PNG = saved(picture())

@@ -1,18 +1,21 @@
-"""The step caches there are, as data: a rule, a prediction, and the bounds every rule lives in."""
+"""The step caches there are, as data: a rule, a prediction, and the bounds every rule lives in.
+
+Owns their defaults, and TeaCache's polynomials, which turn the distance of two inputs into that of
+the outputs: those published by model class, and how to fit one. A polynomial holds for one model.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.diffusion.caches.extrapolation import (
-    DividedDifferences,
-    Extrapolator,
-    StepTaylor,
-)
-from triptych.modalities.diffusion.caches.gates import (
+from triptych.modalities.diffusion.engine.caches.decisions import (
+    Bounds,
     FirstBlockGate,
     Gate,
     IntervalGate,
@@ -21,7 +24,58 @@ from triptych.modalities.diffusion.caches.gates import (
     TeaCacheGate,
     spread_ratios,
 )
-from triptych.modalities.diffusion.caches.rescaling import rescaling_of
+from triptych.modalities.diffusion.engine.caches.extrapolation import (
+    DividedDifferences,
+    Extrapolator,
+    StepTaylor,
+)
+
+# From the TeaCache repository: coefficients, highest power first, and the sum at which they skip
+# about as their authors recommend. Wan: the 1.3B text-to-video model's.
+_PUBLISHED: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
+    {
+        "FluxTransformer2DModel": (
+            (498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861),
+            0.4,
+        ),
+        "HiDreamImageTransformer2DModel": (
+            (-31360.5009, -712.425503, 49.1363285, 8.2651549, 0.108053901),
+            0.3,
+        ),
+        "Lumina2Transformer2DModel": (
+            (393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344),
+            0.2,
+        ),
+        "WanTransformer3DModel": (
+            (2396.76752, -1311.10545, 201.331979, -8.29855975, 0.137887774),
+            0.07,
+        ),
+    }
+)
+_UNPUBLISHED: tuple[tuple[float, ...], float] = (), 0.2  # an estimated change of a fifth
+
+
+def threshold_of(model_class: str) -> float:
+    """The threshold for a class's published polynomial, or for any other polynomial."""
+    return _PUBLISHED.get(model_class, _UNPUBLISHED)[1]
+
+
+def rescaling_of(model_class: str) -> tuple[float, ...]:
+    """The published polynomial of a transformer class; empty if there is none."""
+    return _PUBLISHED.get(model_class, _UNPUBLISHED)[0]
+
+
+def fit_rescaling(
+    input_distances: Sequence[float], output_distances: Sequence[float], degree: int = 4
+) -> tuple[float, ...]:
+    """The polynomial that maps input to output distances best, in least squares.
+
+    Distances of neighbouring steps of uncached runs, from `measuring.Calibration`. Raises
+    `ValueError` for fewer different inputs than coefficients.
+    """
+    if len(set(input_distances)) <= degree:
+        raise ValueError(f"{degree + 1} different distances are needed for degree {degree}.")
+    return tuple(float(c) for c in np.polyfit(input_distances, output_distances, degree))
 
 
 class Level(enum.Enum):
@@ -36,21 +90,13 @@ class Level(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What holds for every rule: the first step computes, so may the last; skips end some time."""
-
-    max_skips: int = 8
-    forces_last: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheMethod:
     """A step cache's settings. `open_gate(num_steps)` gives a row its own rule."""
 
     open_gate: Callable[[int], Gate]
     extrapolator: Extrapolator
     level: Level
-    bounds: Bounds = Bounds()
+    bounds: Bounds = field(default_factory=Bounds)
 
 
 def teacache(
@@ -121,7 +167,7 @@ def magcache(
 
 
 def planned(plan: Sequence[bool], *, order: int = 1, level: Level = Level.VELOCITY) -> CacheMethod:
-    """A plan from `planning.plan_steps`. Raises `InvalidRequest` at another number of steps."""
+    """A plan from `planning.all_plans`. Raises `InvalidRequest` at another number of steps."""
     steps = tuple(plan)
 
     def open_gate(num_steps: int) -> Gate:

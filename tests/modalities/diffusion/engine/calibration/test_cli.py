@@ -13,14 +13,14 @@ from support.image_folders import save_pipeline
 from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.core.options.table import parse
-from triptych.modalities.diffusion.cache_choice import CacheBook
-from triptych.modalities.diffusion.caches.gates import PlanGate
-from triptych.modalities.diffusion.calibration_file import (
+from triptych.modalities.diffusion.engine.caches.choice import CacheBook
+from triptych.modalities.diffusion.engine.caches.decisions import PlanGate
+from triptych.modalities.diffusion.engine.calibration import cli as calibrate_cli
+from triptych.modalities.diffusion.engine.calibration.file import (
     cached_path,
     model_digest,
     read_calibration,
 )
-from triptych.modalities.diffusion.engine import calibrate_cli
 from triptych.modalities.diffusion.wire import StepCache
 
 CLASS = "SD3Transformer2DModel"

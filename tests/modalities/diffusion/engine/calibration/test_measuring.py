@@ -8,12 +8,11 @@ from support.denoiser_families import build, conditioning_of, sample_of
 from support.denoiser_stubs import FOREIGN_CONFIGS, NATIVE_CONFIGS
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
-from triptych.modalities.diffusion.caches.methods import CacheMethod, planned
-from triptych.modalities.diffusion.caches.planning import plan_steps
-from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
-from triptych.modalities.diffusion.engine.calibrate import calibrate, measured
+from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, fit_rescaling, planned
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
+from triptych.modalities.diffusion.engine.calibration.measuring import calibrate, measured
+from triptych.modalities.diffusion.engine.calibration.planning import all_plans
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow, GuidanceBranch
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
@@ -39,10 +38,10 @@ def open_row(
         generator=torch.Generator(),
         pools=pools,
     )
-    slot = CacheSlot(cache, num_steps, pools) if cache else None
+    slot = RowCache(cache, num_steps, pools) if cache else None
     return DenoiseRow(
         sample=sample,
-        branches=[GuidanceBranch(conditioning=conditioning_of(name, seed), slot=slot)],
+        branches=[GuidanceBranch(conditioning=conditioning_of(name, seed), cache=slot)],
     )
 
 
@@ -58,7 +57,7 @@ def test_a_calibrated_plan_is_better_than_an_even_one() -> None:
     calibration = calibrate(denoiser, rows, pools)
     assert calibration.num_runs == 3
     assert all(row.is_done for row in rows)
-    plan = plan_steps(measured(calibration, rows[0]), DividedDifferences(1), 7)
+    plan = all_plans(measured(calibration, rows[0]), DividedDifferences(1), 7)[7]
     even = [step % 2 == 0 or step == 11 for step in range(12)]
     assert sum(plan) == sum(even) == 7
     errors = []
@@ -82,7 +81,7 @@ def test_distances_are_those_teacache_gets() -> None:
 
 
 def test_models_in_one_part_are_measured_without_inputs() -> None:
-    name = "UNet2DModel"
+    name = "UNet2DConditionModel"
     pools, denoiser = TensorPools(), Denoiser(open_model(build(name)))
     row = open_row(pools, 1, num_steps=4, name=name)
     calibration = calibrate(denoiser, [row], pools)

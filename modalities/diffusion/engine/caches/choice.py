@@ -22,7 +22,7 @@ from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.options.declaration import Range
 from triptych.core.weights.layout import read_json
-from triptych.modalities.diffusion.caches.methods import (
+from triptych.modalities.diffusion.engine.caches.methods import (
     CacheMethod,
     Level,
     first_block,
@@ -30,9 +30,9 @@ from triptych.modalities.diffusion.caches.methods import (
     planned,
     taylorseer,
     teacache,
+    threshold_of,
 )
-from triptych.modalities.diffusion.caches.rescaling import threshold_of
-from triptych.modalities.diffusion.calibration_file import (
+from triptych.modalities.diffusion.engine.calibration.file import (
     CalibratedRun,
     TriedPlan,
     known_runs,
@@ -253,9 +253,7 @@ def _check(asked: StepCache) -> None:
 def _nearest(runs: Sequence[CalibratedRun], num_steps: int, sampler: str) -> CalibratedRun | None:
     """The run most like a request: of its sampler if there is one, of about as many steps."""
     return min(
-        runs,
-        key=lambda run: (run.sampler != sampler, abs(run.num_steps - num_steps)),
-        default=None,
+        runs, key=lambda run: (run.sampler != sampler, abs(run.num_steps - num_steps)), default=None
     )
 
 

@@ -1,7 +1,9 @@
-"""Whether a row computes this step or takes a prediction: the rules of the papers, one row each.
+"""Whether a row computes this step or takes a prediction: where step caches decide.
 
-Owns the decision alone. Knows no tensor: what a rule wants to know of the model reaches it as one
+Owns the decision alone: `Decisions.decide` asks the row's rule, a `Gate`, within the bounds that
+hold for every rule. Knows no tensor: what a rule wants to know of the model reaches it as one
 number, the row's own distance. A gate is asked once per step, in order, and keeps its own state.
+A rule that asks nothing of the model can be asked ahead of time, for the whole way.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -28,7 +31,7 @@ class GateSignal(enum.Enum):
 
 
 class Gate(ABC):
-    """One row's rule. `signal` is what it must be told; `None` if it decides without the model."""
+    """One row's rule. `signal` is what it compares; `None` if it decides without the model."""
 
     signal: ClassVar[GateSignal | None] = None
 
@@ -37,7 +40,7 @@ class Gate(ABC):
         """Whether to compute step `step`. `distance` is infinite where there is no reference."""
 
     def computed(self) -> None:  # noqa: B027 - most rules keep nothing
-        """The step computes, whoever wanted it: start anew from here."""
+        """The step computes, by this rule or another: start again from here."""
 
 
 @dataclass
@@ -142,3 +145,70 @@ def spread_ratios(ratios: Sequence[float], num_steps: int) -> tuple[float, ...]:
     scale = (len(ratios) - 1) / (num_steps - 1)
     # Half to even, as float32 rounds in the reference.
     return tuple(ratios[round(step * scale)] for step in range(num_steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What holds for every rule: the first step computes, so may the last; skips end some time."""
+
+    max_skips: int = 8
+    forces_last: bool = True
+
+
+class Decisions:
+    """One row's, taken once per step, in order, over a trajectory of `num_steps` evaluations.
+
+    Raises whatever `open_gate` does at a number of steps that it is not for.
+    """
+
+    def __init__(self, open_gate: Callable[[int], Gate], bounds: Bounds, num_steps: int) -> None:
+        self.num_computed = 0
+        self.num_skipped = 0
+        self._open_gate = open_gate
+        self._bounds = bounds
+        self._num_steps = num_steps
+        self.start_over()
+
+    @property
+    def signal(self) -> GateSignal | None:
+        """What the rule compares, if anything."""
+        return self._gate.signal
+
+    def start_over(self) -> None:
+        """There is nothing left to predict from: the next step computes."""
+        self._gate = self._open_gate(self._num_steps)
+        self._has_output = False
+        self._num_skips = 0
+        self._last: tuple[int, bool] | None = None
+
+    def is_forced(self, step: int) -> bool:
+        """Whether this step computes whatever the rule says."""
+        is_last = step == self._num_steps - 1 and self._bounds.forces_last
+        return not self._has_output or is_last or self._num_skips >= self._bounds.max_skips
+
+    def decide(self, step: int, distance: float = math.inf) -> bool:
+        """Whether to compute this step. One asked for again, because its run failed, stays so."""
+        if self._last is None or self._last[0] != step:
+            self._last = step, self._decide(step, distance)
+        return self._last[1]
+
+    def may_compute(self, steps: Sequence[int]) -> list[bool]:
+        """Which of the next steps may compute: all, where distances decide. Changes nothing."""
+        if self.signal is not None:
+            return [True] * len(steps)
+        ahead = copy(self)
+        ahead._gate = copy(self._gate)
+        return [ahead.decide(step) for step in steps]
+
+    def _decide(self, step: int, distance: float) -> bool:
+        wants = self._gate.wants_compute(step, distance)
+        computes = wants or self.is_forced(step)
+        if computes:
+            self._gate.computed()
+            self._has_output = True
+            self._num_skips = 0
+            self.num_computed += 1
+        else:
+            self._num_skips += 1
+            self.num_skipped += 1
+        return computes

@@ -11,18 +11,17 @@ import pytest
 
 from triptych.core.config import Config, ImageOptions, ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
-from triptych.modalities.diffusion.cache_choice import CacheBook
-from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences, StepTaylor
-from triptych.modalities.diffusion.caches.gates import (
+from triptych.modalities.diffusion.engine.caches.choice import CacheBook
+from triptych.modalities.diffusion.engine.caches.decisions import (
     FirstBlockGate,
     IntervalGate,
     MagCacheGate,
     PlanGate,
     TeaCacheGate,
 )
-from triptych.modalities.diffusion.caches.methods import Level
-from triptych.modalities.diffusion.caches.rescaling import rescaling_of
-from triptych.modalities.diffusion.calibration_file import (
+from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences, StepTaylor
+from triptych.modalities.diffusion.engine.caches.methods import Level, rescaling_of
+from triptych.modalities.diffusion.engine.calibration.file import (
     CalibratedRun,
     CalibrationFile,
     TriedPlan,

@@ -16,9 +16,13 @@ from support.denoiser_stubs import (
     model_inputs,
 )
 
-from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences, Point
-from triptych.modalities.diffusion.caches.gates import FirstBlockGate, GateSignal, IntervalGate
-from triptych.modalities.diffusion.caches.methods import (
+from triptych.modalities.diffusion.engine.caches.decisions import (
+    FirstBlockGate,
+    GateSignal,
+    IntervalGate,
+)
+from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences, Point
+from triptych.modalities.diffusion.engine.caches.methods import (
     Bounds,
     CacheMethod,
     Level,
@@ -28,8 +32,8 @@ from triptych.modalities.diffusion.caches.methods import (
     taylorseer,
     teacache,
 )
-from triptych.modalities.diffusion.engine.caches.slot import (
-    CacheSlot,
+from triptych.modalities.diffusion.engine.caches.row_cache import (
+    RowCache,
     distances,
     keep_signals,
     predict,
@@ -48,12 +52,12 @@ METHODS = {
     "magcache": magcache((1.0, 0.99, 1.01, 0.98), retention=0.1),
     "planned 2": planned([step in {0, 1, 4, 8, 11} for step in range(STEPS)], order=2),
 }
-Pair = tuple[SampleRow, CacheSlot]
+Pair = tuple[SampleRow, RowCache]
 
 
 def open_pair(method: CacheMethod, seed: int, pools: TensorPools) -> Pair:
     row = begin(NATIVE_CONFIGS["flow euler"], STEPS, seed, pools)
-    return row, CacheSlot(method, STEPS, pools)
+    return row, RowCache(method, STEPS, pools)
 
 
 def signals_of(rows: list[Pair]) -> torch.Tensor:
@@ -138,7 +142,7 @@ def test_skips_are_bounded_and_the_ends_compute() -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_predicted_decisions_come_true(name: str) -> None:
     row, slot = open_pair(METHODS[name], 1, TensorPools())
-    foreseen = slot.foresee(range(STEPS))
+    foreseen = slot.may_compute(range(STEPS))
     told = run_alone((row, slot))
     if name in {"first block", "first block, order 1", "teacache", "magcache"}:
         assert all(foreseen)  # distances decide, or what surrounds the blocks runs at every step
@@ -151,14 +155,14 @@ def test_predicted_decisions_come_true(name: str) -> None:
 def test_magcache_of_whole_answers_is_foreseen_too() -> None:
     method = magcache((1.0, 0.99, 1.01, 0.98), retention=0.1, level=Level.VELOCITY)
     row, slot = open_pair(method, 1, TensorPools())
-    foreseen = slot.foresee(range(STEPS))
+    foreseen = slot.may_compute(range(STEPS))
     assert run_alone((row, slot)) == foreseen
     assert not all(foreseen)
 
 
 def test_a_step_taken_again_counts_once() -> None:
     pools = TensorPools()
-    slot = CacheSlot(METHODS["taylorseer 1"], STEPS, pools)
+    slot = RowCache(METHODS["taylorseer 1"], STEPS, pools)
     for step in range(3):
         for _ in range(2):
             assert slot.decisions.decide(step)
@@ -166,16 +170,7 @@ def test_a_step_taken_again_counts_once() -> None:
     assert slot.decisions.num_computed == 3
     assert [point.step for point in slot.known().points] == [2, 1]
     assert pools.num_used == 2
-
-
-def test_what_belongs_to_another_shape_or_adapter_is_dropped() -> None:
-    pools = TensorPools()
-    slot = CacheSlot(METHODS["taylorseer 1"], STEPS, pools)
-    slot.belong_to(((3, 4, 5), "adapter a"))
-    record([slot], torch.ones(1, 3, 4, 5), [Point(0, 1.0)])
-    slot.belong_to(((3, 4, 5), "adapter a"))
-    assert pools.num_used == 1
-    slot.belong_to(((3, 4, 5), "adapter b"))
+    slot.release()
     assert pools.num_used == 0
     assert slot.decisions.is_forced(7)
 
@@ -184,7 +179,7 @@ def test_teacache_compares_with_the_step_before_and_fbcache_with_the_last_comput
     pools = TensorPools()
     points = [Point(step, 1 - step / 9) for step in range(3)]
     for name, expected in (("teacache", 1 / 2), ("first block", 2.0)):
-        slot = CacheSlot(METHODS[name], STEPS, pools)
+        slot = RowCache(METHODS[name], STEPS, pools)
         for value, point, computes in zip((1.0, 2.0), points, (True, False), strict=False):
             keep_signals([slot], torch.full((1, 4), value), [point], [computes])
         assert distances([slot], torch.full((1, 4), 3.0)) == pytest.approx([expected])
@@ -195,7 +190,7 @@ def test_teacache_compares_with_the_step_before_and_fbcache_with_the_last_comput
 def test_rows_with_histories_of_different_length_predict_together() -> None:
     pools = TensorPools()
     points = [Point(0, 1.0), Point(1, 0.9), Point(2, 0.8)]
-    young, old = (CacheSlot(METHODS["planned 2"], STEPS, pools) for _ in range(2))
+    young, old = (RowCache(METHODS["planned 2"], STEPS, pools) for _ in range(2))
     for point in points:
         record([old], torch.full((1, 2), point.level**2), [point])
     record([young], torch.full((1, 2), 7.0), points[:1])

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.samplers.program import Vector
 from triptych.modalities.diffusion.engine.samplers.rows import SampleRow, write_states
 
@@ -26,14 +26,14 @@ class FusedSkip:
     `shares`: for each step the caches that predict, and how much of each makes the output.
     """
 
-    def __init__(self, row: SampleRow, shares: Sequence[Sequence[tuple[CacheSlot, float]]]) -> None:
+    def __init__(self, row: SampleRow, shares: Sequence[Sequence[tuple[RowCache, float]]]) -> None:
         self.row = row
         self.steps = range(row.step, row.step + len(shares))
         self._shares = shares
-        self._asked: dict[CacheSlot, list[int]] = {}  # of each cache, at which steps
+        self._asked: dict[RowCache, list[int]] = {}  # of each cache, at which steps
         for step, each in zip(self.steps, shares, strict=True):
-            for slot, _ in each:
-                self._asked.setdefault(slot, []).append(step)
+            for cache, _ in each:
+                self._asked.setdefault(cache, []).append(step)
 
     @property
     def is_possible(self) -> bool:
@@ -42,14 +42,14 @@ class FusedSkip:
         return (
             program is not None
             and not any(program.needs_noise(step) for step in self.steps)
-            and all(slot.has_output_in(self.row.pool) for slot in self._asked)
-            and not any(any(slot.foresee(steps)) for slot, steps in self._asked.items())
+            and all(cache.has_output_in(self.row.pool) for cache in self._asked)
+            and not any(any(cache.may_compute(steps)) for cache, steps in self._asked.items())
         )
 
     @property
     def cells(self) -> list[int]:
         """Where the columns are: the states, then what each cache keeps."""
-        kept = [cell for slot in self._asked for cell in slot.known().cells]
+        kept = [cell for cache in self._asked for cell in cache.known().cells]
         return [*self.row.cells, *kept]
 
     def weights(self) -> Vector:
@@ -58,17 +58,17 @@ class FusedSkip:
         assert program is not None
         num_states = len(self.row.cells)
         starts, num_columns = {}, num_states
-        for slot in self._asked:
-            starts[slot] = num_columns
-            num_columns += len(slot.known().cells)
+        for cache in self._asked:
+            starts[cache] = num_columns
+            num_columns += len(cache.known().cells)
         total = np.eye(num_states, num_columns)
         for step, shares in zip(self.steps, self._shares, strict=True):
             at = Point(step, self.row.noise_levels[step])
             weights_SC = program.weights_NSC[step]
             total = weights_SC[:, :num_states] @ total
-            for slot, share in shares:
-                weights = slot.method.extrapolator.weights(slot.known().points, at)
-                start = starts[slot]
+            for cache, share in shares:
+                weights = cache.method.extrapolator.weights(cache.known().points, at)
+                start = starts[cache]
                 total[:, start : start + len(weights)] += share * np.outer(
                     weights_SC[:, num_states], weights
                 )
@@ -76,26 +76,26 @@ class FusedSkip:
 
     def take(self) -> None:
         """Note that the steps are taken."""
-        for slot, steps in self._asked.items():
+        for cache, steps in self._asked.items():
             for step in steps:
-                slot.decisions.decide(step)
+                cache.decisions.decide(step)
         self.row.step += len(self.steps)
 
 
-def leap(leaps: Sequence[FusedSkip]) -> None:
-    """Take the steps of rows of one shape. Where it raises, each row has leapt or has not."""
+def take_skips(skips: Sequence[FusedSkip]) -> None:
+    """Take the steps of rows of one shape. Where it raises, each row took all or none."""
     groups: defaultdict[int, list[FusedSkip]] = defaultdict(list)
-    for each in leaps:
+    for each in skips:
         groups[len(each.row.cells)].append(each)
     for members in groups.values():
-        _leap(members)
+        _write_states(members)
         for each in members:
             each.take()
 
 
-def _leap(leaps: Sequence[FusedSkip]) -> None:
-    rows = [each.row for each in leaps]
-    cells_R, weights = [each.cells for each in leaps], [each.weights() for each in leaps]
+def _write_states(skips: Sequence[FusedSkip]) -> None:
+    rows = [each.row for each in skips]
+    cells_R, weights = [each.cells for each in skips], [each.weights() for each in skips]
     num_columns = max(map(len, cells_R))
     weights_RSI = np.zeros((len(rows), len(weights[0]), num_columns))
     for padded, weights_SI in zip(weights_RSI, weights, strict=True):

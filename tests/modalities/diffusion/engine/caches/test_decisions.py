@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.diffusion.caches.gates import (
+from triptych.modalities.diffusion.engine.caches.decisions import (
     FirstBlockGate,
     Gate,
     IntervalGate,
@@ -19,8 +19,12 @@ from triptych.modalities.diffusion.caches.gates import (
     TeaCacheGate,
     spread_ratios,
 )
-from triptych.modalities.diffusion.caches.methods import planned, teacache
-from triptych.modalities.diffusion.caches.rescaling import fit_rescaling, rescaling_of
+from triptych.modalities.diffusion.engine.caches.methods import (
+    fit_rescaling,
+    planned,
+    rescaling_of,
+    teacache,
+)
 
 
 def computed_steps(gate: Gate, num_steps: int, distances: Sequence[float] = ()) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,20 +9,21 @@ import torch
 from support.diffusers_pipelines import FLOW, components
 
 from triptych.core.errors import InvalidRequest, NonFinite
-from triptych.modalities.diffusion.caches.methods import planned
+from triptych.modalities.diffusion.engine.caches.methods import planned
+from triptych.modalities.diffusion.engine.calibration.tuning import PEAK_DB, Tuned, Tuner, psnr_db
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
-from triptych.modalities.diffusion.engine.tuning import PEAK_DB, Tuned, Tuner, psnr_db
+from triptych.modalities.diffusion.wire import ImageRequest
 
 HEUN = {"_class_name": "FlowMatchHeunDiscreteScheduler", "shift": 2.0}
 
 
-def requests(num: int = 3, num_steps: int = 10) -> list[PictureRequest]:
+def requests(num: int = 3, num_steps: int = 10) -> list[ImageRequest]:
     return [
-        PictureRequest(prompt=word, width=32, height=32, num_steps=num_steps, seed=seed)
+        ImageRequest(prompt=word, width=32, height=32, num_steps=num_steps, seed=seed)
         for seed, word in enumerate(["red", "blue", "green"][:num])
     ]
 
@@ -32,7 +32,7 @@ def recipe_of(name: str, scheduler: dict[str, Any]) -> Recipe:
     return open_recipe(name, {**components(name), "scheduler": scheduler})
 
 
-def tune(recipe: Recipe, pictures: list[PictureRequest], **options: Any) -> Tuned:
+def tune(recipe: Recipe, pictures: list[ImageRequest], **options: Any) -> Tuned:
     heard: list[float] = []
     tuner = Tuner(recipe, Denoiser(open_model(recipe.model)), batch_size=2)
     tuned = tuner.tune(pictures, heard.append, **options)
@@ -79,7 +79,7 @@ def test_a_plan_is_told_to_be_as_good_as_the_picture_it_draws(sd3: Recipe, tuned
         drawn = []
         for method in (None, planned(mask, order=plan.order)):
             pools, denoiser = TensorPools(), Denoiser(open_model(sd3.model))
-            row = sd3.prepare(dataclasses.replace(request, cache=method), pools)
+            row = sd3.prepare(request, pools, cache=method)
             while not row.is_done:
                 denoiser.step([row])
             drawn.append(sd3.decode(row.sample.sample, request))

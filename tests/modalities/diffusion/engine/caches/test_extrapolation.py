@@ -9,7 +9,7 @@ from diffusers.hooks.taylorseer_cache import TaylorSeerState
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.diffusion.caches.extrapolation import (
+from triptych.modalities.diffusion.engine.caches.extrapolation import (
     DividedDifferences,
     Point,
     StepTaylor,

@@ -10,15 +10,15 @@ import torch
 from support.denoiser_stubs import NATIVE_CONFIGS, MixtureFlow, begin, cached_step, finish, noise
 from torch import Tensor
 
-from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
-from triptych.modalities.diffusion.caches.methods import planned
-from triptych.modalities.diffusion.caches.planning import (
+from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
+from triptych.modalities.diffusion.engine.caches.methods import planned
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
+from triptych.modalities.diffusion.engine.calibration.measuring import Calibration
+from triptych.modalities.diffusion.engine.calibration.planning import (
     Measured,
+    all_plans,
     expected_error,
-    plan_steps,
 )
-from triptych.modalities.diffusion.engine.caches.calibration import Calibration
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 STEPS = 30
@@ -43,7 +43,7 @@ def uncached(model: MixtureFlow, seed: int, name: str, num_steps: int) -> tuple[
 def with_plan(model: MixtureFlow, seed: int, plan: tuple[bool, ...], name: str) -> Tensor:
     pools = TensorPools()
     row = begin(NATIVE_CONFIGS[name], len(plan), seed, pools)
-    slot = CacheSlot(planned(plan, order=1), len(plan), pools)
+    slot = RowCache(planned(plan, order=1), len(plan), pools)
     while not row.is_done:
         cached_step([(row, slot)], model)
     return row.sample
@@ -52,7 +52,7 @@ def with_plan(model: MixtureFlow, seed: int, plan: tuple[bool, ...], name: str) 
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("num_computed", [2, 4, 6])
 def test_the_search_finds_what_trying_all_plans_finds(order: int, num_computed: int) -> None:
-    num_steps, max_skips = 10, 8
+    num_steps = 10
     _, measured = uncached(MixtureFlow(), 1, "flow euler", num_steps)
     extrapolator = DividedDifferences(order)
 
@@ -65,7 +65,7 @@ def test_the_search_finds_what_trying_all_plans_finds(order: int, num_computed: 
 
     middle = combinations(range(1, num_steps - 1), num_computed - 2)
     least = min(bound((0, *between, num_steps - 1)) for between in middle)
-    plan = plan_steps(measured, extrapolator, num_computed, max_skips=max_skips)
+    plan = all_plans(measured, extrapolator, num_computed)[num_computed]
     assert sum(plan) == num_computed
     assert bound(tuple(np.flatnonzero(plan))) == pytest.approx(least)
     assert expected_error(measured, extrapolator, plan) <= least + 1e-12
@@ -88,7 +88,7 @@ def test_predicted_error_is_first_order_exact(name: str, order: int) -> None:
 
     def replay(skips: bool) -> Tensor:
         row = begin(NATIVE_CONFIGS[name], 8, 2, pools)
-        slot = CacheSlot(planned(plan if skips else [True] * count, order=order), count, pools)
+        slot = RowCache(planned(plan if skips else [True] * count, order=order), count, pools)
         while not row.is_done:
             cached_step([(row, slot)], lambda samples, times, k=row.step: outputs[k][None])
         return row.sample
@@ -106,7 +106,7 @@ def test_a_plan_beats_even_skipping_and_fewer_steps_at_equal_compute() -> None:
         influence_N=runs[0].influence_N,
         points=runs[0].points,
     )
-    plan = plan_steps(measured, DividedDifferences(1), num_computed)
+    plan = all_plans(measured, DividedDifferences(1), num_computed)[num_computed]
     even = np.linspace(0, STEPS - 1, num_computed).round().astype(int)
     even_plan = tuple(step in even for step in range(STEPS))
     for seed in range(4):
@@ -122,7 +122,7 @@ def test_damping_spends_steps_where_errors_stay() -> None:
     _, measured = uncached(MixtureFlow(), 1, "flow euler", 30)
     middles = []
     for rate in (0.0, 2.0, 4.0):
-        plan = plan_steps(measured.damped(rate), DividedDifferences(), 8)
+        plan = all_plans(measured.damped(rate), DividedDifferences(), 8)[8]
         middles.append(float(np.flatnonzero(plan).mean()))
     assert middles == sorted(middles)  # later and later
     assert middles[0] < middles[-1]
@@ -131,10 +131,9 @@ def test_damping_spends_steps_where_errors_stay() -> None:
     np.testing.assert_allclose(damped, measured.influence_N * np.exp(-2 * levels))
 
 
-def test_impossible_plans_are_refused() -> None:
+def test_impossible_plans_and_runs_are_left_out_or_refused() -> None:
     _, measured = uncached(MixtureFlow(), 1, "flow euler", 10)
-    with pytest.raises(ValueError, match="at most 2 skips"):
-        plan_steps(measured, DividedDifferences(), 3, max_skips=2)
+    assert 3 not in all_plans(measured, DividedDifferences(), 4, max_skips=2)
     with pytest.raises(ValueError, match="10 steps"):
         Calibration(10).add([torch.zeros(2)] * 9)
 

@@ -1,24 +1,22 @@
 """One row's step cache, and the tensor work on many of them at once.
 
 Owns the cells of what was computed and compared, the row's rule and its bounds. Knows no model and
-no sampler. State belongs to the row: nothing of it is shared, and it is dropped when the row ends,
-or when what it was computed with changes.
+no sampler. State belongs to the row: nothing of it is shared, and it is dropped when the row ends.
 
-Legend: R slots.
+Legend: R caches.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from triptych.modalities.diffusion.caches.decisions import Decisions
-from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.caches.gates import GateSignal
-from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
+from triptych.modalities.diffusion.engine.caches.decisions import Decisions, GateSignal
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.tensor_pool import (
     TensorPool,
     TensorPools,
@@ -49,7 +47,7 @@ class _Memory:
         return cell
 
 
-class CacheSlot:
+class RowCache:
     """A row's cache through one trajectory of `num_steps` evaluations, in order.
 
     At each step: `decisions.decide`, then either `record` what was computed or `predict`; a step
@@ -58,9 +56,8 @@ class CacheSlot:
 
     def __init__(self, method: CacheMethod, num_steps: int, pools: TensorPools) -> None:
         self.method = method
-        self.decisions = Decisions(method, num_steps)
+        self.decisions = Decisions(method.open_gate, method.bounds, num_steps)
         self._pools = pools
-        self._key: Hashable = None
         self._outputs: _Memory | None = None
         self._reference: _Memory | None = None
 
@@ -74,17 +71,11 @@ class CacheSlot:
         """Whether hidden states or signals are kept from step to step, not only the answer."""
         return self.signal is not None or self.method.level is Level.SPAN
 
-    def belong_to(self, key: Hashable) -> None:
-        """Drop what was kept if it was for another shape, conditioning or set of adapters."""
-        if key != self._key:
-            self.release()
-            self._key = key
-
-    def foresee(self, steps: Sequence[int]) -> list[bool]:
+    def may_compute(self, steps: Sequence[int]) -> list[bool]:
         """Which of the row's next steps may need a run of the model. Changes nothing."""
         if self.method.level is Level.SPAN:  # what surrounds the blocks runs at every step
             return [True] * len(steps)
-        return self.decisions.foresee(steps)
+        return self.decisions.may_compute(steps)
 
     def release(self) -> None:
         """Give all cells back and forget the past."""
@@ -124,15 +115,15 @@ class CacheSlot:
         return self._reference.pool, self._reference.cells[0]
 
 
-def distances(slots: Sequence[CacheSlot], signals_R: Tensor) -> list[float]:
+def distances(caches: Sequence[RowCache], signals_R: Tensor) -> list[float]:
     """How far each row's signal, `[R, ...]`, is from its reference; infinite where there is none.
 
     The mean of |signal - reference| over the mean of |reference|, in float32, over the row alone.
     One transfer to the host for all rows.
     """
-    found = [slot.reference_cell() for slot in slots]
+    found = [cache.reference_cell() for cache in caches]
     rows = [index for index, place in enumerate(found) if place is not None]
-    measured = [math.inf] * len(slots)
+    measured = [math.inf] * len(caches)
     if not rows:
         return measured
     places = [place for place in found if place is not None]
@@ -145,41 +136,38 @@ def distances(slots: Sequence[CacheSlot], signals_R: Tensor) -> list[float]:
 
 
 def keep_signals(
-    slots: Sequence[CacheSlot],
-    signals_R: Tensor,
-    at: Sequence[Point],
-    computes: Sequence[bool],
+    caches: Sequence[RowCache], signals_R: Tensor, at: Sequence[Point], computes: Sequence[bool]
 ) -> None:
     """Make signals, `[R, ...]`, what the coming steps are compared with, as each rule says."""
     rows = [
         index
-        for index, slot in enumerate(slots)
-        if computes[index] or slot.signal is not GateSignal.FIRST_RESIDUAL
+        for index, cache in enumerate(caches)
+        if computes[index] or cache.signal is not GateSignal.FIRST_RESIDUAL
     ]
     if rows:
-        places = [slots[index].room_for_reference(signals_R[index], at[index]) for index in rows]
+        places = [caches[index].room_for_reference(signals_R[index], at[index]) for index in rows]
         places[0][0].write([cell for _, cell in places], picked(signals_R, rows))
 
 
-def record(slots: Sequence[CacheSlot], outputs_R: Tensor, at: Sequence[Point]) -> None:
+def record(caches: Sequence[RowCache], outputs_R: Tensor, at: Sequence[Point]) -> None:
     """Keep what was computed, `[R, ...]`."""
     places = [
-        slot.room_for_output(output, point)
-        for slot, output, point in zip(slots, outputs_R, at, strict=True)
+        cache.room_for_output(output, point)
+        for cache, output, point in zip(caches, outputs_R, at, strict=True)
     ]
     places[0][0].write([cell for _, cell in places], outputs_R)
 
 
-def predict(slots: Sequence[CacheSlot], at: Sequence[Point]) -> Tensor:
+def predict(caches: Sequence[RowCache], at: Sequence[Point]) -> Tensor:
     """What the rows take instead of computing, `[R, ...]` in float32.
 
     The rows' outputs must have one shape; how many each keeps, and its weights, are its own.
     """
-    memories = [slot.known() for slot in slots]
+    memories = [cache.known() for cache in caches]
     num_columns = max(len(memory.cells) for memory in memories)
     weights_RK = []
-    for slot, memory, point in zip(slots, memories, at, strict=True):
-        weights = slot.method.extrapolator.weights(memory.points, point)
+    for cache, memory, point in zip(caches, memories, at, strict=True):
+        weights = cache.method.extrapolator.weights(memory.points, point)
         weights_RK.append([*weights, *[0.0] * (num_columns - len(weights))])
     # A row that keeps fewer reads its newest instead, and weighs it with zero.
     cells_KR = [

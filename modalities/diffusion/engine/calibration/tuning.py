@@ -1,7 +1,7 @@
 """A model calibrated: pictures drawn whole, plans made of what was measured, and each plan tried.
 
-Owns the experiment. The search for plans is `caches.planning`'s, the measuring `calibrate`'s, the
-file `calibration_file`'s. A plan is written down with what it drew, not with what it promised.
+Owns the experiment. The search for plans is `planning`'s, the measuring `measuring`'s, the file
+`file`'s. A plan is written down with what it drew, not with what it promised.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,21 +18,24 @@ import torch
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, NonFinite
-from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences
-from triptych.modalities.diffusion.caches.methods import CacheMethod, planned
-from triptych.modalities.diffusion.caches.planning import (
+from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, fit_rescaling, planned
+from triptych.modalities.diffusion.engine.calibration.file import CalibratedRun, TriedPlan
+from triptych.modalities.diffusion.engine.calibration.measuring import (
+    Calibration,
+    calibrate,
+    measured,
+)
+from triptych.modalities.diffusion.engine.calibration.planning import (
     Measured,
     all_plans,
     expected_error,
 )
-from triptych.modalities.diffusion.caches.rescaling import fit_rescaling
-from triptych.modalities.diffusion.calibration_file import CalibratedRun, TriedPlan
-from triptych.modalities.diffusion.engine.caches.calibration import Calibration
-from triptych.modalities.diffusion.engine.calibrate import calibrate, measured
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
-from triptych.modalities.diffusion.engine.recipes.recipe import EncodedText, PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import EncodedText, Recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 from triptych.modalities.diffusion.sampler_names import short_name
+from triptych.modalities.diffusion.wire import ImageRequest
 
 SHARES = (0.12, 0.16, 0.2, 0.28, 0.34, 0.4, 0.5, 0.65)
 """Which parts of all steps the plans that are tried compute."""
@@ -69,7 +72,7 @@ class _Promise(NamedTuple):
 class _Subject:
     """A picture to calibrate with, and its prompts, encoded once."""
 
-    request: PictureRequest
+    request: ImageRequest
     texts: Sequence[EncodedText]
 
 
@@ -84,13 +87,18 @@ class Tuner:
 
     @torch.inference_mode()
     def tune(
-        self, requests: Sequence[PictureRequest], report: Report, shares: Sequence[float] = SHARES
+        self, requests: Sequence[ImageRequest], report: Report, shares: Sequence[float] = SHARES
     ) -> Tuned:
         """Calibrate for the pictures' steps and sampler, which are the same in all of them.
 
         Raises `InvalidRequest` for a sampler that no plan can be made for, or too few steps.
         """
-        parts = self._parts(requests)
+        subjects = [
+            _Subject(request, self._recipe.encode_all(self._recipe.prompts(request)))
+            for request in requests
+        ]
+        size = self._batch_size
+        parts = [subjects[start : start + size] for start in range(0, len(subjects), size)]
         calibration, model, wholes = self._measure(parts, report)
         _, plain_s = self._draw(parts[0], None)
         model = model.damped(self._damping(parts[0], model, wholes, shares))
@@ -142,13 +150,6 @@ class Tuner:
             pictures = pictures + self._draw(part, _method(best))[0]
         return _tried(best, wholes, pictures), elapsed_s
 
-    def _parts(self, requests: Sequence[PictureRequest]) -> list[list[_Subject]]:
-        recipe, size = self._recipe, self._batch_size
-        subjects = [
-            _Subject(request, recipe.encode_all(recipe.prompts(request))) for request in requests
-        ]
-        return [subjects[start : start + size] for start in range(0, len(subjects), size)]
-
     def _measure(
         self, parts: Sequence[Sequence[_Subject]], report: Report
     ) -> tuple[Calibration, Measured, list[Tensor]]:
@@ -187,9 +188,11 @@ class Tuner:
         with ExitStack() as stack:
             rows = []
             for subject in part:
-                request = replace(subject.request, cache=method)
-                rows.append(self._recipe.prepare(request, self._pools, subject.texts))
-                stack.callback(rows[-1].release)
+                row = self._recipe.prepare(
+                    subject.request, self._pools, subject.texts, cache=method
+                )
+                rows.append(row)
+                stack.callback(row.release)
             yield rows
 
     def _decode(self, part: Sequence[_Subject], rows: Sequence[DenoiseRow]) -> list[Tensor]:
@@ -249,13 +252,13 @@ def psnr_db(one: Tensor, other: Tensor) -> float:
 
 
 def _summary(
-    requests: Sequence[PictureRequest],
+    requests: Sequence[ImageRequest],
     recipe: Recipe,
     calibration: Calibration,
     plans: Sequence[TriedPlan],
 ) -> CalibratedRun:
-    heard = calibration.input_distances
-    polynomial = fit_rescaling(heard, calibration.output_distances) if len(set(heard)) > 4 else ()
+    distances = calibration.input_distances, calibration.output_distances
+    polynomial = fit_rescaling(*distances) if len(set(distances[0])) > 4 else ()
     return CalibratedRun(
         num_steps=recipe.num_steps(requests[0]),
         sampler=short_name(recipe.components["scheduler"], requests[0].sampler),

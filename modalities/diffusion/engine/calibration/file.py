@@ -129,7 +129,7 @@ def model_digest(folder: Path, options: ModelOptions) -> str:
 
     Over the configurations of the model and its noise scheduler, and of each file of weights over
     its name, its length and its first and last MiB: to hash all of a large model at each start
-    would cost more than it tells. What `--model-override` puts in its place counts, too.
+    would cost more than it is worth. What `--model-override` puts in its place counts, too.
     """
     digest = hashlib.sha256()
     overrides = read_overrides(options)

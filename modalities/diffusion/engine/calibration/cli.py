@@ -25,18 +25,19 @@ from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve_all
 from triptych.modalities.diffusion.arguments import UNUSED, parse_size
-from triptych.modalities.diffusion.cache_choice import close_plan
-from triptych.modalities.diffusion.calibration_file import (
+from triptych.modalities.diffusion.engine.caches.choice import close_plan
+from triptych.modalities.diffusion.engine.calibration.file import (
     CalibrationFile,
     cached_path,
     model_digest,
     read_calibration,
 )
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
+from triptych.modalities.diffusion.wire import ImageRequest
 
 if TYPE_CHECKING:
-    from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
-    from triptych.modalities.diffusion.engine.tuning import Report, Tuned, Tuner
+    from triptych.modalities.diffusion.engine.calibration.tuning import Report, Tuned, Tuner
+    from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 
 PROMPTS = (
     "a red apple",
@@ -84,14 +85,23 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
-    """Calibrate, write the file after each number of steps, and tell what was found."""
-    prompts = _read_prompts(args.prompts) if args.prompts else PROMPTS
+    """Calibrate, write the file after each number of steps, and print what was found."""
+    lines = read_lines("--prompts", args.prompts) if args.prompts else enumerate(PROMPTS)
+    prompts = [line for _, line in lines]
+    if not prompts:
+        raise ConfigError(f"--prompts {args.prompts}: is empty.")
     _check(args)
     args.size = parse_size(args.size) if args.size else None
     if args.reference is not None:
         args.model = [*getattr(args, "model", ()), args.reference]
     config = resolve(args)
-    model = _resolve_model(config)
+    default = EMBEDDED_IMAGES.name
+    models = resolve_all(
+        config.models, RichProgress(), sources=(EMBEDDED_IMAGES,), defaults=(default,)
+    )
+    if len(models) > 1:
+        raise ConfigError("One model is calibrated at a time: name one.")
+    (model,) = models
     folder = Path(model.folder)
     digest = model_digest(folder, config.models)
     path = Path(args.output).expanduser() if args.output else cached_path(config, digest)
@@ -99,7 +109,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
         file = read_calibration(path, digest) or CalibrationFile(
             digest=digest, model_class=type(recipe.model).__name__
         )
-        for num_steps in args.steps or [recipe.abilities.default_steps]:
+        for num_steps in args.steps or [recipe.spec.default_steps]:
             pictures = _pictures(args, recipe, prompts, num_steps)
             with _bar(num_steps) as report:
                 tuned = tuner.tune(pictures, report)
@@ -110,31 +120,12 @@ def run_calibrate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_prompts(path: str) -> list[str]:
-    prompts = [line for _, line in read_lines("--prompts", path)]
-    if not prompts:
-        raise ConfigError(f"--prompts {path}: is empty.")
-    return prompts
-
-
 def _check(args: argparse.Namespace) -> None:
     if any(not 1 <= num_steps <= 1000 for num_steps in args.steps or ()):
         raise ConfigError("--steps: a number of steps is 1 to 1000.")
     for name in ("num_pictures", "pictures_at_once"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: must be at least 1.")
-
-
-def _resolve_model(config: Config) -> ResolvedModel:
-    models = resolve_all(
-        config.models,
-        RichProgress(),
-        sources=(EMBEDDED_IMAGES,),
-        defaults=(EMBEDDED_IMAGES.name,),
-    )
-    if len(models) > 1:
-        raise ConfigError("One model is calibrated at a time: name one.")
-    return models[0]
 
 
 @contextmanager
@@ -146,11 +137,14 @@ def _open_tuner(
 
     from triptych.core.devices.device import open_device
     from triptych.core.engine.model_memory import ModelMemory
+    from triptych.modalities.diffusion.engine.calibration.tuning import Tuner
     from triptych.modalities.diffusion.engine.denoise import Denoiser
     from triptych.modalities.diffusion.engine.families.table import open_model
-    from triptych.modalities.diffusion.engine.loading import component_bytes, open_components
+    from triptych.modalities.diffusion.engine.loading.components import (
+        component_bytes,
+        open_components,
+    )
     from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
-    from triptych.modalities.diffusion.engine.tuning import Tuner
 
     device, ledger = open_device(config.device)
     with ExitStack() as stack:
@@ -170,12 +164,11 @@ def _open_tuner(
 
 def _pictures(
     args: argparse.Namespace, recipe: Recipe, prompts: Sequence[str], num_steps: int
-) -> list[PictureRequest]:
-    from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
+) -> list[ImageRequest]:
 
     width, height = args.size or recipe.default_size
     return [
-        PictureRequest(
+        ImageRequest(
             prompt=prompt,
             width=width,
             height=height,

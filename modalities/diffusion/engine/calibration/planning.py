@@ -7,8 +7,7 @@ sum of computed outputs; its error is again a weighted sum of the y, and what it
 sample is that times the sampler's influence of step k (exact, as long as the model is asked at the
 same places). A run of skips between two computed steps thus has an error vector with coefficients
 `a` and length sqrt(a' G a), G the matrix of inner products. The final error is at most the sum of
-these lengths over the runs of skips, and that bound is what is minimised (`power` 1; `power` 2
-minimises the sum of squares, the expected squared error if the runs err in unrelated directions).
+these lengths over the runs of skips, and that bound is what is minimised.
 
 What the steps after an error make of it is left out there: they draw the sample back to what is
 likely, so the earlier an error, the less is left of it. `damped` says how much less: by a factor of
@@ -31,7 +30,7 @@ from functools import cache
 
 import numpy as np
 
-from triptych.modalities.diffusion.caches.extrapolation import Extrapolator, Point
+from triptych.modalities.diffusion.engine.caches.extrapolation import Extrapolator, Point
 from triptych.modalities.diffusion.engine.samplers.program import Program, Vector
 
 _State = tuple[int, ...]  # the last computed steps, newest first
@@ -72,41 +71,23 @@ class Measured:
         return math.sqrt(max(0.0, float(coefficients @ self.gram_NN @ coefficients)))
 
 
-def plan_steps(
-    measured: Measured,
-    extrapolator: Extrapolator,
-    num_computed: int,
-    *,
-    max_skips: int = 8,
-    power: int = 1,
-) -> tuple[bool, ...]:
-    """The plan with `num_computed` computed steps, first and last among them, of the least error.
-
-    Raises `ValueError` if no plan has so many steps with at most `max_skips` skips in a row.
-    """
-    plans = all_plans(measured, extrapolator, num_computed, max_skips=max_skips, power=power)
-    if num_computed not in plans:
-        raise ValueError(
-            f"{num_computed} of {len(measured.points)} steps with at most {max_skips} skips in a"
-            " row: none."
-        )
-    return plans[num_computed]
-
-
 def all_plans(
     measured: Measured,
     extrapolator: Extrapolator,
     max_computed: int,
     *,
     max_skips: int = 8,
-    power: int = 1,
 ) -> dict[int, tuple[bool, ...]]:
-    """As `plan_steps`, for every number of computed steps up to `max_computed` that has a plan."""
+    """The plan of the least error for every number of computed steps up to `max_computed`.
+
+    The first and the last step compute in all of them. Numbers without a plan of at most
+    `max_skips` skips in a row are left out.
+    """
     num_steps = len(measured.points)
 
     @cache
     def cost(known: _State, until: int) -> float:
-        return measured.length(measured.skip_error(extrapolator, known, until)) ** power
+        return measured.length(measured.skip_error(extrapolator, known, until))
 
     plans = {}
     best: _Best = {(0,): (0.0, (0,))}
