@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triptych.core.media.fetch import Fetched
-from triptych.core.prompt_content import PromptPicture
+from triptych.core.prompt_content import PromptContent
 
 PICTURE = "image"
 """The `type` of a message's part that is a picture, as chat templates know it."""
@@ -35,7 +35,7 @@ class ChatPrompt:
     """A conversation as its model takes it: ids, and the pictures that fill some of them."""
 
     ids: tuple[int, ...]
-    pictures: tuple[PromptPicture, ...] = ()
+    pictures: tuple[PromptContent, ...] = ()
 
 
 class MultimodalEncoder(Protocol):

@@ -27,7 +27,7 @@ from triptych.core.errors import (
 )
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
-from triptych.core.prompt_content import PromptPicture
+from triptych.core.prompt_content import PromptContent
 from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
@@ -64,7 +64,7 @@ class GenerateCall:
     priority: int = 0
     deadline_s: float | None = None
     echo: bool = False
-    pictures: tuple[tuple[PromptPicture, ...], ...] = ()
+    pictures: tuple[tuple[PromptContent, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

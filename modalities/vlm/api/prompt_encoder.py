@@ -21,7 +21,7 @@ import msgspec
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.media.fetch import MediaFetcher
-from triptych.core.prompt_content import PictureSpan, PromptPicture, digest_of_tenant, picture_ids
+from triptych.core.prompt_content import ContentSpan, PromptContent, digest_of_tenant, content_ids
 from triptych.core.text.threads import on_text_thread
 from triptych.core.transport.codec import MAX_MESSAGE_BYTES
 from triptych.core.weights.opening import opening
@@ -162,7 +162,7 @@ class VisionPromptEncoder:
             for length in picture.spelling
             if isinstance(length, int)
         )
-        streams = [iter(picture_ids(one.digest, one.num_features)) for one in pictures]
+        streams = [iter(content_ids(one.digest, one.num_features)) for one in pictures]
         filled: list[int] = []
         places: list[list[tuple[int, int]]] = [[] for _ in pictures]
         for token_id in ids:
@@ -239,6 +239,6 @@ def _spell(picture: PreparedPicture) -> str:
     return "".join(RUN if isinstance(part, int) else part for part in picture.spelling)
 
 
-def _picture(picture: PreparedPicture, runs: Sequence[tuple[int, int]]) -> PromptPicture:
-    span = PictureSpan(digest=picture.digest, runs=tuple(runs), grid=picture.grid)
-    return PromptPicture(span=span, inputs=picture.inputs)
+def _picture(picture: PreparedPicture, runs: Sequence[tuple[int, int]]) -> PromptContent:
+    span = ContentSpan(digest=picture.digest, runs=tuple(runs), grid=picture.grid)
+    return PromptContent(span=span, inputs=picture.inputs)

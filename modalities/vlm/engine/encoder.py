@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.core.prompt_content import Array, PromptPicture
+from triptych.core.prompt_content import Array, PromptContent
 from triptych.core.weights.quiet import without_progress_bar
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.features import Features
@@ -82,7 +82,7 @@ class PictureEncoder:
         self._batch_axis = None if self._device.type == "cpu" else batch_axis
         self._wanted = inspect.signature(model.get_image_features).parameters
 
-    def encode(self, pictures: Sequence[PromptPicture]) -> list[Features | InvalidRequest]:
+    def encode(self, pictures: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
         """Features in the order of `pictures`; an error where they do not fit its span."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for index, picture in enumerate(pictures):
@@ -94,7 +94,7 @@ class PictureEncoder:
             encoded.update(zip(indexes, self._encode(group), strict=True))
         return [encoded[index] for index in range(len(pictures))]
 
-    def _encode(self, pictures: Sequence[PromptPicture]) -> list[Features | InvalidRequest]:
+    def _encode(self, pictures: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
         output = self._model.get_image_features(**self._batch(pictures), return_dict=True)
         hidden_NC = _flat(output.pooler_output)
         sizes = [picture.span.num_features for picture in pictures]
@@ -108,7 +108,7 @@ class PictureEncoder:
         late_parts = torch.stack([_flat(layer) for layer in late]).split(sizes, dim=1)
         return [Features(part, late) for part, late in zip(parts, late_parts, strict=True)]
 
-    def _batch(self, pictures: Sequence[PromptPicture]) -> dict[str, torch.Tensor]:
+    def _batch(self, pictures: Sequence[PromptContent]) -> dict[str, torch.Tensor]:
         axis = self._batch_axis or 0
         batch = {
             name: torch.cat([self._tensor(p.inputs[name]) for p in pictures], axis)
@@ -129,7 +129,7 @@ class PictureEncoder:
         return torch.from_numpy(values.copy()).to(self._device, non_blocking=True)
 
 
-def _shape(picture: PromptPicture, axis: int) -> tuple[Any, ...]:
+def _shape(picture: PromptContent, axis: int) -> tuple[Any, ...]:
     """Equal for pictures that can be joined along `axis`."""
     return tuple(
         (name, array.dtype, array.shape[:axis], array.shape[axis + 1 :])

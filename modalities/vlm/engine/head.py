@@ -23,7 +23,7 @@ from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
 from triptych.core.layers.decoder import LateInputs
 from triptych.core.plan import SlotStart, TokenRow
-from triptych.core.prompt_content import PictureSpan
+from triptych.core.prompt_content import ContentSpan
 from triptych.core.sampling.sampler import Sampler
 from triptych.modalities.vlm.engine.features import FeatureCache, Features
 
@@ -90,7 +90,7 @@ class VisionHead(TextHead):
         self._seeing = model
         self._features = features
         self._traits = traits
-        self._spans: dict[int, tuple[PictureSpan, ...]] = {}
+        self._spans: dict[int, tuple[ContentSpan, ...]] = {}
         self._blocks: dict[int, Int64s] = {}  # by slot: [2, P], first and last position seen
         self._places: dict[int, _Places] = {}
         self._shifts_S = np.zeros(max_batch_size, dtype=np.int64)
@@ -98,7 +98,7 @@ class VisionHead(TextHead):
 
     def bind(self, start: SlotStart) -> None:
         """As for text; and note the slot's pictures."""
-        slot, spans = start.slot, start.pictures
+        slot, spans = start.slot, start.contents
         self._spans.pop(slot, None)
         self._places.pop(slot, None)
         self._blocks.pop(slot, None)
@@ -162,7 +162,7 @@ class VisionHead(TextHead):
             places_3T[:, first : first + chunk_3N.shape[1]] = chunk_3N
         return places_3T
 
-    def _find_blocks(self, num_prompt_tokens: int, spans: Sequence[PictureSpan]) -> Int64s:
+    def _find_blocks(self, num_prompt_tokens: int, spans: Sequence[ContentSpan]) -> Int64s:
         blocks_2P = np.repeat(np.arange(num_prompt_tokens)[None], 2, axis=0)
         if self._traits.whole_prompts:
             blocks_2P[:] = [[0], [num_prompt_tokens - 1]]
@@ -215,7 +215,7 @@ def _first_tokens(step: HostStep) -> list[tuple[TokenRow, int]]:
     return firsts
 
 
-def _places(num_prompt_tokens: int, spans: Sequence[PictureSpan]) -> _Places:
+def _places(num_prompt_tokens: int, spans: Sequence[ContentSpan]) -> _Places:
     """Text moves on by one along all axes, a picture by its rows and columns along two.
 
     What follows a picture begins after the longer of the two.

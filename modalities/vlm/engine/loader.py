@@ -121,7 +121,7 @@ class VisionLoader(TokenLoader):
             options=self._config.schedule,
             max_length=max_length,
             namespace=self._namespace(layout, max_length),
-            can_see=True,
+            takes_content=True,
         )
         return VisionScheduler(
             model=self.name,

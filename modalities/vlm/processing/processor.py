@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.pixels import Pixels
-from triptych.core.prompt_content import Array, ArrayType, picture_digest
+from triptych.core.prompt_content import Array, ArrayType, content_digest
 from triptych.core.weights.layout import read_json
 from triptych.modalities.vlm.prepared import PreparedPicture
 from triptych.modalities.vlm.processing.config import (
@@ -86,7 +86,7 @@ class PictureProcessor:
                 f"The model takes no picture of {pixels.width} x {pixels.height} pixels."
             ) from error
         inputs = self._inputs(found)
-        digest = picture_digest(inputs, settings=self._settings, model=self._model, adapter=adapter)
+        digest = content_digest(inputs, settings=self._settings, model=self._model, adapter=adapter)
         return PreparedPicture(
             digest=digest,
             inputs=inputs,

@@ -17,7 +17,7 @@ from triptych.core.errors import (
     Overloaded,
     PayloadTooLarge,
 )
-from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.modalities.llm.api import service as service_module
@@ -215,8 +215,8 @@ async def test_pictures_in_progress_are_bounded(
     model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "MAX_HELD_PICTURE_BYTES", 25)
-    span = PictureSpan(digest=bytes(32), runs=((0, 1),))
-    picture = PromptPicture(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
+    span = ContentSpan(digest=bytes(32), runs=((0, 1),))
+    picture = PromptContent(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
     serving = service(model, ScriptedClient(saying(model, "hi")))
     seeing = {"pictures": ((picture,),)}
     with pytest.raises(PayloadTooLarge, match="so many samples"):
