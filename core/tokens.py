@@ -25,7 +25,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
+    sampling: SamplingParams = SamplingParams()
     prompt_frames: tuple[tuple[int, ...], ...] = ()
     contents: tuple[PromptContent, ...] = ()
     priority: int = 0

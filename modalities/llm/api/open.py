@@ -19,7 +19,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
     texts = [opening(model, TextModel.open, setup.config.models) for model in setup.models["chat"]]
     texts += [encoder.text for encoder in encoders.values()]
     service = LlmService.from_config(
-        setup.config, texts, setup.client, eyes=encoders, admission=setup.admission
+        setup.config, texts, setup.client, encoders=encoders, admission=setup.admission
     )
     setup.ending.push_async_callback(service.close)
     cards = [card_of(text, sees=text.name in encoders) for text in texts]

@@ -24,10 +24,12 @@ from triptych.core.text.byte_level import unspell
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
 from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.tokens import TokenRequest
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.continuation import cut, marked
 from triptych.modalities.llm.api.detokenizer import Detokenizer
+from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate
 
@@ -123,19 +125,22 @@ class TextModel:
         (encoding,) = encode(tokenizer, [text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
-    ) -> tuple[int, ...]:
-        """Token ids of a conversation through the chat template.
+    async def encode_messages(
+        self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+    ) -> TokenRequest:
+        """Implements `multimodal.PromptEncoder` for conversations without pictures.
 
         Raises what `render` and `encode_rendered` raise.
         """
-        plain = [_plain(message) for message in messages]
+        plain = [
+            {**message, "content": "".join(message.get("content") or "")} for message in messages
+        ]
         escaped = await self.escape(plain)
         rendered = await self.render(escaped, **template_kwargs)
-        return await self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        ids = await self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        return TokenRequest(prompt_ids=ids, tenant=tenant)
 
-    async def escape(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    async def escape(self, messages: Sequence[Message]) -> list[Any]:
         """`messages` with a stand-in for each special token that they spell."""
         escaped: list[Any] = await on_text_thread(
             _num_chars(messages), self.specials.escape, messages
@@ -152,7 +157,7 @@ class TextModel:
 
     async def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         *,
         continue_final_message: bool = False,
         **template_kwargs: Any,
@@ -226,14 +231,6 @@ class TextModel:
         for run in runs:
             ids += [run] if isinstance(run, int) else next(encodings).ids
         return tuple(ids)
-
-
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose content is one string: templates of text models expect no parts."""
-    content = message.get("content")
-    if isinstance(content, list | tuple):
-        content = "".join(str(part.get("text", "")) for part in content)
-    return {**message, "content": content if content is not None else ""}
 
 
 def _num_chars(value: Any) -> int:
