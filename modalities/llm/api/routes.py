@@ -1,6 +1,7 @@
 """The OpenAI text API: chat, completions, tokenize, detokenize.
 
-Owns the way from a validated request to a call of the service, and from its deltas to an answer.
+Owns the way from a validated request to a call of the service, and from its deltas to an answer;
+and what is plugged into what on the API's side of this modality.
 What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
 """
 
@@ -24,6 +25,7 @@ from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.fetch import Fetched
 from triptych.core.tokens import TokenRequest
+from triptych.core.weights.opening import opening
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -41,11 +43,26 @@ from triptych.modalities.llm.api.replies import (
     Shape,
     Tokens,
     UsageTotals,
+    card_of,
 )
 from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
-from triptych.modalities.modality import FindLink, no_link
+from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
 
 _logger = logging.getLogger(__name__)
+
+
+def open_api(setup: ApiSetup) -> ApiPart:
+    """Chat with every model that writes text, those with encoders of pictures included."""
+    encoders = setup.prompt_encoders
+    texts = [opening(model, TextModel.open, setup.config.models) for model in setup.models["chat"]]
+    texts += [encoder.text for encoder in encoders.values()]
+    service = LlmService.from_config(
+        setup.config, texts, setup.client, encoders=encoders, admission=setup.admission
+    )
+    setup.ending.push_async_callback(service.close)
+    cards = [card_of(text, sees=text.name in encoders) for text in texts]
+    return ApiPart([llm_router(service, setup.find_link)], cards)
 
 
 def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:

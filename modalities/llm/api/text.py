@@ -27,11 +27,10 @@ from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_token
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.continuation import cut, marked
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
-from triptych.modalities.llm.api.template import ChatTemplate
+from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 

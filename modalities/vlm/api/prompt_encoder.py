@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -33,8 +32,12 @@ from triptych.core.weights.opening import opening
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.multimodal import Message, PictureSource, pictures_of
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.vlm.api.facts import ask_facts
-from triptych.modalities.vlm.api.preparation import PictureProcessorCache, PooledPreparation
+from triptych.modalities.modality import ApiPart, ApiSetup
+from triptych.modalities.vlm.api.preparation import (
+    PictureProcessorCache,
+    PooledPreparation,
+    ask_facts,
+)
 from triptych.modalities.vlm.prepared import PreparedPicture, VisionFacts
 
 RUN = "\uf8fe"
@@ -207,22 +210,20 @@ class VisionPromptEncoder:
             return ""
 
 
-def open_encoders(
-    models: Sequence[ResolvedModel], config: Config, ending: AsyncExitStack
-) -> Mapping[str, VisionPromptEncoder]:
-    """What encodes prompts of each model, by name, with one pool of children for all pictures.
+def open_api(setup: ApiSetup) -> ApiPart:
+    """No routes of its own: what chat needs to take pictures, one pool of children for all of them.
 
-    `ending` closes the pool. Raises `WeightsError` where a model's folder is not fit.
+    Raises `WeightsError` where a model's folder is not fit.
     """
+    models, config = setup.models["vision"], setup.config
     if not models:
-        return {}
+        return ApiPart()
     facts = ask_facts([model.folder for model in models])
     prepare = PooledPreparation(models, config)
-    ending.push_async_callback(prepare.close)
+    setup.ending.push_async_callback(prepare.close)
     pictures = PictureProcessorCache.from_config(prepare, config)
-    return {
-        model.name: opening(
+    for model, known in zip(models, facts, strict=True):
+        setup.prompt_encoders[model.name] = opening(
             model, VisionPromptEncoder.open, known, pictures, config, max_bytes=MAX_MESSAGE_BYTES
         )
-        for model, known in zip(models, facts, strict=True)
-    }
+    return ApiPart()

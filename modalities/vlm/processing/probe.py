@@ -1,6 +1,6 @@
 """What transformers knows of a model that sees, in a process of its own, without torch.
 
-Owns the answer to `api.facts`.
+Owns the answer to `api.preparation.ask_facts`.
 """
 
 from __future__ import annotations

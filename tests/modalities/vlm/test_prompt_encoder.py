@@ -17,8 +17,11 @@ from triptych.core.media.fetch import Fetched
 from triptych.core.prompt_content import Array
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.multimodal import PictureSource
-from triptych.modalities.vlm.api.facts import ask_facts
-from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.modalities.vlm.api.preparation import (
+    InProcessPreparation,
+    PictureProcessorCache,
+    ask_facts,
+)
 from triptych.modalities.vlm.api.prompt_encoder import RUN, VisionPromptEncoder
 from triptych.modalities.vlm.prepared import PreparedPicture
 from triptych.modalities.vlm.processing.probe import read_facts
