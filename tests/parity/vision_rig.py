@@ -21,8 +21,8 @@ from triptych.core.plan import SlotStart
 from triptych.core.prompt_content import PromptContent
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
+from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
-from triptych.modalities.vlm.engine.features import open_cache
 from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.processing.config import open_image_processor
 from triptych.modalities.vlm.processing.families import FAMILIES

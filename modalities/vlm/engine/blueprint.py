@@ -30,8 +30,7 @@ from triptych.modalities.vlm.engine.encoder import (
     load_encoder,
 )
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
-from triptych.modalities.vlm.engine.slots.adapter import AdaptedCheckpoint
-from triptych.modalities.vlm.engine.slots.model import SlotModel
+from triptych.modalities.vlm.engine.slots.model import AdaptedCheckpoint, SlotModel
 from triptych.modalities.vlm.processing.config import open_image_processor, read_config
 from triptych.modalities.vlm.processing.families import FAMILIES
 

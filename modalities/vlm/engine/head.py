@@ -25,7 +25,7 @@ from triptych.core.layers.decoder import LateInputs
 from triptych.core.plan import SlotStart, TokenRow
 from triptych.core.prompt_content import ContentSpan
 from triptych.core.sampling.sampler import Sampler
-from triptych.modalities.vlm.engine.features import FeatureCache, Features
+from triptych.modalities.vlm.engine.encoder import FeatureCache, Features
 
 
 class VisionTextModel(CausalModel, Protocol):

@@ -17,8 +17,8 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
+from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
-from triptych.modalities.vlm.engine.features import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.engine.runner import VisionRunner
 from triptych.modalities.vlm.scheduling import VisionLimits, VisionScheduler

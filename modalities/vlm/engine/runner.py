@@ -16,8 +16,7 @@ from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.plan import PendingStep, Plan
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.vlm.engine.encoder import PictureEncoder
-from triptych.modalities.vlm.engine.features import FeatureCache, Features
+from triptych.modalities.vlm.engine.encoder import FeatureCache, Features, PictureEncoder
 from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
 
 
