@@ -44,7 +44,7 @@ ATTENTION = "triptych_paged"
 _LEGACY_FIELDS = frozenset(
     ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
 )
-_UNSUPPORTEDATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
+_UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class FallbackModel:
         with torch.inference_mode():
             self.logits(self._forward(ids, positions, step)[-1:])
         if sorted(step.layers_seen) != list(range(layout.num_layers)):
-            raise WeightsError(_refusal("not every layer of it is attention over its own cache"))
+            raise WeightsError(refusal("not every layer of it is attention over its own cache"))
 
     def _forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
@@ -218,16 +218,16 @@ def _attend(
     """Transformers' attention interface on our pages; the mask is the batch's business."""
     step = options.get("triptych_step")
     if not isinstance(step, PagedStep):
-        raise WeightsError(_refusal("it does not hand its arguments down to attention"))
-    if any(options.get(name) is not None for name in _UNSUPPORTEDATTENTION):
-        raise WeightsError(_refusal("its attention has soft caps, sinks or biases"))
+        raise WeightsError(refusal("it does not hand its arguments down to attention"))
+    if any(options.get(name) is not None for name in _UNSUPPORTED_ATTENTION):
+        raise WeightsError(refusal("its attention has soft caps, sinks or biases"))
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module has one
     step.layers_seen.append(layer)
     layout = step.kv.layout
     shape = (layout.num_kv_heads, layout.head_dim)
     if not layer < layout.num_layers or k_TKD.shape[1:] != shape or v_TKD.shape[1:] != shape:
-        raise WeightsError(_refusal("its layers cache keys and values of different shapes"))
+        raise WeightsError(refusal("its layers cache keys and values of different shapes"))
     k_pages, v_pages = step.kv.k_pages[layer], step.kv.v_pages[layer]
     write_pages(k_TKD, v_TKD, k_pages, v_pages, step.batch)
     scale, window = options.get("scaling"), options.get("sliding_window")
@@ -265,7 +265,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     layer_types = set(getattr(parsed, "layer_types", None) or ())
     is_plain = layer_types <= {"full_attention", "sliding_attention"} and not kind._is_stateful
     if not is_plain or not kind._supports_attention_backend or config_kind.sub_configs:
-        raise WeightsError(_refusal("it keeps state of another kind, or has parts beside text"))
+        raise WeightsError(refusal("it keeps state of another kind, or has parts beside text"))
     return kind, parsed
 
 
@@ -288,5 +288,6 @@ def pin_rope(model: torch.nn.Module, max_length: int) -> None:
             module.rope_type = "pinned"  # type: ignore[assignment]  # no update rule has this name
 
 
-def _refusal(reason: str) -> str:
+def refusal(reason: str) -> str:
+    """Why a model of transformers is not served."""
     return f"This model cannot run on the paged cache: {reason}. Choose a model of another family."
