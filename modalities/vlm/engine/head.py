@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from triptych.core.engine.text_head import CausalModel, TextHead
-from triptych.core.engine.token_runner import DeviceStep, HostStep
+from triptych.core.engine.token_runner import StepLayout
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
@@ -117,7 +117,7 @@ class VisionHead(TextHead):
                 self._blocks[slot] = self._find_blocks(start.num_prompt_tokens, spans)
         super().bind(start)
 
-    def lay_out(self, step: HostStep) -> Sequence[Int64s]:
+    def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """Ids, places where they are not plain positions, and which tokens pictures fill."""
         is_filled_T = step.token_ids_T >= FIRST_FRAME_ID
         step.token_ids_T[is_filled_T] = self._traits.placeholder_id
@@ -131,7 +131,7 @@ class VisionHead(TextHead):
         laid_out = (step.token_ids_T, places, is_filled_T.nonzero()[0])
         return (*laid_out, self._lay_out_blocks(step)) if self._blocks else laid_out
 
-    def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
+    def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
         """`hidden_TC`."""
         token_ids_T, flat_places, *filled = step.extras
         self._feed_back(token_ids_T, step)
@@ -149,9 +149,9 @@ class VisionHead(TextHead):
             step.batch.blocks_2T = filled[1].view(2, -1)
         return self._seeing.run(x_TC, places, kv, step.batch, late)
 
-    def _lay_out_places(self, step: HostStep) -> Int64s:
+    def _lay_out_places(self, step: StepLayout) -> Int64s:
         """Positions [T] as the model counts them, or [3, T] where prompts have pictures."""
-        shifted_T = step.positions_T + self._shifts_S[step.slots_B[step.row_T]]
+        shifted_T = step.host_positions_T + self._shifts_S[step.slots_B[step.row_T]]
         seeing = [item for item in _first_tokens(step) if item[0].slot in self._places]
         if not seeing:
             return shifted_T
@@ -171,9 +171,9 @@ class VisionHead(TextHead):
                 blocks_2P[:, first : first + length] = [[first], [first + length - 1]]
         return blocks_2P
 
-    def _lay_out_blocks(self, step: HostStep) -> Int64s:
+    def _lay_out_blocks(self, step: StepLayout) -> Int64s:
         """`[2, T]`: the block of each token, itself alone where it has no other."""
-        blocks_2T = np.repeat(step.positions_T[None], 2, axis=0)
+        blocks_2T = np.repeat(step.host_positions_T[None], 2, axis=0)
         for row, first in _first_tokens(step):
             if row.slot in self._blocks:
                 chunk_2N = self._blocks[row.slot][:, row.start : row.start + row.num_tokens]
@@ -206,7 +206,7 @@ class VisionHead(TextHead):
         return LateInputs(index_F, torch.cat(late, 1).to(x_TC.dtype)) if late else None
 
 
-def _first_tokens(step: HostStep) -> list[tuple[TokenRow, int]]:
+def _first_tokens(step: StepLayout) -> list[tuple[TokenRow, int]]:
     """Each prompt row and its first token in the step."""
     firsts, first = [], step.num_decode
     for row in step.rows[step.num_decode :]:
