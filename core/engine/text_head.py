@@ -22,6 +22,7 @@ from triptych.core.engine.token_runner import RowResults, StepLayout
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
 from triptych.core.plan import SlotStart, TokenRow, TokenRowResult
+from triptych.core.sampling.logprobs import Logprobs
 from triptych.core.sampling.sampler import SampledTokens, Sampler
 from triptych.core.tokens import TokenLogprob
 
@@ -127,7 +128,7 @@ class TextHead:
             last = min(first + _PROMPT_LOGITS_ROWS, end)
             logits_TV = self._model.logits(hidden_TC[first - row.start : last - row.start])
             next_ids = torch.tensor(start.history_ids[first + 1 : last + 1], device=self._device)
-            logprobs = self._sampler.prompt_logprobs(logits_TV, next_ids, num_top)
+            logprobs = Logprobs.of(logits_TV, next_ids, num_top)
             scores.append(partial(logprobs.to_entries, [num_top] * (last - first)))
         return scores
 

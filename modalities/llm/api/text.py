@@ -98,7 +98,8 @@ class TextModel:
             literal_tokenizer=literal,
             specials=SpecialTokens(tokenizer),
             least_tokens=LeastTokens.of(tokenizer),
-            is_byte_level=_is_byte_level(tokenizer),
+            is_byte_level=tokenizer.decoder is not None
+            and b'"ByteLevel"' in tokenizer.decoder.__getstate__(),
         )
 
     def start(self) -> None:
@@ -241,10 +242,6 @@ def _num_chars(value: Any) -> int:
     elif not isinstance(value, list | tuple):
         return 0
     return sum(map(_num_chars, value))
-
-
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

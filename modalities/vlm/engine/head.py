@@ -1,7 +1,7 @@
 """Tokens of text and positions of pictures: what enters a language model that sees.
 
 Owns which positions of each slot a picture fills, and where they are in space. Features are read
-from the cache; whoever plans a step holds references to those it needs. A step without pictures
+from the cache; the scheduler of a step holds references to those it needs. A step without pictures
 goes the way of a text model's. Implements `core.engine.token_runner.TokenHead`.
 
 Shapes: T tokens of the step, F of them filled by pictures, P of a prompt, C hidden, S slots.
@@ -94,7 +94,7 @@ class VisionHead(TextHead):
         self._blocks: dict[int, Int64s] = {}  # by slot: [2, P], first and last position seen
         self._places: dict[int, _Places] = {}
         self._shifts_S = np.zeros(max_batch_size, dtype=np.int64)
-        self._filling: list[tuple[Features, int, int]] = []
+        self._filling: list[tuple[Features, int, int]] = []  # from and to, in order of position
 
     def bind(self, start: SlotStart) -> None:
         """As for text; and note the slot's pictures."""
@@ -126,8 +126,13 @@ class VisionHead(TextHead):
         if not is_filled_T.any():
             return (step.token_ids_T, places)
         for row, first in _first_tokens(step):
-            if is_filled_T[first : first + row.num_tokens].any():
-                self._filling += self._find_filling(row)
+            if not is_filled_T[first : first + row.num_tokens].any():
+                continue
+            for span in self._spans[row.slot]:
+                for low, high, feature in span.filling(row.start, row.start + row.num_tokens):
+                    self._filling.append(
+                        (self._look_up(span.digest), feature, feature + high - low)
+                    )
         laid_out = (step.token_ids_T, places, is_filled_T.nonzero()[0])
         return (*laid_out, self._lay_out_blocks(step)) if self._blocks else laid_out
 
@@ -180,17 +185,9 @@ class VisionHead(TextHead):
                 blocks_2T[:, first : first + chunk_2N.shape[1]] = chunk_2N
         return blocks_2T
 
-    def _find_filling(self, row: TokenRow) -> list[tuple[Features, int, int]]:
-        """Which features, from where to where, fill the chunk of `row`, in order of position."""
-        return [
-            (self._look_up(span.digest), feature, feature + high - low)
-            for span in self._spans[row.slot]
-            for low, high, feature in span.filling(row.start, row.start + row.num_tokens)
-        ]
-
     def _look_up(self, digest: bytes) -> Features:
         features = self._features.acquire(digest)
-        assert features is not None, "whoever plans a step holds what it needs"
+        assert features is not None, "the scheduler holds what a step needs"
         self._features.release(digest)
         return features
 

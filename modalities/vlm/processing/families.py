@@ -29,12 +29,6 @@ from triptych.modalities.vlm.processing.spelling import (
     spell_slots,
 )
 
-Options = Callable[[Any], Mapping[str, Any]]
-
-
-def _no_options(config: Any) -> Mapping[str, Any]:
-    return {}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFamily:
@@ -53,7 +47,7 @@ class VisionFamily:
 
     placeholder: str
     spell: Callable[[Any, Any, Found], str]
-    options: Options = _no_options
+    options: Callable[[Any], Mapping[str, Any]] = lambda config: {}
     inputs: tuple[str, ...] = ("pixel_values",)
     has_scaling: bool = True
     nests_images: bool = False
