@@ -74,7 +74,7 @@ class TokenRow:
 class TokenPlan(Plan):
     """A step of a token model: decode rows first, then prompt chunks.
 
-    `starts` bind slots before anything runs; a slot is bound anew whenever a job takes it.
+    `starts` bind slots before anything runs; a slot is bound again when another job takes it.
     """
 
     rows: tuple[TokenRow, ...]

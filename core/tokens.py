@@ -1,4 +1,4 @@
-"""What token generation says between API and engine: a request, and its deltas.
+"""The messages of token generation between API and engine: a request, and its deltas.
 
 Owns the wire types of every model that writes tokens (chat, vision chat, speech tokens). Text
 never crosses: the API process tokenizes and detokenizes.

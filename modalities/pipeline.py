@@ -50,7 +50,7 @@ ServiceT = TypeVar("ServiceT", bound=Service)
 Answer = TypeVar("Answer")
 Entry = Mapping[str, Any]
 Check = Callable[[ResolvedModel, Config], None]
-"""Raises `RequestError`s for what a model cannot do, as its files tell."""
+"""Raises `RequestError`s for what a model cannot do, by its files."""
 
 
 class Pipeline(ABC, Generic[ServiceT]):
@@ -138,7 +138,7 @@ class Pipeline(ABC, Generic[ServiceT]):
         from triptych.schedulers.engine import Engine
         from triptych.schedulers.local import LocalClient
 
-        # Who reads in this process may take their time: they hold up nobody else.
+        # A slow reader in this process holds up no other.
         config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
         make_service = opening(resolved, cls._open_service, config)  # first: it fails fast
         device, ledger = load("triptych.core.devices.opening:bring_up")(config.device)

@@ -69,7 +69,7 @@ class TextHead:
         self._stateful: set[int] = set()  # slots that want their state instead of a token
 
     def bind(self, start: SlotStart) -> None:
-        """Take the slot's sampling state, and its prompt where that shall be scored."""
+        """Take the slot's sampling state, and its prompt where that is to be scored."""
         self._sampler.bind(start)
         self._prompts.pop(start.slot, None)
         if start.sampling.prompt_logprobs:

@@ -1,8 +1,8 @@
 """Turns token plans into device work: one forward and one draw per plan.
 
 Owns what every batch slot keeps between steps, its page table (on the host), and how a step is
-laid out. Knows no policy: which rows run, and on which pages, is the scheduler's word. Nor does it
-know what a token is: a `TokenHead` says what goes into the model and what is drawn from it
+laid out. Knows no policy: the scheduler chooses which rows run, and on which pages. Nor does it
+know what a token is: a `TokenHead` decides what goes into the model and what is drawn from it
 (`core.engine.text_head`, and heads of modalities whose tokens are frames), and keeps each slot's
 last draw on the device, so that the next plan can be launched before this one is read.
 

@@ -96,7 +96,7 @@ class EmbeddingModel:
         """Token ids of every text, with the model's own marks around them.
 
         Texts of more than `max_tokens` are cut there; 0 cuts none, and refuses those that are over
-        the model's length (-1: cut at that), untokenized where that can be told from theirs. Raises
+        the model's length (-1: cut at that), untokenized where theirs shows it. Raises
         `InvalidRequest`.
         """
         if not all(texts):

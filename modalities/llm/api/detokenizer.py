@@ -67,7 +67,7 @@ class Detokenizer:
     """Decodes one row's tokens as they come.
 
     A token's log-probability is released with the last character of its text, so that tokens of a
-    stop string, which nobody sees, are not reported either.
+    stop string, which are not shown, are not reported either.
     """
 
     def __init__(

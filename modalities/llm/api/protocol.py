@@ -194,7 +194,7 @@ class SamplingFields(Strict):
 
     @property
     def has_running_usage(self) -> bool:
-        """Whether every chunk of a stream tells the token counts so far."""
+        """Whether every chunk of a stream holds the token counts so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(self) -> dict[str, Any]:

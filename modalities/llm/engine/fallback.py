@@ -106,17 +106,7 @@ class FallbackBlueprint:
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
         """Load through transformers, prove completeness, and try two tokens."""
         try:
-            with without_progress_bar():
-                model, info = self._kind.from_pretrained(
-                    checkpoint.folder,
-                    config=self._config,
-                    dtype=self._dtype,
-                    use_safetensors=True,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    ignore_mismatched_sizes=True,  # they are reported, and refused below
-                    output_loading_info=True,
-                )
+            model, info = load_whole(self._kind, checkpoint, config=self._config, dtype=self._dtype)
         except RuntimeError as error:
             raise WeightsError("transformers cannot convert the weights of this model.") from error
         check_complete(info, checkpoint)
@@ -267,6 +257,21 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     if not is_plain or not kind._supports_attention_backend or config_kind.sub_configs:
         raise WeightsError(refusal("it keeps state of another kind, or has parts beside text"))
     return kind, parsed
+
+
+def load_whole(kind: Any, checkpoint: Checkpoint, **given: Any) -> tuple[Any, Mapping[str, Any]]:
+    """A checkpoint as transformers' class `kind`, and a report for `check_complete`."""
+    with without_progress_bar():
+        model, info = kind.from_pretrained(
+            checkpoint.folder,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are reported
+            output_loading_info=True,
+            **given,
+        )
+    return model, info
 
 
 def check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:

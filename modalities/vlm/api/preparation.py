@@ -139,7 +139,7 @@ class PictureProcessorCache:
             return await asyncio.shield(run.task)
         finally:
             run.num_waiting -= 1
-            if not run.num_waiting:  # nobody wants it any more, or it is done
+            if not run.num_waiting:  # it is done, or not wanted any more
                 run.task.cancel()
                 self._running.pop(key, None)
 

@@ -175,6 +175,6 @@ def _text_fields(config: Any, has_head: bool) -> dict[str, Any]:
     return {
         **fields,
         "architectures": [architecture],
-        # Defaults of configurations do not agree on this; who stores a projection means it.
+        # Defaults of configurations differ; a checkpoint that stores a projection uses it.
         "tie_word_embeddings": not has_head,
     }

@@ -23,7 +23,6 @@ from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache
 from triptych.core.layers.decoder import LateInputs
 from triptych.core.layers.native_linear import pack_linears
-from triptych.core.weights.quiet import without_progress_bar
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.fallback import (
     ATTENTION,
@@ -31,6 +30,7 @@ from triptych.modalities.llm.engine.fallback import (
     FallbackModel,
     PagedStep,
     check_complete,
+    load_whole,
     pin_rope,
     refusal,
 )
@@ -82,18 +82,13 @@ class FallbackVisionBlueprint(AnyVisionBlueprint):
     def build(self, report: Callable[[float], None]) -> tuple[FallbackVisionModel, PictureEncoder]:
         """Load through transformers, prove completeness, and try two tokens."""
         try:
-            with without_progress_bar():
-                model, info = self._kind.from_pretrained(
-                    self._checkpoint.folder,
-                    config=self._config,
-                    dtype=self.dtype,
-                    attn_implementation={"text_config": ATTENTION, "": "sdpa"},
-                    use_safetensors=True,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    ignore_mismatched_sizes=True,  # they are reported, and refused below
-                    output_loading_info=True,
-                )
+            model, info = load_whole(
+                self._kind,
+                self._checkpoint,
+                config=self._config,
+                dtype=self.dtype,
+                attn_implementation={"text_config": ATTENTION, "": "sdpa"},
+            )
         except (RuntimeError, ValueError) as error:
             raise WeightsError(refusal("transformers cannot load it")) from error
         check_complete(info, self._checkpoint)

@@ -26,8 +26,7 @@ from triptych.modalities.vlm.processing.config import (
     open_processor,
     read_config,
 )
-from triptych.modalities.vlm.processing.families import ANY, family_of
-from triptych.modalities.vlm.processing.spelling import MARK, is_pixtral
+from triptych.modalities.vlm.processing.families import ANY, MARK, family_of, is_pixtral
 
 _MASK = "pixel_attention_mask"
 _SPELLING = re.compile(f"({MARK}+)")

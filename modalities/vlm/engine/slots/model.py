@@ -78,15 +78,15 @@ class SlotHead(nn.Module):
         """Scores of all slots."""
         memory_BTD = torch.cat((self.middle(middle_BTC), self.last(last_BTC)), 1) + self.places
         x_BQD = self.queries.expand(len(memory_BTD), -1, -1)
-        for look, layer in zip(self.looks, self.layers, strict=True):
-            x_BQD = layer(look(x_BQD, memory_BTD))
+        for queries, layer in zip(self.looks, self.layers, strict=True):
+            x_BQD = layer(queries(x_BQD, memory_BTD))
         x_BQD = self.norm(x_BQD)
         fields = [self.heads[kind](x_BQD[:, i]) for i, kind in enumerate(self._kinds)]
         return SlotScores(fields, self.letters(x_BQD[:, len(self._kinds) :]))
 
 
 class SlotQueries(nn.Module):
-    """Cross-attention that leaves the memory as it is: few queries look at many places.
+    """Cross-attention that leaves the memory as it is: few queries, many places.
 
     Queries are projected into the memory's own space, once for each head, and what they find is
     projected back. So no work is done for each place but the two products of attention.
@@ -126,10 +126,10 @@ class SlotProjector(nn.Module):
         spelling = torch.zeros(config.num_words, config.num_letters, dtype=torch.uint8)
         self.register_buffer("spelling", spelling)
 
-    def forward(self, said: SlotScores) -> Tensor:
+    def forward(self, read: SlotScores) -> Tensor:
         """`[B, P, C]`."""
-        shares = [scores.float().softmax(-1) for scores in said.fields]
-        return self.tell([*shares, self._word_shares(said.letters_BLA)])
+        shares = [scores.float().softmax(-1) for scores in read.fields]
+        return self.tell([*shares, self._word_shares(read.letters_BLA)])
 
     def tell(self, shares: Sequence[Tensor]) -> Tensor:
         """`[B, P, C]` of the shares of each slot's classes, `[B, S]`, the word's being last."""
@@ -162,6 +162,7 @@ class SlotModel(PreTrainedModel):  # type: ignore[misc]
         vision: Any = config.vision_config
         self.tower = EfficientNetLite()
         self.reader = SlotHead(vision)
+        # Tensor names of the released weights: `looks`, `teller`.
         self.teller = SlotProjector(vision, config.get_text_config().hidden_size)
         self.post_init()
 
