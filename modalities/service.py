@@ -1,19 +1,21 @@
 """What services have in common: the halves of HTTP routes and Python pipelines that are the same.
 
-Owns finding a model by its name, the seed of a call that has none, and bounds on what calls hold.
-Knows no modality, no HTTP and no torch.
+Owns finding a model by its name, the seed of a call that has none, bounds on what calls hold, and
+the merging of several jobs' streams. Knows no modality, no HTTP and no torch.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import Overloaded, UnknownModel
+from triptych.core.loop_thread import End
 from triptych.schedulers.admission import Admission
 
 _SEED_BITS = 62
@@ -29,6 +31,7 @@ class Named(Protocol):
 
 
 ModelT = TypeVar("ModelT", bound=Named)
+Item = TypeVar("Item")
 
 
 class ModelService(Generic[ModelT]):
@@ -92,3 +95,39 @@ class HoldLimit:
             yield
         finally:
             self._held -= amount
+
+
+async def merge(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """Yield the items of all `sources` as they come.
+
+    No item is lost, the first error ends all, and closing this closes every source. The hand-over
+    holds one item, so a slow consumer slows its sources down (and through them the engine) instead
+    of filling memory.
+    """
+    queue: asyncio.Queue[Item | End] = asyncio.Queue(maxsize=1)
+
+    async def pump(source: AsyncGenerator[Item, None]) -> None:
+        try:
+            async with aclosing(source) as items:
+                async for item in items:
+                    await queue.put(item)
+        except Exception as error:  # carried to the consumer, which raises it
+            await queue.put(End(error))
+        else:
+            await queue.put(End())
+
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if not isinstance(item, End):
+                yield item
+            elif item.error is not None:
+                raise item.error
+            else:
+                num_open -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

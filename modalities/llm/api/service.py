@@ -25,10 +25,9 @@ from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.typed import convert
 from triptych.modalities.llm.api.detokenizer import Detokenizer, TextPiece
-from triptych.modalities.llm.api.merge import merge
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.service import HoldLimit, ModelService, default_seed
+from triptych.modalities.service import HoldLimit, ModelService, default_seed, merge
 from triptych.schedulers.admission import Admission
 
 _NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})

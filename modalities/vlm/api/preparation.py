@@ -119,7 +119,7 @@ class PictureProcessorCache:
         """What is kept."""
         return self._num_bytes
 
-    async def look(
+    async def prepared(
         self, file: Fetched, *, model: str, max_pixels: int, tenant: str = ""
     ) -> PreparedPicture:
         """The picture as `model` takes it; each tenant's is prepared for itself.

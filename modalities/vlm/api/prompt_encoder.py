@@ -135,7 +135,7 @@ class VisionPromptEncoder:
     async def _prepare_one(self, source: PictureSource, tenant: str) -> PreparedPicture:
         file = source.file or await self._fetcher.fetch(source.url)
         most = self._options.max_picture_pixels
-        picture = await self._pictures.look(
+        picture = await self._pictures.prepared(
             file,
             model=self.text.name,
             max_pixels=min(most, _COARSE_PIXELS) if source.is_coarse else most,

@@ -33,8 +33,8 @@ WIDE = PictureSource(file=Fetched(saved(picture(90, 30)), "image/png"))
 
 def open_model(folder: Path, family: str = "llava", template: str = PARTS) -> VisionPromptEncoder:
     model = write_seeing_folder(folder, family, template=template)
-    lens = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
-    return VisionPromptEncoder.open(model, read_facts(model.folder), lens, CONFIG)
+    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
+    return VisionPromptEncoder.open(model, read_facts(model.folder), pictures, CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +127,9 @@ async def test_too_many_pictures(encoder: VisionPromptEncoder) -> None:
 
 async def test_pictures_that_are_too_much_together(tmp_path: Path) -> None:
     model = write_seeing_folder(tmp_path)
-    lens = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
+    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
     facts, two = read_facts(model.folder), 2 * 3 * 28 * 28
-    encoder = VisionPromptEncoder.open(model, facts, lens, CONFIG, max_bytes=two)
+    encoder = VisionPromptEncoder.open(model, facts, pictures, CONFIG, max_bytes=two)
     assert len((await encoder.encode_messages([said(RED, WIDE)])).contents) == 2
     with pytest.raises(PayloadTooLarge, match="3 pictures of this chat") as refused:
         await encoder.encode_messages([said(RED, WIDE, RED)])
@@ -145,8 +145,8 @@ async def test_a_coarse_picture_is_scaled_down(tmp_path: Path) -> None:
         return PreparedPicture(digest=bytes(32), inputs={"p": array}, spelling=(2,))
 
     model = write_seeing_folder(tmp_path)
-    lens = PictureProcessorCache(prepare, max_bytes=100)
-    encoder = VisionPromptEncoder.open(model, read_facts(model.folder), lens, CONFIG)
+    pictures = PictureProcessorCache(prepare, max_bytes=100)
+    encoder = VisionPromptEncoder.open(model, read_facts(model.folder), pictures, CONFIG)
     coarse = PictureSource(file=RED.file, is_coarse=True)
     await encoder.encode_messages([said(RED, coarse)])
     assert sorted(asked) == [512 * 512, CONFIG.vision.max_picture_pixels]
@@ -191,13 +191,13 @@ class Kitchen:
         return PreparedPicture(digest=bytes(32), inputs={"pixel_values": array}, spelling=(1,))
 
 
-async def look(lens: PictureProcessorCache, data: bytes, **given: Any) -> PreparedPicture:
-    return await lens.look(Fetched(data, ""), **{"model": "m", "max_pixels": 1, **given})
+async def look(pictures: PictureProcessorCache, data: bytes, **given: Any) -> PreparedPicture:
+    return await pictures.prepared(Fetched(data, ""), **{"model": "m", "max_pixels": 1, **given})
 
 
-async def waiting(lens: PictureProcessorCache, number: int) -> None:
+async def waiting(pictures: PictureProcessorCache, number: int) -> None:
     """Return when so many wait for pictures that are being prepared."""
-    while sum(run.num_waiting for run in lens._running.values()) < number:  # noqa: ASYNC110
+    while sum(run.num_waiting for run in pictures._running.values()) < number:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     await asyncio.sleep(0)  # and the work has begun
 
@@ -205,23 +205,23 @@ async def waiting(lens: PictureProcessorCache, number: int) -> None:
 async def test_a_picture_is_prepared_once() -> None:
     kitchen = Kitchen()
     kitchen.gate.set()
-    lens = PictureProcessorCache(kitchen, max_bytes=25)
+    pictures = PictureProcessorCache(kitchen, max_bytes=25)
     for data in (b"a", b"a", b"b", b"a", b"c", b"a", b"b"):
-        await look(lens, data)
-        assert lens.num_bytes <= 25
+        await look(pictures, data)
+        assert pictures.num_bytes <= 25
     assert kitchen.begun == [b"a", b"b", b"c", b"b"]
-    await look(lens, b"b", model="n")
-    await look(lens, b"b", max_pixels=2)
-    await look(lens, b"b", tenant="t")
+    await look(pictures, b"b", model="n")
+    await look(pictures, b"b", max_pixels=2)
+    await look(pictures, b"b", tenant="t")
     assert len(kitchen.begun) == 7
 
 
 async def test_those_who_wait_share_the_work_and_the_error() -> None:
     kitchen = Kitchen()
-    lens = PictureProcessorCache(kitchen, max_bytes=0)
-    good = [asyncio.create_task(look(lens, b"a")) for _ in range(3)]
-    bad = [asyncio.create_task(look(lens, b"bad")) for _ in range(2)]
-    await waiting(lens, 5)
+    pictures = PictureProcessorCache(kitchen, max_bytes=0)
+    good = [asyncio.create_task(look(pictures, b"a")) for _ in range(3)]
+    bad = [asyncio.create_task(look(pictures, b"bad")) for _ in range(2)]
+    await waiting(pictures, 5)
     good[0].cancel()
     kitchen.gate.set()
     done = await asyncio.gather(*good, *bad, return_exceptions=True)
@@ -229,18 +229,18 @@ async def test_those_who_wait_share_the_work_and_the_error() -> None:
     assert isinstance(done[1], PreparedPicture)
     assert all(isinstance(error, InvalidRequest) for error in done[3:])
     assert len(kitchen.begun) == 2
-    assert lens.num_bytes == 0
+    assert pictures.num_bytes == 0
 
 
 async def test_work_that_nobody_waits_for_ends() -> None:
     kitchen = Kitchen()
-    lens = PictureProcessorCache(kitchen, max_bytes=100)
-    tasks = [asyncio.create_task(look(lens, b"a")) for _ in range(2)]
-    await waiting(lens, 2)
+    pictures = PictureProcessorCache(kitchen, max_bytes=100)
+    tasks = [asyncio.create_task(look(pictures, b"a")) for _ in range(2)]
+    await waiting(pictures, 2)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0)
     assert kitchen.num_cancelled == 1
     kitchen.gate.set()
-    assert await look(lens, b"a")
+    assert await look(pictures, b"a")
