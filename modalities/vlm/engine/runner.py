@@ -43,17 +43,16 @@ class VisionRunner:
             with torch.inference_mode(), on_device(self._device):
                 clock = DeviceClock(self._device)
                 encoded = self._encoder.encode(plan.pictures)
-                flags = [self._is_finite(part) for part in encoded]
+                unfit = torch.zeros((), dtype=torch.bool, device=self._device)
+                flags = [
+                    unfit if isinstance(part, TriptychError) else part.hidden_NC.isfinite().all()
+                    for part in encoded
+                ]
                 is_finite = HostCopy(torch.stack(flags))
                 clock.stop()
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The pictures did not fit in device memory.") from error
         return PendingFeatures(plan, encoded, is_finite, clock, self._features)
-
-    def _is_finite(self, part: Features | TriptychError) -> torch.Tensor:
-        if isinstance(part, TriptychError):
-            return torch.zeros((), dtype=torch.bool, device=self._device)
-        return part.hidden_NC.isfinite().all()
 
     def close(self) -> None:
         """Let go of models and caches; there is no launching after this."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +148,14 @@ async def _measure_all(args: argparse.Namespace, workload: Workload) -> list[Res
         density = await tokens_per_word(client, targets[0], " ".join(WORDS)) or 1.0
         for target in targets:
             prompts = workload.prompts(repeat=-1, tokens_per_word=density)
-            send = _sender(client, target, args)
+            send = partial(measure, client, target, max_tokens=args.output_tokens)
             await closed_loop(send, prompts[: args.warmup], concurrency=args.concurrency or 1)
         runs: dict[str, list[Run]] = {target.label: [] for target in targets}
         for repeat in range(args.repeats):
             prompts = workload.prompts(repeat=repeat, tokens_per_word=density)
             # No server always goes first.
             for target in targets if repeat % 2 == 0 else reversed(targets):
-                send = _sender(client, target, args)
+                send = partial(measure, client, target, max_tokens=args.output_tokens)
                 with Console(stderr=True).status(f"{target.label}: {repeat + 1}/{args.repeats}"):
                     runs[target.label].append(await _apply_load(args, send, prompts))
     return [Result(target=target, runs=tuple(runs[target.label])) for target in targets]
@@ -168,10 +168,6 @@ def _open_client(args: argparse.Namespace) -> httpx.AsyncClient:
         timeout=args.timeout_s,
         mounts={"all://127.0.0.1": None, "all://localhost": None},  # never through a proxy
     )
-
-
-def _sender(client: httpx.AsyncClient, target: BenchServer, args: argparse.Namespace) -> Send:
-    return functools.partial(measure, client, target, max_tokens=args.output_tokens)
 
 
 async def _apply_load(args: argparse.Namespace, send: Send, prompts: Sequence[str]) -> Run:
