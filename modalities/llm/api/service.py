@@ -24,7 +24,7 @@ from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, Samplin
 from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.typed import convert
-from triptych.modalities.llm.api.detokenizer import Detokenizer, TextPiece
+from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.service import HoldLimit, ModelService, default_seed, merge
@@ -292,21 +292,22 @@ class _SampleText:
         self._num_cached_images = max(self._num_cached_images, delta.num_cached_contents)
         self._num_output_tokens += len(delta.token_ids) + (delta.stop_token_id is not None)
         echo_text, echo_logprobs = self._take_echo(delta)
-        piece = self._detokenizer.push(delta.token_ids, delta.logprobs)
+        text, logprobs = self._detokenizer.push(delta.token_ids, delta.logprobs)
+        stop = self._detokenizer.stop
         finish: Literal["stop", "length"] | None = None
-        if piece.stop is not None:
+        if stop is not None:
             finish = "stop"
         elif delta.finish_reason is not None:
             finish = "length" if delta.finish_reason == "length" else "stop"
-            rest = self._detokenizer.flush()
-            piece = TextPiece(piece.text + rest.text, piece.logprobs + rest.logprobs)
+            rest, rest_logprobs = self._detokenizer.flush()
+            text, logprobs = text + rest, logprobs + rest_logprobs
         return SampleDelta(
             index=self._index,
-            text=echo_text + piece.text,
+            text=echo_text + text,
             token_ids=delta.token_ids,
-            logprobs=echo_logprobs + tuple(map(self._token_text, piece.logprobs)),
+            logprobs=echo_logprobs + tuple(map(self._token_text, logprobs)),
             finish_reason=finish,
-            stop_reason=piece.stop if piece.stop is not None else delta.stop_token_id,
+            stop_reason=delta.stop_token_id if stop is None else stop,
             usage=TokenUsage(
                 num_prompt_tokens=self._num_prompt_tokens,
                 num_cached_tokens=self._num_cached_tokens,
