@@ -196,6 +196,20 @@ class UsageTotals:
         )
 
 
+class _Offsets:
+    """Where tokens begin in a text: a token that begins within a character, at that character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+
+    def next(self, shown: bytes) -> int:
+        """Where the next token begins, of which the text has `shown`."""
+        offset = self._num_chars
+        self._num_chars += len(self._decoder.decode(shown))
+        return offset
+
+
 class Shape(ABC):
     """How one route dresses deltas. Nothing but `usage_chunk` and `reply` holds token counts."""
 
@@ -214,6 +228,8 @@ class Shape(ABC):
         }
         self._has_logprobs = has_logprobs
         self._no_usage: dict[str, Any] = {"usage": None} if has_usage else {}
+        self._begun: set[int] = set()
+        self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
 
     @abstractmethod
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
@@ -242,10 +258,6 @@ class ChatShape(Shape):
     """Chat answers."""
 
     _id, _reply, _chunk = "chatcmpl", ChatReply, ChatChunk
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._begun: set[int] = set()
 
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
         """The role first, once; then text; then why it ended."""
@@ -293,28 +305,10 @@ class ChatShape(Shape):
         return ChatLogprobs(content=content, refusal=None)
 
 
-class _Offsets:
-    """Where tokens begin in a text: a token that begins within a character, at that character."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_chars = 0
-
-    def next(self, shown: bytes) -> int:
-        """Where the next token begins, of which the text has `shown`."""
-        offset = self._num_chars
-        self._num_chars += len(self._decoder.decode(shown))
-        return offset
-
-
 class CompletionShape(Shape):
     """Text completions."""
 
     _id, _reply, _chunk = "cmpl", CompletionReply, CompletionReply
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
 
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
         """At most one event."""
