@@ -95,10 +95,7 @@ class Pipeline(ABC, Generic[ServiceT]):
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace, *, check: Check | None = None) -> Self:
-        """Load the model of a command. Unasked, nothing that is said is logged.
-
-        `check` may refuse what is going to be asked of the model before it is loaded.
-        """
+        """Load the model of a command, logging only if asked; `check` may refuse it before that."""
         resolved = resolve_with_sources(args)
         if resolved.sources["log_level"] != "default":
             logs.configure(resolved.config.server)

@@ -79,10 +79,10 @@ class ChatTemplate:
         self._pool.start(1)
 
     async def render(self, messages: Any, **values: Any) -> str:
-        """The conversation as one string. Raises `InvalidRequest` with what the template says.
+        """The conversation as one string.
 
-        Raises `TemplateFailed` where it was ended, and what `DecodePool.run` raises of
-        `Unavailable`.
+        Raises `InvalidRequest` with the template's own message, `TemplateFailed` where it was
+        ended, and what `DecodePool.run` raises of `Unavailable`.
         """
         try:
             packed = msgspec.msgpack.encode({"messages": messages, **values})

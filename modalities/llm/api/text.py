@@ -128,10 +128,7 @@ class TextModel:
     async def encode_messages(
         self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
     ) -> TokenRequest:
-        """Implements `multimodal.PromptEncoder` for conversations without pictures.
-
-        Raises what `render` and `encode_rendered` raise.
-        """
+        """Implements `multimodal.PromptEncoder` for conversations without pictures."""
         plain = [
             {**message, "content": "".join(message.get("content") or "")} for message in messages
         ]

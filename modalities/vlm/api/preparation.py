@@ -122,10 +122,7 @@ class PictureProcessorCache:
     async def prepared(
         self, file: Fetched, *, model: str, max_pixels: int, tenant: str = ""
     ) -> PreparedPicture:
-        """The picture as `model` takes it; each tenant's is prepared for itself.
-
-        Raises what preparing it raises.
-        """
+        """The picture as `model` takes it, for each tenant apart. Raises what preparing it raises."""
         key = await asyncio.to_thread(_key, file, model, max_pixels, tenant)
         if key in self._kept:
             self._kept.move_to_end(key)

@@ -124,10 +124,8 @@ def _llava_fields(config: Any) -> dict[str, Any]:
 
 
 def _ask(name: str, images: Any, found: Found, fields: Mapping[str, Any]) -> str:
-    """What a processor of transformers makes of it.
-
-    Its constructor wants a tokenizer, for which spelling has no use: its fields are enough.
-    """
+    """What a processor of transformers makes of it."""
+    # Its constructor wants a tokenizer, for which spelling has no use: its fields are enough.
     processor = object.__new__(getattr(transformers, name))
     processor.__dict__.update(fields, image_processor=images, image_token=MARK)
     return str(processor.replace_image_token(found, 0))
