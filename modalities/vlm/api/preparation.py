@@ -122,7 +122,7 @@ class PictureProcessorCache:
     async def prepared(
         self, file: Fetched, *, model: str, max_pixels: int, tenant: str = ""
     ) -> PreparedPicture:
-        """The picture as `model` takes it, for each tenant apart. Raises what preparing it raises."""
+        """The picture as `model` takes it, apart for each tenant. Raises what preparing raises."""
         key = await asyncio.to_thread(_key, file, model, max_pixels, tenant)
         if key in self._kept:
             self._kept.move_to_end(key)
