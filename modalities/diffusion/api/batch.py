@@ -26,8 +26,8 @@ from triptych.core.http.errors import to_public
 from triptych.core.options.table import resolve
 from triptych.modalities.diffusion.api.pipeline import GeneratedImage, ImagePipeline
 from triptych.modalities.diffusion.api.protocol import GenerationBody
-from triptych.modalities.diffusion.arguments import parse_adapter
 from triptych.modalities.diffusion.api.service import ImageCall
+from triptych.modalities.diffusion.arguments import parse_adapter
 
 _RESULTS = "results.jsonl"
 _LABELS = frozenset({"id", "custom_id"})
