@@ -25,12 +25,11 @@ from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
+from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder, SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameHead
 from triptych.modalities.tts.engine.models.blueprint import (
     Codes,
     SpeechBlueprint,
-    SpeechCodec,
     SpeechSetup,
 )
 from triptych.modalities.tts.engine.runner import AudioSteps, SpeechRunner, VoiceReader

@@ -21,9 +21,9 @@ from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import InvalidRequest, OutOfMemory
 from triptych.core.plan import PendingStep, Plan, StepCodes, TokenPlan
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
+from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio, SpeechCodec
 from triptych.modalities.tts.engine.codecs.window import WindowDecoder
-from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechCodec, SpeechTraits
+from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechTraits
 from triptych.modalities.tts.plan import (
     AudioPlan,
     AudioRow,
@@ -109,9 +109,7 @@ class AudioSteps:
 
     def _is_unknown(self, codes_QF: Codes) -> bool:
         """Whether the codec has no such codes: looking them up would end the whole step."""
-        if self._codebook_size is None or not codes_QF.size:
-            return False
-        return bool(codes_QF.min() < 0 or codes_QF.max() >= self._codebook_size)
+        return bool(((codes_QF < 0) | (codes_QF >= self._codebook_size)).any())
 
     def _begin(self, rows: Sequence[AudioRow]) -> None:
         slots = [row.slot for row in rows]

@@ -27,11 +27,10 @@ class StreamingTransformer(StreamingStage):
         layers: Sequence[nn.Module],
         rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         window: int,
-        norm: Callable[[Tensor], Tensor] = nn.Identity(),  # noqa: B008 - stateless
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.rotary, self.norm, self.window = rotary, norm, window
+        self.rotary, self.window = rotary, window
         self.windows = nn.ModuleList(_KeyValueWindow(window - 1) for _ in layers)
 
     def bind(self, signal: SignalRate) -> SignalRate:
@@ -64,7 +63,7 @@ class StreamingTransformer(StreamingStage):
                 past_key_values=window,
             )
             x_BTC = y[0] if isinstance(y, tuple) else y  # older transformers
-        return self.norm(x_BTC).transpose(1, 2)
+        return x_BTC.transpose(1, 2)
 
 
 def window_mask(times_BT: Tensor, key_times_BK: Tensor, window: int) -> Tensor:

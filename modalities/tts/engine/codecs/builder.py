@@ -23,7 +23,6 @@ from triptych.modalities.tts.engine.codecs.step import Padding
 
 # Elementwise, or by channel with channels first.
 _POINTWISE = (nn.ELU, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.SiLU, nn.Tanh)
-_POINTWISE_NAMES = ("Snake1d", "SnakeBeta")
 _PADDINGS = MappingProxyType(
     {
         "zeros": Padding.ZEROS,
@@ -78,8 +77,7 @@ def build(module: nn.Module, rules: Rules, *, path: str) -> StreamingStage:
 
 def is_pointwise(module: nn.Module) -> bool:
     """Whether each output step depends on that input step alone, channels first."""
-    name = type(module).__name__
-    return isinstance(module, _POINTWISE) or any(name.endswith(end) for end in _POINTWISE_NAMES)
+    return isinstance(module, _POINTWISE) or type(module).__name__.endswith("Snake1d")
 
 
 def streaming_layer(module: nn.Module) -> StreamingStage:
@@ -110,12 +108,11 @@ def padding_named(mode: str) -> Padding:
     return _PADDINGS[mode]
 
 
-def require_pointwise(walk: Walk, *allowed: type[nn.Module]) -> None:
-    """Every leaf below must map each step's channels by themselves, or be of an allowed class."""
+def require_pointwise(walk: Walk) -> None:
+    """Every leaf below must map each step's channels by themselves."""
     for path, module in walk.module.named_modules():
-        if any(True for _ in module.children()) or isinstance(module, allowed):
-            continue
-        if not (is_pointwise(module) or _is_channel_map(module)):
+        is_leaf = not any(True for _ in module.children())
+        if is_leaf and not (is_pointwise(module) or _is_channel_map(module)):
             name = type(module).__name__
             raise WeightsError(f"{walk.path}.{path} ({name}): not known to be pointwise in time.")
 
@@ -125,7 +122,4 @@ def _is_channel_map(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear | nn.LayerNorm | nn.Dropout):
         return True
     name, home = type(module).__name__, type(module).__module__
-    return (
-        name.endswith(("RMSNorm", "LayerScale", "RotaryEmbedding"))
-        or home == "transformers.activations"
-    )
+    return name.endswith(("LayerScale", "RotaryEmbedding")) or home == "transformers.activations"

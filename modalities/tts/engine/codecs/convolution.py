@@ -40,7 +40,6 @@ class StreamingConv1d(StreamingStage):
             raise Misfit(f"{self.pad_left} steps of padding exceed the kernel.")
         if padding is Padding.REFLECT and self.pad_right:
             raise Misfit("reflects at the end of the stream, too.")
-        self.reads_ahead = self.pad_right > 0
         self.state = SlotState()
 
     def bind(self, signal: SignalRate) -> SignalRate:
@@ -93,36 +92,6 @@ class StreamingConv1d(StreamingStage):
             return y_BTC.transpose(1, 2)
         y_BTC = (windows_BTCK * self.weight[:, 0]).sum(-1)
         return (y_BTC if self.bias is None else y_BTC + self.bias).transpose(1, 2)
-
-
-class Pad(StreamingStage):
-    """Repeats the first and the last step `num_steps` times each.
-
-    The stream gets longer, and what comes before its first step must wait for it: a delay line.
-    """
-
-    reads_ahead = True
-
-    def __init__(self, num_steps: int) -> None:
-        super().__init__()
-        self.num_steps = num_steps
-        self.state = SlotState()
-
-    def bind(self, signal: SignalRate) -> SignalRate:
-        """No lag against the longer stream, which begins earlier."""
-        self.signal = signal
-        self.end = SignalRate(signal.rate, signal.lag, signal.short - 2 * self.num_steps)
-        return self.end
-
-    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
-        """Older steps first; copies of the ends beyond them."""
-        past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_steps), x_BCT)
-        buffer = torch.cat((past_BCL, x_BCT), -1)
-        step.keep(self.state, buffer, self.num_steps, self.signal.rate)
-        if step.is_flush:
-            buffer = functional.pad(buffer, (0, self.num_steps))
-        padded = step.at_edges(buffer, self.signal, self.num_steps, Padding.REPLICATE)
-        return padded[..., : step.num_steps(self.end)]
 
 
 class OverlapTail(StreamingStage):

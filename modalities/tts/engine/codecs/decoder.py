@@ -16,7 +16,7 @@ from torch import Tensor
 
 from triptych.core.errors import WeightsError
 from triptych.core.layers.row_by_row import row_by_row
-from triptych.modalities.tts.engine.codecs.protocol import CodecKind, DecodedAudio
+from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
 from triptych.modalities.tts.engine.codecs.stages import StreamingStage
 from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate
 
@@ -31,8 +31,7 @@ class Adapter:
     """What one codec family says of a model: how codes become latents, and what decodes those.
 
     `embed` maps codes [B, Q, F] to latents [B, C, F * rate], each frame by itself. `one_shot` is
-    the library's own decoding, [B, Q, F] to [B, S]; the probe compares against it. `codebook_size`
-    is None for codecs whose codes are continuous latents.
+    the library's own decoding, [B, Q, F] to [B, S]; the probe compares against it.
     """
 
     stage: StreamingStage
@@ -40,7 +39,7 @@ class Adapter:
     one_shot: Callable[[Tensor], Tensor]
     sample_rate: int
     num_codebooks: int
-    codebook_size: int | None
+    codebook_size: int
     dtype: torch.dtype
     device: torch.device
     rate: int = 1
@@ -49,10 +48,7 @@ class Adapter:
         """Random codes [B, Q, F] that the codec can decode."""
         shape = (num_rows, self.num_codebooks, num_frames)
         generator = torch.Generator().manual_seed(seed)
-        if self.codebook_size is None:
-            return torch.randn(shape, generator=generator).to(self.device, self.dtype)
-        codes = torch.randint(self.codebook_size, shape, generator=generator)
-        return codes.to(self.device)
+        return torch.randint(self.codebook_size, shape, generator=generator).to(self.device)
 
 
 class StreamingDecoder:
@@ -89,17 +85,6 @@ class StreamingDecoder:
     def latency(self) -> int:
         """Samples by which output trails input."""
         return self._signal.lag
-
-    @property
-    def kind(self) -> CodecKind:
-        """Derived from the tree: what makes the output trail."""
-        if self.latency == 0:
-            return CodecKind.CAUSAL
-        if any(
-            isinstance(m, StreamingStage) and m.reads_ahead for m in self._adapter.stage.modules()
-        ):
-            return CodecKind.FINITE_LOOKAHEAD
-        return CodecKind.FIXED_DELAY
 
     @property
     def num_rows(self) -> int:

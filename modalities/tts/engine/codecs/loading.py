@@ -21,10 +21,8 @@ from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.modalities.tts.engine.codecs.families.snac import Snac, SnacConfig
 
-CODEC_TYPES = frozenset(
-    {"dac", "encodec", "higgs_audio_v2_tokenizer", "mimi", "vibevoice_acoustic_tokenizer", "xcodec"}
-)
-"""`model_type`s of transformers that are codecs of discrete or continuous frames we stream."""
+CODEC_TYPES = frozenset({"dac", "encodec", "higgs_audio_v2_tokenizer", "mimi", "xcodec"})
+"""`model_type`s of transformers that are codecs."""
 
 
 @dataclass(frozen=True, slots=True)

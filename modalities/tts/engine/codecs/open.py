@@ -21,7 +21,7 @@ from triptych.core.weights.layout import read_json, read_layout
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.codecs.decoder import Adapter
 from triptych.modalities.tts.engine.codecs.loading import CodecBlueprint
-from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
+from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder, SpeechCodec
 from triptych.modalities.tts.engine.codecs.registry import (
     adapter_for,
     build_decoder,
@@ -74,31 +74,40 @@ class HubCodec:
         """Bytes of its weights."""
         return self._blueprint.num_bytes()
 
-    def build(self, device: torch.device, report: Callable[[float], None]) -> nn.Module:
-        """Load the module. Raises `WeightsError` naming tensor and file."""
-        with self._checkpoint() as checkpoint:
-            module = self._blueprint.build(checkpoint, device, report)
-        pack_linears(module, self._native)
-        return module
+    def open(
+        self,
+        device: torch.device,
+        report: Callable[[float], None],
+        *,
+        num_rows: int,
+        num_codebooks: int,
+        is_cloning: bool = False,
+    ) -> SpeechCodec:
+        """Load the codec; see `open_decoder`. Its encoder is offered where voices are cloned.
 
-    def codebook_size(self, module: nn.Module) -> int | None:
-        """Codes of each codebook of the loaded module; none where frames are latents."""
-        config: Any = module.config
-        return getattr(config, "codebook_size", None)
-
-    def decoder(self, module: nn.Module, *, num_rows: int, num_codebooks: int) -> CodecDecoder:
-        """A decoder of so many rows over the loaded module; see `open_decoder`.
-
-        Raises `ConfigError` where frames of `num_codebooks` codes are more than it has books for.
+        Raises `WeightsError` naming tensor and file, and `ConfigError` where frames of
+        `num_codebooks` codes are more than it has books for.
         """
+        with self._checkpoint() as checkpoint:
+            module: Any = self._blueprint.build(checkpoint, device, report)
+        pack_linears(module, self._native)
         decoder = open_decoder(module, self._options, num_rows=num_rows)
-        num_known = adapter_for(module).num_codebooks
-        if num_known < num_codebooks:
+        adapter = adapter_for(module)
+        if adapter.num_codebooks < num_codebooks:
             raise ConfigError(
-                f"The audio decoder has {num_known} codebooks and this model speaks"
+                f"The audio decoder has {adapter.num_codebooks} codebooks and this model speaks"
                 f" {num_codebooks}: name one that fits with --audio-decoder."
             )
-        return decoder
+
+        def encode(pcm_S: torch.Tensor) -> torch.Tensor:
+            codes_QF: torch.Tensor = module.encode(pcm_S[None, None]).audio_codes[0]
+            return codes_QF[:num_codebooks]
+
+        return SpeechCodec(
+            decoder=decoder,
+            codebook_size=adapter.codebook_size,
+            encode=encode if is_cloning and hasattr(module, "encode") else None,
+        )
 
     def _checkpoint(self) -> Checkpoint:
         if not self._weights:
@@ -114,8 +123,8 @@ class HubCodec:
 def open_decoder(module: nn.Module, options: SpeechOptions, *, num_rows: int) -> CodecDecoder:
     """The module's exact streaming decoder, or else one of windows.
 
-    Raises `ConfigError`, naming the option, for options of windows where the decoder keeps its
-    state, and `WeightsError` where there is no streaming and no `--chunk-size`.
+    Raises `ConfigError`, naming the option, for options of windows that the decoder cannot have,
+    and `WeightsError` where there is no streaming and no `--chunk-size`.
     """
     try:
         decoder: CodecDecoder = build_decoder(module, num_rows=num_rows)
@@ -133,27 +142,38 @@ def open_decoder(module: nn.Module, options: SpeechOptions, *, num_rows: int) ->
 def refuse_window_options(options: SpeechOptions) -> None:
     """Raise `ConfigError` for what a decoder that keeps its state has no use for."""
     use = PromptUse(options.prepend_prompt_speech_tokens)
-    useless = {
-        "buffer": options.buffer > 0,
-        "block_causal": options.block_causal,
-        "prepend_prompt_speech_tokens rolling": use is PromptUse.ROLLING,
-        "prepend_prompt_speech_tokens_causal": options.prepend_prompt_speech_tokens_causal,
-    }
-    for name, is_given in useless.items():
-        if is_given:
-            raise ConfigError(
-                f"{name}: this audio decoder keeps its state and needs no context; leave it out."
-            )
+    _refuse(
+        "this audio decoder keeps its state and needs no context; leave it out.",
+        {
+            "buffer": options.buffer > 0,
+            "block_causal": options.block_causal,
+            "prepend_prompt_speech_tokens rolling": use is PromptUse.ROLLING,
+            "prepend_prompt_speech_tokens_causal": options.prepend_prompt_speech_tokens_causal,
+        },
+    )
 
 
 def window_policy(options: SpeechOptions) -> WindowPolicy:
-    """What the options say of windows."""
-    return WindowPolicy(
-        buffer=options.buffer,
-        is_block_causal=options.block_causal,
-        prompt_use=PromptUse(options.prepend_prompt_speech_tokens),
-        is_prompt_causal=options.prepend_prompt_speech_tokens_causal,
+    """What the options say of windows. Raises `ConfigError` for a causal context.
+
+    A decoder sees a window whole: no frame of it is hidden from those before.
+    """
+    use = PromptUse(options.prepend_prompt_speech_tokens)
+    is_prompt_causal = options.prepend_prompt_speech_tokens_causal and use is not PromptUse.NEVER
+    _refuse(
+        "this audio decoder cannot keep frames from seeing those that follow; leave it out.",
+        {
+            "block_causal": options.block_causal and options.buffer > 0,
+            "prepend_prompt_speech_tokens_causal": is_prompt_causal,
+        },
     )
+    return WindowPolicy(buffer=options.buffer, prompt_use=use)
+
+
+def _refuse(reason: str, options: Mapping[str, bool]) -> None:
+    for name, is_given in options.items():
+        if is_given:
+            raise ConfigError(f"{name}: {reason}")
 
 
 def one_shot(adapter: Adapter) -> OneShotCodec:

@@ -11,36 +11,18 @@ from torch.nn.utils import parametrize
 
 from triptych.core.errors import WeightsError
 from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder
-from triptych.modalities.tts.engine.codecs.families.bigvgan import bigvgan
-from triptych.modalities.tts.engine.codecs.families.code2wav import code2wav
 from triptych.modalities.tts.engine.codecs.families.dac import dac, xcodec
-from triptych.modalities.tts.engine.codecs.families.hifigan import (
-    hifigan,
-    transformers_hifigan,
-    vits_hifigan,
-)
-from triptych.modalities.tts.engine.codecs.families.seanet import encodec, mimi, pocket_tts
+from triptych.modalities.tts.engine.codecs.families.seanet import encodec, mimi
 from triptych.modalities.tts.engine.codecs.families.snac import snac
-from triptych.modalities.tts.engine.codecs.families.vibevoice import vibevoice
-from triptych.modalities.tts.engine.codecs.families.vocos import vocos
 
 # By name: transformers' files are large, and not every release has every class.
 _FAMILIES: MappingProxyType[str, Callable[[Any], Adapter]] = MappingProxyType(
     {
         "DacModel": dac,
         "EncodecModel": encodec,
-        "FastSpeech2ConformerHifiGan": transformers_hifigan,
-        "HifiGan": hifigan,
         "HiggsAudioV2TokenizerModel": xcodec,
         "MimiModel": mimi,
-        "PocketTTSAudioTokenizerModel": pocket_tts,
-        "Qwen2_5OmniToken2WavBigVGANModel": bigvgan,
-        "Qwen3OmniMoeCode2Wav": code2wav,
         "Snac": snac,
-        "SpeechT5HifiGan": transformers_hifigan,
-        "VibeVoiceAcousticTokenizerModel": vibevoice,
-        "VitsHifiGan": vits_hifigan,
-        "Vocos": vocos,
         "XcodecModel": xcodec,
     }
 )

@@ -25,8 +25,6 @@ class StreamingStage(nn.Module):
     `bind` is called once, with where the input stands, and says where the output stands.
     """
 
-    reads_ahead = False
-
     def bind(self, signal: SignalRate) -> SignalRate:
         """Take note of the input's rate and lag; return the output's."""
         raise NotImplementedError

@@ -56,10 +56,10 @@ def test_an_unknown_model_class_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_transformer_layer_with_a_past_of_its_own_is_named() -> None:
-    model = random_model("code2wav")
-    layer = model.pre_transformer.layers[1]
+    model = random_model("mimi")
+    layer = model.decoder_transformer.layers[1]
     layer.mlp = nn.Sequential(nn.Conv1d(16, 16, 3), layer.mlp)
-    with pytest.raises(WeightsError, match=r"pre_transformer\.layers\.1\.mlp\.0 \(Conv1d\)"):
+    with pytest.raises(WeightsError, match=r"decoder_transformer\.layers\.1\.mlp\.0 \(Conv1d\)"):
         build_decoder(model, num_rows=1)
 
 

@@ -1,4 +1,4 @@
-"""SEANet decoders: Mimi, the Pocket TTS tokenizer, and EnCodec without time-wise norms.
+"""SEANet decoders: Mimi, and EnCodec without time-wise norms.
 
 Knows transformers' classes by name and by the fields their decoders have in common.
 """
@@ -48,13 +48,11 @@ def _transposed(walk: Walk) -> StreamingStage:
     return StreamingConvTranspose1d(module.conv, (total - right, right))
 
 
-def transformer(walk: Walk) -> StreamingStage:
+def _transformer(walk: Walk) -> StreamingStage:
     """A stack of transformers' layers with sliding-window attention."""
     require_pointwise(walk)
     module: Any = walk.module
-    norm = {"norm": module.norm} if hasattr(module, "norm") else {}
-    window = module.config.sliding_window
-    return StreamingTransformer(module.layers, module.rotary_emb, window, **norm)
+    return StreamingTransformer(module.layers, module.rotary_emb, module.config.sliding_window)
 
 
 _COMPOSITES: Rules = MappingProxyType(
@@ -64,15 +62,11 @@ _COMPOSITES: Rules = MappingProxyType(
         "ResnetBlock": lambda walk: Sum(walk.at("shortcut").stage(), walk.at("block").stage()),
         "LSTM": lambda walk: residual(walk.at("lstm").stage()),
         "Decoder": lambda walk: walk.at("layers").stage(),
-        "TransformerModel": transformer,
+        "TransformerModel": _transformer,
     }
 )
 RULES: Rules = MappingProxyType(
-    {
-        family + name: rule
-        for family in ("Mimi", "PocketTTSAudioTokenizer", "Encodec")
-        for name, rule in _COMPOSITES.items()
-    }
+    {family + name: rule for family in ("Mimi", "Encodec") for name, rule in _COMPOSITES.items()}
 )
 
 
@@ -85,18 +79,6 @@ def mimi(model: Any) -> Adapter:
         one_shot=lambda codes: model.decode(codes).audio_values[:, 0],
         num_codebooks=model.config.num_quantizers,
         codebook_size=model.config.codebook_size,
-    )
-
-
-def pocket_tts(model: Any) -> Adapter:
-    """`PocketTTSAudioTokenizerModel`: continuous latents [B, D, F]."""
-    return _adapter(
-        model,
-        _latent_decoder(model),
-        embed=model.latent_proj,
-        one_shot=lambda z_BDF: model.decode(z_BDF.transpose(1, 2)).audio_values[:, 0],
-        num_codebooks=model.config.latent_dim,
-        codebook_size=None,
     )
 
 

@@ -23,7 +23,6 @@ from triptych.modalities.tts.configs.kokoro import (
     SAMPLE_RATE,
     KokoroConfig,
 )
-from triptych.modalities.tts.engine.codecs.protocol import CodecKind
 from triptych.modalities.tts.engine.models.kokoro.decoder import KokoroDecoder
 from triptych.modalities.tts.engine.models.kokoro.harmonics import source_noise
 from triptych.modalities.tts.engine.models.kokoro.joints import Joints, finish, gmacs
@@ -138,7 +137,6 @@ class Kokoro:
     model: KokoroModel
     voices: Voices
     sample_rate: int = SAMPLE_RATE
-    kind: CodecKind = CodecKind.GLOBAL
 
     def sentence(
         self, phoneme_ids: Sequence[int], voice: str, *, speed: float = 1.0, seed: int = 0

@@ -40,22 +40,22 @@ from triptych.modalities.tts.engine.models.voice.acoustic import (
 
 def decoder_config(config: VoiceConfig, max_length: int) -> DecoderConfig:
     """The stack's layers in the shared decoder's terms."""
-    talker = config.talker
+    acoustic = config.acoustic
     attention = AttentionConfig(
-        hidden_size=talker.hidden_size,
-        num_heads=talker.num_heads,
-        num_kv_heads=talker.num_kv_heads,
-        head_dim=talker.head_dim,
+        hidden_size=acoustic.hidden_size,
+        num_heads=acoustic.num_heads,
+        num_kv_heads=acoustic.num_kv_heads,
+        head_dim=acoustic.head_dim,
     )
     return DecoderConfig(
-        vocab_size=talker.num_symbols + 1,
-        hidden_size=talker.hidden_size,
-        intermediate_size=talker.intermediate_size,
-        norm_eps=talker.norm_eps,
-        attention=(attention,) * talker.num_layers,
+        vocab_size=acoustic.num_symbols + 1,
+        hidden_size=acoustic.hidden_size,
+        intermediate_size=acoustic.intermediate_size,
+        norm_eps=acoustic.norm_eps,
+        attention=(attention,) * acoustic.num_layers,
         rope=RopeConfig(
-            theta=talker.rope_theta,
-            num_rotated_dims=talker.head_dim,
+            theta=acoustic.rope_theta,
+            num_rotated_dims=acoustic.head_dim,
             max_length=max_length,
             trained_length=max_length,
         ),
@@ -78,17 +78,17 @@ class AcousticModel:
         device: torch.device,
     ) -> None:
         self.config, self._device = config, device
-        talker = config.talker
+        acoustic = config.acoustic
         self.stack = DecoderStack(decoder_config(config, max_length), dtype=dtype, device=device)
         self.ends = nn.ModuleDict(
             {
-                "input": AcousticInput(talker, config.codec),
-                "output": AcousticOutput(talker, config.codec),
+                "input": AcousticInput(acoustic, config.codec),
+                "output": AcousticOutput(acoustic, config.codec),
             }
         ).to(device, dtype)
         self.ends.requires_grad_(False)
-        self._before = talker.num_symbols_before
-        widest = self._before + max_length + 1 + talker.num_symbols_after
+        self._before = acoustic.num_symbols_before
+        widest = self._before + max_length + 1 + acoustic.num_symbols_after
         self._symbols_SP = torch.full((num_slots, widest), self.start_id, device=device)
         self._num_symbols_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
         walk = (num_slots, max_length + 1)
@@ -99,7 +99,7 @@ class AcousticModel:
     @property
     def start_id(self) -> int:
         """The last id of every prompt; around the symbols it stands for none."""
-        return self.config.talker.num_symbols
+        return self.config.acoustic.num_symbols
 
     @property
     def num_codes(self) -> int:
@@ -107,7 +107,7 @@ class AcousticModel:
         return self.config.codec.num_codebooks
 
     def targets(self) -> Iterator[TensorTarget]:
-        """Every tensor of the checkpoint that the talker needs."""
+        """Every tensor of the checkpoint that the model needs."""
         yield from stack_targets(self.stack, "talker.stack")
         for name, tensor in self.ends.state_dict().items():
             yield TensorTarget(f"talker.{name}", tensor)
@@ -143,14 +143,14 @@ class AcousticModel:
 
     def draw(self, hidden_RC: Tensor, positions_R: Tensor, sampler: FrameSampler) -> FrameDraws:
         """Codes of the step, and the walk's advance, which nothing but the scores decides."""
-        talker, slots_R = self.config.talker, sampler.slots_B
+        acoustic, slots_R = self.config.acoustic, sampler.slots_B
         due_R = self._due_SL[slots_R, positions_R - 1]
         held_R = self._held_SL[slots_R, positions_R - 1]
         num_symbols_R = self._num_symbols_S.index_select(0, slots_R)
         scores = self.ends["output"](hidden_RC)
         codes_RQ = sampler.draw_all(scores.codes)
         advances_RA = scores.advance.float()
-        advances_RA[:, 0].masked_fill_(held_R >= talker.max_held, -torch.inf)
+        advances_RA[:, 0].masked_fill_(held_R >= acoustic.max_held, -torch.inf)
         advance_R = advances_RA.argmax(-1)
         self._due_SL[slots_R, positions_R] = torch.minimum(due_R + advance_R, num_symbols_R)
         self._held_SL[slots_R, positions_R] = (held_R + 1) * (advance_R == 0)
@@ -170,6 +170,6 @@ class AcousticModel:
         values_TQ[inputs.frame_index_F] = inputs.codes_FQ / half - 1
         padded_TP = self._symbols_SP.index_select(0, slots_T)
         # The end of a walk points just beyond the symbols, where nothing but `start_id` stands.
-        read_TW = windows(padded_TP, due_T[:, None], self.config.talker)[:, 0]
+        read_TW = windows(padded_TP, due_T[:, None], self.config.acoustic)[:, 0]
         held_T = self._held_SL[slots_T, inputs.positions_T] * (kinds_T == Kind.STEP)
         return AcousticPositions(read_TW, held_T, values_TQ, kinds_T)
