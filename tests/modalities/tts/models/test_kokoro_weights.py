@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes_kokoro import TINY, tiny_kokoro, tiny_model, write_hub_folder
+from fakes_kokoro import TINY, synthesize, tiny_kokoro, tiny_model, write_hub_folder
 from huggingface_hub import utils as hub_utils
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ from triptych.modalities.tts.engine.models.kokoro.convert import (
     voice_tables,
     write_folder,
 )
-from triptych.modalities.tts.engine.models.kokoro.weights import load_kokoro
+from triptych.modalities.tts.engine.models.kokoro.loader import load_kokoro
 from triptych.modalities.tts.sources import kokoro as kokoro_source
 from triptych.modalities.tts.sources.kokoro import KOKORO
 
@@ -66,7 +66,7 @@ def test_the_hubs_layout_is_converted_once_and_speaks_the_same(hub: Path, tmp_pa
         loaded.model.named_parameters(), made.model.parameters(), strict=True
     ):
         torch.testing.assert_close(ours, theirs, msg=name)
-    spoken, expected = (k.synthesize([50, 60, 70], "af_one+bm_two") for k in (loaded, made))
+    spoken, expected = (synthesize(k, [50, 60, 70], "af_one+bm_two") for k in (loaded, made))
     torch.testing.assert_close(spoken, expected, atol=1e-4, rtol=0)
 
 
