@@ -12,8 +12,8 @@ from fakes_codecs import random_model
 
 from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory
+from triptych.modalities.tts.engine.codecs.loading import adapter_for, build_decoder
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio, SpeechCodec
-from triptych.modalities.tts.engine.codecs.registry import adapter_for, build_decoder
 from triptych.modalities.tts.engine.codecs.window import (
     OneShotCodec,
     PromptUse,

@@ -1,8 +1,8 @@
 """Streaming codec decoders. `build_decoder` turns a codec model into a `CodecDecoder`."""
 
 from triptych.modalities.tts.engine.codecs.decoder import StreamingDecoder
+from triptych.modalities.tts.engine.codecs.loading import adapter_for, build_decoder
 from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder, DecodedAudio
-from triptych.modalities.tts.engine.codecs.registry import adapter_for, build_decoder
 
 __all__ = [
     "CodecDecoder",

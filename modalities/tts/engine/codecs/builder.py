@@ -13,13 +13,18 @@ from types import MappingProxyType
 from torch import nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.tts.engine.codecs.convolution import (
+from triptych.modalities.tts.engine.codecs.layers import (
     StreamingConv1d,
     StreamingConvTranspose1d,
+    StreamingLSTM,
 )
-from triptych.modalities.tts.engine.codecs.recurrent import StreamingLSTM
-from triptych.modalities.tts.engine.codecs.stages import Chain, Misfit, Pointwise, StreamingStage
-from triptych.modalities.tts.engine.codecs.step import Padding
+from triptych.modalities.tts.engine.codecs.stages import (
+    Chain,
+    Misfit,
+    Padding,
+    Pointwise,
+    StreamingStage,
+)
 
 # Elementwise, or by channel with channels first.
 _POINTWISE = (nn.ELU, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.SiLU, nn.Tanh)

@@ -17,8 +17,7 @@ from torch import Tensor
 from triptych.core.errors import WeightsError
 from triptych.core.layers.row_by_row import row_by_row
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
-from triptych.modalities.tts.engine.codecs.stages import StreamingStage
-from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate
+from triptych.modalities.tts.engine.codecs.stages import CodecStep, SignalRate, StreamingStage
 
 # Largest error of the probe, relative to its loudest sample. Half types round at every layer;
 # some libraries' norms compute in float32 whatever the type.

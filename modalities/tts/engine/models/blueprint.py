@@ -27,7 +27,7 @@ from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import DecoderConfig
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
-from triptych.modalities.tts.engine.codecs.open import HubCodec
+from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameModel
 from triptych.modalities.tts.plan import VoicePrompt

@@ -13,8 +13,7 @@ from triptych.core.errors import WeightsError
 from triptych.modalities.tts.engine.codecs import build_decoder
 from triptych.modalities.tts.engine.codecs.builder import build
 from triptych.modalities.tts.engine.codecs.families import dac as dac_family
-from triptych.modalities.tts.engine.codecs.stages import StreamingStage, Sum
-from triptych.modalities.tts.engine.codecs.step import SignalRate
+from triptych.modalities.tts.engine.codecs.stages import SignalRate, StreamingStage, Sum
 
 NO_RULES = MappingProxyType({})
 

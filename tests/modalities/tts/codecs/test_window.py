@@ -9,7 +9,7 @@ import torch
 
 from triptych.core.config import SpeechOptions
 from triptych.core.errors import ConfigError
-from triptych.modalities.tts.engine.codecs.open import window_policy
+from triptych.modalities.tts.engine.codecs.loading import window_policy
 from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
 from triptych.modalities.tts.engine.codecs.window import (
     OneShotCodec,

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from triptych.modalities.tts.engine.codecs.attention import StreamingTransformer
 from triptych.modalities.tts.engine.codecs.builder import (
     Rules,
     Walk,
@@ -19,11 +18,12 @@ from triptych.modalities.tts.engine.codecs.builder import (
     padding_named,
     require_pointwise,
 )
-from triptych.modalities.tts.engine.codecs.convolution import (
+from triptych.modalities.tts.engine.codecs.decoder import Adapter
+from triptych.modalities.tts.engine.codecs.layers import (
     StreamingConv1d,
     StreamingConvTranspose1d,
+    StreamingTransformer,
 )
-from triptych.modalities.tts.engine.codecs.decoder import Adapter
 from triptych.modalities.tts.engine.codecs.stages import StreamingStage, Sum, residual
 
 

@@ -21,8 +21,12 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from triptych.modalities.tts.engine.codecs.builder import Rules, Walk, build
 from triptych.modalities.tts.engine.codecs.decoder import Adapter
-from triptych.modalities.tts.engine.codecs.stages import StreamingStage, residual
-from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate
+from triptych.modalities.tts.engine.codecs.stages import (
+    CodecStep,
+    SignalRate,
+    StreamingStage,
+    residual,
+)
 
 _MIX_1, _MIX_2, _GAMMA = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
 

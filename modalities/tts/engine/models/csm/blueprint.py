@@ -12,14 +12,13 @@ import torch
 
 from triptych.core.decoders.native import position_values
 from triptych.core.weights.tensors.loading import TensorTarget
-from triptych.modalities.tts.engine.codecs.open import HubCodec
+from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.models.blueprint import (
     CloningBlueprint,
     SpeechSetup,
     SpeechTraits,
 )
-from triptych.modalities.tts.engine.models.csm.config import CsmConfig
-from triptych.modalities.tts.engine.models.csm.model import CsmModel, depth_layout
+from triptych.modalities.tts.engine.models.csm.model import CsmConfig, CsmModel, depth_layout
 
 _CODEBOOK_NAMES = (
     "depth_decoder.model.embed_tokens.weight",

@@ -14,15 +14,14 @@ import torch
 
 from triptych.core.weights.tensors.loading import TensorTarget
 from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
-from triptych.modalities.tts.engine.codecs.open import HubCodec
+from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.models.blueprint import (
     CloningBlueprint,
     Codes,
     SpeechSetup,
     SpeechTraits,
 )
-from triptych.modalities.tts.engine.models.higgs.config import HiggsConfig
-from triptych.modalities.tts.engine.models.higgs.model import HiggsModel
+from triptych.modalities.tts.engine.models.higgs.model import HiggsConfig, HiggsModel
 
 _UNUSED = frozenset({"text_lm_head.weight", "model.embed_audio_tokens.audio_tokens_offsets"})
 

@@ -1,8 +1,9 @@
 """Higgs Audio V2's decoder: one attention, and an MLP with norms of its own for words and sound.
 
-Owns the choice between the two by position, and the delay pattern. A step of one kind alone runs
-through the stack of that kind, in one native call where there is one; only where words and sound
-share a step are their positions parted at each layer. Knows no codec and no scheduler.
+Owns what `config.json` says beyond the fields of every Llama, the choice between the two by
+position, and the delay pattern. A step of one kind alone runs through the stack of that kind, in
+one native call where there is one; only where words and sound share a step are their positions
+parted at each layer. Knows no codec and no scheduler.
 
 Codebook c says at step k of a segment the code of frame k - c - 1: steps 0 to c say a mark of the
 beginning, and once a step has said the mark of the end, codebook 0 goes on saying it, a step later
@@ -14,21 +15,63 @@ the vocabulary, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
+import msgspec
 import torch
 
+from triptych.core.decoders.hf_config import (
+    CausalLmConfig,
+    Count,
+    Positive,
+    attention_of,
+    decoder_of,
+    parse,
+)
 from triptych.core.decoders.tensor_names import mlp_targets, stack_targets
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache
-from triptych.core.layers.decoder import DecoderLayer, DecoderStack
+from triptych.core.layers.decoder import DecoderConfig, DecoderLayer, DecoderStack
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
 from triptych.core.weights.tensors.loading import TensorTarget
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
 from triptych.modalities.tts.engine.models.codebooks import Codebooks, embed_inputs
-from triptych.modalities.tts.engine.models.higgs.config import HiggsConfig
+
+Id = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class HiggsFields(CausalLmConfig, frozen=True, kw_only=True):
+    """What a checkpoint says of itself. `codebook_size` counts the two marks of a stream.
+
+    Sound stands in a prompt between two words, and `eos_token_id` ends a turn.
+    """
+
+    rms_norm_eps: Positive = 1e-5
+    rope_theta: Positive = 500_000.0
+    num_codebooks: Count = 8
+    codebook_size: Count = 1026
+    eos_token_id: Id = 128_009
+    audio_bos_token_id: Id = 128_013
+    audio_eos_token_id: Id = 128_012
+    audio_stream_bos_id: Id = 1024
+    audio_stream_eos_id: Id = 1025
+
+
+class HiggsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The decoder, and what is special about it."""
+
+    fields: HiggsFields
+    decoder: DecoderConfig
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], *, max_length: int = 0) -> HiggsConfig:
+        """Translate `config.json`. Raises `WeightsError` naming the field."""
+        fields = parse(config, HiggsFields)
+        attention = (attention_of(fields),) * fields.num_hidden_layers
+        return cls(fields=fields, decoder=decoder_of(fields, attention, max_length))
 
 
 class HiggsModel:

@@ -17,7 +17,7 @@ from triptych.modalities.tts.configs.orpheus import (
     FRAME_ORDER,
     read_speech_block,
 )
-from triptych.modalities.tts.engine.codecs.open import HubCodec
+from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechSetup, SpeechTraits
 from triptych.modalities.tts.plan import VoicePrompt

@@ -17,7 +17,7 @@ from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.tts.configs.voice import VoiceConfig
-from triptych.modalities.tts.engine.codecs.open import refuse_window_options
+from triptych.modalities.tts.engine.codecs.loading import refuse_window_options
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.models.blueprint import (
     Codes,
@@ -25,8 +25,8 @@ from triptych.modalities.tts.engine.models.blueprint import (
     SpeechSetup,
     SpeechTraits,
 )
+from triptych.modalities.tts.engine.models.voice.acoustic import AcousticModel, decoder_config
 from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec
-from triptych.modalities.tts.engine.models.voice.model import AcousticModel, decoder_config
 from triptych.modalities.tts.engine.models.voice.streaming import voice_decoder
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.wire import VoiceClip

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from triptych.core.errors import WeightsError
 from triptych.modalities.tts.engine.codecs.builder import Rules, Walk, build
-from triptych.modalities.tts.engine.codecs.convolution import StreamingConv1d
 from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder
+from triptych.modalities.tts.engine.codecs.layers import StreamingConv1d
 from triptych.modalities.tts.engine.codecs.stages import (
     Chain,
+    CodecStep,
+    SignalRate,
     StreamingStage,
     channels_last,
     residual,
 )
-from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate
 from triptych.modalities.tts.engine.models.voice.codec import CausalConv1d, VoiceCodec
 from triptych.modalities.tts.engine.models.voice.synthesis import (
     FrameOverlapAdd,

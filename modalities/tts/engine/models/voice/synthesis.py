@@ -21,10 +21,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from triptych.modalities.tts.configs.voice import CodecConfig
-from triptych.modalities.tts.engine.codecs.convolution import OverlapTail
 from triptych.modalities.tts.engine.codecs.families.snac import keyed_normal
-from triptych.modalities.tts.engine.codecs.stages import Delay, StreamingStage
-from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate, SlotState
+from triptych.modalities.tts.engine.codecs.layers import OverlapTail
+from triptych.modalities.tts.engine.codecs.stages import (
+    CodecStep,
+    Delay,
+    SignalRate,
+    SlotState,
+    StreamingStage,
+)
 from triptych.modalities.tts.engine.models.voice.codec import Spectra, spectra_of
 
 _MAX_HARMONIC_HZ = 11_000.0
