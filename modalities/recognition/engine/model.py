@@ -1,4 +1,4 @@
-"""Whisper's network, made of transformers' modules: encode, feed tokens, find when each is heard.
+"""Whisper's network, made of transformers' modules: encode, feed tokens, align them with time.
 
 Owns loading, the caches of one window, which attention heads are looked at, and dynamic time
 warping through their attention, after OpenAI's `timing.py`. Knows neither windows' order nor what
@@ -171,7 +171,7 @@ def _network(config: dict[str, Any], *, is_cpu: bool) -> WhisperForConditionalGe
     parsed = WhisperConfig.from_dict(config)
     parsed._attn_implementation = "sdpa"
     network = WhisperForConditionalGeneration(parsed)
-    if is_cpu:  # whose fused attention takes seven times as long for one query in bfloat16
+    if is_cpu:  # torch's fused attention takes seven times as long for one query in bfloat16
         plain = copy.copy(parsed)
         plain._attn_implementation = "eager"
         for module in network.model.decoder.modules():
@@ -188,8 +188,8 @@ def token_positions(
 ) -> npt.NDArray[np.int64]:
     """The position at which each row of `spoken` takes over.
 
-    What a position is to one token is told apart from what it is to all T of them, the special
-    ones before and behind the spoken included.
+    Attention is normalised over all T tokens, the special ones before and behind the spoken
+    included.
     """
     std_H1P, mean_H1P = torch.std_mean(attention_HTP, dim=1, keepdim=True, correction=0)
     scaled_HTP = (attention_HTP - mean_H1P) / std_H1P.clamp(min=1e-9)

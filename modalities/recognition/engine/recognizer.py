@@ -2,7 +2,7 @@
 
 Owns the order of the work (spectrogram, encode, decode, align, the next window), the decoding of a
 window with its fallbacks, and which tokens may follow: the grammar of timestamps after OpenAI's
-`decoding.py` (`ApplyTimestampRules`). What a window is told and where it is cut is `windows`'
+`decoding.py` (`ApplyTimestampRules`). A window's prompt and where it is cut are `windows`'
 business, when a stage runs is the scheduler's. Shape suffixes: V vocabulary.
 """
 
@@ -102,7 +102,7 @@ class SpeechRecognizer:
 
     @classmethod
     def of(cls, network: WhisperNetwork, tokenizer: Tokenizer) -> SpeechRecognizer:
-        """The recogniser that a network makes."""
+        """The recognizer that a network makes."""
         return cls(
             network=network,
             mel=LogMel(network.spec, network.device),
@@ -122,41 +122,41 @@ class SpeechRecognizer:
 class TranscriptionJob:
     """One request under way (`core.engine.staged_runner.Work`)."""
 
-    def __init__(self, recogniser: SpeechRecognizer, request: TranscribeRequest) -> None:
-        self._recogniser = recogniser
-        self._spec = recogniser.network.spec
+    def __init__(self, recognizer: SpeechRecognizer, request: TranscribeRequest) -> None:
+        self._recognizer = recognizer
+        self._spec = recognizer.network.spec
         self._request = request
         pcm_S = np.frombuffer(request.pcm, np.dtype("<f4"))
-        self._spectrogram = Spectrogram(recogniser.mel, torch.from_numpy(pcm_S.copy()))
-        self._reading = TranscriptCursor(self._spec, request.prompt_ids)
+        self._spectrogram = Spectrogram(recognizer.mel, torch.from_numpy(pcm_S.copy()))
+        self._cursor = TranscriptCursor(self._spec, request.prompt_ids)
         self._language = request.language or ("" if self._spec.languages else "en")
         self._num_drawn = 0
-        self._said: TranscribeDelta | None = None
+        self._delta: TranscribeDelta | None = None
         self._stages = self._run()
         self.next_stage = next(self._stages, None)
 
     def advance(self) -> TranscribeDelta | None:
         """Do the next stage. Raises `NonFinite` where the network computes no number."""
         self.next_stage = next(self._stages, None)
-        said, self._said = self._said, None
-        return said
+        delta, self._delta = self._delta, None
+        return delta
 
     def _run(self) -> Iterator[Stage]:
         while not self._spectrogram.is_made:
-            yield Stage("listen", self._recogniser.mel.window_frames)
+            yield Stage("listen", self._recognizer.mel.window_frames)
             self._spectrogram.make()
         while not self._is_over:
             yield from self._window()
 
     @property
     def _is_over(self) -> bool:
-        left = self._spectrogram.num_frames - self._reading.frame
+        left = self._spectrogram.num_frames - self._cursor.frame
         return left <= 0 or (not self._request.is_last and left < self._spec.window_frames)
 
     def _window(self) -> Iterator[Stage]:
-        start = self._reading.frame
+        start = self._cursor.frame
         num_frames = min(self._spec.window_frames, self._spectrogram.num_frames - start)
-        network = self._recogniser.network
+        network = self._recognizer.network
         yield Stage("encode", 1)
         hidden_1PD = network.embed(self._spectrogram.window(start))
         for layer in range(self._spec.config.encoder_layers):
@@ -167,14 +167,15 @@ class TranscriptionJob:
             yield Stage("decode", 1)
             self._language = self._detect(decoder)
         attempt = yield from self._decode(decoder)
-        stretches = self._reading.take(attempt, num_frames)
-        tokens = [_heard(attempt, at) for at in range(len(attempt.token_ids))]
+        stretches = self._cursor.take(attempt, num_frames)
+        drawn = zip(attempt.token_ids, attempt.logprobs, strict=True)
+        tokens = [TranscriptToken(token_id, logprob=logprob) for token_id, logprob in drawn]
         if self._request.has_word_times and stretches:
             yield Stage("align", num_frames)
             self._align(decoder, stretches, tokens, (start, num_frames))
-        self._say(attempt, stretches, tokens, start)
+        self._finish(attempt, stretches, tokens, start)
 
-    def _say(
+    def _finish(
         self,
         attempt: Attempt,
         stretches: tuple[Stretch, ...],
@@ -197,16 +198,16 @@ class TranscriptionJob:
             )
             for stretch in stretches
         )
-        self._said = TranscribeDelta(
+        self._delta = TranscribeDelta(
             segments=segments,
             language=self._language,
-            heard_s=min(self._reading.frame, self._spectrogram.num_frames) / FRAMES_PER_S,
+            heard_s=min(self._cursor.frame, self._spectrogram.num_frames) / FRAMES_PER_S,
             finish_reason="stop" if self._is_over else None,
         )
 
     def _detect(self, decoder: WhisperWindow) -> str:
         """The likeliest language, from what would follow the start token."""
-        logits_V = self._recogniser.network.logits(decoder.feed([self._spec.start_id]))[0]
+        logits_V = self._recognizer.network.logits(decoder.feed([self._spec.start_id]))[0]
         decoder.rewind(0)
         codes, ids = zip(*self._spec.languages.items(), strict=True)
         language: str = codes[int(logits_V[list(ids)].argmax())]
@@ -215,11 +216,11 @@ class TranscriptionJob:
     def _decode(self, decoder: WhisperWindow) -> Generator[Stage, None, Attempt]:
         """Try temperatures until a result is good; the last stands, good or not."""
         start_ids = self._spec.start_ids(self._language, self._request.task)
-        prompt_ids = (*self._reading.prompt_ids, *start_ids)
+        prompt_ids = (*self._cursor.prompt_ids, *start_ids)
         start_at = len(prompt_ids) - len(start_ids)
         yield Stage("decode", TOKENS_PER_STAGE)
         hidden_TD = decoder.feed(prompt_ids)
-        logits_TV = self._recogniser.network.logits(hidden_TD[[start_at, -1]])
+        logits_TV = self._recognizer.network.logits(hidden_TD[[start_at, -1]])
         no_speech_prob = float(logits_TV[0].softmax(0)[self._spec.no_speech_id])
         if not math.isfinite(no_speech_prob):
             raise _no_number()
@@ -272,8 +273,10 @@ class TranscriptionJob:
         num_positions = max(num_frames // FRAMES_PER_POSITION, 1)
         attention_HTP = decoder.attention(token_ids, num_positions)
         spoken = slice(len(opening) - 1, -1)
-        heard = token_positions(attention_HTP, spoken, spec.config.median_filter_width)
-        times = [(start + FRAMES_PER_POSITION * int(position)) / FRAMES_PER_S for position in heard]
+        positions = token_positions(attention_HTP, spoken, spec.config.median_filter_width)
+        times = [
+            (start + FRAMES_PER_POSITION * int(position)) / FRAMES_PER_S for position in positions
+        ]
         for place, start_s, end_s in zip(places, times, times[1:], strict=False):
             token = tokens[place]
             tokens[place] = TranscriptToken(token.token_id, start_s, end_s, token.logprob)
@@ -282,12 +285,10 @@ class TranscriptionJob:
 class _WindowAttempt:
     """One attempt at a window, growing."""
 
-    def __init__(
-        self, hearing: TranscriptionJob, temperature: float, num_prompt_tokens: int
-    ) -> None:
-        self._hearing = hearing
-        self._recogniser = hearing._recogniser
-        self._spec = self._recogniser.network.spec
+    def __init__(self, job: TranscriptionJob, temperature: float, num_prompt_tokens: int) -> None:
+        self._job = job
+        self._recognizer = job._recognizer
+        self._spec = self._recognizer.network.spec
         self._temperature = temperature
         room = self._spec.config.max_target_positions - num_prompt_tokens
         self._max_tokens = min(self._spec.max_new_tokens, room)
@@ -298,8 +299,8 @@ class _WindowAttempt:
     def grow(self, decoder: WhisperWindow, logits_V: Tensor) -> Iterator[Stage]:
         """Draw tokens until the end token or the bound, so many a stage."""
         while True:
-            self._recogniser.rules.apply(logits_V, self._token_ids)
-            token_id, logprob = self._hearing.draw(logits_V, self._temperature)
+            self._recognizer.rules.apply(logits_V, self._token_ids)
+            token_id, logprob = self._job.draw(logits_V, self._temperature)
             if token_id == self._spec.end_id:
                 self._end_logprob = logprob
                 return
@@ -309,12 +310,12 @@ class _WindowAttempt:
                 return
             if len(self._token_ids) % TOKENS_PER_STAGE == 0:
                 yield Stage("decode", TOKENS_PER_STAGE)
-            logits_V = self._recogniser.network.logits(decoder.feed([token_id]))[0]
+            logits_V = self._recognizer.network.logits(decoder.feed([token_id]))[0]
 
     def attempt(self, no_speech_prob: float) -> Attempt:
         """What came of it."""
         text_ids = [token_id for token_id in self._token_ids if self._spec.is_text(token_id)]
-        text = self._recogniser.tokenizer.decode(text_ids).strip()
+        text = self._recognizer.tokenizer.decode(text_ids).strip()
         total = sum(self._logprobs) + self._end_logprob
         return Attempt(
             token_ids=tuple(self._token_ids),
@@ -328,7 +329,3 @@ class _WindowAttempt:
 
 def _no_number() -> NonFinite:
     return NonFinite("The model computed no finite numbers for this sound.")
-
-
-def _heard(attempt: Attempt, at: int) -> TranscriptToken:
-    return TranscriptToken(attempt.token_ids[at], logprob=attempt.logprobs[at])

@@ -1,4 +1,4 @@
-"""The shape of the embedded voice, as its `config.json` tells it.
+"""The shape of the embedded voice, as its `config.json` states it.
 
 Owns the sizes of both models. Knows no weights.
 """

@@ -118,13 +118,13 @@ class AudioSteps:
         self._num_skipped.update(dict.fromkeys(slots, 0))
         for row in rows:
             if row.prompt:
-                self._hear(row.slot, self._frames(_steps_array(row.prompt)))
+                self._prime(row.slot, self._frames(_steps_array(row.prompt)))
 
-    def _hear(self, slot: int, codes_QF: Codes) -> None:
-        """Let a row's decoder have heard a voice whose sound is not given out."""
+    def _prime(self, slot: int, codes_QF: Codes) -> None:
+        """Begin a row's decoder with a voice's frames, whose sound is not given out."""
         codes = torch.from_numpy(codes_QF).to(self._device)
         if isinstance(self._decoder, WindowDecoder):
-            self._decoder.hear(slot, codes)
+            self._decoder.prime(slot, codes)
             return
         audio = self._decoder.push(codes[None], [slot])
         num_samples = codes_QF.shape[1] * self._decoder.hop

@@ -56,15 +56,12 @@ class Walk:
             if (rule := self._rules.get(type(module).__name__)) is not None:
                 return rule(self)
             if isinstance(module, nn.ModuleList | nn.Sequential):
-                return Chain(*[self._item(index, child) for index, child in enumerate(module)])
+                return self.chain(*[str(index) for index in range(len(module))])
             if is_pointwise(module):
                 return Pointwise(module)
             return streaming_layer(module)
         except Misfit as misfit:
             raise WeightsError(f"{self.path} ({type(module).__name__}): {misfit}") from None
-
-    def _item(self, index: int, child: nn.Module) -> StreamingStage:
-        return Walk(child, self._rules, f"{self.path}.{index}").stage()
 
     def chain(self, *paths: str) -> Chain:
         """The descendants at these paths, one after another."""

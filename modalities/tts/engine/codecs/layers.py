@@ -41,7 +41,7 @@ class StreamingConv1d(StreamingStage):
         self, conv: nn.Conv1d, pads: tuple[int, int], padding: Padding = Padding.ZEROS
     ) -> None:
         super().__init__()
-        # Effective weights: a weight-normalised layer would compute them anew at each call.
+        # Effective weights: a weight-normalised layer would compute them at each call.
         self.weight, self.bias = conv.weight.detach(), _detach(conv.bias)
         self.stride, self.dilation = conv.stride[0], conv.dilation[0]
         self.groups, self.padding = conv.groups, padding
@@ -310,7 +310,7 @@ class StreamingTransformer(StreamingStage):
 def window_mask(times_BT: Tensor, key_times_BK: Tensor, window: int) -> Tensor:
     """Which keys each query sees, [B, T, K]: itself and the `window` - 1 before, from time 0 on.
 
-    A query before time 0 sees itself, so that its output, which nobody uses, is finite.
+    A query before time 0 sees itself, so that its output, which is discarded, is finite.
     """
     queries, keys = times_BT[:, :, None], key_times_BK[:, None]
     return (keys <= queries) & (keys > queries - window) & ((keys >= 0) | (keys == queries))

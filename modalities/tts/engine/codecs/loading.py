@@ -1,7 +1,7 @@
 """From options and files to a codec decoder: which codec, where its weights are, how it decodes.
 
 Owns the options of the audio decoder, the codecs that can be named by them, and what each refuses.
-Weights stay in float32: codecs are small, and rounding is heard. Knows no speech model.
+Weights stay in float32: codecs are small, and rounding is audible. Knows no speech model.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def build_decoder(model: nn.Module, *, num_rows: int, verify: bool = True) -> St
 
 
 def fold_weight_norms(model: nn.Module) -> None:
-    """Replace each parametrised weight, computed anew at every use, by its value."""
+    """Replace each parametrised weight, computed at every use, by its value."""
     for module in [m for m in model.modules() if parametrize.is_parametrized(m)]:
         names = module.parametrizations
         assert isinstance(names, nn.ModuleDict)

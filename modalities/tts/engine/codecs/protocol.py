@@ -59,6 +59,10 @@ class CodecDecoder(Protocol):
     def num_rows(self) -> int:
         """Number of row slots."""
 
+    @property
+    def state_bytes(self) -> int:
+        """Device bytes of all rows' state."""
+
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
         """Start a new stream in each of `rows`, forgetting what was there.
 

@@ -1,9 +1,8 @@
 """Windowed decoding: for codecs that have no exact streaming twin, chunks with context before them.
 
 Owns how much of the past goes into a window, and what of its sound is given out. A chunk is what
-one push brings; whoever pushes chooses its size. Of the sound of a window, the part of the frames
-that are there for their context alone is cut off: the seam is as good as the context is long, and
-no better, which is why decoders that keep their state are preferred wherever there is one.
+one push brings; the caller chooses its size. The sound of the context frames is cut off. The seam
+is only as good as the context is long, so decoders that keep their state are preferred.
 
 Semantics (frames S so far, d of them decoded, buffer b, chunk c, voice prompt P): a window holds
 S[max(0, d - b) : d + c]. With `ONCE`, P comes before the first window; with `ROLLING`, before
@@ -82,6 +81,7 @@ class WindowDecoder:
     """A `CodecDecoder` over a codec's one-shot decoding."""
 
     latency = 0
+    state_bytes = 0  # a few codes a row
 
     def __init__(self, codec: OneShotCodec, policy: WindowPolicy, *, num_rows: int) -> None:
         self._codec = codec
@@ -94,7 +94,7 @@ class WindowDecoder:
         nothing_Q0 = torch.zeros(self._codec.num_codebooks, 0, dtype=torch.int64)
         self._rows.update({row: _RowFrames(nothing_Q0, nothing_Q0) for row in rows})
 
-    def hear(self, row: int, prompt_QF: Tensor) -> None:
+    def prime(self, row: int, prompt_QF: Tensor) -> None:
         """The voice's own frames, before the row's first chunk; they are not given out."""
         if self._policy.prompt_use is not PromptUse.NEVER:
             self._rows[row].prompt_QF = prompt_QF
@@ -134,12 +134,12 @@ class WindowDecoder:
         return _Window(codes_QF, prompt_QF.shape[1], past_QF.shape[1])
 
     def _move_on(self, row: _RowFrames, window: _Window) -> None:
-        heard_QF = window.codes_QF[:, window.num_prompt :]
-        row.past_QF = heard_QF[:, max(heard_QF.shape[1] - self._policy.buffer, 0) :].clone()
+        decoded_QF = window.codes_QF[:, window.num_prompt :]
+        row.past_QF = decoded_QF[:, max(decoded_QF.shape[1] - self._policy.buffer, 0) :].clone()
         row.has_begun = row.has_begun or window.num_frames > window.num_context
 
     def _decode_all(self, windows: Sequence[_Window]) -> list[Tensor]:
-        """Windows of one length together: padding would be heard by its neighbours."""
+        """Windows of one length together: padding would change the sound of real frames."""
         groups = defaultdict(list)
         for index, window in enumerate(windows):
             if window.num_frames > window.num_context:

@@ -30,38 +30,31 @@ from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameModel
-from triptych.modalities.tts.plan import VoicePrompt
+from triptych.modalities.tts.plan import FramePattern, VoicePrompt
 from triptych.modalities.tts.wire import VoiceClip
 
 Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechTraits:
+class SpeechTraits(FramePattern):
     """How a family's steps become speech. Plain data.
 
-    A codec frame takes `steps_per_frame` steps, the first of them `delay_steps` more. Where
-    positions of a prompt read what comes after them, it has no `causal_prompts`, and prompts that
-    begin alike cannot share pages. Each segment's prompt has the last `num_context_steps` of the
-    one before, and `context_end_ids` behind them.
+    Where positions of a prompt read what comes after them, it has no `causal_prompts`, and prompts
+    that begin alike cannot share pages. Each segment's prompt has the last `num_context_steps` of
+    the one before, and `context_end_ids` behind them.
     """
 
-    steps_per_frame: int = 1
-    delay_steps: int = 0
     stop_ids: tuple[int, ...] = (END_FRAME_ID,)
     voices: Mapping[str, VoicePrompt] = field(default_factory=dict)
     num_context_steps: int = 0
     context_end_ids: tuple[int, ...] = ()
     causal_prompts: bool = True
 
-    def num_frames(self, num_steps: int) -> int:
-        """Whole codec frames in so many steps."""
-        return max(0, num_steps - self.delay_steps) // self.steps_per_frame
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechSetup:
-    """Where a model shall run, and with what: all that blueprints need beside `config.json`."""
+    """Where a model will run, and with what: all that blueprints need beside `config.json`."""
 
     folder: Path
     options: SpeechOptions

@@ -5,18 +5,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from triptych.modalities.tts.engine.codecs.builder import Rules, Walk, build
+from triptych.modalities.tts.engine.codecs.builder import Rules, build
 from triptych.modalities.tts.engine.codecs.decoder import Adapter
-from triptych.modalities.tts.engine.codecs.stages import StreamingStage, residual
-
-
-def _decoder(walk: Walk) -> StreamingStage:
-    return walk.chain("conv1", "block", "snake1", "conv2", "tanh")
-
+from triptych.modalities.tts.engine.codecs.stages import residual
 
 RULES: Rules = MappingProxyType(
     {
-        "DacDecoder": _decoder,
+        "DacDecoder": lambda walk: walk.chain("conv1", "block", "snake1", "conv2", "tanh"),
         "DacDecoderBlock": lambda walk: walk.chain(
             "snake1", "conv_t1", "res_unit1", "res_unit2", "res_unit3"
         ),

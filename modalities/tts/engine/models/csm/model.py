@@ -1,7 +1,7 @@
 """CSM's two transformers: one position a frame, then one position a code of the frame.
 
 Owns what `config.json` says beyond the fields of every decoder, and the frame's inner loop. The
-depth decoder sees nothing but its own frame, so its cache is one page per slot, written anew each
+depth decoder sees nothing but its own frame, so its cache is one page per slot, rewritten each
 time; the loop over codes runs for all rows at once and is one unit of work of a step. Knows no
 codec and no scheduler.
 

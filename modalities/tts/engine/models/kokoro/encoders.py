@@ -139,7 +139,7 @@ class StyledLayerNorm(nn.Module):
 
 
 class DurationEncoder(nn.Module):
-    """LSTMs over the tokens, told the style before each."""
+    """LSTMs over the tokens, with the style appended before each."""
 
     def __init__(self, config: KokoroConfig) -> None:
         super().__init__()

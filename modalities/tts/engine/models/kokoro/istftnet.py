@@ -185,7 +185,7 @@ class Generator(nn.Module):
     def source(self, pitch_P: Tensor, noise_SH: Tensor) -> Tensor:
         """What guides one row: its source's magnitudes, then phases, [2K, N].
 
-        Phases jump between -pi and pi, so the least difference in pitch can be heard. Rows must
+        Phases jump between -pi and pi, so the least difference in pitch can be audible. Rows must
         come here with bits that do not depend on their batch: one by one.
         """
         n_fft = self.config.n_fft

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from triptych.core.config import Config
+from triptych.core.config import Config, SpeechOptions
 from triptych.core.devices.device import Device
 from triptych.core.engine.loader import DeviceLoader
 from triptych.core.engine.staged_runner import StagedRunner
@@ -46,16 +46,16 @@ MAX_STARTED_ON_CPU, MAX_STARTED_ON_GPU = 4, 16
 MAX_ROWS_ON_GPU, UNITS_PER_JOB_ON_GPU = 8, 4
 _CPU_FRAMES = 2048  # of all sentences under way: four of the longest that a front end makes
 _NUM_LIVE_TENSORS = 8  # of the widest rate, at the height of a residual block
-_USELESS_OPTIONS = {
-    "audio_decoder": "",
-    "audio_decoder_weights": "",
-    "audio_decoder_config": "",
-    "chunk_size": (),
-    "buffer": 0,
-    "block_causal": False,
-    "prepend_prompt_speech_tokens": "never",
-    "prepend_prompt_speech_tokens_causal": False,
-}
+_USELESS_OPTIONS = (
+    "audio_decoder",
+    "audio_decoder_weights",
+    "audio_decoder_config",
+    "chunk_size",
+    "buffer",
+    "block_causal",
+    "prepend_prompt_speech_tokens",
+    "prepend_prompt_speech_tokens_causal",
+)
 
 
 class KokoroLoader(DeviceLoader):
@@ -65,8 +65,8 @@ class KokoroLoader(DeviceLoader):
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
     ) -> None:
         super().__init__(resolved, config, device, ledger)
-        for option, default in _USELESS_OPTIONS.items():
-            if getattr(config.speech, option) != default:
+        for option in _USELESS_OPTIONS:
+            if getattr(config.speech, option) != getattr(SpeechOptions(), option):
                 raise ConfigError(
                     f"{self.name} makes a sentence at once and has no codec to set: leave out"
                     f" --{option.replace('_', '-')}."
@@ -129,7 +129,7 @@ def load_kokoro(
     """The model and its voices out of one of our folders.
 
     `conv_dtype` is the type of the decoder's convolutions, nine tenths of the work; everything
-    else is float32. `native` are kernels for a model on a CPU. `report` hears the share that is
+    else is float32. `native` are kernels for a model on a CPU. `report` gets the share that is
     done. Raises `WeightsError` when anything is missing or left over.
     """
     with Checkpoint.open(folder) as checkpoint:

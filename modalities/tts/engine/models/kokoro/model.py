@@ -60,7 +60,7 @@ class SentenceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProsodyPlan:
-    """A sentence whose timing and melody are decided, and only its sound is not.
+    """A sentence whose timing and pitch are decided, before its sound is made.
 
     Phoneme features for every frame, pitch and energy, and what guides the generator.
     """
@@ -98,7 +98,7 @@ class KokoroModel(nn.Module):
         """Decide how one sentence will go. Raises `InvalidRequest` where it gets too long.
 
         Never batched, though the work is a tenth at most: durations are rounded and phases wrap, so
-        that a batch's different rounding of the last bit would now and then be heard.
+        that a batch's different rounding of the last bit would now and then be audible.
         """
         ids = (BOUNDARY_ID, *sentence.phoneme_ids, BOUNDARY_ID)
         ids_1T = torch.tensor([ids], device=self.device)
@@ -107,7 +107,12 @@ class KokoroModel(nn.Module):
         yield gmacs(self.predictor.text_encoder, ids_1T[:, None])
         features_1TC, frames_1T = self.predictor.durations(hidden_1TC, prosody_1Y)
         frames_T = (frames_1T[0] / sentence.speed).round().clamp(min=1).long()
-        num_frames = _checked(int(frames_T.sum()))
+        num_frames = int(frames_T.sum())
+        if num_frames > MAX_FRAMES:
+            raise InvalidRequest(
+                f"A sentence of {num_frames} frames is too long (at most {MAX_FRAMES}); split it,"
+                " or speak faster."
+            )
         token_F = torch.repeat_interleave(frames_T, output_size=num_frames)
         pitch_1P, energy_1P = yield from self.predictor.curves(features_1TC[:, token_F], prosody_1Y)
         yield gmacs(self.text_encoder, ids_1T[:, None])
@@ -205,15 +210,6 @@ def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
-
-
-def _checked(num_frames: int) -> int:
-    if num_frames > MAX_FRAMES:
-        raise InvalidRequest(
-            f"A sentence of {num_frames} frames is too long (at most {MAX_FRAMES}); split it, or"
-            " speak faster."
-        )
-    return num_frames
 
 
 def _padded(rows: list[Tensor]) -> Tensor:

@@ -55,7 +55,7 @@ class StagedKokoro:
     """Implements `core.engine.staged_runner.StagedModel`.
 
     Samples are those of `Kokoro.synthesize` without the silence at their edges; pauses are shorter
-    for who speaks faster.
+    at a higher speed.
     """
 
     def __init__(self, kokoro: Kokoro, *, slice_gmacs: float = SLICE_GMACS) -> None:
@@ -137,8 +137,7 @@ class StagedKokoro:
 def without_edges(pcm_S: NDArray[np.float32]) -> NDArray[np.float32]:
     """A sentence from shortly before its first sound to shortly after its last.
 
-    How long to rest between sentences is said by their pauses; the listener hears the first one as
-    soon as it comes.
+    Each segment states its own pause, and the first sound should come as soon as it can.
     """
     windows_WS = pcm_S[: len(pcm_S) // _WINDOW_SAMPLES * _WINDOW_SAMPLES].reshape(
         -1, _WINDOW_SAMPLES

@@ -74,12 +74,12 @@ RULES: Rules = MappingProxyType(
 )
 
 
-def voice_decoder(model: VoiceCodec, *, num_rows: int, verify: bool = True) -> StreamingDecoder:
+def voice_decoder(model: VoiceCodec, *, num_rows: int) -> StreamingDecoder:
     """A streaming decoder over the model, sharing its weights.
 
     Raises `WeightsError` if a probe decoded in chunks differs from decoding at once.
     """
-    return StreamingDecoder(adapter(model), num_rows=num_rows, verify=verify)
+    return StreamingDecoder(adapter(model), num_rows=num_rows)
 
 
 def adapter(model: VoiceCodec) -> Adapter:

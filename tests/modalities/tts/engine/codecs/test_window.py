@@ -46,7 +46,7 @@ def speak(spy: Spy, chunks: Sequence[int], **policy: object) -> list[float]:
     """The sound of codes 1, 2, 3, ... in chunks of so many, after the prompt was heard."""
     window = decoder(spy, **policy)
     window.init_state([0])
-    window.hear(0, frames(*PROMPT)[0])
+    window.prime(0, frames(*PROMPT)[0])
     codes = iter(range(1, sum(chunks) + 1))
     sound: list[float] = []
     for size in chunks:
