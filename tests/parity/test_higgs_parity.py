@@ -16,8 +16,7 @@ from support.speech_models import higgs, setup_of
 
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.engine.models.higgs.blueprint import HiggsBlueprint
-from triptych.modalities.tts.engine.models.higgs.model import HiggsModel
+from triptych.modalities.tts.engine.models.higgs import HiggsBlueprint, HiggsModel
 
 NUM_STEPS = 30
 BEGIN, END = 32, 33

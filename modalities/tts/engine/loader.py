@@ -61,11 +61,11 @@ def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBluep
     """
     model_type = config.get("model_type")
     if model_type == "csm":
-        from triptych.modalities.tts.engine.models.csm.blueprint import CsmBlueprint
+        from triptych.modalities.tts.engine.models.csm import CsmBlueprint
 
         return CsmBlueprint(config, setup)
     if model_type == "higgs_audio_v2":
-        from triptych.modalities.tts.engine.models.higgs.blueprint import HiggsBlueprint
+        from triptych.modalities.tts.engine.models.higgs import HiggsBlueprint
 
         return HiggsBlueprint(config, setup)
     if model_type == "triptych_voice":
@@ -73,7 +73,7 @@ def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBluep
 
         return VoiceBlueprint(config, setup)
     if "speech" in config:
-        from triptych.modalities.tts.engine.models.orpheus.blueprint import OrpheusBlueprint
+        from triptych.modalities.tts.engine.models.orpheus import OrpheusBlueprint
 
         return OrpheusBlueprint(config, setup)
     raise WeightsError(

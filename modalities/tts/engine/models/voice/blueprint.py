@@ -26,8 +26,7 @@ from triptych.modalities.tts.engine.models.blueprint import (
     SpeechTraits,
 )
 from triptych.modalities.tts.engine.models.voice.acoustic import AcousticModel, decoder_config
-from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec
-from triptych.modalities.tts.engine.models.voice.streaming import voice_decoder
+from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec, voice_decoder
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.wire import VoiceClip
 

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from triptych.modalities.tts.configs.voice import CodecConfig
 from triptych.modalities.tts.engine.codecs import CodecDecoder, StreamingDecoder
-from triptych.modalities.tts.engine.models.voice.codec import Spectra, VoiceCodec
-from triptych.modalities.tts.engine.models.voice.streaming import voice_decoder
-from triptych.modalities.tts.engine.models.voice.synthesis import excite, synthesise
+from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec, voice_decoder
+from triptych.modalities.tts.engine.models.voice.synthesis import Spectra, excite, synthesise
 
 NUM_ROWS = 3
 HOP = CODEC.hop * CODEC.frames_per_step

@@ -1,4 +1,4 @@
-"""Orpheus before it is loaded: a decoder like any other, and SNAC.
+"""Orpheus: a Llama that writes SNAC codes as tokens, seven to a frame.
 
 Implements `modalities.tts.engine.models.blueprint.SpeechBlueprint`.
 """
