@@ -23,16 +23,11 @@ class LogMel:
     def __init__(self, spec: WhisperSpec, device: torch.device) -> None:
         extractor = WhisperFeatureExtractor(feature_size=spec.config.num_mel_bins)
         assert (extractor.hop_length, extractor.sampling_rate) == (HOP_SAMPLES, SAMPLE_RATE)
-        self.window_frames = spec.window_frames
+        self.window_frames, self.device = spec.window_frames, device
         self._size = extractor.n_fft
         self._window_S = torch.hann_window(self._size, device=device)
         filters = torch.from_numpy(extractor.mel_filters).to(device, torch.float32)
         self._filters_MB = filters.T.contiguous()
-
-    @property
-    def device(self) -> torch.device:
-        """Where spectrograms are made."""
-        return self._window_S.device
 
     def decades(self, pcm_S: Tensor, start: int, num_frames: int) -> Tensor:
         """Powers [M, num_frames] from frame `start` on, as their logarithms to base 10.

@@ -42,9 +42,10 @@ class WhisperNetwork:
         self._network = network.eval().requires_grad_(False)
         self._encoder = network.model.encoder
         self.decoder: nn.Module = network.model.decoder
-        self._heads: dict[int, list[int]] = {}
+        self.aligned_heads: dict[int, list[int]] = {}
+        """Heads by layer whose attention follows the words."""
         for layer, head in spec.alignment_heads:
-            self._heads.setdefault(layer, []).append(head)
+            self.aligned_heads.setdefault(layer, []).append(head)
 
     @classmethod
     def load(
@@ -98,11 +99,6 @@ class WhisperNetwork:
         """The projection that makes the cross-attention queries of a layer."""
         module: nn.Module = self.decoder.get_submodule(f"layers.{layer}.encoder_attn.q_proj")
         return module
-
-    @property
-    def aligned_heads(self) -> dict[int, list[int]]:
-        """Heads by layer whose attention follows the words."""
-        return self._heads
 
 
 class WhisperWindow:

@@ -43,21 +43,13 @@ class CodecDecoder(Protocol):
     `max(0, n * hop - latency)` samples; `flush` gives the rest.
     """
 
-    @property
-    def sample_rate(self) -> int:
-        """Samples per second."""
-
-    @property
-    def hop(self) -> int:
-        """Samples per frame of codes."""
-
-    @property
-    def latency(self) -> int:
-        """Samples by which output trails input: what the codec reads ahead, or trims."""
-
-    @property
-    def num_rows(self) -> int:
-        """Number of row slots."""
+    sample_rate: int
+    hop: int
+    """Samples per frame of codes."""
+    latency: int
+    """Samples by which output trails input: what the codec reads ahead, or trims."""
+    num_rows: int
+    """Number of row slots."""
 
     @property
     def state_bytes(self) -> int:

@@ -68,20 +68,11 @@ class SpeechSetup:
 class SpeechBlueprint(Protocol):
     """A speech-token model that is known but not yet loaded."""
 
-    @property
-    def max_length(self) -> int:
-        """Positions of a segment, its prompt included."""
-        ...
-
-    @property
-    def num_logits(self) -> int:
-        """Ids that one draw chooses from."""
-        ...
-
-    @property
-    def traits(self) -> SpeechTraits:
-        """How its steps become speech."""
-        ...
+    max_length: int
+    """Positions of a segment, its prompt included."""
+    num_logits: int
+    """Ids that one draw chooses from."""
+    traits: SpeechTraits
 
     def weight_bytes(self) -> int:
         """Device bytes of the weights once loaded, the codec's left out."""

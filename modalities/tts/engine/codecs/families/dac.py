@@ -22,7 +22,6 @@ RULES: Rules = MappingProxyType(
 
 def dac(model: Any) -> Adapter:
     """`DacModel`: codes [B, Q, F] of any number of codebooks up to the model's."""
-    weight = model.decoder.conv1.weight
     return Adapter(
         stage=build(model.decoder, RULES, path="decoder"),
         embed=lambda codes: model.quantizer.from_codes(codes)[0],
@@ -30,14 +29,12 @@ def dac(model: Any) -> Adapter:
         sample_rate=model.config.sampling_rate,
         num_codebooks=model.config.n_codebooks,
         codebook_size=model.config.codebook_size,
-        dtype=weight.dtype,
-        device=weight.device,
+        weight=model.decoder.conv1.weight,
     )
 
 
 def xcodec(model: Any) -> Adapter:
     """`XcodecModel` and `HiggsAudioV2TokenizerModel`: codes [B, Q, F]."""
-    weight = model.fc2.weight
     return Adapter(
         stage=build(model.acoustic_decoder, RULES, path="acoustic_decoder"),
         embed=lambda codes: model.fc2(
@@ -47,6 +44,5 @@ def xcodec(model: Any) -> Adapter:
         sample_rate=model.config.sample_rate,
         num_codebooks=model.config.num_quantizers,
         codebook_size=model.config.codebook_size,
-        dtype=weight.dtype,
-        device=weight.device,
+        weight=model.fc2.weight,
     )

@@ -9,7 +9,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from triptych.modalities.tts.engine.codecs.builder import (
     Rules,
@@ -104,11 +104,9 @@ def _latent_decoder(model: Any) -> StreamingStage:
 
 
 def _adapter(model: Any, stage: StreamingStage, **fields: Any) -> Adapter:
-    weight: Tensor = next(model.decoder.parameters())
     return Adapter(
         stage=stage,
         sample_rate=model.config.sampling_rate,
-        dtype=weight.dtype,
-        device=weight.device,
+        weight=next(model.decoder.parameters()),
         **fields,
     )

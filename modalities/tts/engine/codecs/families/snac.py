@@ -11,7 +11,6 @@ streaming, one-shot decoding and every batch agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -58,14 +57,11 @@ class Snac(nn.Module):
     def decode(self, codes_BQF: Tensor, seeds_B: Tensor | None = None) -> Tensor:
         """Audio [B, S] of whole streams; without seeds all have seed 0."""
         seeds_B = codes_BQF.new_zeros(len(codes_BQF)) if seeds_B is None else seeds_B
-        for block in self.noise_blocks():
-            block.seeds_B = seeds_B
+        for module in self.modules():
+            if isinstance(module, NoiseBlock):
+                module.seeds_B = seeds_B
         pcm_B1S: Tensor = self.decoder.model(self.quantizer.embed(codes_BQF))
         return pcm_B1S[:, 0]
-
-    def noise_blocks(self) -> Iterator[NoiseBlock]:
-        """The blocks that add noise, in order."""
-        return (module for module in self.modules() if isinstance(module, NoiseBlock))
 
 
 class _Quantizer(nn.Module):
@@ -260,7 +256,6 @@ def snac(model: Snac) -> Adapter:
     """`Snac`: codes [B, 1 + 2 + 4, F] for strides 4, 2, 1."""
     config = model.config
     coarsest = config.vq_strides[0]
-    weight = next(model.decoder.parameters())
     return Adapter(
         stage=build(model.decoder.model, RULES, path="decoder.model"),
         embed=model.quantizer.embed,
@@ -268,7 +263,6 @@ def snac(model: Snac) -> Adapter:
         sample_rate=config.sampling_rate,
         num_codebooks=sum(coarsest // stride for stride in config.vq_strides),
         codebook_size=config.codebook_size,
-        dtype=weight.dtype,
-        device=weight.device,
+        weight=next(model.decoder.parameters()),
         rate=coarsest,
     )

@@ -160,6 +160,9 @@ class AcousticModel:
     ) -> None:
         self.config, self._device = config, device
         acoustic = config.acoustic
+        self.num_codes = config.codec.num_codebooks
+        self.start_id = acoustic.num_symbols
+        """The last id of every prompt; around the symbols it stands for none."""
         self.stack = DecoderStack(decoder_config(config, max_length), dtype=dtype, device=device)
         self.ends = nn.ModuleDict(
             {
@@ -176,16 +179,6 @@ class AcousticModel:
         self._due_SL = torch.zeros(walk, dtype=torch.int64, device=device)
         self._held_SL = torch.zeros_like(self._due_SL)
         self._prompts: dict[int, Sequence[int]] = {}
-
-    @property
-    def start_id(self) -> int:
-        """The last id of every prompt; around the symbols it stands for none."""
-        return self.config.acoustic.num_symbols
-
-    @property
-    def num_codes(self) -> int:
-        """Codes of a step."""
-        return self.config.codec.num_codebooks
 
     def targets(self) -> Iterator[TensorTarget]:
         """Every tensor of the checkpoint that the model needs."""

@@ -207,10 +207,10 @@ def voice_decoder(model: VoiceCodec, *, num_rows: int) -> StreamingDecoder:
 
 def adapter(model: VoiceCodec) -> Adapter:
     """What the streaming decoder needs to know of the model: codes [B, Q, F], a step a frame."""
-    config, weight = model.config, model.head.weight
+    config = model.config
 
     def one_shot(codes_BQF: Tensor) -> Tensor:
-        seeds_B = torch.zeros(len(codes_BQF), dtype=torch.int64, device=weight.device)
+        seeds_B = torch.zeros(len(codes_BQF), dtype=torch.int64, device=model.head.weight.device)
         return synthesise(model(codes_BQF), seeds_B, config)
 
     heads = [build(getattr(model, name), RULES, path=name) for name in ("backbone", "head")]
@@ -227,6 +227,5 @@ def adapter(model: VoiceCodec) -> Adapter:
         sample_rate=config.sample_rate,
         num_codebooks=config.num_codebooks,
         codebook_size=config.num_levels,
-        dtype=weight.dtype,
-        device=weight.device,
+        weight=model.head.weight,
     )

@@ -102,6 +102,5 @@ def adapter_of(stack: nn.Module) -> Adapter:
         sample_rate=8,
         num_codebooks=WIDTH,
         codebook_size=2,
-        dtype=torch.float64,
-        device=torch.device("cpu"),
+        weight=torch.empty(0, dtype=torch.float64),
     )
