@@ -226,12 +226,48 @@ class TranscriptionJob:
             raise _no_number()
         for temperature in temperatures(self._request.temperature):
             decoder.rewind(len(prompt_ids))
-            draft = _WindowAttempt(self, temperature, len(prompt_ids))
-            yield from draft.grow(decoder, logits_TV[1].clone())
-            attempt = draft.attempt(no_speech_prob)
+            attempt = yield from self._attempt(
+                decoder, logits_TV[1].clone(), temperature, len(prompt_ids), no_speech_prob
+            )
             if attempt.is_good:
                 break
         return attempt
+
+    def _attempt(
+        self,
+        decoder: WhisperWindow,
+        logits_V: Tensor,
+        temperature: float,
+        num_prompt_tokens: int,
+        no_speech_prob: float,
+    ) -> Generator[Stage, None, Attempt]:
+        """Draw tokens until the end token or the bound, so many a stage."""
+        spec, shared = self._spec, self._recognizer
+        max_tokens = min(spec.max_new_tokens, spec.config.max_target_positions - num_prompt_tokens)
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        end_logprob = 0.0
+        while len(token_ids) < max_tokens:
+            if token_ids:
+                if len(token_ids) % TOKENS_PER_STAGE == 0:
+                    yield Stage("decode", TOKENS_PER_STAGE)
+                logits_V = shared.network.logits(decoder.feed(token_ids[-1:]))[0]
+            shared.rules.apply(logits_V, token_ids)
+            token_id, logprob = self.draw(logits_V, temperature)
+            if token_id == spec.end_id:
+                end_logprob = logprob
+                break
+            token_ids.append(token_id)
+            logprobs.append(logprob)
+        text = shared.tokenizer.decode([at for at in token_ids if spec.is_text(at)]).strip()
+        return Attempt(
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            avg_logprob=(sum(logprobs) + end_logprob) / (len(token_ids) + 1),
+            no_speech_prob=no_speech_prob,
+            compression_ratio=compression_ratio(text),
+            temperature=temperature,
+        )
 
     def draw(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
         """A token and its log-probability (of the undisturbed distribution).
@@ -280,51 +316,6 @@ class TranscriptionJob:
         for place, start_s, end_s in zip(places, times, times[1:], strict=False):
             token = tokens[place]
             tokens[place] = TranscriptToken(token.token_id, start_s, end_s, token.logprob)
-
-
-class _WindowAttempt:
-    """One attempt at a window, growing."""
-
-    def __init__(self, job: TranscriptionJob, temperature: float, num_prompt_tokens: int) -> None:
-        self._job = job
-        self._recognizer = job._recognizer
-        self._spec = self._recognizer.network.spec
-        self._temperature = temperature
-        room = self._spec.config.max_target_positions - num_prompt_tokens
-        self._max_tokens = min(self._spec.max_new_tokens, room)
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._end_logprob = 0.0
-
-    def grow(self, decoder: WhisperWindow, logits_V: Tensor) -> Iterator[Stage]:
-        """Draw tokens until the end token or the bound, so many a stage."""
-        while True:
-            self._recognizer.rules.apply(logits_V, self._token_ids)
-            token_id, logprob = self._job.draw(logits_V, self._temperature)
-            if token_id == self._spec.end_id:
-                self._end_logprob = logprob
-                return
-            self._token_ids.append(token_id)
-            self._logprobs.append(logprob)
-            if len(self._token_ids) == self._max_tokens:
-                return
-            if len(self._token_ids) % TOKENS_PER_STAGE == 0:
-                yield Stage("decode", TOKENS_PER_STAGE)
-            logits_V = self._recognizer.network.logits(decoder.feed([token_id]))[0]
-
-    def attempt(self, no_speech_prob: float) -> Attempt:
-        """What came of it."""
-        text_ids = [token_id for token_id in self._token_ids if self._spec.is_text(token_id)]
-        text = self._recognizer.tokenizer.decode(text_ids).strip()
-        total = sum(self._logprobs) + self._end_logprob
-        return Attempt(
-            token_ids=tuple(self._token_ids),
-            logprobs=tuple(self._logprobs),
-            avg_logprob=total / (len(self._token_ids) + 1),
-            no_speech_prob=no_speech_prob,
-            compression_ratio=compression_ratio(text),
-            temperature=self._temperature,
-        )
 
 
 def _no_number() -> NonFinite:
