@@ -19,8 +19,8 @@ from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import CausalModel, TextHead
 from triptych.core.engine.token_runner import TokenHead, TokenRunner
-from triptych.core.errors import WeightsError
 from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
@@ -33,6 +33,7 @@ from triptych.modalities.tts.engine.models.blueprint import (
     SpeechSetup,
 )
 from triptych.modalities.tts.engine.runner import AudioSteps, SpeechRunner, VoiceReader
+from triptych.modalities.tts.modality import family_of
 from triptych.modalities.tts.plan import FrameClock
 from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
 from triptych.modalities.tts.scheduling.state import SpeechModel
@@ -46,11 +47,10 @@ def open_speech_loader(
     resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
 ) -> ModelLoader:
     """The loader of a model that speaks. Raises `WeightsError` where it is of no known family."""
-    model_type = read_json(Path(resolved.folder) / "config.json").get("model_type")
-    if model_type == "kokoro":
-        from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
-
-        return KokoroLoader(resolved, config, device, ledger)
+    fields = read_json(Path(resolved.folder) / "config.json")
+    if fields.get("model_type") == "kokoro":
+        loader: ModelLoader = load(family_of(fields).engine)(resolved, config, device, ledger)
+        return loader
     return SpeechTokenLoader(resolved, config, device, ledger)
 
 
@@ -59,27 +59,8 @@ def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBluep
 
     Families are imported when they are needed: each brings its codec's library code.
     """
-    model_type = config.get("model_type")
-    if model_type == "csm":
-        from triptych.modalities.tts.engine.models.csm import CsmBlueprint
-
-        return CsmBlueprint(config, setup)
-    if model_type == "higgs_audio_v2":
-        from triptych.modalities.tts.engine.models.higgs import HiggsBlueprint
-
-        return HiggsBlueprint(config, setup)
-    if model_type == "triptych_voice":
-        from triptych.modalities.tts.engine.models.voice.blueprint import VoiceBlueprint
-
-        return VoiceBlueprint(config, setup)
-    if "speech" in config:
-        from triptych.modalities.tts.engine.models.orpheus import OrpheusBlueprint
-
-        return OrpheusBlueprint(config, setup)
-    raise WeightsError(
-        f"model_type {model_type!r} is no speech model that is known here: csm,"
-        " higgs_audio_v2, kokoro, triptych_voice, and Llamas with a speech block."
-    )
+    blueprint: SpeechBlueprint = load(family_of(config).engine)(config, setup)
+    return blueprint
 
 
 class SpeechTokenLoader(TokenLoader):
