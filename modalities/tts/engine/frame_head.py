@@ -63,10 +63,8 @@ class FrameModel(Protocol):
     have ended) holds tensors indexed by slot, fills them in `bind`, and moves them on in `draw`.
     """
 
-    @property
-    def num_codes(self) -> int:
-        """Codes per frame."""
-        ...
+    num_codes: int
+    """Codes per frame."""
 
     def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
         """A row takes `slot`: its prompt, and the frames it has drawn already (none: it is new)."""

@@ -1,4 +1,4 @@
-"""Orpheus before it is loaded: a decoder like any other, and SNAC.
+"""Orpheus: a Llama that writes SNAC codes as tokens, seven to a frame.
 
 Implements `modalities.tts.engine.models.blueprint.SpeechBlueprint`.
 """
@@ -17,13 +17,9 @@ from triptych.modalities.tts.configs.orpheus import (
     FRAME_ORDER,
     read_speech_block,
 )
-from triptych.modalities.tts.engine.codecs.open import HubCodec
-from triptych.modalities.tts.engine.models.blueprint import (
-    Codes,
-    SpeechCodec,
-    SpeechSetup,
-    SpeechTraits,
-)
+from triptych.modalities.tts.engine.codecs.loading import HubCodec
+from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
+from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechSetup, SpeechTraits
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.wire import VoiceClip
 
@@ -54,10 +50,8 @@ class OrpheusBlueprint(NativeBlueprint):
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load SNAC."""
-        module = self._codec.build(self._device, report)
-        return SpeechCodec(
-            decoder=self._codec.decoder(module, num_rows=num_rows, num_codebooks=CODES_PER_FRAME),
-            codebook_size=self._codec.codebook_size(module),
+        return self._codec.open(
+            self._device, report, num_rows=num_rows, num_codebooks=CODES_PER_FRAME
         )
 
     def frames(self, steps_NK: Codes) -> Codes:

@@ -1,20 +1,33 @@
-"""CSM's two transformers: one position a frame, then one position a code of the frame.
+"""CSM: two transformers, one position a frame, then one position a code of the frame; and Mimi.
 
-Owns the frame's inner loop. The depth decoder sees nothing but its own frame, so its cache is one
-page per slot, written anew each time; the loop over codes runs for all rows at once and is one
-unit of work of a step. Knows no codec and no scheduler.
+Owns what `config.json` says beyond the fields of every decoder, the frame's inner loop, and what
+the model needs of a device. The depth decoder sees nothing but its own frame, so its cache is one
+page per slot, rewritten each time; the loop over codes runs for all rows at once and is one unit of
+work of a step. Knows no scheduler.
 
 Shapes: R rows, T positions, Q codes, C backbone hidden, D depth hidden, V codebook, W words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import torch
 
+from triptych.core.decoders.hf_config import (
+    CausalLmConfig,
+    Count,
+    Positive,
+    attention_of,
+    decoder_of,
+    parse,
+)
+from triptych.core.decoders.native import position_values
 from triptych.core.decoders.tensor_names import stack_targets
+from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
@@ -23,9 +36,80 @@ from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
 from triptych.core.weights.tensors.loading import TensorTarget
+from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
+from triptych.modalities.tts.engine.models.blueprint import (
+    CloningBlueprint,
+    SpeechSetup,
+    SpeechTraits,
+)
 from triptych.modalities.tts.engine.models.codebooks import Codebooks, embed_inputs
-from triptych.modalities.tts.engine.models.csm.config import CsmConfig
+
+Id = Annotated[int, msgspec.Meta(ge=0)]
+
+_MIMI_CODES = 2048  # unless its configuration says otherwise
+
+
+class _Transformer(CausalLmConfig, frozen=True, kw_only=True):
+    rope_theta: Positive = 500_000.0
+    rms_norm_eps: Positive = 1e-5
+
+
+class _DepthFields(_Transformer, frozen=True, kw_only=True):
+    num_codebooks: Count
+    backbone_hidden_size: Count
+
+
+class CsmFields(_Transformer, frozen=True, kw_only=True):
+    """What a checkpoint says of itself. `vocab_size` is that of a codebook."""
+
+    depth_decoder_config: dict[str, Any]
+    codec_config: dict[str, Any]
+    num_codebooks: Count = 32
+    text_vocab_size: Count = 128_256
+    codebook_eos_token_id: Id = 0
+    audio_token_id: Id = 128_002
+    audio_eos_token_id: Id = 128_003
+    bos_token_id: Id = 128_000
+    tie_codebooks_embeddings: bool = True
+
+
+class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The two decoders, and what joins them.
+
+    Codes from `num_drawn` on are embedded and never drawn: Mimi has none of them.
+    """
+
+    fields: CsmFields
+    num_drawn: int
+    backbone: DecoderConfig
+    depth: DecoderConfig
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], *, max_length: int = 0) -> CsmConfig:
+        """Translate `config.json`; `max_length` 0 takes the model's own context.
+
+        Raises `WeightsError` naming the field.
+        """
+        fields = parse(config, CsmFields)
+        depth = parse({**fields.depth_decoder_config}, _DepthFields)
+        same = (fields.num_codebooks, fields.vocab_size, fields.hidden_size)
+        if (depth.num_codebooks, depth.vocab_size, depth.backbone_hidden_size) != same:
+            raise WeightsError("config.json: depth_decoder_config does not fit its backbone.")
+        if not fields.tie_codebooks_embeddings:
+            raise WeightsError("config.json: tie_codebooks_embeddings false is not supported.")
+        codec_size = int(fields.codec_config.get("codebook_size", _MIMI_CODES))
+        return cls(
+            fields=fields,
+            num_drawn=min(fields.vocab_size, codec_size),
+            backbone=_decoder(fields, max_length),
+            depth=_decoder(depth, depth.num_codebooks),
+        )
+
+
+def _decoder(fields: CausalLmConfig, max_length: int) -> DecoderConfig:
+    attention = (attention_of(fields),) * fields.num_hidden_layers
+    return decoder_of(fields, attention, max_length)
 
 
 class CsmModel:
@@ -162,3 +246,61 @@ class DepthDecoder:
 def depth_layout(config: DecoderConfig, dtype: torch.dtype) -> KvLayout:
     """A cache whose pages hold a whole frame each."""
     return config.kv_layout(1 << (config.rope.max_length - 1).bit_length(), dtype)
+
+
+_CODEBOOK_NAMES = (
+    "depth_decoder.model.embed_tokens.weight",
+    "backbone_model.embed_tokens.embed_audio_tokens.weight",
+)
+CODEC_PREFIX = "codec_model."
+_CONTEXT_STEPS = 250  # 20 s: without hearing itself, a speaker has another voice in each segment
+
+
+class CsmBlueprint(CloningBlueprint[CsmModel]):
+    """A checkpoint of `CsmForConditionalGeneration`, with Mimi in it."""
+
+    def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
+        self.config = CsmConfig.read(config, max_length=setup.max_length)
+        fields = self.config.fields
+        super().__init__(
+            setup,
+            self.config.backbone,
+            num_codebooks=fields.num_codebooks,
+            num_logits=fields.vocab_size,
+        )
+        self.clip_end_ids = (fields.audio_eos_token_id,)
+        self.traits = SpeechTraits(
+            num_context_steps=_CONTEXT_STEPS, context_end_ids=self.clip_end_ids
+        )
+        self.codec = HubCodec(
+            setup.folder,
+            setup.options,
+            config=fields.codec_config,
+            prefix=CODEC_PREFIX,
+            native=setup.native,
+        )
+
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters, and of the depth decoder's pages."""
+        page_bytes = depth_layout(self.config.depth, self._setup.dtype).page_bytes
+        return super().weight_bytes() + page_bytes * (self._setup.max_batch_size + 1)
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most a step of so many positions and rows holds; codes are drawn one at a time."""
+        num_values = num_tokens * position_values(self.config.backbone)
+        num_values += num_rows * position_values(self.config.depth)
+        return num_values * self._setup.dtype.itemsize + 4 * 4 * num_rows * self.num_logits
+
+    def sketch(self, device: torch.device) -> CsmModel:
+        """The model, uninitialised."""
+        num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
+        return CsmModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
+
+    def targets(self, model: CsmModel, names: Collection[str] = ()) -> Iterable[TensorTarget]:
+        """Both decoders share a table of codes, which a checkpoint has under one name or both."""
+        held = [name for name in _CODEBOOK_NAMES if name in names] or _CODEBOOK_NAMES
+        return model.targets(held[0])
+
+    def is_unused(self, name: str) -> bool:
+        """The codec is loaded by itself; both decoders' tables of codes are one."""
+        return name.startswith(CODEC_PREFIX) or name in _CODEBOOK_NAMES

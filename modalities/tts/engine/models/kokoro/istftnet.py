@@ -1,10 +1,12 @@
 """From what to say and how to samples: a style decoder and an upsampling generator.
 
-Owns the acoustic half of the model: ISTFTNet (arXiv:2203.02395) with snake activations and the
-harmonic source mixed in at every rate. Names follow the released checkpoint.
+Owns the acoustic half of the model: ISTFTNet (arXiv:2203.02395) with snake activations, and the
+harmonic-plus-noise source of neural source-filter models (arXiv:1904.12088) mixed in at every rate.
+The noise depends on a sentence's seed alone. Names follow the released checkpoint.
 
-Legend: B rows, F frames (40 a second), P pitch values (two a frame), S samples, H sinusoids,
-C channels, T positions at the current rate, Y style size, K frequencies, N spectra.
+Legend: B rows, F frames (40 a second), P pitch values (two a frame), S samples, H sinusoids (the
+fundamental and its overtones), C channels, T positions at the current rate, Y style size,
+K frequencies, N spectra.
 """
 
 from __future__ import annotations
@@ -16,16 +18,66 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.modalities.tts.configs.kokoro import GeneratorConfig, KokoroConfig
-from triptych.modalities.tts.engine.models.kokoro.harmonics import HarmonicSource
-from triptych.modalities.tts.engine.models.kokoro.joints import Joints, gmacs
-from triptych.modalities.tts.engine.models.kokoro.length_mask import LengthMask
-from triptych.modalities.tts.engine.models.kokoro.styled import (
+from triptych.modalities.tts.configs.kokoro import (
+    NUM_HARMONICS,
+    SAMPLE_RATE,
+    GeneratorConfig,
+    KokoroConfig,
+)
+from triptych.modalities.tts.engine.models.kokoro.layers import (
     EPSILON,
     AdaptiveNorm,
+    LengthMask,
+    Sliced,
     StyledBlock,
     convolve,
+    gmacs,
 )
+
+VOICED_ABOVE_HZ = 10.0
+SINE_AMPLITUDE = 0.1
+VOICED_NOISE = 0.003
+NUM_SINUSOIDS = NUM_HARMONICS + 1
+
+
+class HarmonicSource(nn.Module):
+    """Sinusoids at multiples of the pitch, and noise, merged into one signal."""
+
+    def __init__(self, samples_per_pitch: int) -> None:
+        super().__init__()
+        self.samples_per_pitch = samples_per_pitch
+        self.l_linear = nn.Linear(NUM_SINUSOIDS, 1)
+
+    def forward(self, pitch_P: Tensor, noise_SH: Tensor) -> Tensor:
+        """[S] from pitch in hertz (0 or less where unvoiced) and standard normal noise."""
+        voiced_P1 = (pitch_P > VOICED_ABOVE_HZ)[:, None]
+        voiced_S1 = voiced_P1.repeat_interleave(self.samples_per_pitch, dim=0)
+        noise_SH = torch.where(voiced_S1, VOICED_NOISE, SINE_AMPLITUDE / 3) * noise_SH
+        sines_SH = SINE_AMPLITUDE * torch.sin(2 * torch.pi * self._cycles(pitch_P))
+        return torch.tanh(self.l_linear(sines_SH * voiced_S1 + noise_SH))[:, 0]
+
+    def _cycles(self, pitch_P: Tensor) -> Tensor:
+        """Phases [S, H] in cycles: linear between the middles of pitch values, held outside.
+
+        Whole cycles are dropped in float64 once per pitch value, so that phases stay exact however
+        long the sentence: float32 would lose a hundredth of a radian after a few seconds.
+        """
+        size, device, dtype = self.samples_per_pitch, pitch_P.device, pitch_P.dtype
+        overtones_H = torch.arange(1, NUM_SINUSOIDS + 1, device=device)
+        step_PH = pitch_P[:, None].double() * overtones_H / SAMPLE_RATE % 1 * size
+        cycles_PH = step_PH.cumsum(0) % 1
+        held_1H = torch.zeros_like(step_PH[:1])
+        start_QH = torch.cat((cycles_PH[:1], cycles_PH)).to(dtype)  # one piece more than values
+        slope_QH = torch.cat((held_1H, step_PH[1:], held_1H)).to(dtype)
+        ramp_Z1 = (torch.arange(size, device=device, dtype=dtype)[:, None] + 0.5) / size
+        phase_QZH = start_QH[:, None] + ramp_Z1 * slope_QH[:, None]
+        return phase_QZH.flatten(0, 1)[size // 2 : size // 2 + len(pitch_P) * size]
+
+
+def source_noise(seed: int, num_samples: int) -> Tensor:
+    """Standard normal noise [S, H]: for one seed the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_samples, NUM_SINUSOIDS, generator=generator)
 
 
 class SnakeBlock(nn.Module):
@@ -42,7 +94,7 @@ class SnakeBlock(nn.Module):
         self.alpha1, self.alpha2 = _slopes(channels, dilations), _slopes(channels, dilations)
         self.native: NativeKernels | None = None
 
-    def forward(self, x_BCT: Tensor, style_BY: Tensor, extent: LengthMask) -> Joints[Tensor]:
+    def forward(self, x_BCT: Tensor, style_BY: Tensor, mask: LengthMask) -> Sliced[Tensor]:
         """[B, C, T] to the same."""
         first = zip(self.adain1, self.alpha1, self.convs1, strict=True)
         second = zip(self.adain2, self.alpha2, self.convs2, strict=True)
@@ -50,7 +102,7 @@ class SnakeBlock(nn.Module):
             y_BCT = x_BCT
             for norm, alpha_1C1, conv in halves:
                 yield gmacs(conv, x_BCT)
-                y_BCT = self._activate(norm, alpha_1C1, y_BCT, style_BY, extent)
+                y_BCT = self._activate(norm, alpha_1C1, y_BCT, style_BY, mask)
                 y_BCT = convolve(conv, y_BCT, x_BCT.dtype)
             x_BCT = x_BCT + y_BCT
         return x_BCT
@@ -61,12 +113,12 @@ class SnakeBlock(nn.Module):
         alpha_1C1: Tensor,
         x_BCT: Tensor,
         style_BY: Tensor,
-        extent: LengthMask,
+        mask: LengthMask,
     ) -> Tensor:
         """Norm and snake. The native kernel, which knows no padding, rounds for the convolution."""
         assert isinstance(norm, AdaptiveNorm)
-        if self.native is None or extent.mask_BT is not None:
-            return extent.clear(_snake(norm(x_BCT, style_BY, extent), alpha_1C1))
+        if self.native is None or mask.is_padded:
+            return mask.clear(_snake(norm(x_BCT, style_BY, mask), alpha_1C1))
         return self.native.styled_snake(
             x_BCT,
             norm.style(style_BY),
@@ -105,26 +157,26 @@ class Generator(nn.Module):
         self.conv_post = nn.Conv1d(channels, config.n_fft + 2, 7, padding=3)
 
     def forward(
-        self, x_BCT: Tensor, source_BKN: Tensor, style_BY: Tensor, extent: LengthMask
-    ) -> Joints[list[Tensor]]:
-        """Every row's samples [S]. `extent` is in pitch values, as is `x_BCT`."""
-        spectra = extent.stretched(math.prod(self.rates), 1)
+        self, x_BCT: Tensor, source_BKN: Tensor, style_BY: Tensor, mask: LengthMask
+    ) -> Sliced[list[Tensor]]:
+        """Every row's samples [S]. `mask` is in pitch values, as is `x_BCT`."""
+        spectra = mask.stretched(math.prod(self.rates), 1)
         num_blocks = len(self.resblocks) // len(self.rates)
         for index, rate in enumerate(self.rates):
             is_last = index == len(self.rates) - 1
             yield gmacs(self.ups[index], x_BCT)
-            x_BCT = convolve(self.ups[index], extent.clear(F.leaky_relu(x_BCT, 0.1)), x_BCT.dtype)
-            extent = spectra if is_last else extent.stretched(rate)
+            x_BCT = convolve(self.ups[index], mask.clear(F.leaky_relu(x_BCT, 0.1)), x_BCT.dtype)
+            mask = spectra if is_last else mask.stretched(rate)
             if is_last:
                 x_BCT = F.pad(x_BCT, (1, 0), mode="reflect")
             guide_BCT = self.noise_convs[index](source_BKN)
-            x_BCT = x_BCT + (yield from self.noise_res[index](guide_BCT, style_BY, extent))
+            x_BCT = x_BCT + (yield from self.noise_res[index](guide_BCT, style_BY, mask))
             total_BCT = torch.zeros((), device=x_BCT.device)
             for block in self.resblocks[index * num_blocks : (index + 1) * num_blocks]:
-                total_BCT = total_BCT + (yield from block(x_BCT, style_BY, extent))
+                total_BCT = total_BCT + (yield from block(x_BCT, style_BY, mask))
             x_BCT = total_BCT / num_blocks
         yield gmacs(self.conv_post, x_BCT)
-        x_BCN = self.conv_post(extent.clear(F.leaky_relu(x_BCT)))
+        x_BCN = self.conv_post(mask.clear(F.leaky_relu(x_BCT)))
         log_magnitude_BKN, phase_BKN = x_BCN.chunk(2, dim=1)
         spectrum_BKN = torch.polar(log_magnitude_BKN.exp(), phase_BKN.sin())
         rows = zip(spectrum_BKN, spectra.lengths, strict=True)
@@ -133,7 +185,7 @@ class Generator(nn.Module):
     def source(self, pitch_P: Tensor, noise_SH: Tensor) -> Tensor:
         """What guides one row: its source's magnitudes, then phases, [2K, N].
 
-        Phases jump between -pi and pi, so the least difference in pitch can be heard. Rows must
+        Phases jump between -pi and pi, so the least difference in pitch can be audible. Rows must
         come here with bits that do not depend on their batch: one by one.
         """
         n_fft = self.config.n_fft
@@ -181,9 +233,9 @@ class KokoroDecoder(nn.Module):
         curves: tuple[Tensor, Tensor],
         source_BKN: Tensor,
         style_BY: Tensor,
-        extent: LengthMask,
-    ) -> Joints[list[Tensor]]:
-        """Every row's samples [S]; `curves` are pitch and energy [B, P], `extent` is in frames.
+        mask: LengthMask,
+    ) -> Sliced[list[Tensor]]:
+        """Every row's samples [S]; `curves` are pitch and energy [B, P], `mask` is in frames.
 
         `curves` and `source_BKN` are padded with zeros.
         """
@@ -191,11 +243,11 @@ class KokoroDecoder(nn.Module):
         pitch_BP, energy_BP = curves
         drawn = (self.F0_conv(pitch_BP[:, None]), self.N_conv(energy_BP[:, None]))
         aside = (self.asr_res(text_BCF), *drawn)
-        x_BCF = self.encode(torch.cat((text_BCF, *drawn), 1), style_BY, extent)
+        x_BCF = self.encode(torch.cat((text_BCF, *drawn), 1), style_BY, mask)
         for block in self.decode:
             yield gmacs(block, x_BCF)
-            x_BCF = block(torch.cat((x_BCF, *aside), 1), style_BY, extent)
-        generated = self.generator(x_BCF, source_BKN, style_BY, extent.stretched(2))
+            x_BCF = block(torch.cat((x_BCF, *aside), 1), style_BY, mask)
+        generated = self.generator(x_BCF, source_BKN, style_BY, mask.stretched(2))
         return (yield from generated)  # type: ignore[no-any-return]
 
     def use_native(self, native: NativeKernels | None) -> None:
