@@ -121,7 +121,3 @@ class FallbackVisionModel(FallbackModel):
         """`hidden_TC`."""
         assert late is None, "models whose features enter late are refused"
         return self._run(step, positions, inputs_embeds=x_TC.unsqueeze(0))
-
-
-def _refusal(reason: str) -> str:
-    return f"This model cannot run on the paged cache: {reason}. Choose a model of another family."
