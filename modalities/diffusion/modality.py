@@ -1,6 +1,6 @@
 """Images: models that draw.
 
-Owns how such a model is recognised and who opens its halves. Loads neither.
+Owns how such a model is recognised, and what opens its two halves. Loads neither.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ IMAGES = Modality(
     role="image",
     task=("image", "draws", "/v1/images/generations"),
     matches=_matches,
-    wire=(
-        f"{_HERE}.wire:ImageRequest",
-        f"{_HERE}.wire:ImageDelta",
-    ),
+    wire=(f"{_HERE}.wire:ImageRequest", f"{_HERE}.wire:ImageDelta"),
     api=f"{_HERE}.api.open:open_api",
     engine=f"{_HERE}.engine.loader:DiffusionLoader",
     default="triptych-images",

@@ -73,7 +73,7 @@ def test_openmp_spin_time_is_short_unless_the_environment_sets_it(environment, t
     """OpenMP's runtime says at its start what it goes by; runtimes other than GCC's say less."""
     ours = {name: value for name, value in os.environ.items() if name not in _WAITING}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import triptych.core.devices.opening"],
+        [sys.executable, "-W", "ignore", "-c", "import triptych.core.devices.device"],
         env=ours | environment | {"OMP_DISPLAY_ENV": "VERBOSE"},
         capture_output=True,
         check=True,

@@ -116,7 +116,7 @@ def test_voices_made_on_this_machine_are_spoken_with(
 ) -> None:
     config = Config(models=ModelOptions(cache_dir=str(tmp_path)), server=server)
     monkeypatch.setattr(
-        pipeline, "open_front_end", lambda resolved, options: SpellingFrontEnd(can_clone=True)
+        pipeline, "open_front_end", lambda resolved: SpellingFrontEnd(can_clone=True)
     )
     store = VoiceStore.from_config(config)
     about = VoiceAbout(name="Ada", model="hum")
