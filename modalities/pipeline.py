@@ -26,14 +26,12 @@ from triptych.core import logs
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError, TriptychError
-from triptych.core.in_order import in_order
 from triptych.core.lazy import load
-from triptych.core.loop_thread import LoopThread
+from triptych.core.loop_thread import LoopThread, in_order
 from triptych.core.options.relevance import check_in_process, check_relevance
 from triptych.core.options.table import Resolved, resolve_keywords, resolve_with_sources
-from triptych.core.weights.opening import opening
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
-from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, resolve_all
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, opening, resolve_all
 from triptych.modalities.modality import Modality, modality_of
 
 
@@ -141,7 +139,7 @@ class Pipeline(ABC, Generic[ServiceT]):
         # Who reads in this process may take their time: they hold up nobody else.
         config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
         make_service = opening(resolved, cls._open_service, config)  # first: it fails fast
-        device, ledger = load("triptych.core.devices.opening:bring_up")(config.device)
+        device, ledger = load("triptych.core.devices.device:open_device")(config.device)
         open_loader = load(modality_of(resolved, cls._modalities).engine)
         loader = opening(resolved, open_loader, config, device, ledger)
         service = make_service(LocalClient(Engine([loader], config=config, ledger=ledger)))

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from triptych.core.engine.token_runner import DeviceStep, HostStep
-from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
-from triptych.core.layers.attention import KvCache
+from triptych.core.kernels.paged_attention import Int64s
+from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.plan import SlotStart, TokenRow, TokenRowResult
 from triptych.core.sampling.logprobs import Logprobs
 from triptych.core.sampling.sampler import SampledTokens, Sampler
@@ -38,11 +38,7 @@ class CausalModel(Protocol):
         ...
 
     def forward(
-        self,
-        token_ids_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        kv: KvCache,
-        batch: AttentionBatch,
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
         """`hidden_TC`."""
         ...
@@ -83,7 +79,7 @@ class TextHead:
         """`hidden_TC`; decode rows go in as what they drew last."""
         (token_ids_T,) = step.extras
         self._feed_back(token_ids_T, step)
-        return self._model.forward(token_ids_T, step.positions_T, kv, step.batch)
+        return self._model.forward(token_ids_T, step.positions_T, PagedStep(kv, step.batch))
 
     def draw(self, step: DeviceStep, hidden_TC: torch.Tensor) -> TextDraws:
         """One token per sampled row, and the scores of prompts that asked for them."""

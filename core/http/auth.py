@@ -25,7 +25,7 @@ from triptych.core.service import Principal
 PUBLIC_ROUTES = frozenset(
     itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/version"))
 )
-"""What may be asked without a key. `/metrics` is not here: it tells what others do."""
+"""What may be asked without a key. `/metrics` is not here: it shows what others do."""
 
 
 class Keyring:
@@ -63,12 +63,11 @@ class Keyring:
 
 
 class RequireKey:
-    """ASGI middleware: sets `scope["state"]["principal"]`, or answers 401.
+    """ASGI middleware: sets `principal` in `scope["state"]`, or answers 401.
 
-    `scope["state"]["has_key"]` tells public routes whether the caller would be let in elsewhere.
-
-    Looks at the raw path of the request line alone: what a `Host` header makes of the URL cannot
-    turn a private route into a public one.
+    On public routes `has_key` there says whether private ones would let the caller in. Looks at the
+    raw path of the request line alone: what a `Host` header makes of the URL cannot turn a private
+    route into a public one.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
@@ -92,10 +91,7 @@ class RequireKey:
 
 
 def owners(options: ServerOptions) -> list[str]:
-    """The owners behind the configured keys, in their order; without keys, everyone's one.
-
-    Raises `ConfigError`.
-    """
+    """The owners of the configured keys, in order; everyone's one without. Raises `ConfigError`."""
     return [_owner(_digest(key)) for key in _configured(options)] or [Principal().owner]
 
 

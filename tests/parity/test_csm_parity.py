@@ -181,7 +181,7 @@ def test_speech_ends_with_a_frame_of_end_codes(rig: FrameRig, model: CsmModel) -
     assert [token_id == END_FRAME_ID for token_id in drawn] == [True, True, False, False]
 
 
-def test_a_row_of_nan_is_said_to_be_one(rig: FrameRig, model: CsmModel) -> None:
+def test_nan_row_is_flagged(rig: FrameRig, model: CsmModel) -> None:
     class Poison(FrameRecorder):
         def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
             hidden_TC = super().forward(inputs, kv)

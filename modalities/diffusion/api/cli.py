@@ -19,8 +19,8 @@ from rich import progress as bars
 from rich.console import Console, Group
 from rich.live import Live
 
+from triptych.core.cli_io import writing
 from triptych.core.errors import ConfigError
-from triptych.core.lines import writing
 from triptych.core.options.table import add_options
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind
 from triptych.modalities.diffusion.api.pipeline import (

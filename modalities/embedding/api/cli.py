@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from triptych.core.cli_io import count_bar
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
-from triptych.core.progress_bars import count_bar
 from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
 from triptych.modalities.embedding.api.service import Floats
 

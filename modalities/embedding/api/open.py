@@ -5,7 +5,7 @@ Owns what is plugged into what on the API's side of this modality.
 
 from __future__ import annotations
 
-from triptych.core.weights.opening import opening
+from triptych.core.weights.resolve import opening
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
 from triptych.modalities.embedding.api.service import EmbeddingService
 from triptych.modalities.embedding.api.text import EmbeddingModel

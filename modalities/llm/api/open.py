@@ -5,7 +5,7 @@ Owns what is plugged into what on the API's side of this modality.
 
 from __future__ import annotations
 
-from triptych.core.weights.opening import opening
+from triptych.core.weights.resolve import opening
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.llm.api.service import LlmService

@@ -32,7 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
-from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.quiet import without_progress_bar
@@ -48,16 +48,14 @@ _UNSUPPORTEDATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_m
 
 
 @dataclass(slots=True)
-class PagedStep:
-    """What attention needs of the step under way; handed through the model's keyword arguments."""
+class _TracedStep(PagedStep):
+    """A step that notes which layers have used the cache."""
 
-    kv: KvCache
-    batch: AttentionBatch
     layers_seen: list[int] = field(default_factory=list)
 
 
 class FallbackBlueprint:
-    """Implements `core.decoders.blueprint.Blueprint` with a class of transformers."""
+    """Implements `core.decoders.native.Blueprint` with a class of transformers."""
 
     def __init__(
         self,
@@ -141,14 +139,10 @@ class FallbackModel:
         self._head._modules[model.base_model_prefix] = self._given
 
     def forward(
-        self,
-        token_ids_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        kv: KvCache,
-        batch: AttentionBatch,
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
         """The last hidden state of every token, normalised: `hidden_TC`."""
-        return self._forward(token_ids_T, positions_T, PagedStep(kv, batch))
+        return self._run(step, positions_T, input_ids=token_ids_T.unsqueeze(0))
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Scores of the whole vocabulary for each row: `logits_RV`."""
@@ -170,16 +164,11 @@ class FallbackModel:
             host_query_lengths_B=np.array([2]),
             host_context_lengths_B=np.array([2]),
         )
-        step = PagedStep(kv, batch)
+        step = _TracedStep(kv, batch)
         with torch.inference_mode():
-            self.logits(self._forward(ids, positions, step)[-1:])
+            self.logits(self.forward(ids, positions, step)[-1:])
         if sorted(step.layers_seen) != list(range(layout.num_layers)):
             raise WeightsError(_refusal("not every layer of it is attention over its own cache"))
-
-    def _forward(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
-    ) -> torch.Tensor:
-        return self._run(step, positions_T, input_ids=token_ids_T.unsqueeze(0))
 
     def _run(
         self, step: PagedStep, positions_T: torch.Tensor, **inputs: torch.Tensor
@@ -223,7 +212,8 @@ def _attend(
         raise WeightsError(_refusal("its attention has soft caps, sinks or biases"))
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module has one
-    step.layers_seen.append(layer)
+    if isinstance(step, _TracedStep):
+        step.layers_seen.append(layer)
     layout = step.kv.layout
     shape = (layout.num_kv_heads, layout.head_dim)
     if not layer < layout.num_layers or k_TKD.shape[1:] != shape or v_TKD.shape[1:] != shape:

@@ -10,9 +10,8 @@ from contextlib import ExitStack
 
 import torch
 
-from triptych.core.decoders.blueprint import Blueprint
 from triptych.core.decoders.families import is_native
-from triptych.core.decoders.native import NativeBlueprint
+from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.text_head import TextHead
 from triptych.core.engine.token_runner import TokenRunner

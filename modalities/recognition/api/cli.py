@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from triptych.core.cli_io import STDIN, writing
 from triptych.core.errors import ConfigError, RequestError
-from triptych.core.lines import STDIN, writing
 from triptych.core.options.table import add_options
 from triptych.modalities.recognition.api.formats import as_srt, as_text, as_vtt
 from triptych.modalities.recognition.api.pipeline import TranscribeOptions, TranscriptionPipeline

@@ -23,7 +23,7 @@ from triptych.core.http.upload import form_body, read_form
 from triptych.core.logs import fields
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.resampling import Pcm
-from triptych.core.weights.opening import opening
+from triptych.core.weights.resolve import opening
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.recognition.api.formats import as_srt, as_text, as_vtt
 from triptych.modalities.recognition.api.protocol import (

@@ -27,7 +27,7 @@ from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
 from triptych.core.service import configured_seed
-from triptych.core.weights.opening import opening
+from triptych.core.weights.resolve import opening
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.progress import SpeechPiece

@@ -24,8 +24,7 @@ from triptych.core.media.fetch import MediaFetcher
 from triptych.core.prompt_content import PictureSpan, PromptPicture, digest_of_tenant, picture_ids
 from triptych.core.text.threads import on_text_thread
 from triptych.core.transport.codec import MAX_MESSAGE_BYTES
-from triptych.core.weights.opening import opening
-from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.resolve import ResolvedModel, opening
 from triptych.modalities.llm.api.multimodal import PICTURE, ChatPrompt, PictureSource, pictures_of
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.vlm.api.facts import ask_facts

@@ -19,8 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import KvCache
+from triptych.core.layers.attention import PagedStep
 from triptych.core.layers.decoder import LateInputs
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.quiet import without_progress_bar
@@ -29,7 +28,6 @@ from triptych.modalities.llm.engine.fallback import (
     ATTENTION,
     FallbackBlueprint,
     FallbackModel,
-    PagedStep,
     check_complete,
     pin_rope,
 )
@@ -141,13 +139,12 @@ class FallbackVisionModel(FallbackModel):
         self,
         x_TC: torch.Tensor,
         positions: torch.Tensor,
-        kv: KvCache,
-        batch: AttentionBatch,
+        step: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
         """`hidden_TC`."""
         assert late is None, "models whose features enter late are refused"
-        return self._run(PagedStep(kv, batch), positions, inputs_embeds=x_TC.unsqueeze(0))
+        return self._run(step, positions, inputs_embeds=x_TC.unsqueeze(0))
 
 
 def _refusal(reason: str) -> str:

@@ -19,8 +19,8 @@ import torch
 from triptych.core.engine.text_head import CausalModel, TextHead
 from triptych.core.engine.token_runner import DeviceStep, HostStep
 from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
-from triptych.core.layers.attention import KvCache
+from triptych.core.kernels.paged_attention import Int64s
+from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.layers.decoder import LateInputs
 from triptych.core.plan import SlotStart, TokenRow
 from triptych.core.prompt_content import PictureSpan
@@ -39,8 +39,7 @@ class VisionTextModel(CausalModel, Protocol):
         self,
         x_TC: torch.Tensor,
         positions: torch.Tensor,
-        kv: KvCache,
-        batch: AttentionBatch,
+        step: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
         """`hidden_TC`; `positions` are [T], or [3, T] where a model's have three axes."""
@@ -135,19 +134,19 @@ class VisionHead(TextHead):
         """`hidden_TC`."""
         token_ids_T, flat_places, *filled = step.extras
         self._feed_back(token_ids_T, step)
-        places = step.positions_T
+        places, paged = step.positions_T, PagedStep(kv, step.batch)
         if self._traits.has_axes:
             has_three = len(flat_places) > len(token_ids_T)
             places = flat_places.view(3, -1) if has_three else flat_places
         if not filled and places.dim() == 1:
-            return self._model.forward(token_ids_T, places, kv, step.batch)
+            return self._model.forward(token_ids_T, places, paged)
         x_TC = self._seeing.embed(token_ids_T)
         if not filled:
-            return self._seeing.run(x_TC, places, kv, step.batch)
+            return self._seeing.run(x_TC, places, paged)
         late = self._fill(x_TC, filled[0])
         if len(filled) > 1:
             step.batch.blocks_2T = filled[1].view(2, -1)
-        return self._seeing.run(x_TC, places, kv, step.batch, late)
+        return self._seeing.run(x_TC, places, paged, late)
 
     def _lay_out_places(self, step: HostStep) -> Int64s:
         """Positions [T] as the model counts them, or [3, T] where prompts have pictures."""

@@ -67,7 +67,7 @@ def test_a_picture_in_the_cache_is_not_encoded_again() -> None:
     assert world.scheduler.stats().counters["vision_cache_hits_total"] == 1
 
 
-def test_a_job_is_told_how_many_of_its_pictures_were_found() -> None:
+def test_number_of_cached_pictures_is_reported() -> None:
     world = SeeingWorld(num_pages=80, max_batch_size=4)
     world.submit("new", see(1, ("x", 5), 2, ("x", 5), 2, max_tokens=2))
     world.submit("beside it", see(2, ("x", 5), 2, max_tokens=2))

@@ -142,7 +142,7 @@ def test_mistakes_say_what_to_do(speak: SpeechPipeline) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "\udcff", "x\0y"])
-def test_text_that_is_no_text_harms_nobody(speak: SpeechPipeline, text: str) -> None:
+def test_odd_text_keeps_the_pipeline_usable(speak: SpeechPipeline, text: str) -> None:
     with contextlib.suppress(InvalidRequest):
         assert speak(text).finish_reason == "stop"
     assert speak("Fine.").finish_reason == "stop"
@@ -159,7 +159,7 @@ def test_a_book_is_spoken_in_parts(speak: SpeechPipeline, engine: HummingEngine)
 @pytest.mark.parametrize(
     ("name", "kind"), [("a.wav", "wav"), ("a.OGG", "opus"), ("a.b.opus", "opus"), ("x.aac", "aac")]
 )
-def test_names_tell_formats(name: str, kind: str) -> None:
+def test_format_is_inferred_from_the_file_name(name: str, kind: str) -> None:
     assert format_of(name) == kind
 
 

@@ -67,7 +67,7 @@ async def test_a_text_becomes_its_sound() -> None:
     assert engine.submitted["c.0"].is_live
 
 
-async def test_samples_belong_to_whoever_gets_them() -> None:
+async def test_returned_samples_are_writable_copies() -> None:
     pcm_S = (await spoken(make_speech_service(HummingEngine()), call()))[0].pcm_S
     pcm_S *= 2  # not a read-only view of what crossed the wire
     assert pcm_S.dtype == np.float32
@@ -144,7 +144,7 @@ async def test_orders_to_the_model_are_left_in_the_text() -> None:
         ({"model": "none"}, NotFound, "model"),
     ],
 )
-async def test_mistakes_are_told_before_anything_is_started(
+async def test_invalid_calls_are_refused_before_submission(
     fields: dict[str, Any], error: type[TriptychError], param: str
 ) -> None:
     engine = HummingEngine()
@@ -155,7 +155,7 @@ async def test_mistakes_are_told_before_anything_is_started(
 
 
 @pytest.mark.parametrize("text", ["🎉🎊", "...!?", "—", "\u200b\u200f", "你好"])
-async def test_text_of_which_nothing_would_be_heard_reaches_no_engine(text: str) -> None:
+async def test_text_without_speakable_characters_is_not_submitted(text: str) -> None:
     engine = HummingEngine()
     with pytest.raises(InvalidRequest) as caught:
         await spoken(make_speech_service(engine), call(text))
@@ -208,7 +208,7 @@ async def test_a_long_text_is_spoken_by_jobs_in_a_row_without_a_seam() -> None:
     assert text == "".join(filter(str.isalpha, LONG))
 
 
-async def test_a_later_job_is_told_what_its_listener_still_has() -> None:
+async def test_later_job_gets_the_buffered_lead() -> None:
     engine = HummingEngine()
     await spoken(make_speech_service(engine), call(LONG))
     first, *later = (request.lead_s for request in engine.submitted.values())
@@ -291,7 +291,7 @@ async def test_cancelling_the_task_that_listens_cancels_the_jobs() -> None:
     assert engine.cancelled == ["c.0"]
 
 
-async def test_an_engine_that_dies_ends_the_call() -> None:
+async def test_engine_failure_ends_the_call() -> None:
     engine = HummingEngine(error=EngineDown("The engine crashed."), num_good=3)
     speaking = make_speech_service(engine).speak(call())
     for _ in range(3):
@@ -323,7 +323,7 @@ async def test_letters_without_sounds_and_segments_cut_short_are_missing_in_the_
     assert 0.5 < pieces[-1].coverage < 1.0
 
 
-async def test_what_can_be_spoken_is_told_before_it_is() -> None:
+async def test_coverage_is_known_before_speech_begins() -> None:
     service = make_speech_service(HummingEngine())
     speaking = service.speak(call("Hello there. Где моя книга?"))
     await anext(speaking.pieces)

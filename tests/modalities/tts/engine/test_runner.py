@@ -108,7 +108,7 @@ def test_rows_of_every_length_share_a_step(codec: tuple[Any, SpeechCodec]) -> No
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 20])
-def test_a_voice_is_heard_and_not_given_out(codec: tuple[Any, SpeechCodec], chunk: int) -> None:
+def test_voice_prompt_is_not_part_of_the_output(codec: tuple[Any, SpeechCodec], chunk: int) -> None:
     adapter, speech = codec
     speaker = runner(speech)
     prompt, codes = codes_of(adapter, 5, 3), codes_of(adapter, 9, 4)
@@ -150,7 +150,7 @@ def test_steps_wait_until_their_frame_is_whole() -> None:
     assert spoken == [[1], [3]]
 
 
-def test_a_windowed_decoder_is_told_of_the_voice() -> None:
+def test_windowed_decoder_gets_the_voice_prompt() -> None:
     windows: list[list[int]] = []
 
     def decode(codes_BQF: torch.Tensor) -> torch.Tensor:
@@ -250,7 +250,7 @@ def test_a_step_that_fails_after_its_launch_keeps_no_voice_in_use() -> None:
     assert not cache.num_bytes
 
 
-def test_a_model_without_an_encoder_imitates_nobody() -> None:
+def test_model_without_encoder_refuses_cloning() -> None:
     speaker = runner(SpeechCodec(decoder=Poisoned()))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no recordings"):
         read(speaker, clip())

@@ -106,7 +106,7 @@ async def test_text_alone_is_read_as_by_any_model(eyes: VisionPromptEncoder) -> 
     assert as_string.pictures == ()
 
 
-async def test_a_template_that_drops_pictures_is_told(tmp_path: Path) -> None:
+async def test_template_that_drops_pictures_is_refused(tmp_path: Path) -> None:
     only_last = PARTS.replace("{% for m in messages %}", "{% for m in messages[-1:] %}")
     eyes = open_model(tmp_path, template=only_last)
     with pytest.raises(InvalidRequest, match="0 of 1 pictures"):
@@ -208,7 +208,7 @@ async def test_a_picture_is_prepared_once() -> None:
     assert len(kitchen.begun) == 7
 
 
-async def test_those_who_wait_share_the_work_and_the_error() -> None:
+async def test_concurrent_preparations_share_work_and_error() -> None:
     kitchen = Kitchen()
     lens = PictureProcessorCache(kitchen, max_bytes=0)
     good = [asyncio.create_task(look(lens, b"a")) for _ in range(3)]
@@ -224,7 +224,7 @@ async def test_those_who_wait_share_the_work_and_the_error() -> None:
     assert lens.num_bytes == 0
 
 
-async def test_work_that_nobody_waits_for_ends() -> None:
+async def test_abandoned_preparation_is_cancelled() -> None:
     kitchen = Kitchen()
     lens = PictureProcessorCache(kitchen, max_bytes=100)
     tasks = [asyncio.create_task(look(lens, b"a")) for _ in range(2)]

@@ -17,7 +17,7 @@ import torch
 from triptych.core.decoders.tensor_names import stack_targets
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.decoder import DecoderConfig, DecoderStack
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
@@ -71,7 +71,7 @@ class CsmModel:
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
         """`hidden_TC` of the backbone."""
         x_TC = embed_inputs(inputs, self.text_WC, self.codebooks)
-        return self.backbone.run(x_TC, inputs.positions_T, kv, inputs.batch)
+        return self.backbone.run(x_TC, inputs.positions_T, PagedStep(kv, inputs.batch))
 
     def draw(
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
@@ -156,7 +156,7 @@ class DepthDecoder:
             native=self._kv.native,
         )
         positions_R = self._positions_Q[position].expand(num_rows)
-        return self._stack.run(self._projector(x_RC), positions_R, self._kv, batch)
+        return self._stack.run(self._projector(x_RC), positions_R, PagedStep(self._kv, batch))
 
 
 def depth_layout(config: DecoderConfig, dtype: torch.dtype) -> KvLayout:

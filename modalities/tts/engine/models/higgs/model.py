@@ -20,7 +20,7 @@ import torch
 
 from triptych.core.decoders.tensor_names import mlp_targets, stack_targets
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvCache
+from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.layers.decoder import DecoderLayer, DecoderStack
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
@@ -84,15 +84,15 @@ class HiggsModel:
         x_TC = embed_inputs(inputs, self.text_WC, self.codebooks)
         positions_T = inputs.positions_T
         if not len(inputs.text_ids_X):
-            return self.sound.run(x_TC, positions_T, kv, inputs.batch)
+            return self.sound.run(x_TC, positions_T, PagedStep(kv, inputs.batch))
         if not len(inputs.codes_FQ):
-            return self.words.run(x_TC, positions_T, kv, inputs.batch)
+            return self.words.run(x_TC, positions_T, PagedStep(kv, inputs.batch))
         cos_sin = self.words.rotations(positions_T)
         for words, sound in zip(self.words.layers, self.sound.layers, strict=True):
             normed_TC = torch.empty_like(x_TC)
             for layer, index in _kinds(words, sound, inputs):
                 normed_TC.index_copy_(0, index, layer.input_norm(x_TC.index_select(0, index)))
-            x_TC = words.attention(normed_TC, x_TC, cos_sin, kv, inputs.batch)
+            x_TC = words.attention(normed_TC, x_TC, cos_sin, PagedStep(kv, inputs.batch))
             for layer, index in _kinds(words, sound, inputs):
                 part = x_TC.index_select(0, index)
                 x_TC.index_copy_(0, index, layer.mlp(layer.mlp_norm(part), part))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from triptych.core.decoders.tensor_names import stack_targets
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import AttentionConfig, KvCache
+from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep
 from triptych.core.layers.decoder import DecoderConfig, DecoderStack
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.layers.rotary import RopeConfig
@@ -139,7 +139,7 @@ class AcousticModel:
     def forward(self, inputs: FrameInputs, kv: KvCache) -> Tensor:
         """`hidden_TC` of prompts and steps."""
         x_TC = self.ends["input"](self._positions(inputs))
-        return self.stack.run(x_TC, inputs.positions_T, kv, inputs.batch)
+        return self.stack.run(x_TC, inputs.positions_T, PagedStep(kv, inputs.batch))
 
     def draw(self, hidden_RC: Tensor, positions_R: Tensor, sampler: FrameSampler) -> FrameDraws:
         """Codes of the step, and the walk's advance, which nothing but the scores decides."""

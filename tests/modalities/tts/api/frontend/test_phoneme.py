@@ -167,7 +167,7 @@ def test_no_utterance_has_more_phonemes_than_the_model_takes(kokoro: FrontEnd) -
     assert planned[-1].segment.pause_s == 0
 
 
-def test_what_cannot_be_spoken_is_told(own: PhonemeFrontEnd) -> None:
+def test_unspeakable_text_is_reported(own: PhonemeFrontEnd) -> None:
     (planned,) = plan(own, "He said 你好 to me.")
     text = planned.utterance.spoken.text
     assert [text[slice(*span)] for span in planned.unspoken] == ["你好"]

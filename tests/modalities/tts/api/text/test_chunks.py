@@ -68,7 +68,7 @@ def test_the_first_utterance_can_be_shorter() -> None:
     assert len(_texts(text, 100)) == 1
 
 
-def test_the_pause_after_an_utterance_is_told() -> None:
+def test_utterance_has_the_pause_after_it() -> None:
     text = "One. Two, three four.\n\nFive six seven eight nine ten."
     ends = [utterance.boundary for utterance in _split(text, 12)]
     assert ends[:3] == [Boundary.SENTENCE, Boundary.CLAUSE, Boundary.PARAGRAPH]

@@ -184,7 +184,7 @@ def expected(folder: Path, eyes: SlotModel, picture: Image.Image) -> str:
     return str(tokenizer.decode(found[:stop], skip_special_tokens=True))
 
 
-def test_letters_are_told_as_the_words_they_spell() -> None:
+def test_uncertain_letters_weight_word_embeddings() -> None:
     config = eyes_config().vision_config
     teller = SlotProjector(config, 8)
     spelling = torch.tensor([[26] * 4, [2, 0, 19, 26], [2, 0, 17, 26], [0] * 4, [1] * 4, [3] * 4])

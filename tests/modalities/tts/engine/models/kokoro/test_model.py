@@ -41,7 +41,7 @@ def test_the_same_seed_is_the_same_samples(kokoro: Kokoro) -> None:
     assert not torch.equal(first, other)
 
 
-def test_others_in_a_batch_are_not_heard(kokoro: Kokoro, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_batch_are_independent(kokoro: Kokoro, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = [
         kokoro.sentence(ids(count), "af_one", seed=count, speed=1.0 + count / 10)
         for count in LENGTHS

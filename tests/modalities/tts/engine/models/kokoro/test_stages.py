@@ -103,7 +103,7 @@ def test_sentences_are_told_apart_and_end_with_their_pauses(kokoro: Kokoro) -> N
     assert second.num_output_tokens * 600 == len(spoken)
 
 
-def test_who_speaks_faster_rests_shorter(kokoro: Kokoro) -> None:
+def test_speed_shortens_pauses(kokoro: Kokoro) -> None:
     runner = StagedRunner(StagedKokoro(kokoro), CPU)
     slow, fast = (drive(runner, request(10, pause_s=0.5, speed=speed))[0] for speed in (0.5, 2.0))
     assert not samples(slow)[-24_000:].any()
@@ -204,7 +204,7 @@ def loader(resolved: ResolvedModel, config: Config, ledger: Ledger) -> KokoroLoa
     return KokoroLoader(resolved, config, Device(CPU), ledger)
 
 
-async def test_a_served_model_speaks_to_several_and_forgets_who_leaves(
+async def test_concurrent_requests_and_a_cancelled_one(
     resolved: ResolvedModel, kokoro: Kokoro
 ) -> None:
     config = Config(models=ModelOptions(dtype="float32"))

@@ -1,6 +1,6 @@
-"""Files that a command is given: text read from a path or stdin, and errors of writing.
+"""What commands read, write and show: lines of a file or stdin, output files, a progress bar.
 
-Owns the words of these errors. Knows not what stands in the files.
+Owns the words of the errors and the look of the bar. Knows no command.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from triptych.core.errors import ConfigError
 
@@ -32,6 +35,19 @@ def read_lines(flag: str, path: str) -> list[tuple[int, str]]:
     # Not splitlines: it takes some characters that JSON leaves alone for ends of lines.
     lines = enumerate(read_text(flag, path).split("\n"), start=1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
+
+
+def count_bar(*, is_hidden: bool = False, is_transient: bool = False) -> Progress:
+    """How many are done of how many, on stderr, and how long the rest may take."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=is_hidden,
+        transient=is_transient,
+    )
 
 
 @contextmanager
