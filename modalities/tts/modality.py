@@ -29,17 +29,15 @@ class SpeechFamily:
 
 _PHONEMES = f"{_FRONT}.phoneme:open_phoneme_model"
 FAMILIES: Mapping[str, SpeechFamily] = {
-    "csm": SpeechFamily(f"{_FRONT}.prompt:open_csm", f"{_MODELS}.csm.blueprint:CsmBlueprint"),
+    "csm": SpeechFamily(f"{_FRONT}.prompt:open_csm", f"{_MODELS}.csm:CsmBlueprint"),
     "higgs_audio_v2": SpeechFamily(
-        f"{_FRONT}.prompt:open_higgs", f"{_MODELS}.higgs.blueprint:HiggsBlueprint"
+        f"{_FRONT}.prompt:open_higgs", f"{_MODELS}.higgs:HiggsBlueprint"
     ),
     "kokoro": SpeechFamily(_PHONEMES, f"{_MODELS}.kokoro.loader:KokoroLoader"),
     "triptych_voice": SpeechFamily(_PHONEMES, f"{_MODELS}.voice.blueprint:VoiceBlueprint"),
 }
 """By `model_type`."""
-ORPHEUS = SpeechFamily(
-    f"{_FRONT}.prompt:open_orpheus", f"{_MODELS}.orpheus.blueprint:OrpheusBlueprint"
-)
+ORPHEUS = SpeechFamily(f"{_FRONT}.prompt:open_orpheus", f"{_MODELS}.orpheus:OrpheusBlueprint")
 """Llamas whose config.json has a `speech` block."""
 
 

@@ -19,8 +19,7 @@ from triptych.core.layers.attention import KvCache
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
-from triptych.modalities.tts.engine.models.csm.blueprint import CsmBlueprint
-from triptych.modalities.tts.engine.models.csm.model import CsmModel
+from triptych.modalities.tts.engine.models.csm import CsmBlueprint, CsmModel
 
 Reference = transformers.CsmForConditionalGeneration
 NUM_FRAMES = 9

@@ -31,7 +31,7 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.loader import open_speech_loader
-from triptych.modalities.tts.engine.models.csm.blueprint import CsmBlueprint
+from triptych.modalities.tts.engine.models.csm import CsmBlueprint
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient

