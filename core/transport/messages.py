@@ -34,7 +34,7 @@ class Submit(
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """End jobs nobody waits for any more."""
+    """End jobs that have lost their reader."""
 
     job_ids: tuple[str, ...]
 

@@ -56,7 +56,7 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
     """The engine that owns the device. Raises `DeviceError` where there is none."""
     from triptych.schedulers.engine import Engine
 
-    device, ledger = load("triptych.core.devices.opening:bring_up")(config.device)
+    device, ledger = load("triptych.core.devices.device:open_device")(config.device)
     openers = [load(modality_of(model, registry.MODALITIES).engine) for model in models]
     loaders = [
         opener(model, config, device, ledger) for opener, model in zip(openers, models, strict=True)

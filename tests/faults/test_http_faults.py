@@ -79,7 +79,7 @@ def test_01_no_messages(shared: HttpServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_02_a_prompt_over_the_context_tells_the_limit(shared: HttpServer, stream: bool) -> None:
+def test_02_prompt_over_the_context_names_the_limit(shared: HttpServer, stream: bool) -> None:
     error = refusal(shared, chat("x" * 5000, stream=stream))
     assert error["code"] == "context_length_exceeded"
     assert "4096" in error["message"]

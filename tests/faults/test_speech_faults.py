@@ -71,7 +71,7 @@ def test_22_nothing_to_say(shared: HttpServer, text: str, stream_format: str) ->
 
 
 @pytest.mark.parametrize("size", [4097, 100_000, 1_000_000])
-def test_22_endless_text_is_told_the_limit(shared: HttpServer, size: int) -> None:
+def test_22_endless_text_is_refused_with_the_limit(shared: HttpServer, size: int) -> None:
     error = refusal(shared, speech("word " * (size // 5) + "x" * (size % 5)))
     assert str(size) in error["message"]
     assert "4096" in error["message"]

@@ -259,7 +259,7 @@ def test_prompts_of_any_length_share_a_run(name: str, argument: str) -> None:
         assert close(model.velocity(mixed.select([row])), together[[row]])
 
 
-def test_edited_latents_are_told_and_left_out_of_the_answer() -> None:
+def test_edited_latents_are_cut_from_the_output() -> None:
     module = build("SanaTransformer2DModel")
     seen: list[tuple[int, ...]] = []
 

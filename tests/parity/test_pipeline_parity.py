@@ -78,7 +78,7 @@ def test_the_medium_model_of_sd35_has_blocks_of_its_own() -> None:
     row.release()
 
 
-def test_flux_that_is_deaf_to_guidance_is_asked_twice() -> None:
+def test_flux_without_guidance_embedding_runs_two_branches() -> None:
     name, scheduler = "FluxPipeline", SCHEDULERS["FluxPipeline"][0]
     parts = components(name)
     config = {**parts["transformer"].config, "guidance_embeds": False}

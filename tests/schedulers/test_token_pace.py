@@ -11,7 +11,7 @@ from triptych.core.tokens import TokenRequest
 from triptych.schedulers.token_pace import ChunkPace
 
 
-def test_a_device_nobody_knows_gets_a_small_chunk_first() -> None:
+def test_first_chunk_on_an_unmeasured_device_is_small() -> None:
     pace = ChunkPace(0.1)
     assert pace.max_tokens == 128
     pace.observe(128, 0.256)
@@ -25,7 +25,7 @@ def test_slow_and_fast_steps_are_averaged() -> None:
     assert pace.max_tokens == int(0.1 / 0.0013)
 
 
-def test_few_tokens_and_unmeasured_steps_tell_nothing() -> None:
+def test_short_and_unmeasured_steps_are_not_learned_from() -> None:
     pace = ChunkPace(0.1)
     pace.observe(4, 1.0)
     pace.observe(100, 0.0)

@@ -20,15 +20,14 @@ from fastapi.exceptions import RequestValidationError
 from PIL import Image
 from pydantic import ValidationError
 
+from triptych.core.cli_io import count_bar, read_lines, writing
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
-from triptych.core.lines import read_lines
 from triptych.core.options.table import resolve
-from triptych.core.progress_bars import count_bar
 from triptych.modalities.diffusion.api.pipeline import GeneratedImage, ImagePipeline
 from triptych.modalities.diffusion.api.protocol import GenerationBody
 from triptych.modalities.diffusion.api.service import ImageCall
-from triptych.modalities.diffusion.arguments import parse_adapter, writing
+from triptych.modalities.diffusion.arguments import parse_adapter
 
 _RESULTS = "results.jsonl"
 _LABELS = frozenset({"id", "custom_id"})

@@ -19,6 +19,7 @@ from rich import progress as bars
 from rich.console import Console, Group
 from rich.live import Live
 
+from triptych.core.cli_io import writing
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind
@@ -31,7 +32,7 @@ from triptych.modalities.diffusion.api.pipeline import (
     kind_of,
 )
 from triptych.modalities.diffusion.api.terminal import DISPLAYS, PictureStrip, choose_display
-from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size, writing
+from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size
 from triptych.modalities.diffusion.wire import StepCache
 from triptych.modalities.pipeline import Check
 

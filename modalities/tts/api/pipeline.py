@@ -6,7 +6,6 @@ Owns the `SpeechPipeline` object: the same engine and speech service as the serv
 from __future__ import annotations
 
 import base64
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from triptych.modalities.pipeline import Pipeline
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import Voice
 from triptych.modalities.tts.api.progress import SpeechPiece, SpeechUsage
-from triptych.modalities.tts.api.service import Speaking, SpeechCall, SpeechService
+from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
 from triptych.modalities.tts.modality import SPEECH
@@ -123,7 +122,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], SpeechService]:
-        front = open_front_end(resolved, config.models)
+        front = open_front_end(resolved)
         pool = DecodePool.from_options(
             config.server, [decode.__name__]
         )  # never started: no uploads
@@ -172,7 +171,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
         return self._loop.iterate(lambda: self._pieces(text, options, is_live=is_live))
 
     async def _whole(self, text: str, options: SpeakOptions) -> Speech:
-        pieces = [piece async for piece in self._speak(text, options, is_live=False)]
+        pieces = [piece async for piece in self._pieces(text, options, is_live=False)]
         last = pieces[-1]
         assert last.finish_reason is not None
         return Speech(
@@ -184,21 +183,13 @@ class SpeechPipeline(Pipeline[SpeechService]):
         )
 
     async def _samples(self, text: str, options: SpeakOptions) -> AsyncGenerator[Pcm, None]:
-        async with aclosing(self._speak(text, options, is_live=True)) as pieces:
+        async with aclosing(self._pieces(text, options, is_live=True)) as pieces:
             async for piece in pieces:
                 if len(piece.pcm_S):
                     yield piece.pcm_S
 
-    async def _pieces(
+    def _pieces(
         self, text: str, options: SpeakOptions, *, is_live: bool
     ) -> AsyncGenerator[SpeechPiece, None]:
-        async with aclosing(self._speak(text, options, is_live=is_live)) as pieces:
-            async for piece in pieces:
-                yield piece
-
-    def _speak(self, text: str, options: SpeakOptions, *, is_live: bool) -> Speaking:
-        return self._service.speak(
-            SpeechCall(
-                model=self._model, text=text, call_id=uuid.uuid4().hex, is_live=is_live, **options
-            )
-        )
+        call = SpeechCall(model=self._model, text=text, is_live=is_live, **options)
+        return self._service.speak(call).pieces

@@ -1,6 +1,6 @@
-"""From checkpoints to the folder that ships: config.json and bfloat16 safetensors.
+"""Export: checkpoints to the folder that ships, config.json and bfloat16 safetensors.
 
-Owns names and sizes of what is written, and refuses to write more than the voice may weigh.
+Owns the names and sizes of the files, and refuses to exceed the voice's size limit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def export(folder: Path, out: Path, talker: AcousticConfig, codec: CodecConfig) 
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     values: dict[str, Any] = {
-        **VoiceConfig(codec=codec, talker=talker).to_json(),
+        **VoiceConfig(codec=codec, acoustic=talker).to_json(),
         "voices": [
             {
                 "name": "heart",

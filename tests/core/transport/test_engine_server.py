@@ -176,7 +176,7 @@ async def test_the_engine_may_be_there_before_the_api_process():
         await client.close()
 
 
-async def test_closing_sends_what_is_left_and_says_goodbye():
+async def test_closing_flushes_messages_and_sends_goodbye():
     async with open_pair() as (client, engine, server, _):
         done = client.submit("m", REQUEST, job_id="a")
         left = client.submit("m", REQUEST, job_id="b")

@@ -230,7 +230,7 @@ async def test_jobs_wait_for_the_first_engine(world):
         await collect(world.client.submit("m", REQUEST, job_id="d"))
 
 
-async def test_jobs_wait_for_the_first_engine_no_longer_than_it_lives(world):
+async def test_jobs_that_wait_for_the_first_engine_end_with_it(world):
     stream = world.client.submit("m", REQUEST, job_id="a")
     supervisor = world.peer(SUPERVISOR)
     await supervisor.send(EngineGone(reason="was killed", at_ns=time.monotonic_ns()))

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights import hub
+from triptych.core.weights.hub import needed_files
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.overrides import read_overrides
-from triptych.core.weights.pipeline_files import needed_files
 from triptych.core.weights.pipeline_index import PipelineIndex, is_part, read_pipeline
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import folder_digest, resolve_all
@@ -76,7 +76,7 @@ def index(tmp_path: Path) -> PipelineIndex:
     return read_pipeline(write_pipeline(tmp_path / "model"))
 
 
-def test_the_index_says_what_draws(index: PipelineIndex) -> None:
+def test_model_index_names_the_pipeline_class(index: PipelineIndex) -> None:
     assert index.pipeline == "FluxPipeline"
     assert list(index.parts) == ["transformer", "text_encoder", "tokenizer", "scheduler"]
     assert index.facts == {"is_distilled": True}
@@ -161,7 +161,7 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     return fake
 
 
-def test_the_hub_is_asked_for_the_index_first(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_model_index_is_fetched_first(fake_hub: FakeHub, tmp_path: Path) -> None:
     options = ModelOptions(model=("org/flux",), cache_dir=str(tmp_path / "cache"))
     (model,) = resolve_all(options, SilentProgress())
     assert model.folder == str(fake_hub.folder)

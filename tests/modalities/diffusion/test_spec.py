@@ -46,7 +46,7 @@ def test_unknown_pipelines_are_named() -> None:
         spec_of("Mystery")
 
 
-def test_a_model_deaf_to_guidance_is_asked_twice() -> None:
+def test_guidance_without_an_embedding_needs_two_branches() -> None:
     told = spec_of("FluxPipeline", {"guidance_embeds": True})
     assert not told.is_guided(3.5)
     deaf = spec_of("FluxPipeline", {"guidance_embeds": False})
@@ -60,7 +60,7 @@ def test_a_distilled_model_has_one_branch() -> None:
     assert not spec_of("Flux2KleinPipeline", {}, {"is_distilled": True}).is_guided(4.0)
 
 
-def test_a_model_may_tell_its_own_defaults() -> None:
+def test_model_file_may_set_defaults() -> None:
     own = spec_of("FluxPipeline", {}, {"default_steps": 9, "default_guidance": 2.5})
     assert (own.default_steps, own.default_guidance) == (9, 2.5)
 

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from triptych.core.cli_io import read_lines
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError
-from triptych.core.lines import read_lines
 from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve_all
@@ -135,7 +135,7 @@ def _open_tuner(
     """The model on its device. Imports torch."""
     from contextlib import ExitStack
 
-    from triptych.core.devices.opening import bring_up
+    from triptych.core.devices.device import open_device
     from triptych.core.engine.model_memory import ModelMemory
     from triptych.modalities.diffusion.engine.calibration.tuning import Tuner
     from triptych.modalities.diffusion.engine.denoise import Denoiser
@@ -146,7 +146,7 @@ def _open_tuner(
     )
     from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 
-    device, ledger = bring_up(config.device)
+    device, ledger = open_device(config.device)
     with ExitStack() as stack:
         memory = ModelMemory(model.name, config, device, ledger, stack)
         sizes = component_bytes(model.folder, config.models, dtype=memory.dtype)

@@ -1,4 +1,4 @@
-"""What a model of phonemes tells its front end: its alphabet, its voices, its limits.
+"""Models that read phonemes: their alphabets, voices and limits.
 
 Owns reading that out of a model's folder, and the table of voices that stand for OpenAI's names.
 """
@@ -6,7 +6,6 @@ Owns reading that out of a model's folder, and the table of voices that stand fo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,10 @@ from triptych.core.errors import WeightsError
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.typed import convert
 from triptych.core.weights.layout import read_layout
+from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend.base import Voice
+from triptych.modalities.tts.api.frontend.phoneme import PhonemeFrontEnd
+from triptych.modalities.tts.api.text.phonemes import Phonemizer
 from triptych.modalities.tts.api.text.spoken import Boundary
 from triptych.modalities.tts.configs.kokoro import (
     MODEL_TYPE,
@@ -62,31 +64,6 @@ _ACCENTS = {
 _GENDERS = {"f": "woman", "m": "man"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhonemeModel:
-    """All that a front end knows of a model.
-
-    `steps_per_s` is the rate of its speech tokens, 0 where it makes a sentence at once; `pauses_s`
-    is how long to rest where an utterance ends, beyond what the model does itself. Ids are
-    those of `vocab`'s symbols; `max_phonemes` of them are one utterance at most, and go between
-    `prompt_prefix` and `prompt_suffix`.
-    """
-
-    vocab: Mapping[str, int]
-    sample_rate: int
-    max_phonemes: int
-    steps_per_s: float
-    voices: tuple[Voice, ...]
-    default_voice: str
-    takes_speed: bool
-    mixes_voices: bool
-    aliases: Mapping[str, str]
-    pauses_s: Mapping[Boundary, float]
-    sampling: SamplingParams
-    prompt_prefix: tuple[int, ...] = ()
-    prompt_suffix: tuple[int, ...] = ()
-
-
 class _OwnVoice(msgspec.Struct, frozen=True, kw_only=True):
     """The part of our own model's config.json that a front end reads."""
 
@@ -105,56 +82,69 @@ class _OwnVoice(msgspec.Struct, frozen=True, kw_only=True):
     prompt_suffix: tuple[int, ...] = ()
 
 
-def read_phoneme_model(folder: str, config: Mapping[str, Any]) -> PhonemeModel:
-    """The model in `folder`, whose config.json holds `config`. Raises `WeightsError`."""
+def open_phoneme_model(
+    resolved: ResolvedModel, config: Mapping[str, Any], phonemizer: Phonemizer | None = None
+) -> PhonemeFrontEnd:
+    """The front end of a model whose config.json holds `config`. Raises `WeightsError`.
+
+    Without a `phonemizer` one is loaded in the background.
+    """
+    if phonemizer is None:
+        phonemizer = Phonemizer()
+        phonemizer.warm()
     if config.get("model_type") == MODEL_TYPE:
-        return _kokoro(folder, config)
+        return _open_kokoro(resolved, config, phonemizer)
     try:
         own = convert(dict(config), _OwnVoice)
     except msgspec.ValidationError as error:
         raise WeightsError(f"config.json does not say what a voice needs: {error}.") from error
     if not own.voices:
         raise WeightsError("config.json lists no voices.")
-    names = {voice.name for voice in own.voices}
-    return PhonemeModel(
-        vocab=own.vocab,
+    default = own.voices[0].name
+    return PhonemeFrontEnd(
+        name=resolved.name,
         sample_rate=own.codec.sample_rate,
-        max_phonemes=own.max_phonemes,
         steps_per_s=own.codec.sample_rate / (own.codec.hop * own.codec.frames_per_step),
         voices=own.voices,
-        default_voice=own.voices[0].name,
-        takes_speed=own.takes_speed,
-        mixes_voices=False,
-        aliases=_aliases(names, own.voices[0].name),
-        pauses_s=_OWN_PAUSES_S,
+        default_voice=default,
         sampling=own.sampling,
+        takes_speed=own.takes_speed,
+        aliases=_aliases({voice.name for voice in own.voices}, default),
+        phonemizer=phonemizer,
+        vocab=own.vocab,
+        max_phonemes=own.max_phonemes,
+        pauses_s=_OWN_PAUSES_S,
         prompt_prefix=own.prompt_prefix,
         prompt_suffix=own.prompt_suffix,
     )
 
 
-def _kokoro(folder: str, config: Mapping[str, Any]) -> PhonemeModel:
+def _open_kokoro(
+    resolved: ResolvedModel, config: Mapping[str, Any], phonemizer: Phonemizer
+) -> PhonemeFrontEnd:
     kokoro = read_kokoro_config(config)
     names = sorted(
         name.removeprefix(VOICE_PREFIX)
-        for name in read_layout(Path(folder))
+        for name in read_layout(Path(resolved.folder))
         if name.startswith(VOICE_PREFIX)
     )
     if not names:
         raise WeightsError("This Kokoro has no voices: the folder voices/ was empty.")
     default = _DEFAULT_VOICE if _DEFAULT_VOICE in names else names[0]
-    return PhonemeModel(
-        vocab=kokoro.vocab,
+    return PhonemeFrontEnd(
+        name=resolved.name,
         sample_rate=SAMPLE_RATE,
-        max_phonemes=kokoro.max_phonemes,
         steps_per_s=0.0,
         voices=tuple(map(_described, names)),
         default_voice=default,
-        takes_speed=True,
-        mixes_voices=True,
-        aliases=_aliases(names, default),
-        pauses_s=_KOKORO_PAUSES_S,
         sampling=SamplingParams(),
+        takes_speed=True,
+        aliases=_aliases(names, default),
+        phonemizer=phonemizer,
+        vocab=kokoro.vocab,
+        max_phonemes=kokoro.max_phonemes,
+        pauses_s=_KOKORO_PAUSES_S,
+        mixes_voices=True,
     )
 
 
@@ -168,7 +158,7 @@ def _aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
 
 
 def _described(name: str) -> Voice:
-    """A Kokoro voice: the first two letters of its name tell accent and gender."""
+    """A Kokoro voice: the first two letters of its name are accent and gender."""
     accent, language = _ACCENTS.get(name[:1], ("", "en-US"))
     description = f"{accent} {_GENDERS.get(name[1:2], 'voice')}".strip()
     return Voice(name=name, description=description, language=language)

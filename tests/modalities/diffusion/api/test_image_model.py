@@ -23,7 +23,7 @@ def test_facts_come_from_the_json_files(tmp_path: Path) -> None:
     assert "dpm++2m" in model.samplers
 
 
-def test_a_model_may_tell_its_own_size(tmp_path: Path) -> None:
+def test_model_file_may_set_the_default_size(tmp_path: Path) -> None:
     model = ImageModel.open(write_image_folder(tmp_path, "FluxPipeline", default_size=128))
     assert model.default_size == (128, 128)
     plain = ImageModel.open(write_image_folder(tmp_path / "plain", "FluxPipeline"))

@@ -155,7 +155,7 @@ async def test_seeds_are_drawn_or_configured() -> None:
         ({"sources": (PNG, PNG)}, "image"),
     ],
 )
-async def test_mistakes_are_told_before_anything_is_started(
+async def test_invalid_calls_are_refused_before_submission(
     fields: dict[str, Any], param: str
 ) -> None:
     service = make_image_service(engine := PaintingEngine())

@@ -136,7 +136,7 @@ def test_guidance_can_keep_the_norm() -> None:
     assert toy.batches == [2] * 4
 
 
-def test_previews_foretell_the_end_and_cost_no_run() -> None:
+def test_previews_approximate_the_result_without_extra_runs() -> None:
     loop, toy = denoiser()
     pools = TensorPools()
     rows = [open_row(pools, seed=seed, shape=(2, 2 + seed)) for seed in (1, 2)]

@@ -122,7 +122,7 @@ def test_a_row_alone_and_in_a_batch_skips_the_same_and_ends_the_same(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_course_tells_what_runs(easel: Easel, name: str) -> None:
+def test_planned_steps_match_the_runs(easel: Easel, name: str) -> None:
     request = image_request(num_steps=9, cache=StepCache(name=name))  # type: ignore[arg-type]
     (key,) = easel.encode(request)
     course, told = easel.courses[key], 0
@@ -257,9 +257,7 @@ def test_a_picture_that_is_not_finite_is_no_picture(easel: Easel) -> None:
     assert easel.runner.num_pictures == 0
 
 
-def test_prompts_are_encoded_once_for_all_who_are_told_the_same(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_prompts_are_encoded_once(easel: Easel, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     recipe = easel.painter.recipe
     original = type(recipe).encode

@@ -17,7 +17,7 @@ def learned(run_s: Callable[[int], float], *num_rows: int, num_tokens: int = 64)
     return times
 
 
-def test_what_was_seen_is_known_and_between_lies_a_line() -> None:
+def test_times_are_interpolated_between_measured_row_counts() -> None:
     table = learned(lambda rows: 0.01 * rows**2, 1, 3, 8).table(64)
     assert [table[0], table[2], table[7]] == pytest.approx([0.01, 0.09, 0.64])
     assert table[1] == pytest.approx(0.05)

@@ -268,7 +268,7 @@ def file_of(folder: Path, *runs: CalibratedRun) -> CalibrationFile:
     return CalibrationFile(digest=model_digest(folder, ModelOptions()), model_class=FLUX, runs=runs)
 
 
-def test_the_book_reads_what_is_beside_the_model_and_what_this_machine_found(
+def test_calibrations_beside_the_model_and_of_this_machine_are_read(
     folder: Path, config: Config
 ) -> None:
     file_of(folder, run_of(6, *PLANS), run_of(8)).write(folder / "calibration.json")
@@ -333,7 +333,7 @@ def test_new_runs_take_the_place_of_old_ones(folder: Path) -> None:
     assert [entry.name for entry in folder.iterdir() if "partial" in entry.name] == []
 
 
-def test_a_file_that_cannot_be_written_is_told(folder: Path) -> None:
+def test_unwritable_calibration_file_is_reported(folder: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         file_of(folder).write(folder / "scheduler" / "scheduler_config.json" / "x.json")
 

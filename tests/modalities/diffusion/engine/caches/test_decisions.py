@@ -72,7 +72,7 @@ def test_fluxs_polynomial_skips_at_most_twice_at_max_default(distances: list[flo
     assert all(after - before <= 3 for before, after in pairwise(steps))
 
 
-def test_teacache_adds_up_and_starts_anew() -> None:
+def test_teacache_accumulates_and_resets() -> None:
     gate = TeaCacheGate((1.0, 0.0), 0.25)
     distances = [math.inf, 0.1, 0.1, 0.1, 0.2, 0.04, 0.02, 0.3]
     assert computed_steps(gate, 8, distances) == [0, 3, 6, 7]

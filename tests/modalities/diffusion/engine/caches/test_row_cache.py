@@ -140,7 +140,7 @@ def test_skips_are_bounded_and_the_ends_compute() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_what_is_foreseen_comes_so(name: str) -> None:
+def test_predicted_decisions_come_true(name: str) -> None:
     row, slot = open_pair(METHODS[name], 1, TensorPools())
     foreseen = slot.may_compute(range(STEPS))
     told = run_alone((row, slot))

@@ -70,7 +70,7 @@ def test_a_calibrated_plan_is_better_than_an_even_one() -> None:
     assert errors[0] < errors[1]
 
 
-def test_distances_are_those_teacache_is_told() -> None:
+def test_distances_are_those_teacache_gets() -> None:
     pools, denoiser = TensorPools(), Denoiser(open_model(build(NAME)))
     calibration = calibrate(denoiser, [open_row(pools, seed) for seed in range(2)], pools)
     assert len(calibration.input_distances) == len(calibration.output_distances) == 2 * 11

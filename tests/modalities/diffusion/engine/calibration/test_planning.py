@@ -73,7 +73,7 @@ def test_the_search_finds_what_trying_all_plans_finds(order: int, num_computed: 
 
 @pytest.mark.parametrize("name", ["flow euler", "flow heun", "dpm++ 2m flow", "unipc flow"])
 @pytest.mark.parametrize("order", [0, 1])
-def test_the_foretold_error_is_the_error_to_first_order(name: str, order: int) -> None:
+def test_predicted_error_is_first_order_exact(name: str, order: int) -> None:
     """Outputs replayed from an uncached run: then nothing is approximate, for any sampler."""
     pools = TensorPools()
     _, measured = uncached(MixtureFlow(), 2, name, 8)

@@ -164,7 +164,7 @@ CANARY = "from pathlib import Path\nPath(__file__).with_name('canary').touch()\n
         {"vae": ["diffusers"]},
     ],
 )
-def test_classes_of_strangers_are_never_looked_up(
+def test_unknown_classes_are_refused_and_never_imported(
     evil: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in (folder, folder / "transformer"):
