@@ -15,7 +15,6 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
-    Mapping,
 )
 from contextlib import aclosing
 from dataclasses import replace
@@ -46,9 +45,9 @@ class Service(Protocol):
 
 ServiceT = TypeVar("ServiceT", bound=Service)
 Answer = TypeVar("Answer")
-Entry = Mapping[str, Any]
+Entry = TypeVar("Entry")
 Check = Callable[[ResolvedModel, Config], None]
-"""Raises `RequestError`s for what a model cannot do, as its files tell."""
+"""Raises `RequestError`s for what a model cannot do, by its files."""
 
 
 class Pipeline(ABC, Generic[ServiceT]):
@@ -93,10 +92,7 @@ class Pipeline(ABC, Generic[ServiceT]):
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace, *, check: Check | None = None) -> Self:
-        """Load the model of a command. Unasked, nothing that is said is logged.
-
-        `check` may refuse what is going to be asked of the model before it is loaded.
-        """
+        """Load the model of a command, logging only if asked; `check` may refuse it before that."""
         resolved = resolve_with_sources(args)
         if resolved.sources["log_level"] != "default":
             logs.configure(resolved.config.server)
@@ -136,7 +132,7 @@ class Pipeline(ABC, Generic[ServiceT]):
         from triptych.schedulers.engine import Engine
         from triptych.schedulers.local import LocalClient
 
-        # Who reads in this process may take their time: they hold up nobody else.
+        # A slow reader in this process holds up no other.
         config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
         make_service = opening(resolved, cls._open_service, config)  # first: it fails fast
         device, ledger = load("triptych.core.devices.device:open_device")(config.device)

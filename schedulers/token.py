@@ -69,7 +69,7 @@ class TokenScheduler:
     """Implements `schedulers.base.Scheduler` for `TokenRequest` jobs of one model.
 
     `max_length` bounds prompt and output together; `namespace` is the digest of the weights.
-    Pictures are for a model that `can_see`.
+    Only a model that `takes_content` is given requests with any.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class TokenScheduler:
         options: ScheduleOptions,
         max_length: int,
         namespace: bytes,
-        can_see: bool = False,
+        takes_content: bool = False,
     ) -> None:
         self._model = model
         self._pool = pool
         self._options = options
         self._max_length = max_length
         self._namespace = namespace
-        self._can_see = can_see
+        self._takes_content = takes_content
         self._state = TokenState(pool=pool, options=options)
         self._pace = ChunkPace(options.max_step_s)
         self._has_company = False
@@ -308,7 +308,7 @@ class TokenScheduler:
 
     def _max_outputs(self, request: TokenRequest) -> int:
         """Most tokens the request may yield. Raises if it can never run here."""
-        if request.pictures and not self._can_see:
+        if request.contents and not self._takes_content:
             raise InvalidRequest("This model takes no pictures.", param="messages")
         num_prompt = len(request.prompt_ids)
         if not num_prompt:
@@ -470,5 +470,5 @@ def _slot_start(row: SequenceState) -> SlotStart:
         history_ids=row.token_ids(0, row.num_known),
         num_prompt_tokens=row.num_prompt_tokens,
         frames=(*row.request.prompt_frames, *row.output_frames),
-        pictures=tuple(picture.span for picture in row.request.pictures),
+        contents=tuple(content.span for content in row.request.contents),
     )

@@ -25,7 +25,7 @@ from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.job import Job, JobState, Output, Sink
 from triptych.core.plan import Plan, StepResult
-from triptych.core.prompt_content import PictureSpan, PromptPicture
+from triptych.core.prompt_content import ContentSpan, PromptContent
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
 from triptych.schedulers.base import Proposal, SchedulerStats
@@ -51,7 +51,7 @@ class VisionLimits:
     whole_spans: bool = False
     whole_prompts: bool = False
 
-    def chunk_end(self, spans: Iterable[PictureSpan], num_prompt_tokens: int, chunk: range) -> int:
+    def chunk_end(self, spans: Iterable[ContentSpan], num_prompt_tokens: int, chunk: range) -> int:
         """Where a chunk of a prompt ends so as not to cut what is whole.
 
         At `chunk.stop`, or where the span begins that it would cut, or else where that ends.
@@ -70,7 +70,7 @@ class _VisionJob:
     """A job with pictures: it has references to `held`, and had `awaited` encoded for it."""
 
     job: Job
-    pictures: tuple[PromptPicture, ...]
+    pictures: tuple[PromptContent, ...]
     num_prompt_tokens: int
     held: set[bytes] = field(default_factory=set)
     awaited: set[bytes] = field(default_factory=set)
@@ -122,12 +122,12 @@ class VisionScheduler:
         """Queue `job`. Raises InvalidRequest, ContextLengthExceeded or Overloaded."""
         request = job.request
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
-        if self._sight.whole_prompts and not request.pictures:
+        if self._sight.whole_prompts and not request.contents:
             raise InvalidRequest("This model needs a picture with every prompt.", param="messages")
         self._tokens.submit(job)
-        if request.pictures:
+        if request.contents:
             num_prompt_tokens = len(request.prompt_ids)
-            look = _VisionJob(job, request.pictures, num_prompt_tokens)
+            look = _VisionJob(job, request.contents, num_prompt_tokens)
             job.sink = partial(_send, look, job.sink)
             self._looks[job.job_id] = look
             self._settle()
@@ -237,7 +237,7 @@ class VisionScheduler:
         chunk = range(start, min(end, limit))
         return self._sight.chunk_end(spans, look.num_prompt_tokens, chunk) if chunk else start
 
-    def _wanted(self, look: _VisionJob) -> Iterator[PromptPicture]:
+    def _wanted(self, look: _VisionJob) -> Iterator[PromptContent]:
         """Pictures that the job's next chunk may need and that it has no reference to."""
         start = self._tokens.num_covered(look.job.job_id)
         last = start + self._options.max_batch_input_tokens
@@ -261,7 +261,7 @@ class VisionScheduler:
 
     def _propose_encode(self, *, is_shared: bool) -> Proposal | None:
         """As many pictures as share a step; a short one where others wait for the device."""
-        chosen: dict[bytes, PromptPicture] = {}
+        chosen: dict[bytes, PromptContent] = {}
         due_s, num_patches = math.inf, 0
         most = self._sight.max_step_patches
         if is_shared:
@@ -364,12 +364,12 @@ def _send(look: _VisionJob, sink: Sink, output: Output) -> None:
     """Pass on what a job yields, and say how many of its pictures were found."""
     delta = output.payload
     if isinstance(delta, TokenDelta):
-        delta = msgspec.structs.replace(delta, num_cached_pictures=look.num_cached)
+        delta = msgspec.structs.replace(delta, num_cached_contents=look.num_cached)
         output = msgspec.structs.replace(output, payload=delta)
     sink(output)
 
 
-def _num_patches(picture: PromptPicture) -> int:
+def _num_patches(picture: PromptContent) -> int:
     """How much work it is to encode: what an encoder takes in, in patches."""
     num_values = max(math.prod(array.shape) for array in picture.inputs.values())
     return max(1, num_values // _PATCH_VALUES)

@@ -17,9 +17,6 @@ TESTED_ELSEWHERE = {
     "modalities/tts": "modalities/test_registry.py",
     "modalities/tts/configs": "modalities/tts/engine/models/kokoro/test_weights.py",
     "modalities/tts/engine/models": "modalities/tts/engine/test_runner.py",
-    "modalities/tts/engine/models/csm": "parity/test_csm_parity.py",
-    "modalities/tts/engine/models/higgs": "parity/test_higgs_parity.py",
-    "modalities/tts/engine/models/orpheus": "parity/test_spoken_parity.py",
     "modalities/tts/sources": "modalities/tts/engine/models/kokoro/test_weights.py",
 }
 """Folders of the product whose tests are in another place, and that place."""

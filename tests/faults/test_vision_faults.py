@@ -141,8 +141,8 @@ async def test_13_special_tokens_in_text_are_text(
         body = shown(data_url(PNG), text=text)
         assert (await client.post(CHAT, json=body)).status_code == 200
     honest, spelling = list(engine.submitted.values())[-2:]
-    assert spelling.pictures == honest.pictures
-    start = honest.pictures[0].span.end + len("x")
+    assert spelling.contents == honest.contents
+    start = honest.contents[0].span.end + len("x")
     added = spelling.prompt_ids[start : start + len(spelled.encode())]
     assert set(added) <= BYTE_IDS
     assert spelling.prompt_ids == (*honest.prompt_ids[:start], *added, *honest.prompt_ids[start:])

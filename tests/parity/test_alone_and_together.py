@@ -31,7 +31,7 @@ def painter(
     config: Config = make_config({**options, "dtype": request.param})
     (resolved,) = resolve_all(config.models, SilentProgress(), sources=(EMBEDDED_IMAGES,))
     loaded = DiffusionLoader(resolved, config, *open_device(config.device)).load(lambda done: None)
-    painter = loaded.runner._painter  # type: ignore[attr-defined]
+    painter = loaded.runner._executor  # type: ignore[attr-defined]
     assert isinstance(painter, ImageExecutor)
     return painter
 

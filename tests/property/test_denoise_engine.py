@@ -20,7 +20,7 @@ from torch import Tensor
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.media.pixels import Pixels
 from triptych.core.plan import Plan, StepResult
-from triptych.modalities.diffusion.caches.decisions import Decisions
+from triptych.modalities.diffusion.engine.caches.decisions import Decisions
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
 from triptych.modalities.diffusion.engine.loader import measure
@@ -63,7 +63,7 @@ class Witness:
         def note_latents(runner: DenoiseRunner, rows: Sequence[PictureRow]) -> list[Yield]:
             self._fail_if_told()
             for row in (runner._pictures[each.key].row for each in rows):
-                slots = [branch.slot for branch in row.branches if branch.slot is not None]
+                slots = [branch.cache for branch in row.branches if branch.cache is not None]
                 skips = [decided.pop(slot.decisions) for slot in slots]
                 self.decoded.append(Drawn(row.sample.sample.clone(), skips))
             return decode(runner, rows)

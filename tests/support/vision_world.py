@@ -18,7 +18,7 @@ from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowResult
-from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
 from triptych.modalities.vlm.scheduling import VisionLimits, VisionScheduler
@@ -44,15 +44,15 @@ def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
             continue
         name, length = part
         digest = hashlib.sha256(f"{name}{length}".encode()).digest()
-        span = PictureSpan(digest=digest, runs=((len(ids), length),))
-        pictures.append(PromptPicture(span=span, inputs={"pixel_values": patches(length)}))
+        span = ContentSpan(digest=digest, runs=((len(ids), length),))
+        pictures.append(PromptContent(span=span, inputs={"pixel_values": patches(length)}))
         ids += [CLASH] * length
     plain = token_request(tuple(ids), **options)  # type: ignore[arg-type]
     return TokenRequest(
         prompt_ids=plain.prompt_ids,
         sampling=plain.sampling,
         tenant=plain.tenant,
-        pictures=tuple(pictures),
+        contents=tuple(pictures),
     )
 
 
@@ -62,7 +62,7 @@ class SeeingStory(Story):
     def tell(self, num_tokens: int) -> None:
         for position in range(len(self.digests), num_tokens):
             super().tell(position + 1)
-            for picture in self.request.pictures:
+            for picture in self.request.contents:
                 if picture.span.start <= position < picture.span.end:
                     seen = self.digests[-1] + picture.span.digest
                     self.digests[-1] = hashlib.blake2b(seen, digest_size=12).digest()
@@ -107,7 +107,7 @@ class SeeingRunner(ShadowRunner):
         request = self.requests[row.job_id]
         self.stories.setdefault(row.job_id, SeeingStory(request))
         end = row.start + row.num_tokens
-        for picture in request.pictures:
+        for picture in request.contents:
             span = picture.span
             if span.start < end and row.start < span.end:
                 assert self.features.acquire(span.digest), "its features are there"
@@ -136,7 +136,7 @@ class SeeingWorld(World):
             options=self.options,
             max_length=self.max_length,
             namespace=NAMESPACE,
-            can_see=True,
+            takes_content=True,
         )
         self.tokens = tokens
         self.scheduler = VisionScheduler(  # type: ignore[assignment]

@@ -18,7 +18,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
     models = [opening(model, ImageModel.open) for model in setup.models["image"]]
     links = picture_links(setup.config)
     setup.find_link = links.find
-    service = ImageService.from_config(
+    service = ImageService(
         setup.config,
         models,
         setup.client,

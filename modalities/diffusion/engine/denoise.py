@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
-from triptych.modalities.diffusion.engine.evaluation import evaluate
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
-from triptych.modalities.diffusion.engine.fused_skips import FusedSkip, leap
+from triptych.modalities.diffusion.engine.caches.evaluation import evaluate
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip, take_skips
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
+from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning, DenoiseModel
 from triptych.modalities.diffusion.engine.samplers.rows import (
     SampleRow,
     advance,
@@ -43,14 +42,14 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class GuidanceBranch:
-    """One side of guidance: what it is told, and its cache.
+    """One side of guidance: its conditioning, and its cache.
 
     `batch_key`: with whom it may share a run, which the loop works out once. `answer`: its
     velocity of the row's step, if it was asked ahead. `num_asked` counts what it was asked.
     """
 
     conditioning: Conditioning
-    slot: CacheSlot | None = None
+    cache: RowCache | None = None
     batch_key: Hashable = None
     answer: Tensor | None = None
     num_asked: int = 0
@@ -58,7 +57,7 @@ class GuidanceBranch:
     @property
     def num_runs(self) -> int:
         """Steps at which the model was run for it."""
-        return self.slot.decisions.num_computed if self.slot else self.num_asked
+        return self.cache.decisions.num_computed if self.cache else self.num_asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +126,7 @@ class DenoiseRow:
         holds = self.guidance.holds_at(step, self.num_steps)
         return self.branches if holds else self.branches[:1]
 
-    def foresee(self) -> list[int]:
+    def planned_runs(self) -> list[int]:
         """How many branches may need a run of the model, for each step of the whole way.
 
         None where all are known to be skipped, and before the row's first step, where it stands.
@@ -136,21 +135,21 @@ class DenoiseRow:
         ahead = range(self.sample.step, self.num_steps)
         for branch in self.branches:
             steps = [step for step in ahead if branch in self.active_at(step)]
-            computes = branch.slot.foresee(steps) if branch.slot else [True] * len(steps)
+            computes = branch.cache.may_compute(steps) if branch.cache else [True] * len(steps)
             for step, may_compute in zip(steps, computes, strict=True):
                 num_rows[step] += may_compute
         return num_rows
 
-    def leap(self, num_steps: int) -> FusedSkip | None:
+    def fused_skip(self, num_steps: int) -> FusedSkip | None:
         """The next steps as one map; `None` where they are none, or not known to be skipped."""
         if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
             return None
         steps = range(self.sample.step, self.sample.step + num_steps)
         active = [self.active_at(step) for step in steps]
-        if any(branch.slot is None for branches in active for branch in branches):
+        if any(branch.cache is None for branches in active for branch in branches):
             return None
-        leap = FusedSkip(self.sample, [self._shares(branches) for branches in active])
-        return leap if leap.is_possible else None
+        skip = FusedSkip(self.sample, [self._shares(branches) for branches in active])
+        return skip if skip.is_possible else None
 
     def forget_answers(self) -> None:
         """The step was taken that branches were asked of."""
@@ -161,15 +160,15 @@ class DenoiseRow:
         """Give back everything the row holds."""
         release_row(self.sample)
         for branch in self.branches:
-            if branch.slot is not None:
-                branch.slot.release()
+            if branch.cache is not None:
+                branch.cache.release()
 
-    def _shares(self, branches: Sequence[GuidanceBranch]) -> list[tuple[CacheSlot, float]]:
+    def _shares(self, branches: Sequence[GuidanceBranch]) -> list[tuple[RowCache, float]]:
         """What guidance makes of the caches' outputs."""
         scale = self.guidance.scale
         of_output = (scale, 1 - scale) if len(branches) == 2 else (1.0,)
-        slots = [branch.slot for branch in branches if branch.slot is not None]
-        return list(zip(slots, of_output, strict=True))
+        caches = [branch.cache for branch in branches if branch.cache is not None]
+        return list(zip(caches, of_output, strict=True))
 
 
 # Rows of one shape, and their velocities after guidance, `[R, ...]`.
@@ -183,7 +182,7 @@ class Denoiser:
         self.model = model
 
     def step(self, rows: Sequence[DenoiseRow], watch: Watch | None = None) -> None:
-        """One step of each row. None may be done. `watch` is told before the step is taken.
+        """One step of each row. None may be done. `watch` is called before the step is taken.
 
         Where it raises, each row has either taken its step or can be asked to take it again.
         """
@@ -194,8 +193,9 @@ class Denoiser:
             advance([row.sample for row in members], velocities)
             for row in members:
                 row.forget_answers()
-                if row.kept is not None:
-                    _restore(row.sample, row.kept)
+                if (kept := row.kept) is not None:  # what an edit must not change, as noisy as now
+                    before = noised(row.sample, kept.clean, kept.noise)
+                    overwrite(row.sample, torch.lerp(before, row.sample.sample, kept.mask))
 
     def advance(
         self, rows: Sequence[DenoiseRow], num_steps: Sequence[int], watch: Watch | None = None
@@ -203,7 +203,7 @@ class Denoiser:
         """Each row takes its number of steps, of which all but the last should be skipped.
 
         So rows whose plans differ meet at their computed steps, and a run is as full as can be.
-        `watch` is told of the last ones alone.
+        `watch` is called for the last ones alone.
         """
         self._skip(rows, [count - 1 for count in num_steps])
         self.step(rows, watch)
@@ -227,8 +227,8 @@ class Denoiser:
         }
         skipping = [row for row in rows if row.sample.step < ends[id(row)]]
         for members in _by_shape(skipping):
-            leaps = [row.leap(ends[id(row)] - row.sample.step) for row in members]
-            leap([found for found in leaps if found is not None])
+            skips = [row.fused_skip(ends[id(row)] - row.sample.step) for row in members]
+            take_skips([skip for skip in skips if skip is not None])
         while left := [row for row in skipping if row.sample.step < ends[id(row)]]:
             self.step(left)
 
@@ -275,26 +275,25 @@ class Denoiser:
             times=sent(torch.tensor(times), inputs_R.device),
             conditioning=[branch.conditioning for branch in branches],
         )
-        slots = [branch.slot for branch in branches]
+        caches = [branch.cache for branch in branches]
         points = [row.point for row in rows]
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, branch in enumerate(branches):
             if branch.batch_key is None:
-                branch.batch_key = self._batch_key(inputs_R.shape[1:], branch)
+                is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
+                is_exact = is_on_cpu or (branch.cache is not None and branch.cache.keeps_hidden)
+                branch.batch_key = self.model.batch_key(
+                    inputs_R.shape[1:], branch.conditioning, is_exact=is_exact
+                )
             groups[branch.batch_key].append(index)
         if len(groups) == 1:
-            return evaluate(self.model, batch, slots, [points[row] for row in of_row])
+            return evaluate(self.model, batch, caches, [points[row] for row in of_row])
         parts = []
         for members in groups.values():
             at = [points[of_row[index]] for index in members]
-            chosen = [slots[index] for index in members]
+            chosen = [caches[index] for index in members]
             parts.append((members, evaluate(self.model, batch.select(members), chosen, at)))
         return joined(parts)
-
-    def _batch_key(self, sample_shape: torch.Size, branch: GuidanceBranch) -> Hashable:
-        is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
-        is_exact = is_on_cpu or (branch.slot is not None and branch.slot.keeps_hidden)
-        return self.model.batch_key(sample_shape, branch.conditioning, is_exact=is_exact)
 
 
 def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:
@@ -302,12 +301,6 @@ def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:
     for row in rows:
         groups[row.sample.pool].append(row)
     return list(groups.values())
-
-
-def _restore(sample: SampleRow, kept: Kept) -> None:
-    """Put back what an edit must not change, as noisy as the rest is now."""
-    before = noised(sample, kept.clean, kept.noise)
-    overwrite(sample, torch.lerp(before, sample.sample, kept.mask))
 
 
 def _guide(guidances: Sequence[Guidance], prompted: Tensor, negative: Tensor) -> Tensor:

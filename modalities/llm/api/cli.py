@@ -20,7 +20,8 @@ from triptych.core.cli_io import count_bar, read_lines
 from triptych.core.errors import ConfigError, RequestError, TriptychError
 from triptych.core.options.declaration import Role
 from triptych.core.options.table import add_options
-from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline, Message
+from triptych.modalities.llm.api.multimodal import Message
+from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline
 
 _LABELS = frozenset({"id", "custom_id"})
 """Fields of an entry that are the caller's own: they come back with the answer."""

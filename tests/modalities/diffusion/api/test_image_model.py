@@ -19,7 +19,7 @@ MOST = 10**9
 def test_facts_come_from_the_json_files(tmp_path: Path) -> None:
     model = ImageModel.open(write_image_folder(tmp_path))
     assert (model.name, model.multiple, model.default_size) == ("pix", 16, (512, 512))
-    assert model.abilities.default_steps == 20
+    assert model.spec.default_steps == 20
     assert "dpm++2m" in model.samplers
 
 

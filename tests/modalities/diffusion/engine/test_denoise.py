@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.denoiser_stubs import NATIVE_CONFIGS, noise
 from torch import Tensor, nn
 
-from triptych.modalities.diffusion.caches.methods import CacheMethod, planned, taylorseer
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, planned, taylorseer
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise import (
     Denoiser,
     DenoiseRow,
@@ -22,8 +22,11 @@ from triptych.modalities.diffusion.engine.denoise import (
     GuidanceBranch,
     Kept,
 )
-from triptych.modalities.diffusion.engine.families.family import Conditioning, DenoiserFamily
-from triptych.modalities.diffusion.engine.families.model import DenoiseModel
+from triptych.modalities.diffusion.engine.families.model import (
+    Conditioning,
+    DenoiseModel,
+    DenoiserFamily,
+)
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples, start_row
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
@@ -64,7 +67,7 @@ def open_row(
     branches = [
         GuidanceBranch(
             conditioning=Conditioning(rows={"prompt": torch.tensor(prompt)}),
-            slot=CacheSlot(cache, num_steps, pools) if cache else None,
+            cache=RowCache(cache, num_steps, pools) if cache else None,
         )
         for prompt in prompts
     ]
@@ -197,13 +200,13 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
     alone = [finish(loop, row) for row in begin()]
     toy.batches.clear()
     rows = begin()
-    for counts in zip(*[runs_of(row.foresee()) for row in rows], strict=True):
+    for counts in zip(*[runs_of(row.planned_runs()) for row in rows], strict=True):
         loop.advance(rows, counts)
     assert toy.batches == [7, 6, 4]
     for row, expected in zip(rows, alone, strict=True):
         assert row.is_done
         assert torch.allclose(row.sample.sample, expected, atol=1e-5)
-        slots = [branch.slot for branch in row.branches if branch.slot]
+        slots = [branch.cache for branch in row.branches if branch.cache]
         assert slots[0].decisions.num_computed == 3
         assert slots[0].decisions.num_skipped == 3
         row.release()

@@ -17,7 +17,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import folder_digest
-from triptych.modalities.diffusion.engine.loading import (
+from triptych.modalities.diffusion.engine.loading.components import (
     Components,
     component_bytes,
     open_components,

@@ -24,9 +24,12 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm import source
 from triptych.modalities.vlm.api.pipeline import VisionPipeline
-from triptych.modalities.vlm.engine.slots.adapter import AdaptedCheckpoint
-from triptych.modalities.vlm.engine.slots.model import SlotModel
-from triptych.modalities.vlm.engine.slots.reader import SlotProjector, SlotScores
+from triptych.modalities.vlm.engine.slots.model import (
+    AdaptedCheckpoint,
+    SlotModel,
+    SlotProjector,
+    SlotScores,
+)
 from triptych.modalities.vlm.engine.slots.tower import EfficientNetLite, from_released
 from triptych.modalities.vlm.processing.slots_config import SlotConfig
 
