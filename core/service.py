@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from triptych.core.config import Config
 from triptych.core.errors import Overloaded, UnknownModel
 
 Model = TypeVar("Model")
@@ -46,6 +47,11 @@ def find_model(models: Mapping[str, Model], name: str, kind: str = "model") -> M
     if name not in models:
         raise UnknownModel.among(models, name, kind)
     return models[name]
+
+
+def configured_seed(config: Config) -> int | None:
+    """The seed of requests without one, where the operator sets it."""
+    return config.device.seed if config.device.seed >= 0 else None
 
 
 def choose_seed(*wanted: int | None, num_bits: int = 62) -> int:

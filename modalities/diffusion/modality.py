@@ -36,7 +36,7 @@ _COMMANDS = (
     Command(
         "calibrate",
         "Measure an image model, so that it may skip steps.",
-        f"{_HERE}.engine.calibrate_cli",
+        f"{_HERE}.engine.calibration.cli",
         (
             "triptych calibrate --steps 50 28 20",
             "triptych calibrate black-forest-labs/FLUX.1-dev --steps 28 --prompts prompts.txt",

@@ -27,7 +27,7 @@ class SpeechFamily:
     engine: str
 
 
-_PHONEMES = f"{_FRONT}.phoneme_models:open_phoneme_model"
+_PHONEMES = f"{_FRONT}.phoneme:open_phoneme_model"
 FAMILIES: Mapping[str, SpeechFamily] = {
     "csm": SpeechFamily(f"{_FRONT}.prompt:open_csm", f"{_MODELS}.csm:CsmBlueprint"),
     "higgs_audio_v2": SpeechFamily(

@@ -20,7 +20,7 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.streams import JobStream
 from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice
 from triptych.modalities.tts.api.routes import speech_router
-from triptych.modalities.tts.api.service import SpeechService, VoiceSource
+from triptych.modalities.tts.api.service import SpeechService
 from triptych.modalities.tts.api.text.chunks import split_utterances
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText
 from triptych.modalities.tts.wire import (
@@ -178,7 +178,7 @@ def make_speech_service(
     front: SpellingFrontEnd | None = None,
     *,
     max_characters: int = 4096,
-    voices: VoiceSource | None = None,
+    voices: OneVoice | None = None,
     default_seed: int | None = None,
     **schedule: int,
 ) -> SpeechService:
@@ -188,7 +188,7 @@ def make_speech_service(
         [front or SpellingFrontEnd()],
         Admission(options=ScheduleOptions(**schedule)),
         max_characters=max_characters,
-        voices=voices,
+        find_clip=None if voices is None else voices.clip,
         default_seed=default_seed,
     )
 

@@ -211,7 +211,7 @@ class TranscriptionReply(BaseModel):
 class VerboseReply(BaseModel):
     """The answer in verbose_json."""
 
-    task: Literal["transcribe", "translate"]
+    task: Task
     language: str
     duration: float
     text: str

@@ -20,7 +20,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.recognition.api.languages import LANGUAGES, language_code
 from triptych.modalities.recognition.api.words import WordTiming, words_of
 from triptych.modalities.recognition.spec import Task, WhisperSpec
-from triptych.modalities.recognition.wire import TimedTokens, TranscriptToken
+from triptych.modalities.recognition.wire import TimedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,7 @@ class WhisperTokenizer:
             for token in timed.tokens
         ]
         ids = tuple(token.token_id for token in tokens)
+        data = [unspell(self.tokenizer.id_to_token(token_id) or "") for token_id in ids]
         has_times = all(token.end_s >= 0 for token in timed.tokens)
         return TranscriptSegment(
             index=index,
@@ -144,17 +145,16 @@ class WhisperTokenizer:
             end_s=timed.end_s + offset_s,
             text=self.decode(ids),
             token_ids=ids,
-            tokens=tuple(map(self._scored, tokens)),
+            tokens=tuple(
+                ScoredToken(spelled.decode("utf-8", errors="replace"), spelled, token.logprob)
+                for spelled, token in zip(data, tokens, strict=True)
+            ),
             words=words_of(tokens, self.decode, language) if has_times else (),
             avg_logprob=timed.avg_logprob,
             no_speech_prob=timed.no_speech_prob,
             compression_ratio=timed.compression_ratio,
             temperature=timed.temperature,
         )
-
-    def _scored(self, token: TranscriptToken) -> ScoredToken:
-        data = unspell(self.tokenizer.id_to_token(token.token_id) or "")
-        return ScoredToken(data.decode("utf-8", errors="replace"), data, token.logprob)
 
 
 def gather(deltas: Sequence[TranscriptDelta]) -> Transcript:

@@ -6,7 +6,7 @@ Owns the `SpeechPipeline` object: the same engine and speech service as the serv
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from triptych.core.media.audio import decode
 from triptych.core.media.audio.containers import FORMATS, encode_clip
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.child import DecodePool
+from triptych.core.service import configured_seed
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
@@ -33,6 +34,7 @@ from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
 from triptych.modalities.tts.modality import SPEECH
 from triptych.modalities.tts.wire import SpeechFinish, VoiceClip
+from triptych.schedulers.admission import Admission
 
 MAX_CHARACTERS = 1_000_000
 """Longest text of one call: a thick book."""
@@ -93,18 +95,6 @@ def format_of(path: str | Path) -> str:
     return audio_format
 
 
-class _OwnVoices:
-    """The custom voices of this machine, whichever of the configured keys they belong to."""
-
-    def __init__(self, voices: VoiceService, owners: Sequence[str]) -> None:
-        self._voices = voices
-        self._owners = owners
-
-    def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
-        found = (self._voices.clip(voice_id, each, model) for each in self._owners)
-        return next((clip for clip in found if clip is not None), None)
-
-
 class SpeechPipeline(Pipeline[SpeechService]):
     """A speech model in this process.
 
@@ -123,13 +113,21 @@ class SpeechPipeline(Pipeline[SpeechService]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], SpeechService]:
         front = open_front_end(resolved)
-        pool = DecodePool.from_options(
-            config.server, [decode.__name__]
-        )  # never started: no uploads
+        pool = DecodePool([decode.__name__])  # never started: no uploads
         voices = VoiceService(VoiceStore.from_config(config), [front], pool)
-        own = _OwnVoices(voices, owners(config.server))
-        return lambda client: SpeechService.from_config(
-            config, [front], client, voices=own, max_characters=MAX_CHARACTERS
+
+        def find_clip(voice_id: str, _: str, model: str) -> VoiceClip | None:
+            """A voice of this machine, whichever of the configured keys it belongs to."""
+            found = (voices.clip(voice_id, owner, model) for owner in owners(config.server))
+            return next((clip for clip in found if clip is not None), None)
+
+        return lambda client: SpeechService(
+            client,
+            [front],
+            Admission(options=config.schedule),
+            max_characters=MAX_CHARACTERS,
+            find_clip=find_clip,
+            default_seed=configured_seed(config),
         )
 
     @property

@@ -26,6 +26,7 @@ from triptych.core.http.models import ModelCard, ModelList
 from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
+from triptych.core.service import configured_seed
 from triptych.core.weights.resolve import opening
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.tts.api.frontend import open_front_end
@@ -59,8 +60,13 @@ def open_api(setup: ApiSetup) -> ApiPart:
     """Speech, and the voices that it is spoken in."""
     fronts = [opening(model, open_front_end) for model in setup.models["speech"]]
     voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
-    service = SpeechService.from_config(
-        setup.config, fronts, setup.client, voices=voices, admission=setup.admission
+    service = SpeechService(
+        setup.client,
+        fronts,
+        setup.admission,
+        max_characters=setup.config.speech.max_speech_characters,
+        find_clip=voices.clip,
+        default_seed=configured_seed(setup.config),
     )
     cards = speech_cards(service)
     routers = [speech_router(service), speech_models_router(cards), voices_router(voices)]

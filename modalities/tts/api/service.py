@@ -14,13 +14,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol, Self
+from typing import Literal, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
 
 from triptych.core.client import EngineClient, OutputStream
-from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
 from triptych.core.limits import MAX_SAMPLES, MAX_SEED
 from triptych.core.media.audio.resampling import Pcm
@@ -81,15 +80,11 @@ class Speaking:
     speakable: Callable[[], Awaitable[Coverage]]
 
 
-class VoiceSource(Protocol):
-    """Where callers' own voices are kept."""
+FindClip: TypeAlias = Callable[[str, str, str], VoiceClip | None]
+"""What a model is to imitate, by the id of a voice, its owner and the model. May block.
 
-    def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
-        """What `model` is to imitate; `None` where `owner` has no such voice. May block.
-
-        Raises `InvalidRequest` for a voice that was made for another model.
-        """
-        ...
+`None` where the owner has no such voice. Raises `InvalidRequest` for one of another model.
+"""
 
 
 class SpeechService:
@@ -102,41 +97,16 @@ class SpeechService:
         admission: Admission,
         *,
         max_characters: int,
-        voices: VoiceSource | None = None,
+        find_clip: FindClip | None = None,
         default_seed: int | None = None,
     ) -> None:
         self.client = client
         self.front_ends: Mapping[str, FrontEnd] = {front.name: front for front in front_ends}
         self.max_characters = max_characters
         self._admission = admission
-        self._voices = voices
+        self._find_clip = find_clip
         self._default_seed = default_seed
         self._normalizers: dict[NormalizeOptions, Normalizer] = {}
-
-    @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        front_ends: Sequence[FrontEnd],
-        client: EngineClient,
-        *,
-        voices: VoiceSource | None = None,
-        max_characters: int = 0,
-        admission: Admission | None = None,
-    ) -> Self:
-        """The service with the bounds and the seed of a configuration.
-
-        `max_characters` replaces the longest text of the configuration where it is given. An
-        `admission` is shared with other services.
-        """
-        return cls(
-            client,
-            front_ends,
-            admission or Admission(options=config.schedule),
-            max_characters=max_characters or config.speech.max_speech_characters,
-            voices=voices,
-            default_seed=config.device.seed if config.device.seed >= 0 else None,
-        )
 
     def front_end(self, name: str) -> FrontEnd:
         """The front end of the model called `name`. Raises `UnknownModel`."""
@@ -205,8 +175,8 @@ class SpeechService:
         if not is_voice_id(call.voice):
             return None
         clip, owner = None, call.caller.principal.owner
-        if self._voices is not None:
-            clip = await asyncio.to_thread(self._voices.clip, call.voice, owner, call.model)
+        if self._find_clip is not None:
+            clip = await asyncio.to_thread(self._find_clip, call.voice, owner, call.model)
         if clip is None:
             raise NotFound(
                 "You have no such voice; GET /v1/audio/voices, or `triptych voices`, lists yours.",

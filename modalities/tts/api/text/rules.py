@@ -26,9 +26,12 @@ Kind = Literal["digit", "letter", "sign"]
 Order = Literal["mdy", "dmy"]
 Method = TypeVar("Method", bound=Callable[..., str | None])
 
-NUM = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?"
 _SHARED: Mapping[str, str] = MappingProxyType(
-    {"num": NUM, "end": r"(?![\w])", "dash": r"(?:-| ?– ?)"}
+    {
+        "num": r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?",
+        "end": r"(?![\w])",
+        "dash": r"(?:-| ?– ?)",
+    }
 )
 _FRAGMENT = re.compile(r"\{([a-z_]+)\}")
 

@@ -20,8 +20,12 @@ from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment
-from triptych.modalities.tts.api.frontend.phoneme import MAX_CHARACTERS, PhonemeFrontEnd
-from triptych.modalities.tts.api.frontend.phoneme_models import OPENAI_VOICES, open_phoneme_model
+from triptych.modalities.tts.api.frontend.phoneme import (
+    MAX_CHARACTERS,
+    OPENAI_VOICES,
+    PhonemeFrontEnd,
+    open_phoneme_model,
+)
 from triptych.modalities.tts.api.text.coverage import Coverage
 from triptych.modalities.tts.api.text.normalize import Normalizer
 from triptych.modalities.tts.api.text.phonemes import Phonemizer
