@@ -46,7 +46,7 @@ from triptych.schedulers.base import (
     Proposal,
     Scheduler,
 )
-from triptych.schedulers.cost import CostModel
+from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
@@ -69,13 +69,12 @@ _REBOOK_S = 0.01
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _LaunchedStep:
     """A launched step."""
 
     loaded: LoadedModel
     plan: Plan
-    work: dict[str, float]
     cost_s: float
     is_cold: bool
     started_s: float
@@ -122,7 +121,7 @@ class Engine:
             min_stall_budget_s=config.server.min_stall_budget_s,
         )
         self._timeline = Timeline()
-        self._costs = CostModel()
+        self._recent = RecentSteps()
         self._health = FailureCounter()
         self._chaos = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
         self._jobs: dict[str, Job] = {}
@@ -234,7 +233,7 @@ class Engine:
         at_work = {job.model for job in self._jobs.values() if not job.is_paused}
         busy = at_work & self._residency.ready.keys()
         for model, loaded in self._residency.ready.items():
-            self._tell_company(loaded.scheduler, busy - {model})
+            self._set_step_budget(loaded, busy - {model})
             proposal = None if model in declined else loaded.scheduler.propose(now_s)
             if proposal is None:
                 continue
@@ -244,23 +243,21 @@ class Engine:
                 proposals[model] = proposal
         if not proposals:
             return None
-        candidates = [
-            Candidate(
-                model,
-                p.due_s,
-                self._costs.predict(model, p.kind, p.work),
-                is_known=self._costs.is_known(model, p.kind, p.work),
-            )
-            for model, p in proposals.items()
-        ]
+        candidates = [self._candidate(proposal) for proposal in proposals.values()]
         return proposals[self._timeline.pick(candidates, now_s).model]
 
-    def _tell_company(self, scheduler: Scheduler, others: Collection[str]) -> None:
-        """Let a scheduler know of the other models that have jobs."""
-        if _fits_gaps(type(scheduler)):
+    def _candidate(self, proposal: Proposal) -> Candidate:
+        costs = self._residency.ready[proposal.model].scheduler.costs
+        cost_s, is_known = costs.predict(proposal.work), costs.is_known(proposal.kind)
+        return Candidate(proposal.model, proposal.due_s, cost_s, is_known)
+
+    def _set_step_budget(self, loaded: LoadedModel, others: Collection[str]) -> None:
+        """Say how long a model's steps may be beside those of others that have jobs."""
+        if _fits_budget(type(loaded.scheduler)):
             longest_s = self.config.schedule.max_step_s or math.inf
-            gap_s = min(longest_s, self._timeline.gap_s(others))
-            cast("FitsStepBudget", scheduler).set_gap(gap_s if others else math.inf)
+            budget_s = min(longest_s, self._timeline.step_budget_s(loaded.name, others))
+            scheduler = cast("FitsStepBudget", loaded.scheduler)
+            scheduler.set_step_budget(budget_s if others else math.inf)
 
     def _launch(self, proposal: Proposal, now_s: float) -> bool:
         """Book a proposal and hand its plan to the device; false if nothing was left of it."""
@@ -269,15 +266,9 @@ class Engine:
         if plan is None:
             return False
         self._next_step_id += 1
-        cost_s = self._costs.predict(proposal.model, proposal.kind, proposal.work)
-        step = _LaunchedStep(
-            loaded=loaded,
-            plan=plan,
-            work=proposal.work,
-            cost_s=cost_s,
-            is_cold=not self._costs.is_known(proposal.model, proposal.kind, proposal.work),
-            started_s=now_s,
-        )
+        costs = loaded.scheduler.costs
+        cost_s, is_cold = costs.predict(proposal.work), not costs.is_known(proposal.kind)
+        step = _LaunchedStep(loaded, plan, cost_s, is_cold, now_s)
         self._timeline.charge(proposal.model, cost_s)
         self._in_flight.append(step)
         self._has_news = True
@@ -301,7 +292,7 @@ class Engine:
         scheduler = step.loaded.scheduler
         if outcome.result is not None:
             self._health.note_success()
-            self._costs.observe(model, kind, step.work, outcome.busy_s)
+            self._recent.observe(outcome.busy_s)
             scheduler.commit(step.plan, outcome.result, now_s)
         else:
             assert outcome.error is not None
@@ -313,7 +304,7 @@ class Engine:
         """Beat if it is time, and only if the loop is not merely waiting for a step."""
         now_s = self.clock()
         in_flight_s = sum(step.cost_s for step in self._in_flight)
-        budget_s = self._pulse.stall_budget_s(self._costs, in_flight_s)
+        budget_s = self._pulse.stall_budget_s(self._recent.p99_s, in_flight_s)
         is_due = self._pulse.is_due(now_s, budget_s) or self._residency.take_news()
         beats_anyway = self._beats_anyway(now_s)
         if is_last or (is_due and (self._has_news or beats_anyway)):
@@ -441,8 +432,8 @@ class Engine:
 
 
 @cache
-def _fits_gaps(kind: type[Scheduler]) -> bool:
-    """Whether it can be told of company; asked of the class once, since that takes a while."""
+def _fits_budget(kind: type[Scheduler]) -> bool:
+    """Whether it takes a step budget; asked of the class once, since that takes a while."""
     return issubclass(kind, FitsStepBudget)
 
 

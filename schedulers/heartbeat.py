@@ -17,7 +17,6 @@ from triptych.core.ledger import Ledger
 from triptych.core.metrics import Metrics, series
 from triptych.core.transport.messages import Heartbeat, ModelStatus
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.cost import CostModel
 
 IDLE_BEAT_S = 0.5
 BUSY_BEAT_S = 0.05
@@ -48,9 +47,9 @@ class HeartbeatSender:
         self._last_beat_s = -math.inf
         self._told_budget_s = 0.0
 
-    def stall_budget_s(self, costs: CostModel, in_flight_s: float) -> float:
-        """How long silence may last, given the predicted seconds of the steps in flight."""
-        return max(self._min_stall_budget_s, STALL_FACTOR * max(costs.p99_step_s, in_flight_s))
+    def stall_budget_s(self, slow_step_s: float, in_flight_s: float) -> float:
+        """How long silence may last, given slow steps of late and those in flight as predicted."""
+        return max(self._min_stall_budget_s, STALL_FACTOR * max(slow_step_s, in_flight_s))
 
     def beats_beside(self, cold_step_s: float) -> bool:
         """Whether to beat beside a step of a kind never seen, which has run for `cold_step_s`."""

@@ -115,6 +115,7 @@ class Timeline:
         self._pressed_s = 0.0
         self._spared_s = 0.0
         self._gaps: dict[str, _StepBudget] = {}
+        self._urgent: set[str] = set()  # models whose latest proposal had a deadline
 
     def pick(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
         """The candidate to run next; charge its service with `charge`."""
@@ -123,9 +124,14 @@ class Timeline:
         self._note_gaps(chosen)
         return chosen
 
-    def gap_s(self, models: Collection[str]) -> float:
-        """How long a step without a deadline may be beside these models; infinity if unknown."""
-        gaps = (self._gaps[model].offer_s for model in models if model in self._gaps)
+    def step_budget_s(self, model: str, others: Collection[str]) -> float:
+        """How long a step of `model` may be beside those of `others`; infinity if unknown.
+
+        Where its steps have deadlines of their own, no gap bounds them.
+        """
+        if model in self._urgent:
+            return math.inf
+        gaps = (self._gaps[other].offer_s for other in others if other in self._gaps)
         return min(gaps, default=math.inf)
 
     def _choose(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
@@ -186,6 +192,10 @@ class Timeline:
             if candidate.model not in self._waiting:
                 received = self._service.get(candidate.model, 0.0)
                 self._service[candidate.model] = max(received, self._level)
+            if candidate.has_deadline:
+                self._urgent.add(candidate.model)
+            else:
+                self._urgent.discard(candidate.model)
         self._waiting = frozenset(candidate.model for candidate in candidates)
 
     def _is_owed(self, candidates: Sequence[Candidate]) -> bool:

@@ -10,6 +10,8 @@ should take, and how many that is.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -37,6 +39,8 @@ class ReadyPicture(Protocol):
         """Its place in line, which is nobody else's."""
         ...
 
+
+_HOPE = 0.98  # of a row's time, for each doubling away from what was measured
 
 AnyReady = TypeVar("AnyReady", bound=ReadyPicture)
 
@@ -67,3 +71,26 @@ def fill_batch(ready: Sequence[AnyReady], run_s: Sequence[float]) -> list[AnyRea
         if per_row_s <= best_s:
             best, best_s = order[:count], per_row_s
     return best or order[:1]
+
+
+def run_table(measured: Sequence[float | None], alone_s: float) -> list[float]:
+    """How long a run of b rows takes at `[b - 1]`, from the runs that were `measured`.
+
+    A device that is full takes twice as long for twice the rows, an empty one takes no longer at
+    all, and where between the two a model stands can only be measured. Between numbers of rows
+    that were, seconds lie on a line. Beyond them a row is taken to be a little cheaper than at the
+    nearest, and more so further away: so it will be tried. `alone_s` is for one row, where nothing
+    was measured yet.
+    """
+    known = [(rows, run_s) for rows, run_s in enumerate(measured, start=1) if run_s is not None]
+    return [_run_s(known or [(1, alone_s)], rows) for rows in range(1, len(measured) + 1)]
+
+
+def _run_s(known: Sequence[tuple[int, float]], num_rows: int) -> float:
+    at = bisect_left(known, (num_rows, 0.0))
+    if 0 < at < len(known):
+        (low, low_s), (high, high_s) = known[at - 1 : at + 1]
+        return low_s + (high_s - low_s) * (num_rows - low) / (high - low)
+    nearest, nearest_s = known[min(at, len(known) - 1)]
+    ratio = num_rows / nearest
+    return nearest_s * ratio * math.pow(_HOPE, abs(math.log2(ratio)))

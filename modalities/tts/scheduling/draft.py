@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from triptych.core.config import SpeechOptions
-from triptych.modalities.tts.scheduling.costs import SpeechCosts, SpeechRound
+from triptych.modalities.tts.scheduling.costs import SpeechCosts, SpeechRound, audio_work
 from triptych.modalities.tts.scheduling.state import SpeechModel, SpeechState, SpokenSegment, Stream
-from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.batcher import Unit
+from triptych.schedulers.token import TokenBatch, TokenStepDraft
 from triptych.schedulers.token_draft import TokenLimits
 from triptych.schedulers.token_state import TokenProgress
 
@@ -50,23 +51,20 @@ class AudioPiece:
     is_last: bool
     due_s: float
 
+    @property
+    def unit(self) -> Unit:
+        """What decodes it."""
+        return self.stream.decoder
 
-@dataclass(frozen=True, slots=True)
-class AudioDraft:
-    """An audio step, due when the first of its listeners runs dry.
 
-    Without pieces, nothing is ripe before `not_before_s`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechDraft(TokenStepDraft):
+    """A step of tokens, of audio or of reading a voice, predicted to take `cost_s`.
+
+    An audio step is due when the first of its listeners runs dry.
     """
 
-    pieces: tuple[AudioPiece, ...]
-    due_s: float
-    cost_s: float
-    not_before_s: float = 0.0
-
-    @property
-    def num_frames(self) -> int:
-        """Frames over all rows."""
-        return _num_frames(self.pieces)
+    cost_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -74,10 +72,10 @@ class TokenTurn:
     """Who is kept out of the next token step, when it is due, and what it costs.
 
     `must` is kept out whatever else there is to do, until `not_before_s` at the latest; what is in
-    `hold` besides only if others can make use of that.
+    `limits` besides only if others can make use of that.
     """
 
-    hold: TokenLimits
+    limits: TokenLimits
     must: TokenLimits
     due_s: float
     cost_s: float
@@ -132,7 +130,7 @@ class SpeechDrafter:
         model: SpeechModel,
         options: SpeechOptions,
         state: SpeechState,
-        tokens: TokenScheduler,
+        tokens: TokenBatch,
         costs: SpeechCosts,
     ) -> None:
         self._model = model
@@ -144,14 +142,16 @@ class SpeechDrafter:
 
     # Audio steps.
 
-    def audio(self, now_s: float) -> AudioDraft | None:
+    def audio(self, now_s: float) -> SpeechDraft | None:
         """The next audio step; none where nothing will be ripe before something else happens."""
         pace = self._costs.round(len(self._state.speaking))
         ready = [piece for stream in self._state.speaking for piece in self._chunk(stream, pace)]
         ripe = [piece for piece in ready if self._ripe_s(piece, pace) <= now_s]
         if not ripe:
             ripe_s = min((self._ripe_s(piece, pace) for piece in ready), default=math.inf)
-            return AudioDraft((), math.inf, 0.0, ripe_s) if math.isfinite(ripe_s) else None
+            if math.isinf(ripe_s):
+                return None
+            return SpeechDraft(kind="audio", work={}, rows=(), not_before_s=ripe_s)
         # Those that would be ripe when such a step is over had better be part of it.
         end_s = now_s + self._costs.audio_s(len(ripe), _num_frames(ripe))
         ripe = [piece for piece in ready if self._ripe_s(piece, pace) <= end_s]
@@ -159,14 +159,20 @@ class SpeechDrafter:
         others = set(self._state.speaking) - {piece.stream for piece in ripe}
         limit_s = min(ripe[0].due_s - self._costs.wait_s, self._next_sound_s(others))
         pieces = tuple(self._fitting(ripe, limit_s, now_s))
-        cost_s = self._costs.audio_s(len(pieces), _num_frames(pieces))
-        return AudioDraft(pieces, pieces[0].due_s - self._costs.wait_s, cost_s)
+        num_frames = _num_frames(pieces)
+        return SpeechDraft(
+            kind="audio",
+            work=audio_work(len(pieces), num_frames),
+            rows=pieces,
+            due_s=pieces[0].due_s - self._costs.wait_s,
+            cost_s=self._costs.audio_s(len(pieces), num_frames),
+        )
 
     def _fitting(
         self, ripe: list[AudioPiece], limit_s: float, now_s: float
     ) -> Iterator[AudioPiece]:
         """Chunks in the order of their moments, those that can wait only up to `limit_s`."""
-        if ripe[0].stream.is_alone:
+        if ripe[0].stream.decoder.is_alone:
             yield ripe[0]
             return
         num_rows = num_frames = 0
@@ -179,7 +185,7 @@ class SpeechDrafter:
             cost_s = self._costs.audio_s(num_rows + 1, num_frames + piece.num_frames)
             reserve_s = self._reserve_s(piece.stream)
             is_late = now_s + reserve_s + cost_s > limit_s and piece.due_s > soon_s
-            if piece.stream.is_alone or (num_rows and is_late):
+            if piece.stream.decoder.is_alone or (num_rows and is_late):
                 continue
             yield piece
             num_rows, num_frames = num_rows + 1, num_frames + piece.num_frames
@@ -232,9 +238,9 @@ class SpeechDrafter:
         if not needs:
             return None
         must, not_before_s = self._must_wait(needs, now_s)
-        fill = self._fill([need for need in needs if need.segment.job_id not in must], now_s)
+        fill = self._fill([need for need in needs if need.segment.row.name not in must], now_s)
         return TokenTurn(
-            hold=TokenLimits(frozenset(fill.held | must), fill.num_tokens),
+            limits=TokenLimits(frozenset(fill.held | must), fill.num_tokens),
             must=TokenLimits(frozenset(must)),
             due_s=fill.due_s,
             cost_s=fill.cost_s(),
@@ -249,7 +255,7 @@ class SpeechDrafter:
             segment = stream.drawing
             if segment is None or stream.is_paused:
                 continue
-            progress = self._tokens.progress(segment.job_id)
+            progress = self._tokens.progress(segment.row)
             if not progress.can_step:
                 continue
             ready_s, num_steps = self._ready(stream, segment, progress.num_outputs)
@@ -287,28 +293,28 @@ class SpeechDrafter:
         """Jobs kept out by options, and until when."""
         until: dict[str, float] = {}
         if self._options.ce_delay_ms:
-            until |= self._awaiting_company([need for need in needs if need.is_first])
+            until |= self._awaiting_others([need for need in needs if need.is_first])
         if self._options.max_lead_s:
             for need in needs:
                 lead_s = need.due_s - self._options.max_lead_s
                 if need.stream.playback.has_begun and math.isfinite(lead_s):
-                    until[need.segment.job_id] = lead_s
+                    until[need.segment.row.name] = lead_s
         until = {job_id: until_s for job_id, until_s in until.items() if until_s > now_s}
         return set(until), min(until.values(), default=0.0)
 
-    def _awaiting_company(self, first: list[_Need]) -> dict[str, float]:
+    def _awaiting_others(self, first: list[_Need]) -> dict[str, float]:
         """New prompts wait for each other, until the oldest has waited enough or all fit."""
-        if len(first) >= self._tokens.num_free_rows:
+        if len(first) >= len(self._tokens.state.free_slots):
             return {}
         delay_s = self._options.ce_delay_ms / 1e3
         oldest_s = min((need.stream.job.arrival_s for need in first), default=0.0)
-        return {need.segment.job_id: oldest_s + delay_s for need in first}
+        return {need.segment.row.name: oldest_s + delay_s for need in first}
 
     def _fill(self, needs: list[_Need], now_s: float) -> _Fill:
         fill = _Fill(self._costs, limit_s=self._next_sound_s(self._state.speaking))
         ease_s = EASE_STEPS * self._costs.token_s(len(needs))
         if self._prompts_go_first(needs, now_s):
-            fill.held.update(need.segment.job_id for need in needs if not need.is_prompt)
+            fill.held.update(need.segment.row.name for need in needs if not need.is_prompt)
             needs = [need for need in needs if need.is_prompt]
             ease_s = math.inf
         has_newcomer = self._options.enable_prioritize_first_decode and any(
@@ -317,7 +323,7 @@ class SpeechDrafter:
         for need in needs:
             is_guest = need.is_prompt and not need.stream.playback.has_begun
             if is_guest and has_newcomer:
-                fill.held.add(need.segment.job_id)
+                fill.held.add(need.segment.row.name)
             elif need.is_prompt:
                 self._add_prompt(fill, need, now_s)
             else:
@@ -328,7 +334,7 @@ class SpeechDrafter:
         is_far = need.due_s - now_s > ease_s
         reserve_s = self._reserve_s(need.stream)
         if is_far and now_s + reserve_s + fill.cost_s(num_rows=1) > fill.limit_s:
-            fill.held.add(need.segment.job_id)
+            fill.held.add(need.segment.row.name)
         else:
             fill.add(need, num_rows=1)
 
@@ -343,7 +349,7 @@ class SpeechDrafter:
         if need.due_s < now_s:
             num_tokens = max(num_tokens, min(num_left, _OVERDUE_PROMPT))
         if num_tokens < min(_LEAST_PROMPT, num_left):
-            fill.held.add(need.segment.job_id)
+            fill.held.add(need.segment.row.name)
         else:
             fill.add(need, num_tokens=num_tokens)
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID
-from triptych.core.job import Job
 from triptych.core.plan import StepCodes
 from triptych.modalities.tts.plan import FrameClock, VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.runaway import RunawayGuard
 from triptych.modalities.tts.wire import SpeechFinish, SpeechRequest, SpeechSegment
+from triptych.schedulers.batcher import BatchedJob, Unit
+from triptych.schedulers.token_state import SequenceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class SpeechModel:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SpokenSegment:
-    """A segment that is being spoken.
+    """A segment that is being spoken. Its codes are drawn by `row`, until that is over.
 
     `codes` were drawn, and of those `num_pushed` are decoded or being decoded; they gave
     `num_given` samples. `end` says why there will be no more codes. A decoder that has to begin
@@ -49,9 +50,9 @@ class SpokenSegment:
     """
 
     index: int
-    job_id: str
     spec: SpeechSegment
     guard: RunawayGuard
+    row: SequenceState
     num_cached_tokens: int = 0
     ids: list[int] = field(default_factory=list)
     codes: list[StepCodes] = field(default_factory=list)
@@ -62,24 +63,21 @@ class SpokenSegment:
     is_begun: bool = False
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Stream:
+@dataclass(slots=True, eq=False)
+class Stream(BatchedJob):
     """One job: a voice that speaks its segments in order.
 
     The first of `segments` is the one whose sound is made, the last the one whose codes are
-    drawn. `num_chunks` and `chunk_frames` say how far its chunks have grown.
+    drawn; its sound is decoded by `decoder`. `num_chunks` and `chunk_frames` say how far its chunks
+    have grown.
     """
 
-    job: Job
     request: SpeechRequest
     rank: tuple[bool, int]
     playback: Playback
     voice: VoicePrompt | None
+    decoder: Unit = field(default_factory=Unit)
     slot: int = -1
-    is_paused: bool = False
-    is_decoding: bool = False
-    is_alone: bool = False
-    """Ran out of memory beside others: it is tried once more, by itself."""
     segments: deque[SpokenSegment] = field(default_factory=deque)
     num_started: int = 0
     num_chunks: int = 0
@@ -90,9 +88,9 @@ class Stream:
     num_output_tokens: int = 0
 
     @property
-    def is_done(self) -> bool:
-        """Whether the job has ended; a step in flight may still decode it."""
-        return self.job.state.is_final
+    def is_decoding(self) -> bool:
+        """Whether a step in flight decodes it."""
+        return self.decoder.num_in_flight > 0
 
     @property
     def drawing(self) -> SpokenSegment | None:
@@ -107,9 +105,9 @@ class SpeechState:
     a codec row). `leaving` ones are done, but a step in flight decodes them still.
     """
 
-    def __init__(self, *, num_slots: int) -> None:
+    def __init__(self, *, num_slots: int, streams: Mapping[str, Stream]) -> None:
         self.num_slots = num_slots
-        self.streams: dict[str, Stream] = {}
+        self.streams = streams
         self.waiting: list[Stream] = []
         self.speaking: list[Stream] = []
         self.leaving: set[Stream] = set()
@@ -118,7 +116,6 @@ class SpeechState:
 
     def enqueue(self, stream: Stream) -> None:
         """Let a new stream wait: listeners first, then in the order of arrival."""
-        self.streams[stream.job.job_id] = stream
         self.waiting.append(stream)
         self.waiting.sort(key=lambda stream: stream.rank)
 
@@ -144,7 +141,6 @@ class SpeechState:
 
     def leave(self, stream: Stream) -> None:
         """Take out a stream that has ended; its row is free once no step in flight uses it."""
-        del self.streams[stream.job.job_id]
         if stream.slot < 0:
             self.waiting.remove(stream)
             return

@@ -21,9 +21,8 @@ from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.features import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.engine.runner import VisionRunner
-from triptych.modalities.vlm.scheduling import VisionLimits, VisionScheduler
+from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.token import TokenScheduler
 
 _STEP_PATCHES = 8192
 """Of pictures that are encoded together; a larger picture is encoded alone."""
@@ -115,22 +114,18 @@ class VisionLoader(TokenLoader):
         num_pages: int,
     ) -> VisionScheduler:
         family, max_length = blueprint.family, blueprint.text.max_length
-        tokens = TokenScheduler(
+        return VisionScheduler(
             model=self.name,
             pool=self._pool(layout, num_pages, shares=not family.whole_prompts),
             options=self._config.schedule,
             max_length=max_length,
             namespace=self._namespace(layout, max_length),
-            can_see=True,
-        )
-        return VisionScheduler(
-            model=self.name,
-            tokens=tokens,
-            features=features,
-            sight=VisionLimits(
-                max_step_patches=_STEP_PATCHES,
-                whole_spans=family.whole_spans,
-                whole_prompts=family.whole_prompts,
+            vision=VisionResources(
+                features,
+                VisionLimits(
+                    max_step_patches=_STEP_PATCHES,
+                    whole_spans=family.whole_spans,
+                    whole_prompts=family.whole_prompts,
+                ),
             ),
-            options=self._config.schedule,
         )
