@@ -1,7 +1,7 @@
-"""Links of the site: pages are written for the repository, where paths begin elsewhere.
+"""Links of the site: pages are written for the repository, where relative paths differ.
 
-A hook of mkdocs. Owns the way from a path of the repository to a page of the site. A link to what
-the site does not hold, such as code, becomes its text alone.
+A hook of mkdocs. Owns the mapping from a path of the repository to a page of the site. A link to a
+file that is not on the site, such as code, becomes plain text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PAGES = {
 
 
 def on_page_markdown(markdown: str, *, page: Any, files: Any, **_: Any) -> str:
-    """The text of a page, a snippet in its place, with links that the site can follow."""
+    """The text of a page with snippets included and links rewritten for the site."""
     here = f"docs/{page.file.src_uri}"
     snippet = _SNIPPET.fullmatch(markdown.strip())
     if snippet:

@@ -1,4 +1,4 @@
-"""Pictures from Python: one, several, while they are drawn, with a step cache, from a picture.
+"""Images from Python: one, a batch, a stream of previews, step caches, image to image.
 
 Run it with `python samples/image.py`; it writes PNG files into the current folder. The model is
 part of the package, so no network is needed.
@@ -14,17 +14,17 @@ PROMPT = "a penguin next to a house"
 def main() -> None:
     """Show each way of calling the pipeline."""
     with ImagePipeline.from_pretrained() as draw:
-        print("-- a picture; the same seed draws it again")
+        print("-- one image; the same seed gives it again")
         (apple,) = draw("a red apple", seed=1)
         apple.save("apple.png")
         print(f"apple.png: {apple.image.size}, {apple.num_steps} steps, {apple.elapsed_s:.1f} s")
 
-        print("-- several at once, in shared steps")
+        print("-- four images as a batch")
         for picture in draw(PROMPT, num_images=4, seed=2):
             picture.save(f"penguin-{picture.index + 1}.png")
             print(f"penguin-{picture.index + 1}.png after {picture.elapsed_s:.1f} s")
 
-        print("-- while it is drawn")
+        print("-- a stream of previews")
         for progress in draw.stream(PROMPT, num_previews=2, seed=2):
             if progress.preview is not None:
                 print(f"step {progress.step}: a preview of {progress.preview.size}")
@@ -35,10 +35,10 @@ def main() -> None:
         for cache in ("off", "auto"):
             (car,) = draw("a blue car on a yellow background", num_steps=50, cache=cache, seed=3)
             car.save(f"car-{cache}.png")
-            told = f"{car.num_computed} of {car.num_steps} steps computed"
-            print(f"car-{cache}.png: {told}, {car.elapsed_s:.1f} s")
+            computed = f"{car.num_computed} of {car.num_steps} steps computed"
+            print(f"car-{cache}.png: {computed}, {car.elapsed_s:.1f} s")
 
-        print("-- from a picture: most of it is drawn anew")
+        print("-- image to image")
         (green,) = draw("a green apple", image=apple.image, strength=0.7, seed=4)
         green.save("green.png")
 

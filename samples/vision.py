@@ -1,6 +1,6 @@
-"""Pictures and questions from Python: one, several, an answer as it comes, a conversation.
+"""Questions about images from Python: one image, several, a stream, a conversation.
 
-Run it with `python samples/vision.py MODEL PICTURE [PICTURE]`, where MODEL is any model that sees,
+Run it with `python samples/vision.py MODEL PICTURE [PICTURE]`, where MODEL is any vision model,
 such as HuggingFaceTB/SmolVLM-256M-Instruct.
 """
 
@@ -17,16 +17,16 @@ def main() -> None:
         raise SystemExit(__doc__)
     model, *pictures = sys.argv[1:]
     with VisionPipeline.from_pretrained(model) as see:
-        print("-- a question about a picture")
+        print("-- a question about one image")
         answer = see(pictures[0], "What is in this picture?", max_tokens=60)
         print(answer.text, answer.usage)
 
-        print("-- an answer as it comes, about all of them")
+        print("-- a stream, about all images")
         for piece in see.stream(pictures, "Describe what you see.", max_tokens=60):
             print(piece, end="", flush=True)
         print()
 
-        print("-- a conversation: the picture is encoded once, its part of the prompt read once")
+        print("-- a conversation: the image is encoded once, its part of the prompt is cached")
         shown = {"type": "image", "image": pictures[0]}
         talk = [{"role": "user", "content": [shown, {"type": "text", "text": "What is this?"}]}]
         first = see(talk, max_tokens=40)

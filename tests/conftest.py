@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from levels import LEVELS, open_kernels
+from support.kernel_levels import LEVELS, open_kernels
 
 if TYPE_CHECKING:
     from triptych.core.kernels.native.library import NativeKernels

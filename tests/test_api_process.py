@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes_children import renderers_from_now
-from fakes_http import until
-from fakes_llm import write_text_folder
+from support.child_processes import renderers_from_now
+from support.http import until
+from support.text_models import write_text_folder
 
 from triptych import api_process
 from triptych.compose import ChildSetup

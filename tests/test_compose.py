@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from fakes_http import FakeEngine, chat, in_process, until
-from fakes_images import write_image_folder
-from fakes_llm import write_text_folder
-from fakes_looking import write_seeing_folder
+from support.http import FakeEngine, chat, in_process, until
+from support.image_app import write_image_folder
+from support.text_models import write_text_folder
+from support.vision_folders import write_seeing_folder
 
 from triptych.compose import build_app
 from triptych.core.config import Config, ScheduleOptions, ServerOptions

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes_weights import write_gguf
 from safetensors.torch import save_file
+from support.weight_files import write_gguf
 
 from triptych.cli import main
 

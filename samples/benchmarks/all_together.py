@@ -1,11 +1,16 @@
-"""Chat, speech and images on one server: what rendering costs those who read and listen.
+"""Chat, speech and images on one server: how image generation affects latency of the others.
 
     python samples/benchmarks/all_together.py --output docs/benchmarks
 
-Starts `triptych serve` with the models it brings along. For a while each: a chat alone, which is
-its idle value; the chat while eight pictures are always being drawn; chat and listeners, without
-pictures and with them; and pictures alone. Prints the gaps between the chat's tokens, when speech
-began, how long listeners heard nothing, and pictures per second.
+Starts `triptych serve` with the embedded models and measures five phases:
+
+- a chat alone, as the baseline
+- the chat beside eight concurrent image requests
+- the chat and listeners, without image requests
+- all three
+- image requests alone
+
+Prints gaps between the chat's tokens, time to first audio, underruns, and images per second.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from triptych.modalities.tts.modality import SPEECH
 
 @dataclass(slots=True)
 class Phase:
-    """What one phase measured."""
+    """The measurements of one phase."""
 
     heard: Findings = field(default_factory=Findings)
     num_pictures: int = 0
@@ -39,12 +44,12 @@ class Phase:
 
     @property
     def pictures_per_s(self) -> float:
-        """How fast pictures came."""
+        """Throughput of images."""
         return self.num_pictures / self.seconds
 
 
 class Painters:
-    """Clients that always want another picture."""
+    """Clients that keep requesting images."""
 
     def __init__(self, port: int) -> None:
         self._openai = openai.AsyncOpenAI(
@@ -52,7 +57,7 @@ class Painters:
         )
 
     async def paint(self, phase: Phase, number: int, seconds: float) -> None:
-        """Ask for one picture after the other; only those that are done in time count."""
+        """Request one image after another; only those finished in time count."""
         ends_s = time.perf_counter() + seconds
         seed = 1000 * number
         while time.perf_counter() < ends_s:
@@ -66,7 +71,7 @@ class Painters:
 
 
 async def run(users: Users, painters: Painters, load: Load, num_painters: int) -> Phase:
-    """Put everybody on the server for a while."""
+    """Run all clients for one phase."""
     phase = Phase(seconds=load.seconds)
     paint = [painters.paint(phase, number, load.seconds) for number in range(num_painters)]
     phase.heard, *_ = await asyncio.gather(users.phase(load), *paint)
@@ -74,11 +79,11 @@ async def run(users: Users, painters: Painters, load: Load, num_painters: int) -
 
 
 async def measure(port: int, args: argparse.Namespace) -> dict[str, Phase]:
-    """Every phase in turn, after one that warms up."""
+    """All phases in sequence, after a warm-up."""
     users, painters = Users(port, SPEECH.default), Painters(port)
     seconds, listeners = args.seconds, args.listeners
     alone = Load(num_chats=1, num_listeners=0, seconds=seconds)
-    nobody = Load(num_chats=0, num_listeners=0, seconds=seconds)
+    no_users = Load(num_chats=0, num_listeners=0, seconds=seconds)
     everybody = Load(num_chats=1, num_listeners=listeners, seconds=seconds)
     warm_up = Load(num_chats=1, num_listeners=1, seconds=2)
     await run(users, painters, warm_up, args.painters)
@@ -87,7 +92,7 @@ async def measure(port: int, args: argparse.Namespace) -> dict[str, Phase]:
         f"chat, {args.painters} pictures": await run(users, painters, alone, args.painters),
         "chat, speech": await run(users, painters, everybody, 0),
         "chat, speech, pictures": await run(users, painters, everybody, args.painters),
-        "pictures alone": await run(users, painters, nobody, args.painters),
+        "pictures alone": await run(users, painters, no_users, args.painters),
     }
     await users.close()
     return phases
@@ -98,8 +103,8 @@ def report(phases: dict[str, Phase]) -> Table:
     table = Table(
         "",
         "gap between tokens, ms: median, p95, p99",
-        "first sound, ms: median, longest",
-        "silence, s",
+        "first audio, ms: median, maximum",
+        "underruns, s",
         "pictures per s",
     )
     for name, phase in phases.items():
@@ -114,7 +119,7 @@ def report(phases: dict[str, Phase]) -> Table:
 
 
 def main() -> None:
-    """Measure, print a table, and keep the figures."""
+    """Measure, print a table, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--painters", type=int, default=8)
     parser.add_argument("--listeners", type=int, default=2)

@@ -1,11 +1,15 @@
-"""Chat and speech on one server: what each costs the other.
+"""Chat and speech on one server: how each affects the other.
 
     python samples/benchmarks/chat_and_speech.py --output docs/benchmarks
 
-Starts `triptych serve` with the models it brings along. Then, for a while each: chats alone, each
-streaming answer after answer; listeners alone, each asking for text after text and playing what has
-come; both at once; and both at once while long prompts keep coming in. Prints the gaps between
-tokens, when speech began, and how long listeners heard nothing in the midst of it.
+Starts `triptych serve` with the embedded models and measures four phases:
+
+- chats alone, each streaming answer after answer
+- listeners alone, each requesting text after text and playing the audio as it arrives
+- both at once
+- both at once beside a series of long prompts
+
+Prints gaps between tokens, time to first audio, and underruns.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ LONG_PROMPT = "Count what follows. " + "One fish, two fish, a red fish and a blu
 
 @dataclass(slots=True)
 class Findings:
-    """What one phase measured, in seconds."""
+    """The measurements of one phase, in seconds."""
 
     gaps_s: list[float] = field(default_factory=list)
     first_sounds_s: list[float] = field(default_factory=list)
@@ -50,7 +54,7 @@ class Findings:
     sound_s: float = 0.0
 
     def add(self, heard: Heard) -> None:
-        """Take in what a listener heard."""
+        """Add one listener's record."""
         self.first_sounds_s.append(heard.first_s)
         self.underruns_s.append(heard.underrun_s)
         self.sound_s += sum(heard.sound_s)
@@ -58,7 +62,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Who uses the server in a phase, and for how long."""
+    """The number of clients of each kind in a phase, and its duration."""
 
     num_chats: int
     num_listeners: int
@@ -76,12 +80,12 @@ class Users:
         self._speech_model = speech_model
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         await self._openai.close()
         await self._http.aclose()
 
     async def phase(self, load: Load) -> Findings:
-        """Put `load` on the server for a while; nobody is cut off."""
+        """Run `load`; requests in flight at the end are completed."""
         findings = Findings()
         ends_s = time.perf_counter() + load.seconds
         users = [self._chat(findings, ends_s) for _ in range(load.num_chats)]
@@ -118,7 +122,7 @@ class Users:
         number = 0
         while time.perf_counter() < ends_s:
             number += 1
-            content = f"{number}. {LONG_PROMPT}"  # no two prompts begin alike
+            content = f"{number}. {LONG_PROMPT}"  # so that no two prompts share a prefix
             await self._openai.chat.completions.create(
                 model=CHAT_MODEL, messages=[{"role": "user", "content": content}], max_tokens=1
             )
@@ -126,7 +130,7 @@ class Users:
 
 @asynccontextmanager
 async def users(speech_model: str, log: Path) -> AsyncIterator[Users]:
-    """Clients of a server of their own."""
+    """Clients of a dedicated server."""
     port = free_port()
     with server(f"triptych serve --port {port} --log-level warning", log):
         wait_until_ready(f"http://127.0.0.1:{port}/readyz")
@@ -144,7 +148,7 @@ def _speech_model(port: int) -> str:
 
 
 async def measure(args: argparse.Namespace, log: Path) -> dict[str, Findings]:
-    """Every phase in turn, after one that warms up."""
+    """All phases in sequence, after a warm-up."""
     chats, listeners = args.chats, args.listeners
     loads = {
         "chat alone": Load(num_chats=chats, num_listeners=0, seconds=args.seconds),
@@ -164,9 +168,9 @@ def report(phases: dict[str, Findings]) -> Table:
     table = Table(
         "",
         "gap between tokens, ms: median, p95, p99",
-        "first sound, ms: median, longest",
+        "first audio, ms: median, maximum",
         "sound, s",
-        "silence in between, s",
+        "underruns, s",
     )
     for name, found in phases.items():
         table.add_row(
@@ -180,7 +184,7 @@ def report(phases: dict[str, Findings]) -> Table:
 
 
 def milliseconds(values: Sequence[float], *shares: float) -> str:
-    """Quantiles of seconds, as milliseconds for a table."""
+    """Quantiles in milliseconds, for a table."""
     ordered = sorted(values)
     if not ordered:
         return ""
@@ -188,12 +192,12 @@ def milliseconds(values: Sequence[float], *shares: float) -> str:
 
 
 def main() -> None:
-    """Measure, print a table, and keep the figures."""
+    """Measure, print a table, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--chats", type=int, default=2)
     parser.add_argument("--listeners", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
-    parser.add_argument("--speech-model", default="", help="default: the one that is served")
+    parser.add_argument("--speech-model", default="", help="default: the model served")
     parser.add_argument("--output", type=Path, help="folder for chat_and_speech.json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,8 @@
     pip install -e '.[bench]' 'transformers[serving]'
     python samples/benchmarks/chat_cpu.py --output docs/benchmarks
 
-Starts both servers, measures each workload with `triptych bench`, which prints medians, spread and
-ratios, and writes JSON and a picture of each into the output folder. Close everything else: both
+Starts both servers and measures each workload with `triptych bench`, which prints medians, spread
+and ratios, and writes JSON and a plot of each into the output folder. Close everything else: both
 servers and the load generator share the machine.
 """
 
@@ -44,9 +44,9 @@ IGNORE_EOS = {"generation_config": json.dumps({"eos_token_id": -1})}
 def server(
     command: str, log: Path, *, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a process group of its own until the block ends.
+    """Run a server in its own process group until the block ends.
 
-    A program without a folder is one of this Python environment.
+    A program without a folder is taken from this Python environment.
     """
     program, *arguments = shlex.split(command)
     if "/" not in program:
@@ -72,7 +72,7 @@ def server(
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -81,7 +81,7 @@ def free_port() -> int:
 def wait_until_ready(
     url: str, *, timeout_s: float = 300.0, process: subprocess.Popen[bytes] | None = None
 ) -> None:
-    """Return when `url` answers 200; SystemExit where it never does, or `process` has ended."""
+    """Return when `url` answers 200. SystemExit after a timeout, or if `process` has ended."""
     ends_s = time.monotonic() + timeout_s
     while time.monotonic() < ends_s:
         if process is not None and process.poll() is not None:

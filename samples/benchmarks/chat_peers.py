@@ -1,13 +1,17 @@
-"""Chat on a CPU over HTTP: Triptych beside every peer that runs there, on the same weights.
+"""Chat on a CPU over HTTP: Triptych against other servers, on the same weights.
 
     samples/benchmarks/install_peers.sh ~/peers
     python samples/benchmarks/chat_peers.py --peers ~/peers --output docs/benchmarks
 
-Starts the servers of `chat_peers.toml` one after the other, ours first and again last, so that a
-machine that drifts shows. Only one is alive at a time. One client measures all of them: one stream,
-8 and 32 at once, and 16 requests that share most of their prompt, before and after a cache has it.
-No other two prompts share text. Repeats in which anybody else used the machine are dropped. Writes
-the figures as JSON and a table into `chat_cpu.md`, one for each kind of processor.
+Starts the servers of `chat_peers.toml` one after the other, ours first and again last, which shows
+drift of the machine. Only one runs at a time. The same client measures all of them:
+
+- one stream
+- 8 and 32 concurrent streams
+- 16 concurrent requests with a shared prefix, before and after it is cached
+
+Other prompts share no text. Repeats during which other processes used the machine are dropped.
+Writes the figures as JSON and a table into `chat_cpu.md`, one for each kind of processor.
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ PROCESSORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """How to start and ask one server: an entry of the file of servers."""
+    """How to start and query one server: an entry of the file of servers."""
 
     label: str
     command: str
@@ -80,7 +84,7 @@ class Peer:
     timeout_s: float = 300.0
 
     def filled(self, values: dict[str, str]) -> Peer:
-        """With the places in its command, model and environment filled."""
+        """A copy with the placeholders of its command, model and environment replaced."""
         quoted = {name: shlex.quote(value) for name, value in values.items()}
         return dataclasses.replace(
             self,
@@ -92,14 +96,14 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A workload, how many requests at a time, and which part of its prompts warms a cache."""
+    """A workload, its concurrency, and which part of its prompts warms a cache."""
 
     workload: Workload
     concurrency: int
     num_cold: int = 0
 
     def shrunk(self) -> Scene:
-        """An eighth of the tokens."""
+        """A copy with an eighth of the tokens."""
         whole = self.workload
         names = ("prompt_tokens", "output_tokens", "shared_prefix_tokens")
         fewer = {name: getattr(whole, name) // 8 for name in names}
@@ -113,7 +117,7 @@ class Scene:
         return {" cold": prompts[: self.num_cold], " warm": prompts[self.num_cold :]}
 
     def warm_up(self, density: float) -> dict[str, Sequence[str]]:
-        """A few prompts that nobody counts, as many at once as later."""
+        """A few prompts for warming up, at the same concurrency."""
         num_prompts = 2 if self.num_cold else self.concurrency
         return {"": self.workload.prompts(repeat=-1, tokens_per_word=density)[:num_prompts]}
 
@@ -140,7 +144,7 @@ SCENES = {
         num_cold=16,
     ),
 }
-# Title, scene, figure of `summarize`, how it is shown, and whether more is better.
+# Title, scene, metric of `summarize`, scale, and whether more is better.
 COLUMNS = (
     ("first token, ms", "one stream", "ttft_p50_s", 1e3, False),
     ("1 stream, tok/s", "one stream", "decode_tokens_per_s", 1.0, True),
@@ -155,7 +159,7 @@ COLUMNS = (
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What one server did; `repeats` has figures by scene, of quiet repeats alone."""
+    """The results of one server; `repeats` has figures by scene, of undisturbed repeats only."""
 
     label: str
     command: str
@@ -166,7 +170,7 @@ class Outcome:
     repeats: dict[str, list[Metrics]] = field(default_factory=dict)
 
     def figure(self, scene: str, name: str) -> Spread | None:
-        """Median and spread of one figure, where it was measured."""
+        """Median and spread of one metric, if it was measured."""
         values = [metrics[name] for metrics in self.repeats.get(scene, []) if name in metrics]
         return spread(values) if values else None
 
@@ -180,7 +184,7 @@ class Outcome:
 
 
 class Client:
-    """Measures the server that is alive."""
+    """Measures the running server."""
 
     def __init__(self, args: argparse.Namespace, peer: Peer, pid: int, http: httpx.AsyncClient):
         self._args = args
@@ -189,7 +193,7 @@ class Client:
         self._peer = peer
 
     async def measure(self, url: str, density: float, outcome: Outcome) -> None:
-        """Every scene, into `outcome`."""
+        """Run every scene and add its figures to `outcome`."""
         asked = BenchServer(
             label=self._peer.label, base_url=url, model=self._peer.model, body=self._peer.body
         )
@@ -202,7 +206,7 @@ class Client:
     async def _repeat_enough(
         self, target: BenchServer, name: str, density: float, outcome: Outcome
     ) -> None:
-        """As often as wanted, or as there is time for; where none counts, for a while longer."""
+        """Repeat as requested, within the time budget; a while longer if no repeat counts."""
         started_s = time.monotonic()
         num_clean = 0
         for repeat in itertools.count():
@@ -215,7 +219,7 @@ class Client:
     async def _repeat(
         self, target: BenchServer, name: str, parts: dict[str, Sequence[str]], outcome: Outcome
     ) -> bool:
-        """Measure once; False where it does not count, since somebody else used the machine."""
+        """Measure once; False if it does not count because other processes used the machine."""
         scene = self._args.scenes[name]
         with watch_neighbours(self._pid, os.getpid()) as neighbours:
             runs = await self._send(target, scene, parts, num_tokens=scene.workload.output_tokens)
@@ -239,7 +243,7 @@ class Client:
         }
 
     async def _answer(self, target: BenchServer) -> str:
-        """What it says to a question, so that a reader sees that its answers make sense."""
+        """The answer to a question, so that a reader sees that it makes sense."""
         body = target.request(QUESTION, max_tokens=16) | {"stream": False}
         body.pop("stream_options", None)
         reply = await self._http.post(target.base_url + target.path, json=body)
@@ -248,7 +252,7 @@ class Client:
 
 
 def figures(run: Run, num_tokens: int) -> Metrics:
-    """Figures of one run. Raises RuntimeError where it is not what was asked for."""
+    """Figures of one run. Raises RuntimeError if the run is not as requested."""
     failed = sorted({sample.error for sample in run.samples if sample.error})
     if failed:
         raise RuntimeError(f"requests failed: {', '.join(failed)}")
@@ -260,7 +264,7 @@ def figures(run: Run, num_tokens: int) -> Metrics:
 
 
 def run_peer(peer: Peer, args: argparse.Namespace, values: dict[str, str]) -> Outcome:
-    """Start one server, measure it, stop it. What goes wrong ends up in the outcome."""
+    """Start one server, measure it, stop it. Errors are stored in the outcome."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     filled = peer.filled({**values, "port": str(port)})
@@ -280,8 +284,8 @@ def run_peer(peer: Peer, args: argparse.Namespace, values: dict[str, str]) -> Ou
 async def measure_peer(
     args: argparse.Namespace, peer: Peer, pid: int, url: str, outcome: Outcome
 ) -> None:
-    """Measure a server that is ready; ours says how long words are, for everybody."""
-    # A server may close an idle connection just when it is used again.
+    """Measure a running server. Tokens per word are measured once, on ours."""
+    # A server may close an idle connection at the moment it is reused.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=args.timeout_s, limits=limits, trust_env=False) as http:
         if not args.tokens_per_word:
@@ -291,7 +295,7 @@ async def measure_peer(
 
 
 def table(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows: each server, the best of the peers, and ours beside it."""
+    """Titles and rows: each server, and ours relative to the best peer."""
     ours = outcomes[0].label
     rows = [[each.label, *(cell(each, column) for column in COLUMNS)] for each in outcomes]
     ratios = [ratio(outcomes, column, ours) for column in COLUMNS]
@@ -300,7 +304,7 @@ def table(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
 
 
 def cell(outcome: Outcome, column: tuple[str, str, str, float, bool]) -> str:
-    """Median, least and greatest; empty where there is none."""
+    """Median, minimum and maximum; empty if there is none."""
     _, scene, name, scale, _ = column
     found = outcome.figure(scene, name)
     if found is None:
@@ -310,7 +314,7 @@ def cell(outcome: Outcome, column: tuple[str, str, str, float, bool]) -> str:
 
 
 def ratio(outcomes: Sequence[Outcome], column: tuple[str, str, str, float, bool], ours: str) -> str:
-    """How many times as good as the best peer ours is: above 1 is better, whatever is measured."""
+    """Our result relative to the best peer: above 1 is better, for any metric."""
     _, scene, name, _, more_is_better = column
     found = [(each.label == ours, each.figure(scene, name)) for each in outcomes]
     mine = [each.median for is_ours, each in found if is_ours and each]
@@ -328,7 +332,7 @@ def processor(found: dict[str, Any]) -> str:
 
 
 def write(outcomes: Sequence[Outcome], args: argparse.Namespace) -> None:
-    """Keep the figures, and put the table where the page has a place for this processor."""
+    """Write the figures, and the table in the section of this processor."""
     found = machine()
     kind = processor(found)
     name = f"chat_peers_{kind.lower().replace(' ', '_')}"
@@ -347,7 +351,7 @@ def write(outcomes: Sequence[Outcome], args: argparse.Namespace) -> None:
 
 
 def section(outcomes: Sequence[Outcome], found: dict[str, Any], args: argparse.Namespace) -> str:
-    """The table of this run and what a reader must know of it."""
+    """The table of this run and its conditions."""
     titles, rows = table(outcomes)
     dropped = sum(outcome.num_dropped for outcome in outcomes)
     failed = [f"{each.label}: {each.error}." for each in outcomes if each.error]
@@ -380,10 +384,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("benchmarks"))
     parser.add_argument("--repeats", type=int, default=3, help="of each workload [3]")
     parser.add_argument("--budget-s", type=float, default=30.0, help="no repeat begins later [30]")
-    parser.add_argument("--timeout-s", type=float, default=300.0, help="for one request [300]")
+    parser.add_argument("--timeout-s", type=float, default=300.0, help="per request [300]")
     parser.add_argument("--max-foreign-cores", type=float, default=0.1, help="else dropped [0.1]")
     parser.add_argument(
-        "--quick", action="store_true", help="an eighth of the tokens, once: to see that all work"
+        "--quick", action="store_true", help="an eighth of the tokens, once: to check that all work"
     )
     args = parser.parse_args()
     args.scenes = SCENES
@@ -394,7 +398,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure everybody; 1 if a server failed."""
+    """Measure all servers; 1 if one failed."""
     args = parse()
     args.output.mkdir(parents=True, exist_ok=True)
     args.tokens_per_word = 0.0

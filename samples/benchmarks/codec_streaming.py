@@ -1,4 +1,4 @@
-"""Streaming codecs on the CPU: exactness, work and speed, against what else one can do.
+"""Streaming codecs on the CPU: exactness, work and speed, against the alternatives.
 
     python samples/benchmarks/codec_streaming.py            # all codecs, about five minutes
     python samples/benchmarks/codec_streaming.py mimi dac
@@ -6,11 +6,11 @@
 Random weights at published sizes (the two largest at half width): speed and exactness do not
 depend on training. Prints two Markdown tables.
 
-Exactness: the largest difference, over the loudest sample, between decoding in random chunks and
-decoding at once; beside it the same for transformers' own chunked call, where a model has one.
-Work: operations of streaming five seconds and flushing, over those of decoding them at once.
-Speed: one frame pushed to a warm stream, against decoding a window of that frame and the 72 before
-it, which is what servers without state do. Both take turns within each repeat.
+- Exactness: the largest difference, relative to the peak sample, between decoding in random chunks
+  and decoding at once; beside it the same for transformers' own chunked call, if a model has one.
+- Work: operations of streaming five seconds and flushing, relative to decoding them at once.
+- Speed: one frame pushed to a warm stream, against decoding a window of that frame and the 72
+  before it, as a stateless server does. Both take turns within each repeat.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ MODELS: MappingProxyType[str, Callable[[], nn.Module]] = MappingProxyType(
 
 
 def make(name: str, dtype: torch.dtype) -> nn.Module:
-    """A model with random weights that keep signals of a usual loudness."""
+    """A model with random weights that keep signals at a usual loudness."""
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     for part in ("encoder", "acoustic_encoder", "encoder_semantic", "semantic_model"):
@@ -109,7 +109,7 @@ def make(name: str, dtype: torch.dtype) -> nn.Module:
 
 
 def double_norms(model: nn.Module) -> None:
-    """Some norms compute in float32 whatever their input, which would hide a structural error."""
+    """Replace norms that always compute in float32, which would hide a structural error."""
     for path, module in [*model.named_modules()]:
         if type(module).__name__.endswith("RMSNorm"):
             norm = nn.RMSNorm(module.weight.shape, module.variance_epsilon)
@@ -118,14 +118,14 @@ def double_norms(model: nn.Module) -> None:
 
 
 def error(got: Tensor, whole: Tensor) -> str:
-    """Largest difference over the loudest sample; or how many samples are missing."""
+    """Largest difference relative to the peak sample; or the number of missing samples."""
     if got.shape != whole.shape:
         return f"{len(whole) - len(got)} of {len(whole)} samples lost"
     return f"{float((got - whole).abs().max() / whole.abs().max()):.0e}"
 
 
 def own_error(name: str, dtype: torch.dtype) -> str:
-    """Ours, over random chunks."""
+    """Ours, with random chunks."""
     model = make(name, dtype)
     decoder, adapter = build_decoder(model, num_rows=1, verify=False), adapter_for(model)
     codes = adapter.probe_codes(1, 40)
@@ -148,7 +148,7 @@ def peer_error(name: str) -> str:
 
 
 def _mimi_chunks(model: Any, codes: Tensor) -> Tensor:
-    """Carries keys and values; its convolutions start anew."""
+    """Keeps keys and values, but resets its convolutions."""
     past, parts = DynamicCache(config=model.config), []
     for part in codes.split(PEER_CHUNK, -1):
         out = model.decode(part, decoder_past_key_values=past)
@@ -189,9 +189,9 @@ PEERS: MappingProxyType[str, Callable[[Any, Tensor], Tensor]] = MappingProxyType
 
 
 def work_ratio(name: str) -> float:
-    """Operations of streaming five seconds, by one-shot's.
+    """Operations of streaming five seconds, relative to one-shot.
 
-    In float64, because the counter cannot see into oneDNN's LSTM; nor into fused attention.
+    In float64, because the counter does not see oneDNN's LSTM, nor fused attention.
     """
     model: Any = make(name, torch.float64)
     if hasattr(model, "set_attn_implementation"):
@@ -224,7 +224,7 @@ def times(
     window = adapter.probe_codes(1, LEFT_CONTEXT + 1)
     rows = range(NUM_ROWS)
     decoder.init_state(rows)
-    for _ in range(2 + 2 * decoder.latency // decoder.hop):  # past every start-up edge
+    for _ in range(2 + 2 * decoder.latency // decoder.hop):  # past all warm-up of the stream
         decoder.push(frame, rows)
     one: list[float] = []
     eight: list[float] = []

@@ -1,15 +1,15 @@
-"""Chat on two cores beside other busy processes: what is left of one's fair share.
+"""Chat on two cores beside other busy processes: how much of its fair share it gets.
 
     pip install -e '.[bench]' 'transformers[serving]'
     python samples/benchmarks/contention.py --output docs/benchmarks
 
-Starts `triptych serve` and `transformers serve`, each as it comes, on the first two cores; then as
-many processes that do nothing but count as `--busy` says. One chat at a time streams from one
-server after the other. Writes contention.md: its text below the second heading is kept.
+Starts `triptych serve` and `transformers serve` with default options on the first two cores, then
+as many busy-looping processes as `--busy` says. One chat at a time streams from one server after
+the other. Writes contention.md; its text below the second heading is kept.
 
-Another OpenAI-compatible server takes the place of transformers with `--command`, in which {port}
-and {model} are filled in, or with `--url`, where it runs already: on the same two cores, and
-from the same terminal, since Linux may share a processor out by session first.
+Another OpenAI-compatible server replaces transformers with `--command`, in which {port} and {model}
+are filled in, or with `--url`, if it is already running. Run it on the same two cores, and from the
+same terminal, since Linux may divide a processor among sessions first.
 """
 
 from __future__ import annotations
@@ -44,14 +44,18 @@ MIN_TOKENS, MAX_TOKENS = 8, 400
 PAGE = """\
 # Chat beside other busy processes
 
-Tokens per second of one streamed chat on two cores ({cpu}), SmolLM2-135M-Instruct in
-bfloat16, while other processes compute without pause. Medians of {repeats} answers, least and
-greatest in brackets; the servers took turns. With n busy processes, two threads' fair share of two
-cores is 2 / (2 + n) of what they do on the quiet machine; "kept" is how much of it was made use of.
+- **Measured**: tokens per second of one streamed chat while other processes keep the cores busy
+- **Against**: {label}, on the same weights; the servers took turns
+- **Model and machine**: SmolLM2-135M-Instruct in bfloat16 on two cores ({cpu})
+- **Repeat**:
 
 ```sh
 {command}
 ```
+
+Medians of {repeats} answers, minimum and maximum in brackets. With n busy processes, the fair share
+of two threads on two cores is 2 / (2 + n) of their throughput on the idle machine; "kept" is how
+much of that share was achieved.
 
 {table}
 """
@@ -59,7 +63,7 @@ cores is 2 / (2 + n) of what they do on the quiet machine; "kept" is how much of
 
 @dataclass(slots=True)
 class Server:
-    """One that is measured, and its tokens per second by the number of busy processes."""
+    """A measured server, and its tokens per second by the number of busy processes."""
 
     label: str
     url: str
@@ -87,14 +91,14 @@ class Server:
         return (len(times_s) - 1) / (times_s[-1] - times_s[0])
 
     def measure(self, num_busy: int, seconds: float) -> None:
-        """Add an answer of about so many seconds, by the rate of the last."""
+        """Add an answer of about `seconds`, at the rate of the last."""
         known = self.rates.setdefault(num_busy, [])
         rate = known[-1] if known else self.stream(MIN_TOKENS)
         num_tokens = min(max(int(rate * seconds), MIN_TOKENS), MAX_TOKENS)
         known.append(self.stream(num_tokens))
 
     def cell(self, num_busy: int) -> str:
-        """Median and spread, and how much of the fair share that is."""
+        """Median, spread, and the share of the fair share."""
         rates = self.rates[num_busy]
         median = statistics.median(rates)
         share = median / statistics.median(self.rates[0])
@@ -113,7 +117,7 @@ def _content(line: bytes) -> str:
 
 @contextlib.contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Count in so many processes until the block ends."""
+    """Run this many busy-looping processes until the block ends."""
     command = (sys.executable, "-c", "while True: pass")
     processes = [subprocess.Popen(command) for _ in range(number)]
     try:
@@ -127,7 +131,7 @@ def busy_processes(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def servers(args: argparse.Namespace) -> Iterator[list[Server]]:
-    """Ours and theirs, ready."""
+    """Our server and the other, ready."""
     (model,) = resolve_all(ModelOptions(), RichProgress())
     folder, names = shlex.quote(model.folder), {"ours": model.name, "theirs": model.folder}
     with contextlib.ExitStack() as stack:
@@ -149,7 +153,7 @@ def servers(args: argparse.Namespace) -> Iterator[list[Server]]:
 
 
 def table(found: list[Server], busy: list[int], label: str) -> str:
-    """In Markdown."""
+    """A Markdown table."""
     lines = [
         f"| busy processes | fair share | Triptych, tokens/s | kept | {label}, tokens/s | kept |",
         "|---|---|---|---|---|---|",
@@ -161,7 +165,7 @@ def table(found: list[Server], busy: list[int], label: str) -> str:
 
 
 def write(page: Path, **parts: Any) -> None:
-    """Write the page anew, but for what stands below its second heading."""
+    """Write the page, keeping the text below its second heading."""
     kept = page.read_text().partition("\n## ") if page.exists() else ("", "", "")
     page.write_text(PAGE.format(**parts) + kept[1] + kept[2])
 
@@ -175,7 +179,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--label", default="transformers serve", help="of the other server")
     parser.add_argument("--command", default=THEIRS)
-    parser.add_argument("--url", help="of the other server, where it runs already")
+    parser.add_argument("--url", help="of the other server, if it is already running")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     busy = sorted({0, *args.busy})
@@ -193,6 +197,7 @@ def main() -> None:
         args.output / "contention.md",
         cpu=machine()["cpu"],
         repeats=args.repeats,
+        label=args.label,
         command=command,
         table=text,
     )

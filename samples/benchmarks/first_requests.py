@@ -1,12 +1,11 @@
-"""Fresh API processes whose first speech requests come together: how many of them die.
+"""First speech requests, all at once, in fresh API processes: how many processes crash.
 
     python samples/benchmarks/first_requests.py --runs 200
     python samples/benchmarks/first_requests.py --runs 60 --unguarded
 
-Each run is a fresh interpreter with what the API process makes of the embedded voice, in which four
-threads read a text out and plan it, all at once, as they do for the first four requests of speech.
-`--unguarded` takes the locks away that guard what is built first: it shows that this measures
-something.
+Each run is a fresh interpreter with the API process's objects for the embedded voice, in which four
+threads normalise and plan a text at once, as for the first four speech requests. `--unguarded`
+removes the locks of lazy initialisation, to show that the test detects crashes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ UNGUARDED = "--unguarded"
 
 
 def child(*, is_guarded: bool) -> None:
-    """One API process' first requests."""
+    """The first requests of one API process."""
     if not is_guarded:
         unguard()
     from triptych.core.options.table import resolve_keywords
@@ -53,7 +52,7 @@ def child(*, is_guarded: bool) -> None:
 
 
 def unguard() -> None:
-    """Build as before there were locks."""
+    """Remove the locks of lazy initialisation."""
     from functools import cache
 
     from triptych.core import once, typed
@@ -63,7 +62,7 @@ def unguard() -> None:
 
 
 def main() -> int:
-    """Count the dead."""
+    """Count the crashed processes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument(UNGUARDED, action="store_true")

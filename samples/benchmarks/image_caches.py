@@ -1,13 +1,17 @@
-"""Step caches on the embedded image model: ours, diffusers' own, and simply taking fewer steps.
+"""Step caches on the embedded image model: ours, diffusers' own, and fewer steps.
 
     python samples/benchmarks/image_caches.py --output docs/benchmarks
 
-Every picture is drawn in 50 steps without a cache, and is what the others are compared with. Then
-the same prompts and seeds again, each way with as many computed steps as the plan has: the plan;
-diffusers' FirstBlockCache, TaylorSeer and MagCache through `enable_cache` in its own pipeline,
-their thresholds set so that on average they compute as much; and as many steps in all. In float32,
-so that nothing but the cache makes a difference. Last, how long a picture takes with and without
-the plan, taking turns.
+The references are images of 50 steps without a cache. The same prompts and seeds are then generated
+with as many computed steps as the plan has:
+
+- by the plan
+- by diffusers' FirstBlockCache, TaylorSeer and MagCache through `enable_cache` in its own pipeline,
+  with thresholds at which they compute as much on average
+- with that number of steps and no cache
+
+All in float32, so that only the cache makes a difference. Last, the time of an image with and
+without the plan, taking turns.
 """
 
 from __future__ import annotations
@@ -72,23 +76,23 @@ class Wish:
 
 
 Draw = Callable[[Wish], tuple[Pixels, float]]
-"""A picture, and how many steps computed."""
+"""An image, and how many steps computed."""
 
 
 def wishes(number: int) -> list[Wish]:
-    """Objects on grounds of every colour, in turn."""
+    """Objects on backgrounds of every colour, in turn."""
     prompts = [f"{thing} on a {ground} background" for ground in GROUNDS for thing in OBJECTS]
     return [Wish(prompts[index % len(prompts)], index) for index in range(number)]
 
 
 def psnr_db(picture: Pixels, reference: Pixels) -> float:
-    """Peak signal-to-noise ratio of pictures in 0..1."""
+    """Peak signal-to-noise ratio of images in 0..1."""
     error = float(np.mean((picture - reference) ** 2))
     return 99.0 if error < 1e-10 else -10 * math.log10(error)
 
 
 def theirs_draws(pipe: Any, wish: Wish, num_steps: int, output_type: str = "np") -> Any:
-    """A picture by diffusers' pipeline, guided as ours is."""
+    """An image by diffusers' pipeline, with the same guidance as ours."""
     return pipe(
         wish.prompt,
         negative_prompt="",
@@ -103,13 +107,13 @@ def theirs_draws(pipe: Any, wish: Wish, num_steps: int, output_type: str = "np")
 
 
 class Ours:
-    """The pipeline of this project."""
+    """Our pipeline."""
 
     def __init__(self, dtype: str) -> None:
         self._draw = ImagePipeline.from_pretrained(progress=False, dtype=dtype)
 
     def picture(self, wish: Wish, cache: StepCache, num_steps: int = NUM_STEPS) -> Pixels:
-        """A picture in 0..1."""
+        """An image in 0..1."""
         (found,) = self._draw(wish.prompt, seed=wish.seed, num_steps=num_steps, cache=cache)
         return np.asarray(found.image, np.float32) / 255
 
@@ -127,7 +131,7 @@ class Theirs:
         )
         self._pipe.set_progress_bar_config(disable=True)
         self._num_runs = 0
-        # Inside the last block, so that it is heard only where the block computes.
+        # Inside the last block, so that it only counts where the block computes.
         inner = self._pipe.transformer.single_transformer_blocks[-1].attn.to_q
         inner.register_forward_hook(self._count)
 
@@ -136,7 +140,7 @@ class Theirs:
 
     @contextmanager
     def cached(self, config: object) -> Iterator[None]:
-        """With a cache, for the block."""
+        """Enable a cache for the block."""
         self._pipe.transformer.enable_cache(config)
         try:
             yield
@@ -144,7 +148,7 @@ class Theirs:
             self._pipe.transformer.disable_cache()
 
     def picture(self, wish: Wish) -> tuple[Pixels, float]:
-        """A picture, and how many runs of the model each branch of guidance took."""
+        """An image, and how many model runs each guidance branch took."""
         self._num_runs = 0
         found = theirs_draws(self._pipe, wish, NUM_STEPS)
         return np.asarray(found, np.float32), self._num_runs / NUM_BRANCHES
@@ -152,7 +156,7 @@ class Theirs:
     def tuned(
         self, make: Callable[[float], object], wanted: int, asked: Sequence[Wish]
     ) -> tuple[object, float]:
-        """The threshold at which `asked` take `wanted` runs on average, by halving."""
+        """The threshold at which `asked` take `wanted` runs on average, by bisection."""
         low, high = 0.0, 2.0
         for _ in range(9):
             middle = (low + high) / 2
@@ -164,7 +168,7 @@ class Theirs:
 
 @dataclass(slots=True)
 class Way:
-    """What one way of skipping came to."""
+    """The results of one method."""
 
     name: str
     psnrs_db: list[float]
@@ -173,7 +177,7 @@ class Way:
 
 
 def draw_all(name: str, draw: Draw, asked: Sequence[Wish], refs: list[Pixels]) -> Way:
-    """Every wish, measured against its reference."""
+    """Compare every image with its reference."""
     way = Way(name, [], [], [])
     for wish, reference in track(list(zip(asked, refs, strict=True)), name):
         picture, runs = draw(wish)
@@ -232,7 +236,7 @@ def times_s(asked: Sequence[Wish], plan: StepCache, repeats: int) -> dict[str, l
 
 
 def table_of(ways: Sequence[Way]) -> Table:
-    """A line per way; the first is ours."""
+    """A row per method; the first is ours."""
     table = Table("", "steps computed", "PSNR, dB: mean", "lowest", "the plan leads by", "wins")
     plan = ways[0]
     for way in ways:
@@ -249,17 +253,17 @@ def table_of(ways: Sequence[Way]) -> Table:
 
 
 def grid(refs: Sequence[Pixels], ways: Sequence[Way], number: int) -> Image.Image:
-    """Some pictures: uncached on the left, then every way."""
+    """Some images: uncached on the left, then every method."""
     rows = [np.hstack([refs[i], *(way.pictures[i] for way in ways)]) for i in range(number)]
     return Image.fromarray((np.vstack(rows) * 255).round().astype(np.uint8))
 
 
 def main() -> None:
-    """Draw, compare, time, and keep the figures."""
+    """Generate, compare, time, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=64)
     parser.add_argument("--computed", type=int, default=13, help="steps that compute")
-    parser.add_argument("--repeats", type=int, default=20, help="pictures that are timed")
+    parser.add_argument("--repeats", type=int, default=20, help="images that are timed")
     parser.add_argument("--output", type=Path, help="folder for image_caches.json and .png")
     args = parser.parse_args()
     asked = wishes(args.seeds)

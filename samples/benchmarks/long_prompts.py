@@ -1,12 +1,12 @@
-"""What a few prompts of four million characters do to everybody else.
+"""How a few prompts of four million characters affect other requests.
 
-    python samples/benchmarks/long_prompts.py                    # starts a server of its own
+    python samples/benchmarks/long_prompts.py                    # starts its own server
     python samples/benchmarks/long_prompts.py --url http://127.0.0.1:8000 --pid 4711
 
-While some chats stream and `/livez` is asked ten times a second, long prompts come, all at once,
-for one route after the other. Printed are the longest gap of any stream, the slowest `/livez`, how
-each long prompt was answered, and what the API process holds before and a minute after. `--pid` is
-that of the server's supervisor; without it, memory is not looked at.
+While some chats stream and `/livez` is polled ten times a second, long prompts are sent
+concurrently to one route after the other. Prints the longest gap of any stream, the slowest
+`/livez`, the response to each long prompt, and the API process's memory before and a minute after.
+`--pid` is that of the server's supervisor; without it, memory is not measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REST_S = 60.0
 
 @dataclass
 class Watch:
-    """What others noticed."""
+    """Latencies of the other requests."""
 
     gaps_s: list[float] = field(default_factory=list)
     livez_s: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 async def stream(client: httpx.AsyncClient, watch: Watch) -> None:
-    """Chat for ever, noting the gaps between pieces of an answer."""
+    """Chat in a loop, recording the gaps between pieces of an answer."""
     asked = body(stream=True, max_tokens=400, ignore_eos=True)
     while True:
         try:
@@ -71,7 +71,7 @@ async def stream(client: httpx.AsyncClient, watch: Watch) -> None:
 
 
 async def probe(client: httpx.AsyncClient, watch: Watch) -> None:
-    """Ask for life for ever."""
+    """Poll `/livez` in a loop."""
     while True:
         started_s = time.monotonic()
         await client.get("/livez")
@@ -81,7 +81,7 @@ async def probe(client: httpx.AsyncClient, watch: Watch) -> None:
 
 @asynccontextmanager
 async def watched(url: str, num_streams: int) -> AsyncIterator[Watch]:
-    """Others' requests, until the block ends."""
+    """Run the other requests until the block ends."""
     watch = Watch()
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         works = [stream(client, watch) for _ in range(num_streams)]
@@ -96,7 +96,7 @@ async def watched(url: str, num_streams: int) -> AsyncIterator[Watch]:
 
 
 def bodies(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where a text can be sent."""
+    """Request bodies with the text, for every route that takes one."""
     yield "/v1/chat/completions", body(messages=[{"role": "user", "content": text}], max_tokens=1)
     yield "/v1/completions", {"model": MODEL, "prompt": text, "max_tokens": 1}
     yield "/tokenize", {"model": MODEL, "prompt": text}
@@ -104,7 +104,7 @@ def bodies(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 async def ask(client: httpx.AsyncClient, path: str, content: bytes) -> tuple[int, float]:
-    """The status of an answer, and how long it took."""
+    """The status of a response, and its time."""
     started_s = time.monotonic()
     headers = {"content-type": "application/json"}
     response = await client.post(path, content=content, headers=headers)
@@ -112,7 +112,7 @@ async def ask(client: httpx.AsyncClient, path: str, content: bytes) -> tuple[int
 
 
 async def measure(url: str, args: argparse.Namespace) -> None:
-    """Every kind of text on every route, and what others noticed meanwhile."""
+    """Every kind of text on every route, and the latencies of other requests meanwhile."""
     for name in args.texts:
         for path, sent in bodies((TEXTS[name] * CHARS)[:CHARS]):
             content = json.dumps(sent).encode()
@@ -127,15 +127,15 @@ async def measure(url: str, args: argparse.Namespace) -> None:
 
 
 def api_bytes(pid: int) -> int:
-    """What the API process of a server holds."""
+    """Memory of a server's API process."""
     children = psutil.Process(pid).children()
     (api,) = (child for child in children if "triptych.api_process" in child.cmdline())
     return int(api.memory_info().rss)
 
 
 def report(url: str, pid: int, args: argparse.Namespace) -> None:
-    """Measure, and look at memory before and after."""
-    for path, sent in bodies("Good morning."):  # what is loaded on first use is not counted
+    """Measure, with memory before and after."""
+    for path, sent in bodies("Good morning."):  # warms up lazy imports
         httpx.post(url + path, json=sent, timeout=600)
     before = api_bytes(pid) if pid else 0
     asyncio.run(measure(url, args))
@@ -152,7 +152,7 @@ def report(url: str, pid: int, args: argparse.Namespace) -> None:
 
 @contextmanager
 def served() -> Iterator[tuple[str, int]]:
-    """A server of our own: where it is, and its supervisor."""
+    """Start a server; its URL and the supervisor's pid."""
     with socket.create_server(("127.0.0.1", 0)) as probe_socket:
         port = probe_socket.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -177,9 +177,9 @@ def served() -> Iterator[tuple[str, int]]:
 def main() -> None:
     """Measure a server."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--url", help="a server that runs; default: one of our own")
+    parser.add_argument("--url", help="a running server; default: start one")
     parser.add_argument("--pid", type=int, default=0)
-    parser.add_argument("--requests", type=int, default=8, help="long prompts at once")
+    parser.add_argument("--requests", type=int, default=8, help="concurrent long prompts")
     parser.add_argument("--streams", type=int, default=4, help="chats beside them")
     parser.add_argument("--texts", nargs="+", choices=TEXTS, default=list(TEXTS))
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""One step of a decoder on the CPU kernels, beside what this machine can do at best.
+"""One decoder step on the CPU kernels, against the limits of this machine.
 
 Times SmolLM2-135M's shape with random weights: decode steps of 1, 8 and 32 rows over 512 tokens of
-context, and a prompt of 512. A decode step of one row must read every weight once, so it stands
-beside the time that reading so many bytes takes; a prompt is bound by products, so its rate stands
-beside torch's on large matrices. Reading and a product come right before each step, and the median
-of a number of such turns counts: on a shared machine both change from one second to the next.
+context, and a prefill of 512. A decode step of one row must read every weight once, so it is
+compared with the time to read that many bytes. A prefill is bound by matrix products, so its rate
+is compared with torch's on large matrices. Reading and a product run just before each step, and the
+median of many such turns counts: on a shared machine both change from one second to the next.
 
     python samples/benchmarks/native_step.py
     python samples/benchmarks/native_step.py --isa avx2 --dtype float32 --threads 1
@@ -60,7 +60,7 @@ STEPS = {
 
 
 def make_decoder(dtype: torch.dtype, native: NativeKernels) -> Decoder:
-    """A decoder of random weights, ready to run."""
+    """A decoder with random weights, ready to run."""
     decoder = Decoder(SHAPE, dtype=dtype, device=CPU)
     decoder.head.weight_OI.normal_(std=0.02)
     decoder.norm.weight_C.fill_(1)
@@ -81,7 +81,7 @@ def make_decoder(dtype: torch.dtype, native: NativeKernels) -> Decoder:
 def make_step(
     decoder: Decoder, kv: KvCache, num_rows: int, num_tokens: int
 ) -> Callable[[], torch.Tensor]:
-    """A call that runs `num_tokens` of each row, which end at `CONTEXT`, and scores the last."""
+    """A call that runs the `num_tokens` of each row that end at `CONTEXT`, and scores the last."""
     lengths, contexts = np.full(num_rows, num_tokens), np.full(num_rows, CONTEXT)
     table_BM = torch.arange(num_rows * PAGES_PER_ROW).view(num_rows, -1)
     positions_T = torch.arange(CONTEXT - num_tokens, CONTEXT).repeat(num_rows)
@@ -108,7 +108,7 @@ def make_step(
 
 
 def elapsed_s(call: Callable[[], object]) -> float:
-    """How long it takes."""
+    """Seconds that `work` takes."""
     started_s = time.perf_counter()
     call()
     return time.perf_counter() - started_s
@@ -120,7 +120,7 @@ def take_turns(calls: Sequence[Callable[[], object]], num_turns: int) -> Float64
 
 
 def measure(isa: str, dtype: torch.dtype, folder: Path, num_turns: int) -> None:
-    """Print a level's table."""
+    """Print the table of one level."""
     native = NativeKernels.open("native", folder, isa)
     assert native is not None
     decoder = make_decoder(dtype, native)

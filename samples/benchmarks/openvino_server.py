@@ -1,10 +1,10 @@
-"""A chat server around OpenVINO GenAI's continuous batching, which comes without one.
+"""A minimal chat server around OpenVINO GenAI's continuous batching, which has none.
 
     python samples/benchmarks/openvino_server.py MODEL.gguf --port 8000
 
 Runs in an environment with `openvino-genai`, `fastapi` and `uvicorn`; `chat_peers.py` starts it.
-Owns just enough of the wire to be measured: streamed greedy chat completions that ignore the end of
-text. One thread steps the pipeline; the event loop sends what came of each step.
+Owns only the protocol that the benchmark needs: streamed greedy chat completions that ignore the
+end of text. One thread steps the pipeline; the event loop sends the results of each step.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _text(event: dict[str, Any]) -> str:
 
 
 async def map_lines(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Events as they go over the wire."""
+    """Server-sent events."""
     async for event in events:
         yield f"data: {json.dumps(event)}\n\n"
     yield "data: [DONE]\n\n"

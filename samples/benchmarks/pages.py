@@ -1,4 +1,4 @@
-"""Pages of docs with sections that a benchmark writes: `<!-- name -->` to `<!-- /name -->`."""
+"""Sections of documents that a benchmark writes: `<!-- name -->` to `<!-- /name -->`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_section(path: Path, name: str, content: str) -> None:
-    """Replace what stands between the marks of `name`; a page without them gets them at its end."""
+    """Replace the text between the markers of `name`; without them, append the section."""
     begins, ends = f"<!-- {name} -->", f"<!-- /{name} -->"
     section = f"{begins}\n\n{content.strip()}\n\n{ends}"
     page = path.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""What a server and everything it started use: processor time, memory, descriptors, threads.
+"""Resources that a server and its child processes use: CPU time, memory, descriptors, threads.
 
-Owns the reading of `/proc` by `psutil`, and the question of whether anybody else used the machine
+Owns the reading of `/proc` by `psutil`, and detection of other processes that used the machine
 meanwhile. Knows nothing of what is measured.
 """
 
@@ -15,7 +15,7 @@ import psutil
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and its descendants that are alive, the oldest first; empty where it is gone."""
+    """A process and its live descendants, the oldest first; empty if it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -24,7 +24,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one process uses at a moment. `pss_bytes` counts shared pages by their share."""
+    """A snapshot of one process. `pss_bytes` counts shared pages proportionally."""
 
     rss_bytes: int
     pss_bytes: int
@@ -33,7 +33,7 @@ class Usage:
 
 
 def usage(process: psutil.Process) -> Usage | None:
-    """What `process` uses now; None where it has just ended."""
+    """A snapshot of `process`; None if it has just ended."""
     try:
         with process.oneshot():
             memory = process.memory_full_info()
@@ -57,7 +57,7 @@ def role_of(process: psutil.Process, roles: Mapping[str, str]) -> str:
 
 
 def busy_s(pid: int) -> float:
-    """Processor seconds of a tree, those of its children that have ended included."""
+    """CPU seconds of a process tree, including children that have ended."""
     total_s = 0.0
     for process in tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -68,9 +68,9 @@ def busy_s(pid: int) -> float:
 
 @dataclass(slots=True)
 class Neighbours:
-    """How many cores anybody but ours used while it was watched, those stolen included.
+    """How many cores other processes used on average, steal time included.
 
-    `own_s` are the processor seconds that ours used.
+    `own_s` are our own CPU seconds.
     """
 
     num_cores: float = 0.0
@@ -79,7 +79,7 @@ class Neighbours:
 
 @contextlib.contextmanager
 def watch_neighbours(*pids: int) -> Iterator[Neighbours]:
-    """Count what the machine did in the block beyond the trees of `pids`."""
+    """Measure the machine's CPU use in the block outside the process trees of `pids`."""
     found = Neighbours()
     started_s, ours_s, all_s = time.perf_counter(), sum(map(busy_s, pids)), _machine_busy_s()
     yield found

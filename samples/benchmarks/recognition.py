@@ -1,9 +1,9 @@
-"""Real-time factor of the recogniser against transformers' pipeline: same weights, same sound.
+"""Real-time factor of recognition against transformers' pipeline: same weights, same audio.
 
     python samples/benchmarks/recognition.py talk.wav --repeats 5
 
-Both run in this process and take turns, on one thread each unless told otherwise. Printed are the
-seconds of processor time per second of sound: on a busy machine the clock on the wall says little.
+Both run in this process and take turns, on one thread each by default. Prints CPU seconds per
+second of audio: on a busy machine wall-clock time says little.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Hear = Callable[[Pcm], str]
 
 
 def theirs(folder: str, dtype: str) -> Hear:
-    """Transformers' pipeline, with timestamps, as it comes."""
+    """Transformers' pipeline, with timestamps and default options."""
     hear = pipeline("automatic-speech-recognition", model=folder, dtype=getattr(torch, dtype))
     return lambda pcm_S: str(
         hear({"raw": pcm_S, "sampling_rate": SAMPLE_RATE}, return_timestamps=True)["text"]
@@ -39,14 +39,14 @@ def theirs(folder: str, dtype: str) -> Hear:
 
 
 def measure(hear: Hear, pcm_S: Pcm) -> float:
-    """Processor seconds, over all threads, per second of sound."""
+    """CPU seconds, over all threads, per second of audio."""
     before_s = time.process_time()
     hear(pcm_S)
     return (time.process_time() - before_s) * SAMPLE_RATE / len(pcm_S)
 
 
 def spread(values: list[float]) -> str:
-    """Median, least and most."""
+    """Median, minimum and maximum."""
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 

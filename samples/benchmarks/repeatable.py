@@ -1,11 +1,11 @@
-"""One text per prompt: whether answers repeat, alone and in company, to the last bit.
+"""Repeatability: whether answers are bit for bit the same, alone and in a batch.
 
     triptych serve                                   # in another terminal, default settings
     python samples/benchmarks/repeatable.py
 
-Asks the README's question and 24 others, greedily and with a seed, five times each alone and five
-times beside at least 47 others, of any OpenAI-compatible server. Counts the different texts and
-the different log-probabilities that came back. Ends with status 1 where a prompt had two.
+Sends the README's question and 24 others to any OpenAI-compatible server, greedily and with a seed,
+five times each alone and five times beside at least 47 others. Counts distinct texts and distinct
+log-probabilities per prompt. The exit code is 1 if a prompt had two.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ NUM_IN_COMPANY = 48
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, and how its answer is drawn."""
+    """A prompt and its sampling parameters."""
 
     mode: str
     prompt: str
@@ -75,7 +75,7 @@ Replies = dict[Question, list[Reply]]
 
 
 class Repeater:
-    """Asks one model of one server."""
+    """Requests to one model of one server."""
 
     def __init__(self, client: openai.AsyncOpenAI, model: str, max_tokens: int) -> None:
         self._client = client
@@ -97,7 +97,7 @@ class Repeater:
         return Reply(choice.message.content or "", logprobs)
 
     async def alone(self, questions: Sequence[Question], repeats: int) -> Replies:
-        """One request at a time; a prompt comes again when all others have been asked."""
+        """One request at a time; a prompt is repeated after all others."""
         replies: Replies = {question: [] for question in questions}
         for _ in range(repeats):
             for question in questions:
@@ -105,7 +105,7 @@ class Repeater:
         return replies
 
     async def in_company(self, questions: Sequence[Question], repeats: int) -> Replies:
-        """All at once, at least `NUM_IN_COMPANY` of them, in another order each time."""
+        """All at once, at least `NUM_IN_COMPANY` of them, in a different order each time."""
         replies: Replies = {question: [] for question in questions}
         for index in range(repeats):
             crowd = [*questions] * -(-NUM_IN_COMPANY // len(questions))
@@ -122,7 +122,7 @@ def questions_of(prompts: Sequence[str]) -> list[Question]:
 
 
 def report(runs: dict[str, Replies]) -> bool:
-    """Print how many prompts had one answer; whether all had."""
+    """Print how many prompts had one answer; True if all had."""
     print(f"{'':8}{'':12}{'one text':>12}{'one set of log-probabilities':>32}")
     together = {"both": _merged(*runs.values())}
     is_repeatable = True
@@ -131,8 +131,8 @@ def report(runs: dict[str, Replies]) -> bool:
             asked = [found for question, found in replies.items() if question.mode == mode]
             num_texts = sum(len({reply.text for reply in found}) == 1 for found in asked)
             num_same = sum(len(set(found)) == 1 for found in asked)
-            told = f"{num_texts} of {len(asked)}", f"{num_same} of {len(asked)}"
-            print(f"{mode:8}{name:12}{told[0]:>12}{told[1]:>32}")
+            counts = f"{num_texts} of {len(asked)}", f"{num_same} of {len(asked)}"
+            print(f"{mode:8}{name:12}{counts[0]:>12}{counts[1]:>32}")
             is_repeatable &= num_same == len(asked)
     for question, found in together["both"].items():
         texts = {reply.text for reply in found}
@@ -146,7 +146,7 @@ def _merged(*runs: Replies) -> Replies:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Replies]:
-    """Ask everything, alone first."""
+    """Send everything, alone first."""
     questions = questions_of(PROMPTS)
     async with openai.AsyncOpenAI(
         base_url=args.url, api_key=args.api_key, timeout=600, max_retries=0
@@ -157,7 +157,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Replies]:
 
 
 def main() -> None:
-    """Ask and print."""
+    """Send, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="smollm2-135m-instruct")

@@ -1,14 +1,14 @@
-"""Requests made from a server's own OpenAPI document, right ones and wrong ones, by the thousand.
+"""Thousands of valid and invalid requests generated from a server's OpenAPI document.
 
     pip install -e '.[test]' && triptych serve
     python samples/benchmarks/schema_fuzz.py --url http://127.0.0.1:8000 --cases 10000
 
-Every operation gets its share, of requests that fit its schema and of those that do not. Half of
-them are made to fit the server, too (its models, small sizes, real files), or hardly any would get
-past the door. An answer is wrong if it is a 5xx, or has a status, content type, header or body that
-the document does not know, or an error without a code. Prints what came back of each operation, and
-ends with 1 if anything was wrong. `tests/security/test_generated_everything.py` runs the same over
-every route in front of made-up engines.
+Every operation gets its share of requests that fit its schema and of requests that do not. Half of
+them are also adapted to the server (its models, small sizes, real files), since few others would be
+accepted. A response is wrong if it is a 5xx, has a status, content type, header or body that the
+document does not declare, or is an error without a code. Prints the responses of each operation;
+the exit code is 1 if any was wrong. `tests/security/test_generated_everything.py` runs the same
+over every route with fake engines.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ TASKS = {
     "/v1/images/edits": "image",
     "/v1/images/variations": "image",
 }
-"""Which kind of model a route asks for."""
+"""The kind of model that a route needs."""
 MOST = {"max_tokens": 4, "max_completion_tokens": 4, "min_tokens": 2, "n": 2, "steps": 2}
-"""What a fitting request asks for at most, so that thousands take minutes."""
+"""Upper bounds of adapted requests, so that thousands take minutes."""
 WORDS: Mapping[str, Any] = {
     "input": "Good morning.",
     "messages": [{"role": "user", "content": "Good morning."}],
     "prompt": "a red apple",
     "tokens": [5, 6],
 }
-"""What a fitting request says."""
+"""Content of adapted requests."""
 OPTIONS = frozenset(
     {
         *("continue_final_message", "include[]", "language", "logprobs", "min_tokens", "name"),
@@ -78,15 +78,15 @@ OPTIONS = frozenset(
         *MOST,
     }
 )
-"""What else it may ask for; anything more would hardly ever fit together."""
+"""Optional fields of adapted requests; more would rarely be valid together."""
 NUM_SHOWN = 20
 LONGEST_S = 300
-"""How long an answer may take; one that takes longer ends the run."""
+"""Timeout of a response, in seconds; a slower one ends the run."""
 
 
 @dataclass
 class Report:
-    """What came back, and what was wrong with it."""
+    """Counts of responses, and the wrong ones."""
 
     statuses: dict[str, Counter[int]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -99,8 +99,8 @@ class Report:
     def show(self) -> None:
         """Print a table, and the first faults."""
         for name, counts in self.statuses.items():
-            told = ", ".join(f"{status} x {num}" for status, num in sorted(counts.items()))
-            print(f"{name:38} {sum(counts.values()):6}  {told}")
+            listed = ", ".join(f"{status} x {num}" for status, num in sorted(counts.items()))
+            print(f"{name:38} {sum(counts.values()):6}  {listed}")
         for fault in self.faults[:NUM_SHOWN]:
             print(f"\n{fault}")
         print(f"\n{self.num_cases} cases, {len(self.faults)} wrong answers")
@@ -128,7 +128,7 @@ def picture() -> bytes:
 
 
 class Fuzzer:
-    """Sends what a document allows and forbids. `models` are the server's, by kind."""
+    """Sends requests that a document allows and forbids. `models` are the server's, by kind."""
 
     def __init__(self, schema: Any, models: Mapping[str, str], headers: Mapping[str, str]) -> None:
         self.operations = [result.ok() for result in schema.get_all_operations()]
@@ -138,7 +138,7 @@ class Fuzzer:
         self._files = {"picture": picture(), "sound": sound()}
 
     def run(self, num_cases: int) -> Report:
-        """Send about so many requests, the same in every run."""
+        """Send about this many requests, the same in every run."""
         takes = [one for one in self.operations if one.body or list(one.iter_parameters())]
         modes = list(schemathesis.GenerationMode)
         share = math.ceil(num_cases / max(1, len(takes)) / len(modes))
@@ -158,7 +158,7 @@ class Fuzzer:
         )
         cases = operation.as_strategy(generation_mode=mode)
         send = given(case=cases, fits=st.booleans())(self._send)
-        with contextlib.suppress(Unsatisfiable):  # a route without input has no wrong one
+        with contextlib.suppress(Unsatisfiable):  # a route without input has no invalid one
             quick(send)()
 
     def _send(self, case: schemathesis.Case, fits: bool) -> None:
@@ -170,19 +170,19 @@ class Fuzzer:
         try:
             case.validate_response(reply, checks=CHECKS)
         except BaseExceptionGroup as faults:
-            told = "; ".join(f"{fault.title}: {fault.message}" for fault in faults.exceptions)
-            self._note(name, told, case, reply)
+            found = "; ".join(f"{fault.title}: {fault.message}" for fault in faults.exceptions)
+            self._note(name, found, case, reply)
         except AssertionError as fault:
             self._note(name, str(fault), case, reply)
         if reply.status_code >= 400 and not _code_of(reply):
             self._note(name, "an error without a code", case, reply)
 
-    def _note(self, name: str, told: str, case: schemathesis.Case, reply: Any) -> None:
+    def _note(self, name: str, found: str, case: schemathesis.Case, reply: Any) -> None:
         sent, said = repr(case.body)[:300], bytes(reply.content)[:300]
-        self.report.faults.append(f"{name}: {told[:600]}\n  sent {sent}\n  got {said!r}")
+        self.report.faults.append(f"{name}: {found[:600]}\n  sent {sent}\n  got {said!r}")
 
     def _fit(self, case: schemathesis.Case) -> None:
-        """Make a request of one that the server can answer, as far as it is well-formed."""
+        """Adapt a well-formed request so that the server can answer it."""
         task = TASKS.get(case.operation.path)
         model = self._models.get(task or "")
         if not isinstance(case.body, dict) or model is None:
@@ -213,7 +213,7 @@ def _code_of(reply: Any) -> str:
         document = reply.json()
         if "error" in document:
             return str(document["error"].get("code", ""))
-        return str(document.get("reason", ""))  # a probe that says no
+        return str(document.get("reason", ""))  # a probe that is not ready
     return ""
 
 

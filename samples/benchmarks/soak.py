@@ -1,14 +1,14 @@
-"""Mixed traffic for half an hour, and whether anything grows that should not.
+"""Soak test: half an hour of mixed traffic, and whether any resource leaks.
 
     python samples/benchmarks/soak.py --minutes 30 --output docs/benchmarks
 
-Starts `triptych serve` with the models it brings along and small caches, which are filled before
-anything is judged: what grows then is a leak, not a cache that fills. Users chat (streaming or not,
-some walk away), show pictures, listen, have sound transcribed, embed and draw, all at random. Every
-few seconds the memory of each process, descriptors, threads, pages, jobs and temporary files are
-noted. The first quarter warms up. After it the server rests for a moment, and again for a minute at
-the end, so that descriptors, threads and files are compared at rest; of memory a line is fitted to
-all that came after the warm-up. Ends with 1 where the verdict is bad.
+Starts `triptych serve` with the embedded models and small caches, which are filled first, so that
+later growth is a leak. Simulated users chat (streaming or not, some cancel), send images, listen,
+transcribe, embed and generate images, all at random. Every few seconds the script records the
+memory of each process, descriptors, threads, pages, jobs and temporary files. The first quarter is
+the warm-up. After it the server is idle for a moment, and for a minute at the end; descriptors,
+threads and files are compared at those times. For memory, a line is fitted to all samples after the
+warm-up. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WARM_UP_SHARE = 0.25
 REST_S, LAST_REST_S = 15.0, 60.0
 FILL_SHARE, MAX_FILLS = 0.95, 60
 FILLS = {"picture": 240, "embeddings": 1000}
-"""What fills the other caches: prepared pictures, and oneDNN's of a product per number of rows."""
+"""Requests that fill the other caches: preprocessed images, and oneDNN's, per number of rows."""
 SERVE = (
     "triptych serve --port {port} --log-level warning --kv-cache-memory-mb 192"
     " --max-vision-cache-entries 32 --prepared-pictures-mb 16 --image-store-mb 16"
@@ -53,17 +53,17 @@ ROLES = {
     "triptych.core.media.worker": "media",
     "serve": "supervisor",
 }
-"""What each process is, by a word of its command line."""
+"""The role of each process, by a word of its command line."""
 RESTARTS = "triptych_engine_restarts"
 MAX_NEW_THREADS = 2  # pools that start threads on demand may have needed one more
 AT_REST = ("kv_pages_leased", "jobs_waiting", "jobs_running", "pictures_running", "units_started")
-"""Gauges of the engine that are 0 when nothing is asked of it."""
+"""Gauges of the engine that are 0 when it is idle."""
 KEPT = {*AT_REST, "engine_restarts_total", "kv_pages_cached", "vision_cache_bytes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The server at one moment; `at_s` counts from the end of the preparations."""
+    """A snapshot of the server; `at_s` counts from the end of the preparations."""
 
     at_s: float
     rss_bytes: dict[str, int]
@@ -76,13 +76,13 @@ class Sample:
 
     @property
     def num_open(self) -> float:
-        """What must be 0 at rest."""
+        """The gauges that must be 0 at rest."""
         return sum(self.gauges.get(name, 0.0) for name in AT_REST)
 
 
 @dataclass(slots=True)
 class Record:
-    """Everything noted. `rests` are samples at rest: after the warm-up, and at the end."""
+    """Everything recorded. `rests` are samples at rest: after the warm-up, and at the end."""
 
     samples: list[Sample] = field(default_factory=list)
     rests: list[Sample] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Record:
 
 
 class Watch:
-    """Looks at a server from outside."""
+    """Observes a server from outside."""
 
     def __init__(self, url: str, pid: int, temp: Path) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=30, trust_env=False)
@@ -100,11 +100,11 @@ class Watch:
         self.started_s = time.monotonic()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         await self._http.aclose()
 
     async def gauges(self) -> dict[str, float]:
-        """What `/metrics` says of the engine, summed over models and of each: `name model`."""
+        """The engine's gauges of `/metrics`, summed over models and per model: `name model`."""
         text = (await self._http.get("/metrics")).raise_for_status().text
         found: Counter[str] = Counter()
         for family in text_string_to_metric_families(text):
@@ -117,7 +117,7 @@ class Watch:
         return dict(found)
 
     async def sample(self) -> Sample:
-        """The server now."""
+        """A snapshot of the server."""
         gauges = await self.gauges()
         return await asyncio.to_thread(self._look, gauges)
 
@@ -140,7 +140,7 @@ class Watch:
 
 
 async def fill_caches(users: Users, watch: Watch) -> None:
-    """Send what nobody repeats, until caches hold about what they may."""
+    """Send unique prompts until caches are about full."""
     for model in (CHAT, VISION):
         for _ in range(MAX_FILLS):
             gauges = await watch.gauges()
@@ -153,7 +153,7 @@ async def fill_caches(users: Users, watch: Watch) -> None:
 
 
 async def soak(users: Users, watch: Watch, args: argparse.Namespace) -> Record:
-    """The whole soak, rests included."""
+    """The whole soak test, rests included."""
     record = Record()
     is_over, may_act = asyncio.Event(), asyncio.Event()
     may_act.set()
@@ -184,7 +184,7 @@ async def note(
 
 
 async def rest(watch: Watch, seconds: float) -> Sample:
-    """The server after it was left alone; longer where what it does is not over yet."""
+    """A snapshot after an idle period, extended while work is still running."""
     await asyncio.sleep(seconds)
     for _ in range(60):
         found = await watch.sample()
@@ -196,7 +196,7 @@ async def rest(watch: Watch, seconds: float) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is judged."""
+    """One check."""
 
     what: str
     found: str
@@ -204,17 +204,17 @@ class Finding:
 
 
 def growth(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:
-    """How much a value grew along a line fitted to it, as a share of where the line begins."""
+    """Relative growth of a value along a fitted line."""
     times = np.array([sample.at_s for sample in samples])
     slope, start = np.polyfit(times - times[0], [value(sample) for sample in samples], 1)
     return float(slope * (times[-1] - times[0]) / start)
 
 
 def judge(record: Record) -> list[Finding]:
-    """Each of the things that must not grow."""
+    """All checks."""
     steady = [sample for sample in record.samples if sample.at_s >= record.warm_s]
     warm, last = record.rests
-    # Of RSS: what is shared counts twice, but PSS falls when a stranger maps the same library.
+    # Of RSS: shared pages count twice, but PSS falls when an unrelated process maps a library.
     findings = [judge_growth("memory of all", steady, lambda each: sum(each.rss_bytes.values()))]
     findings += [
         judge_growth(f"memory of {role}", steady, rss_of(role)) for role in ("engine", "api")
@@ -250,7 +250,7 @@ def judge_growth(what: str, samples: Sequence[Sample], value: Callable[[Sample],
 
 
 def intervals(record: Record, minutes: float) -> list[list[str]]:
-    """A row for each few minutes: medians of samples, and what was answered meanwhile."""
+    """A row for each few minutes: medians of samples, and responses in that time."""
     rows = []
     before: Counter[tuple[str, str]] = Counter()
     last_s = record.samples[-1].at_s
@@ -268,7 +268,7 @@ def intervals(record: Record, minutes: float) -> list[list[str]]:
 
 
 def cells(samples: Sequence[Sample], counts: Counter[tuple[str, str]]) -> list[str]:
-    """What one row says."""
+    """The cells of one row."""
 
     def median(value: Callable[[Sample], float], scale: float = 1.0) -> str:
         return f"{scale * float(np.median([value(sample) for sample in samples])):.0f}"
@@ -297,7 +297,7 @@ TITLES = (
 
 
 def report(record: Record, minutes: float) -> str:
-    """Tables and verdict, as a part of a page."""
+    """Tables and verdict, as a section of a page."""
     findings = judge(record)
     routes = sorted({route for route, _ in record.counts[-1]})
     ends = sorted({how for _, how in record.counts[-1]})
@@ -336,10 +336,10 @@ async def run(
 
 
 def main() -> int:
-    """Soak, print, write; 1 where something grew."""
+    """Soak, print, write; 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--users", type=int, default=4, help="who ask at the same time [4]")
+    parser.add_argument("--users", type=int, default=4, help="concurrent users [4]")
     parser.add_argument("--every-s", type=float, default=5.0, help="between samples [5]")
     parser.add_argument("--rows-of", type=float, default=5.0, help="minutes per row [5]")
     parser.add_argument("--seed", type=int, default=0)

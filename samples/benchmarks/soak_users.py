@@ -1,7 +1,7 @@
-"""Users of a soak: each does one thing after another, of every kind a server offers.
+"""Simulated users of a soak test: each makes one request after another, of every kind.
 
-Owns what is asked for, who gives up midway, and the count of how it went. Knows nothing of what
-the server uses for it.
+Owns the requests, which of them are cancelled midway, and the count of outcomes. Knows nothing of
+the server's resources.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Act = Callable[[], Awaitable[None]]
 
 
 class Users:
-    """Clients of one server. `counts` has (route, how it went) and how often."""
+    """Clients of one server. `counts` has (route, outcome) and how often."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -50,11 +50,11 @@ class Users:
         }
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def prepare(self) -> None:
-        """Everything once, so that every model is loaded and there are recordings to transcribe."""
+        """One request of each kind: loads every model, makes recordings to transcribe."""
         for num_words in (5, 20, 60):
             body = {"model": SPEECH, "input": self.words(num_words), "response_format": "wav"}
             reply = await self._http.post("/v1/audio/speech", json=body)
@@ -63,17 +63,17 @@ class Users:
             await self._do(name)
 
     async def fill(self, model: str, num_words: int) -> None:
-        """Leave a prompt that nobody asks again in the model's cache."""
+        """Leave a unique prompt in the model's cache."""
         body = self._chat_body(num_words, max_tokens=1) | {"model": model}
         (await self._http.post("/v1/chat/completions", json=body)).raise_for_status()
 
     async def repeat(self, name: str, count: int) -> None:
-        """Do one thing so many times."""
+        """Make this many requests."""
         for _ in range(count):
             await self._do(name)
 
     async def live(self, is_over: asyncio.Event, may_act: asyncio.Event) -> None:
-        """Do one thing after another until it is over; wait while nobody may."""
+        """Make one request after another until the end; wait while paused."""
         weights = [weight for weight, _ in self._acts.values()]
         while not is_over.is_set():
             await may_act.wait()
@@ -94,23 +94,23 @@ class Users:
             self.counts[name, "ok"] += 1
 
     def words(self, count: int) -> str:
-        """A text that does not come twice."""
+        """A unique text."""
         return " ".join(self._random.choices(WORDS, k=count))
 
     async def chat_streamed(self) -> None:
-        """Read an answer as it comes; a third walk away in the midst of it."""
+        """Stream an answer; a third are cancelled midway."""
         body = self._chat_body(self._random.choice((10, 40, 150, 600)), max_tokens=96)
         await self._stream("/v1/chat/completions", body | {"stream": True}, share=1 / 3)
 
     async def chat(self) -> None:
-        """Wait for an answer; some do not wait long."""
+        """Request a whole answer; some time out early."""
         body = self._chat_body(self._random.choice((10, 40, 150)), max_tokens=48)
         is_patient = self._random.random() < 0.8
         async with asyncio.timeout(None if is_patient else self._random.uniform(0.01, 1.0)):
             (await self._http.post("/v1/chat/completions", json=body)).raise_for_status()
 
     async def look(self) -> None:
-        """Ask about a picture; half of them come again and again."""
+        """Ask about an image; half of the images are repeated."""
         number = self._random.choice((self._random.randrange(4), self._random.getrandbits(32)))
         url = f"data:image/png;base64,{base64.b64encode(picture(number)).decode()}"
         content = [
@@ -125,30 +125,30 @@ class Users:
         (await self._http.post("/v1/chat/completions", json=body)).raise_for_status()
 
     async def speak(self) -> None:
-        """Listen; some hang up."""
+        """Stream speech; some are cancelled."""
         kind = self._random.choice(("pcm", "mp3", "wav", "opus"))
         text = self.words(self._random.choice((5, 15, 40)))
         body = {"model": SPEECH, "input": text, "response_format": kind}
         await self._stream("/v1/audio/speech", body, share=1 / 5)
 
     async def transcribe(self) -> None:
-        """Have a recording written down."""
+        """Transcribe a recording."""
         files = {"file": ("sound.wav", self._random.choice(self._sounds), "audio/wav")}
         data = {"model": RECOGNITION}
         reply = await self._http.post("/v1/audio/transcriptions", files=files, data=data)
         reply.raise_for_status()
 
     async def embed(self) -> None:
-        """A few texts."""
+        """Embed a few texts."""
         texts = [self.words(self._random.randint(3, 60)) for _ in range(self._random.randint(1, 8))]
         body = {"model": EMBEDDINGS, "input": texts}
         (await self._http.post("/v1/embeddings", json=body)).raise_for_status()
 
     async def draw(self) -> None:
-        """A picture or two; a third of those who ask do not wait."""
+        """Generate an image or two; a third are cancelled."""
         body = {
             "model": IMAGES,
-            # A few prompts only: what they were encoded to is kept, 64 MiB of it.
+            # A few prompts only: their encodings are cached, 64 MiB of it.
             "prompt": f"a {self._random.choice(COLOURS)} {self._random.choice(THINGS)}",
             "n": self._random.randint(1, 2),
             "seed": self._random.getrandbits(31),
@@ -163,7 +163,7 @@ class Users:
         return {"model": CHAT, "messages": [message], "max_tokens": max_tokens}
 
     async def _stream(self, path: str, body: dict[str, Any], *, share: float) -> None:
-        """Follow a stream; a `share` of them ends by hanging up after a few pieces."""
+        """Read a stream; a `share` of them is cancelled after a few pieces."""
         leaves = self._random.random() < share
         num_pieces = self._random.randint(1, 20) if leaves else 0
         async with self._http.stream("POST", path, json=body) as reply:
@@ -181,7 +181,7 @@ async def _numbered(pieces: AsyncIterator[bytes]) -> AsyncIterator[int]:
 
 
 def picture(number: int) -> bytes:
-    """A PNG like no other of another number."""
+    """A PNG that is unique to its number."""
     source = random.Random(number)
     canvas = Image.new("RGB", (source.randint(64, 640), source.randint(64, 480)), "white")
     draw = ImageDraw.Draw(canvas)

@@ -1,16 +1,16 @@
-"""Two ways to serve speech that are common elsewhere, to compare ours with.
+"""Two common schedulers of speech, as baselines.
 
 Both implement `triptych.schedulers.base.Scheduler` for the same requests, and batch as well as
-they can; what they lack is a notion of when a listener needs the next sound.
+they can, but do not know when a listener needs the next audio.
 
 - `FifoScheduler`: every step (a prompt, a token, a chunk of audio) runs in the order in which it
-  became possible, with all others of its kind that are possible by then.
+  became ready, batched with all others of its kind that are ready by then.
 - `MaxScheduler`: the policy of Modular MAX's former scheduler for speech. Prompts of new requests
-  run as a batch, after a wait for company (`ce_delay_ms`); then rounds of a chunk for everybody,
-  tokens and audio as one unit of work, for as long as at least `min_batch_size_tg` requests run.
-  `enable_prioritize_first_decode` gives those who are new a round of their own first.
+  run as a batch, after waiting for more requests (`ce_delay_ms`); then rounds of a chunk for every
+  request, tokens and audio as one unit of work, while at least `min_batch_size_tg` requests run.
+  `enable_prioritize_first_decode` gives new requests a round first.
 
-Nothing is computed: a plan holds the operations that its costs are made of.
+Nothing is computed: a plan holds the operations from which its costs are derived.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from triptych.schedulers.cost import CostModel
 
 
 class Operation(NamedTuple):
-    """What costs are made of: rows that go on and tokens of prompts, or rows and frames."""
+    """The inputs of the cost model: decoding rows and prompt tokens, or rows and frames."""
 
     kind: str
     num_rows: int
@@ -47,7 +47,7 @@ class WorkPlan(Plan):
 
 @dataclass(slots=True, eq=False)
 class _Voice:
-    """One request: steps drawn, frames decoded, and since when each could go on."""
+    """One request: steps sampled, frames decoded, and since when each was ready."""
 
     job: Job
     since_s: float
@@ -71,7 +71,7 @@ class _Voice:
 
 
 class _Baseline:
-    """What both have in common: requests come, a step runs, sound goes out."""
+    """The common part: requests arrive, a step runs, audio is sent."""
 
     def __init__(self, model: SpeechModel, *, chunks: Sequence[int], max_rows: int) -> None:
         self.model = model
@@ -82,18 +82,18 @@ class _Baseline:
         self.is_busy = False
 
     def submit(self, job: Job) -> None:
-        """Take a request in."""
+        """Add a request."""
         self.voices[job.job_id] = _Voice(job, job.arrival_s)
 
     def cancel(self, job_id: str) -> None:
-        """Forget a request."""
+        """Remove a request."""
         self.voices.pop(job_id, None)
 
     def set_paused(self, job_id: str, is_paused: bool) -> None:
-        """Nobody pauses here."""
+        """Pausing is not supported."""
 
     def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
-        """End everything."""
+        """End all requests."""
         for voice in self.voices.values():
             voice.job.sink(Output(job_id=voice.job.job_id, is_final=True, error=to_info(error)))
         self.voices.clear()
@@ -103,10 +103,10 @@ class _Baseline:
         return SchedulerStats(num_waiting=0, num_running=len(self.voices), gauges={}, counters={})
 
     def check(self) -> None:
-        """Nothing is held."""
+        """No resources are held."""
 
     def proposal(self, kind: str, rows: Iterable[_Voice]) -> Proposal:
-        """A step for `rows`, as urgent as any."""
+        """A step for `rows`, all equally urgent."""
         voices = tuple(rows)
         return Proposal(
             model=self.model.name, kind=kind, work={"rows": float(len(voices))}, due_s=math.inf,
@@ -126,11 +126,11 @@ class _Baseline:
         return self.chunks[min(voice.num_chunks, len(self.chunks) - 1)]
 
     def ready_frames(self, voice: _Voice) -> int:
-        """Frames drawn and not decoded."""
+        """Frames sampled and not decoded."""
         return self.model.clock.num_frames(voice.num_steps) - voice.num_frames
 
     def give(self, voice: _Voice, num_frames: int) -> None:
-        """Send the sound of some frames."""
+        """Send the audio of some frames."""
         voice.num_frames += num_frames
         voice.num_chunks += 1
         num_samples = round(num_frames * self.model.clock.frame_s * self.model.sample_rate)
@@ -158,7 +158,7 @@ class FifoScheduler(_Baseline):
         self.max_prompt_tokens = max_prompt_tokens
 
     def propose(self, now_s: float) -> Proposal | None:
-        """The kind of step that somebody has waited for the longest."""
+        """The kind of step that has been ready the longest."""
         if self.is_busy:
             return None
         kinds = {"audio": self._chunks(), "token": self._rows(), "prompt": self._prompts()}
@@ -169,7 +169,7 @@ class FifoScheduler(_Baseline):
         return self.proposal(kind, (voice for _, voice in kinds[kind]))
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> WorkPlan:
-        """Make it concrete."""
+        """The plan of a proposal."""
         voices = proposal.intent
         assert isinstance(voices, tuple)
         if proposal.kind == "audio":
@@ -181,7 +181,7 @@ class FifoScheduler(_Baseline):
         return self.plan(step_id, proposal, Operation("token", 0, size))
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
-        """Note who may go on, and since when."""
+        """Record which requests are ready, and since when."""
         self.costs.observe(plan.kind, {"rows": float(len(self.rows))}, result.elapsed_s)
         self.is_busy = False
         if plan.kind == "audio":
@@ -279,7 +279,7 @@ class MaxScheduler(_Baseline):
         return taken
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> WorkPlan:
-        """Make it concrete: a round is as many token steps as its longest chunk, then audio."""
+        """The plan of a round: as many token steps as its longest chunk, then audio."""
         voices = proposal.intent
         assert isinstance(voices, tuple)
         if proposal.kind == "prompt":
@@ -302,7 +302,7 @@ class MaxScheduler(_Baseline):
         return max(0, self.model.clock.num_steps(num_frames) - voice.num_steps)
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
-        """Send what a round gave to each."""
+        """Send each request the audio of its round."""
         self.costs.observe(plan.kind, {"rows": float(len(self.rows))}, result.elapsed_s)
         self.is_busy = False
         if plan.kind == "prompt":

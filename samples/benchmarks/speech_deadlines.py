@@ -1,15 +1,15 @@
-"""Speech by playback deadlines, against first-in-first-out and against MAX's former policy.
+"""Speech scheduling by playback deadlines, against first-in-first-out and MAX's former policy.
 
     python samples/benchmarks/speech_deadlines.py --output docs/benchmarks
 
-The real scheduler, timeline and engine run in virtual time (`speech_world.py`); steps take what a
-linear cost model says, the same for all (`--costs`). The baselines (`speech_baselines.py`) batch
-whatever can be batched, and each is tried with several chunk sizes and options; the best is shown.
+The real scheduler, timeline and engine run in virtual time (`speech_world.py`), with step times
+from a linear cost model, the same for all (`--costs`). The baselines (`speech_baselines.py`) batch
+all ready work; each is tried with several chunk sizes and options, and the best is shown.
 
-Listeners play what they get without a stop. A number of them is *held* if the sound of none ever
-stops for more than 5 ms and 95 % hear something within half a second of asking, whatever the seed.
-Each asks again when it has heard its answer; the first ten seconds are not judged. Then four fifths
-as many as ours holds come by a Poisson process.
+Listeners play audio as it arrives. A number of them is *held* if no underrun is longer than 5 ms
+and 95 % get their first audio within half a second, for every seed. Each listener sends the next
+request after hearing its answer; the first ten seconds do not count. Then four fifths as many as
+ours holds arrive by a Poisson process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WORKLOADS = MappingProxyType(
 
 
 def deadlines(model: SpeechModel) -> Scheduler:
-    """Ours, with its defaults but for the number of rows."""
+    """Ours, with its defaults except the number of rows."""
     return SpeechScheduler(
         model=model,
         pool=PagePool(num_pages=1 << 16, page_size=16),
@@ -67,7 +67,7 @@ def deadlines(model: SpeechModel) -> Scheduler:
 
 
 def policies(costs: Costs) -> list[Policy]:
-    """Ours, and the baselines with the options that suit them best."""
+    """Ours, and the baselines with their tuning options."""
     second = round(1 / costs.frame_s)
     sizes = [(1,), (2,), (second // 3,), (second // 2,), (second,), (1, 2, 4, 8, second)]
     fifo = [
@@ -95,7 +95,7 @@ def _changed(options: MaxOptions) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What became of one load."""
+    """The results of one load."""
 
     num_answers: int
     broken_share: float
@@ -106,7 +106,7 @@ class Figures:
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody's sound stopped, and it began soon."""
+        """Whether there was no underrun, and audio began soon."""
         return self.num_answers > 0 and not self.broken_share and self.first_p95_s <= START_S
 
 
@@ -134,7 +134,7 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 
 def num_held(policy: Policy, costs: Costs, load: Load, seeds: int, least: int = 0) -> int:
-    """The most listeners that are held; `least` if not even one more than these are."""
+    """The most listeners that are held; `least` if one more than that is not."""
 
     def is_held(num_listeners: int) -> bool:
         loads = (replace(load, num_listeners=num_listeners, seed=seed) for seed in range(seeds))
@@ -154,7 +154,7 @@ def num_held(policy: Policy, costs: Costs, load: Load, seeds: int, least: int = 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The best that one policy could do with one workload, and how it does at a given load."""
+    """The best result of one policy for one workload, and its results at a given load."""
 
     name: str
     options: str
@@ -188,12 +188,12 @@ def compare(workload: Load, costs: Costs, seeds: int) -> list[Result]:
 
 
 def table(name: str, results: Sequence[Result]) -> Table:
-    """One workload."""
+    """Rows of one workload."""
     ours = results[0]
     sheet = Table("policy", title=f"{name}: listeners held, and all policies at {ours.num_held}")
-    for title in ("held", "ours / it", "sound stops", "first p50", "first p95", "audio s/s"):
+    for title in ("held", "ours / it", "underruns", "first p50", "first p95", "audio s/s"):
         sheet.add_column(title, justify="right")
-    for title in ("files s/s", "Poisson: stops", "first p95"):
+    for title in ("files s/s", "Poisson: underruns", "first p95"):
         sheet.add_column(title, justify="right")
     sheet.add_column("its best options")
     for result in results:
@@ -214,8 +214,8 @@ def draw(results: dict[str, list[Result]], path: Path) -> None:
     """Listeners held, by workload and policy."""
     figure = plot.require()(figsize=(9, 3.6), layout="constrained")
     held, first = figure.subplots(1, 2)
-    held.set(title="listeners held without a stop")
-    first.set(title="first sound at ours' number, 95 % within", ylabel="ms", yscale="log")
+    held.set(title="listeners held without an underrun")
+    first.set(title="first audio at ours' number, 95 % within", ylabel="ms", yscale="log")
     names = [result.name for result in next(iter(results.values()))]
     for index, name in enumerate(names):
         mine = [each for group in results.values() for each in group if each.name == name]
@@ -229,7 +229,7 @@ def draw(results: dict[str, list[Result]], path: Path) -> None:
 
 
 def document(results: dict[str, list[Result]], costs: Costs, seeds: int) -> dict[str, Any]:
-    """All of it as plain data."""
+    """All results as plain data."""
     return {
         "schema": 1,
         "versions": versions(),

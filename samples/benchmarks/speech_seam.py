@@ -1,10 +1,10 @@
-"""A picture of a seam: chunks of speech decoded with state, and in windows of frames.
+"""A plot of a chunk boundary: speech decoded with state, and in windows of frames.
 
     python samples/benchmarks/speech_seam.py --output docs/benchmarks
 
 The embedded voice says a sentence. Its codes are then decoded three times: at once, in chunks by
-the streaming decoder, and in chunks by windows of the chunk and the frames before it, as servers
-without state do. Prints the largest difference of both from decoding at once, and draws it.
+the streaming decoder, and in windows of a chunk and the frames before it, as a stateless server
+does. Prints the largest difference of both from decoding at once, and plots it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SHOWN_S = (0.5, 1.7)
 
 
 class Recorder(StreamingDecoder):
-    """A decoder that remembers what it was given."""
+    """A decoder that records its input."""
 
     def __init__(self, model: VoiceCodec, *, num_rows: int) -> None:
         self.codes: list[Tensor] = []
         super().__init__(adapter(model), num_rows=num_rows)
 
     def push(self, codes_BQF: Tensor, rows, num_valid=None):  # type: ignore[no-untyped-def]
-        """Remember the codes; one row speaks at a time."""
+        """Record the codes; one row speaks at a time."""
         self.codes.append(codes_BQF[:1, :, : num_valid[0] if num_valid else None].clone())
         return super().push(codes_BQF, rows, num_valid)
 
@@ -64,7 +64,7 @@ def speak() -> tuple[VoiceCodec, Tensor]:
 
 
 def windowed(model: VoiceCodec, codes_1QF: Tensor) -> Tensor:
-    """The sound of chunks decoded in windows, each cut to its own frames."""
+    """Audio of chunks decoded in windows, each cut to its own frames."""
     voice = adapter(model)
     codec = OneShotCodec(
         decode=voice.one_shot,
@@ -81,7 +81,7 @@ def windowed(model: VoiceCodec, codes_1QF: Tensor) -> Tensor:
 def draw(
     path: Path, whole_S: np.ndarray, ours_S: np.ndarray, theirs_S: np.ndarray, hop: int
 ) -> None:
-    """Waveforms around the worst seam above, spectrograms below."""
+    """Waveforms around the worst boundary above, spectrograms below."""
     rate = 24_000
     seams = range(CHUNK * hop, len(whole_S), CHUNK * hop)
     worst = max(seams, key=lambda at: np.abs(theirs_S - whole_S)[at - 240 : at + 240].max())
@@ -93,7 +93,7 @@ def draw(
     top.plot(time_ms, theirs_S[near], color="tab:red", label=f"windows: {CONTEXT} frames before")
     top.plot(time_ms, ours_S[near], color="tab:blue", linewidth=1.2, label="streamed with state")
     top.axvline(0, color="0.5", linestyle=":")
-    top.set(title="At a seam between two chunks", xlabel="ms", ylabel="amplitude")
+    top.set(title="Boundary of two chunks", xlabel="ms", ylabel="amplitude")
     top.legend(loc="lower right", framealpha=1)
     shown = slice(*(int(at * rate) for at in SHOWN_S))
     for axes, pcm_S, title in ((left, ours_S, "streamed"), (right, theirs_S, "in windows")):
@@ -106,7 +106,7 @@ def draw(
 
 
 def main() -> None:
-    """Decode, compare, draw."""
+    """Decode, compare, plot."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path(), help="folder of speech_seam.png")
     args = parser.parse_args()

@@ -3,15 +3,17 @@
     python samples/benchmarks/speech_streams.py --output docs/benchmarks
     python samples/benchmarks/speech_streams.py --codebooks 8 --live 3 --output docs/benchmarks
 
-The model is CSM in small, with random weights: speed does not depend on training. Backbone, depth
+The model is a small CSM with random weights: speed does not depend on training. Backbone, depth
 decoder over CSM's 32 codebooks (or fewer), and Mimi at its published size, all in bfloat16. Both
-sides make the same number of frames, in one process, taking turns.
+sides generate the same number of frames, in one process, taking turns.
 
-First sound: one listener asks for five seconds; transformers hands its sound out when all is made.
-Throughput: eight listeners ask at once for a sentence each. Underruns: a few ask for several, one
-after another. transformers serves one sentence at a time, in the order in which they are due, which
-is what a server around `generate` does at best. A listener plays what it has got; silence is the
-time without sound after the first and before the last.
+- Time to first audio: one listener requests five seconds; transformers returns all of it at the
+  end.
+- Throughput: eight listeners request a sentence each, concurrently.
+- Underruns: a few listeners request several sentences, one after another. transformers serves one
+  sentence at a time, in the order of their deadlines, the best that a server around `generate` can
+  do. A listener plays audio as it arrives; underruns are the time without audio between the first
+  and the last.
 """
 
 from __future__ import annotations
@@ -51,19 +53,19 @@ LAYERS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What reached one listener: seconds since the request, and seconds of sound each time."""
+    """One listener's record: seconds since the request, and seconds of audio each time."""
 
     times_s: tuple[float, ...]
     sound_s: tuple[float, ...]
 
     @property
     def first_s(self) -> float:
-        """When the first sound came."""
+        """Time to first audio."""
         return self.times_s[0]
 
     @property
     def underrun_s(self) -> float:
-        """How long there was nothing to play, once playing had begun."""
+        """Time without audio after playback began."""
         plays_until, silent = self.times_s[0], 0.0
         for now, length in zip(self.times_s, self.sound_s, strict=True):
             silent += max(0.0, now - plays_until)
@@ -79,7 +81,7 @@ def build(folder: Path, num_codebooks: int) -> transformers.CsmForConditionalGen
         intermediate_size=1536,
         num_hidden_layers=8,
         num_codebooks=num_codebooks,
-        vocab_size=2048,  # Mimi's; the larger one of the release has codes that nothing decodes
+        vocab_size=2048,  # Mimi's; the larger one of the release has codes that are never decoded
         codebook_pad_token_id=2047,
         text_vocab_size=1024,
         pad_token_id=1022,
@@ -115,7 +117,7 @@ class Peer:
 
     @torch.inference_mode()
     def say(self, num_frames: int, seed: int) -> float:
-        """Seconds of sound made."""
+        """Seconds of audio generated."""
         torch.manual_seed(seed)
         (pcm_S,) = self._model.generate(
             torch.tensor([PROMPT]),
@@ -135,7 +137,7 @@ class Peer:
         return Heard(times_s=(time.perf_counter() - started_s,), sound_s=(length,))
 
     def crowd(self, num_listeners: int, num_sentences: int) -> list[Heard]:
-        """Sentence after sentence for whoever runs dry first."""
+        """Sentences in a row, for the listener whose buffer is empty first."""
         started_s = time.perf_counter()
         times: list[list[float]] = [[] for _ in range(num_listeners)]
         sound: list[list[float]] = [[] for _ in range(num_listeners)]
@@ -149,7 +151,7 @@ class Peer:
 
 
 class Ours:
-    """The engine, as it runs behind the server and the pipeline."""
+    """The engine, as behind the server and the pipeline."""
 
     def __init__(self, client: LocalClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
@@ -247,9 +249,9 @@ def report(figures: Figures, num_live: int) -> Table:
     """Medians with their spread, and the ratios."""
     ours, theirs = figures["triptych"], figures["transformers"]
     rows = {
-        "first sound of 5 s, s": ("first_s", True),
-        f"{NUM_LISTENERS} listeners: sound made per second, s": ("sound_per_s", False),
-        f"{num_live} listening to sentences in a row: silence, s": ("silence_s", None),
+        "time to first audio of 5 s, s": ("first_s", True),
+        f"{NUM_LISTENERS} listeners: audio per second, s": ("sound_per_s", False),
+        f"{num_live} listening to sentences in a row: underruns, s": ("silence_s", None),
     }
     table = Table("", "Triptych", "transformers", "ratio")
     for title, (key, is_less_better) in rows.items():
@@ -267,11 +269,11 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Measure, print a table, and keep the figures."""
+    """Measure, print a table, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--codebooks", type=int, default=32)
-    parser.add_argument("--live", type=int, default=1, help="who listen to sentences in a row")
+    parser.add_argument("--live", type=int, default=1, help="listeners to sentences in a row")
     parser.add_argument("--sentences", type=int, default=3, help="of each of them")
     parser.add_argument("--output", type=Path, help="folder for the figures")
     args = parser.parse_args()

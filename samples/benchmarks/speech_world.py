@@ -1,8 +1,8 @@
-"""A server of speech in virtual time: what its steps cost, and who listens to it.
+"""A simulated speech server in virtual time: the cost of its steps, and its listeners.
 
-Owns the simulation that `speech_deadlines.py` compares policies in: the real engine and timeline,
-a device whose steps take what a linear model says, and listeners. Beside them there may be files to
-be made, which nobody listens to.
+Owns the simulation in which `speech_deadlines.py` compares policies: the real engine and timeline,
+a device with a linear cost model, and listeners. Beside them there may be files: long texts without
+a listener.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from triptych.schedulers.engine import Engine
 from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
 
 MODEL = "voice"
-WARM_UP_S = 10.0  # in which costs are learned, and which is not judged
-SAMPLE_RATE = 1200  # so that a frame of any length is whole samples; sound has no content here
+WARM_UP_S = 10.0  # in which costs are learned; does not count
+SAMPLE_RATE = 1200  # so that a frame of any length is whole samples; audio has no content here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +97,9 @@ PRESETS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Who asks for what: the same again and again, or by a Poisson process (`rate_per_s`).
+    """The load: the same listeners again and again, or a Poisson process (`rate_per_s`).
 
-    Each of `num_files` asks again as soon as it has its answer.
+    Each of `num_files` clients sends its next request after its answer.
     """
 
     num_listeners: int = 0
@@ -114,7 +114,7 @@ class Load:
 
     @property
     def mean_speech_s(self) -> float:
-        """How long an answer lasts."""
+        """Duration of an answer."""
         return self.median_speech_s * math.exp(self.sigma**2 / 2)
 
 
@@ -129,7 +129,7 @@ class Heard:
 
 
 class Runner:
-    """Computes nothing; counts frames so that sound has its length."""
+    """Computes nothing; counts frames so that audio has the right length."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -139,7 +139,7 @@ class Runner:
         self.ids = itertools.count()
 
     def operations(self, plan: Plan) -> tuple[Operation, ...]:
-        """What a plan is made of."""
+        """The operations of a plan."""
         if isinstance(plan, WorkPlan):
             return plan.operations
         if isinstance(plan, TokenPlan):
@@ -150,16 +150,16 @@ class Runner:
         return (Operation("audio", len(plan.rows), round(steps / self.clock.steps_per_frame)),)
 
     def cost_s(self, plan: Plan) -> float:
-        """What a plan takes."""
+        """The duration of a plan."""
         return sum(map(self.costs.of, self.operations(plan)))
 
     def launch(self, plan: Plan) -> Runner:
-        """Note the plan."""
+        """Record the plan."""
         self.plan = plan
         return self
 
     def result(self) -> StepResult:
-        """What came of the plan launched last: nothing runs beside it."""
+        """The result of the plan launched last: nothing runs beside it."""
         plan, elapsed_s = self.plan, self.cost_s(self.plan)
         step_id = plan.step_id
         if isinstance(plan, TokenPlan):
@@ -179,12 +179,12 @@ class Runner:
         return AudioRowResult(pcm=bytes(SAMPLE_BYTES * num_frames * self.num_samples))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resources are held."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A way to schedule, with the options it was tried with."""
+    """A scheduler with the options it was tried with."""
 
     name: str
     options: str
@@ -212,7 +212,7 @@ class World:
         self.ids = itertools.count()
 
     def run(self) -> list[Heard]:
-        """Everything that listeners heard of answers asked for in time."""
+        """The answers requested within the measured time."""
         self.engine._residency.start()
         start_s = self.clock()
         for _ in range(self.load.num_listeners):
@@ -227,7 +227,7 @@ class World:
         return [heard for heard in self.heard if first_s <= heard.asked_s < last_s]
 
     def _make_file(self) -> None:
-        """A long text that nobody waits for, then the next."""
+        """A long text without a listener, then the next."""
         self._submit(self._request(60.0, is_live=False), self._write)
 
     def _write(self, output: Output) -> None:
@@ -236,13 +236,13 @@ class World:
             self._make_file()
 
     def _come(self, moment_s: float) -> None:
-        """The next of a Poisson process."""
+        """The next arrival of a Poisson process."""
         moment_s += self.rng.expovariate(self.load.rate_per_s)
         self.lanes.call_at(moment_s, partial(self.ask, lambda heard: None))
         self.lanes.call_at(moment_s, partial(self._come, moment_s))
 
     def ask_again(self) -> None:
-        """Ask, listen to the end, think, ask again."""
+        """Request, listen to the end, think, repeat."""
         self.ask(self._think)
 
     def _think(self, heard: Heard) -> None:
@@ -250,7 +250,7 @@ class World:
         self.lanes.call_at(max(self.clock(), heard.playback.due_s) + pause_s, self.ask_again)
 
     def ask(self, then: Callable[[Heard], None]) -> None:
-        """Ask for something; `then` is called when all of its sound is there."""
+        """Send a request; `then` is called when all of its audio is there."""
         heard = Heard(self.clock())
         self.heard.append(heard)
         request = self._request(self._speech_s(), is_live=True)
@@ -271,7 +271,7 @@ class World:
         )
 
     def _speech_s(self) -> float:
-        """A log-normal length, within reason."""
+        """A log-normal length, within bounds."""
         length_s = self.rng.lognormvariate(math.log(self.load.median_speech_s), self.load.sigma)
         return min(max(length_s, 1.0), 120.0)
 

@@ -1,10 +1,9 @@
-"""`triptych serve`, noting when the event loop of its API process stands still.
+"""`triptych serve` that records stalls of its API process's event loop.
 
     python samples/benchmarks/ticking_server.py STALLS.jsonl --port 8000 ...
 
-Every option after the file is one of `triptych serve`. A coroutine more on that loop wants to wake
-up every millisecond, and writes a line for each time that it was kept waiting. `vision_intake.py`
-reads them.
+Every option after the file is one of `triptych serve`. An extra coroutine on that loop wakes up
+every millisecond, and writes a line for each delay. `vision_intake.py` reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NOTED_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A time that the loop stood still: when it ended, how long, and what its thread computed."""
+    """A stall of the loop: when it ended, its duration, and its thread's CPU time."""
 
     at_s: float
     wall_s: float
@@ -37,7 +36,7 @@ class Stall:
 
 
 async def tick(path: Path) -> None:
-    """Note every stall in a file."""
+    """Write every stall to a file."""
     with path.open("a", encoding="utf-8") as file:
         while True:
             wall_s, cpu_s = time.monotonic(), time.thread_time()
@@ -50,7 +49,7 @@ async def tick(path: Path) -> None:
 
 
 def run_api(path: Path) -> None:
-    """The API process as it is, and the ticking beside it."""
+    """The API process with the extra coroutine."""
     run = api_process._run
 
     async def run_and_tick(*args: Any) -> None:
@@ -63,7 +62,7 @@ def run_api(path: Path) -> None:
 
 
 def main() -> int:
-    """Be the supervisor, or the API process that it starts."""
+    """Run as the supervisor, or as the API process that it starts."""
     if sys.argv[1] == API:
         run_api(Path(sys.argv[2]))
     parser = argparse.ArgumentParser()

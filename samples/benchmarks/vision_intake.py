@@ -1,15 +1,15 @@
-"""Thirty-two large photographs at once: how long the API process's loop stands still, and memory.
+"""Thirty-two large photographs at once: event-loop stalls of the API process, and memory.
 
     pip install -e '.[bench]'
     python samples/benchmarks/vision_intake.py --output docs/benchmarks
 
-Starts the real server with a model that sees (random weights, and few of them: what is measured is
-the way of a picture to the engine) and a coroutine on the event loop of its API process that notes
-when it stood still (`ticking_server.py`). In each round every request has another photograph, of
-about 8 MB. Beside the worst stall stands the most that the loop's own thread computed in one: what
-is more is others', who share the cores. Memory is that of the API process alone, and of all
-processes: before, at its peak, and when all is answered; what is kept of pictures on purpose is
-part of it (`--options '--prepared-pictures-mb 0'` keeps none).
+Starts the real server with a small vision model with random weights (the measured path is that of
+an image to the engine), and a coroutine on the event loop of its API process that records stalls
+(`ticking_server.py`). In each round every request has a different photograph of about 8 MB. Beside
+the longest stall is the maximum CPU time of the loop's thread in a stall: the rest is time of other
+processes on the same cores. Memory is that of the API process, and of all processes: before, at its
+peak, and when all requests are answered. Image caches are part of it (`--options
+'--prepared-pictures-mb 0'` disables them).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MIB = 2**20
 
 @dataclass(slots=True)
 class Memory:
-    """MiB that are a process's own."""
+    """Private memory of a process, in MiB."""
 
     api: float
     all: float
@@ -51,7 +51,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Round:
-    """What a round of requests did."""
+    """The results of a round of requests."""
 
     seconds: float
     peak: Memory
@@ -60,7 +60,7 @@ class Round:
 
 
 def memory_of(root: psutil.Process) -> Memory:
-    """What the server holds now."""
+    """The server's memory now."""
     sizes = []
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -75,7 +75,7 @@ def memory_of(root: psutil.Process) -> Memory:
 
 @contextmanager
 def watched(root: psutil.Process) -> Iterator[Memory]:
-    """The largest sizes until the block ends."""
+    """The maximum sizes until the block ends."""
     peak, is_over = memory_of(root), threading.Event()
 
     def watch() -> None:
@@ -93,7 +93,7 @@ def watched(root: psutil.Process) -> Iterator[Memory]:
 
 
 def ask(url: str, body: bytes) -> None:
-    """One request, in a connection of its own; SystemExit where it fails."""
+    """One request, in its own connection; SystemExit if it fails."""
     reply = httpx.post(
         f"{url}/v1/chat/completions",
         content=body,
@@ -105,7 +105,7 @@ def ask(url: str, body: bytes) -> None:
 
 
 def body_of(model: str, picture: bytes) -> bytes:
-    """A request, made before the clock runs."""
+    """A request body, made before the clock runs."""
     messages = conversation(picture, 1)
     return json.dumps({"model": model, "messages": messages, "max_tokens": 1}).encode()
 
@@ -136,7 +136,7 @@ def measure(args: argparse.Namespace, place: Path) -> tuple[Memory, list[Round]]
         wait_until_ready(f"{url}/readyz")
         me = psutil.Process(os.getpid())
         (root,) = (child for child in me.children() if str(_SERVER) in child.cmdline())
-        for seed in range(args.warm_up):  # each decoding child begins, and each library is loaded
+        for seed in range(args.warm_up):  # starts each decode child and loads each library
             ask(url, body_of(folder.name, photograph(10_000 + seed, 640, 480)))
         time.sleep(_SETTLED_S)
         before, rounds = memory_of(root), []
@@ -151,7 +151,7 @@ def measure(args: argparse.Namespace, place: Path) -> tuple[Memory, list[Round]]
 
 def report(before: Memory, rounds: list[Round]) -> Table:
     """A row per round."""
-    table = Table("", "seconds", "worst stall, ms", "most computed in one, ms", "over 50 ms")
+    table = Table("", "seconds", "longest stall, ms", "most CPU time in one, ms", "over 50 ms")
     for name in ("API: MiB at its peak", "after", "all: MiB at its peak", "after"):
         table.add_column(name)
     table.add_row("before", "", "", "", "", "", f"{before.api:.0f}", "", f"{before.all:.0f}")
@@ -171,7 +171,7 @@ def report(before: Memory, rounds: list[Round]) -> Table:
 
 
 def main() -> None:
-    """Measure, print a table, and keep the figures."""
+    """Measure, print a table, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)

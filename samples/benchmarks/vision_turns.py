@@ -1,15 +1,15 @@
-"""Ten turns over one large picture: what the vision cache and the prefix cache save.
+"""Ten turns over one large image: the effect of the vision cache and the prefix cache.
 
     pip install -e '.[bench]' 'transformers[serving]'
     python samples/benchmarks/vision_turns.py --output docs/benchmarks
 
 Starts `triptych serve` with both caches, with each alone and with none, and `transformers serve`,
-all on the same weights. A conversation about a picture grows turn by turn, and each turn is asked
-of every server before the next one; the time is that of an answer of one token. With every repeat
-the picture is a new one.
+all on the same weights. A conversation about an image grows turn by turn. Each turn is sent to
+every server before the next one; the time is that of a one-token answer. Each repeat has a new
+image.
 
-The embedded model looks at a picture in no time, so this one has the shape of SmolVLM-256M, and
-random weights: speed depends on shapes alone. What it says means nothing.
+The embedded model encodes an image in no time, so this one has the shape of SmolVLM-256M and
+random weights: speed depends on shapes alone. Its answers are meaningless.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def build_model(folder: Path, shape: Shape) -> None:
 
 
 def photograph(number: int, width: int, height: int, quality: int = 85) -> bytes:
-    """A JPEG that looks like nothing, but is as hard to pack as a photograph."""
+    """A JPEG of noise that compresses like a photograph."""
     file = io.BytesIO()
     shifted = np.roll(_landscape(width, height), 64 * number, axis=1)
     Image.fromarray(shifted).save(file, "jpeg", quality=quality)
@@ -142,7 +142,7 @@ def _landscape(width: int, height: int) -> NDArray[np.uint8]:
 
 
 def conversation(picture: bytes, num_turns: int) -> list[dict[str, Any]]:
-    """Turns before the last are answered by what both sides agree on."""
+    """The messages of a turn; earlier answers are fixed, the same for all servers."""
     url = f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
     shown = {"type": "image_url", "image_url": {"url": url}}
     messages = [_said("user", shown, {"type": "text", "text": QUESTION})]
@@ -158,7 +158,7 @@ def _said(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Findings:
-    """Seconds to the first token of each turn, by repeat, and how often a picture was encoded."""
+    """Seconds to the first token of each turn, by repeat, and the number of images encoded."""
 
     seconds: list[list[float]] = field(default_factory=list)
     num_encoded: int | None = None
@@ -166,13 +166,13 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A server that runs, and what it calls its model."""
+    """A running server, and its name for the model."""
 
     port: int
     model: str
 
     def ask(self, messages: Sequence[dict[str, Any]]) -> float:
-        """Seconds until an answer of one token is there."""
+        """Seconds until a one-token answer is there."""
         body = {"model": self.model, "messages": messages, "max_tokens": 1, "temperature": 0}
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
         started_s = time.perf_counter()
@@ -183,7 +183,7 @@ class Side:
         return seconds
 
     def num_encoded(self) -> int:
-        """Pictures that our server has encoded so far, as its last heartbeat says."""
+        """Images that our server has encoded so far, as of its last heartbeat."""
         time.sleep(_BEAT_S)
         lines = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines()
         found = [line for line in lines if line.startswith("triptych_pictures_encoded_total{")]
@@ -191,7 +191,7 @@ class Side:
 
 
 def start(stack: ExitStack, folder: Path, args: argparse.Namespace) -> dict[str, Side]:
-    """Every server, ready."""
+    """All servers, ready."""
     sides, probes = {}, []
     quoted, shared = shlex.quote(str(folder)), "--device cpu --dtype bfloat16"
     for name, options in CACHES.items():
@@ -215,7 +215,7 @@ def start(stack: ExitStack, folder: Path, args: argparse.Namespace) -> dict[str,
 
 
 def measure(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, Findings]:
-    """Every turn of every repeat, asked of one server after the other."""
+    """Every turn of every repeat, sent to one server after the other."""
     width, height = args.size
     warm = conversation(photograph(0, width, height), 1)
     for side in sides.values():
@@ -236,9 +236,9 @@ def measure(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, Findi
 
 
 def report(found: dict[str, Findings]) -> Table:
-    """A row per server: times, and how often they are those with both caches, turn by turn."""
+    """A row per server: times, and ratios to both caches, turn by turn."""
     columns = ("first turn, s", "later turns, s", "times as long: median", "lowest", "highest")
-    table = Table("", "pictures encoded", *columns)
+    table = Table("", "images encoded", *columns)
     best = _later(found["both caches"])
     for name, findings in found.items():
         later = _later(findings)
@@ -260,7 +260,7 @@ def _later(findings: Findings) -> list[float]:
 
 
 def main() -> None:
-    """Measure, print a table, and keep the figures."""
+    """Measure, print a table, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--turns", type=int, default=10)

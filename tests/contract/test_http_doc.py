@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fakes_http import FakeEngine
+from support.http import FakeEngine
 
 from triptych.compose import build_app
 from triptych.core import limits

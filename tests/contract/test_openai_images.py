@@ -10,8 +10,11 @@ from io import BytesIO
 import httpx
 import openai
 import pytest
-from fakes_http import live, until
-from fakes_images import (
+from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent
+from openai.types.image_edit_completed_event import ImageEditCompletedEvent
+from openai.types.image_edit_partial_image_event import ImageEditPartialImageEvent
+from support.http import live, until
+from support.image_app import (
     PaintingEngine,
     colour_of,
     image_model,
@@ -20,10 +23,7 @@ from fakes_images import (
     one_colour,
     opened,
 )
-from fakes_pictures import hole_mask, picture, saved
-from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent
-from openai.types.image_edit_completed_event import ImageEditCompletedEvent
-from openai.types.image_edit_partial_image_event import ImageEditPartialImageEvent
+from support.pictures import hole_mask, picture, saved
 
 from triptych.core.errors import EngineDown
 from triptych.modalities.diffusion.wire import StepCache

@@ -11,9 +11,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from audio_signals import decode_soundfile
-from fakes_http import live, until
-from fakes_voice import HummingEngine, make_speech_app, num_samples, speech, tone
+from support.audio_signals import decode_soundfile
+from support.http import live, until
+from support.speech_app import HummingEngine, make_speech_app, num_samples, speech, tone
 
 from triptych.core.errors import EngineDown
 

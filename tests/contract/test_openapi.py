@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes_http import FakeEngine
+from support.http import FakeEngine
 
 from triptych.compose import build_app
 from triptych.core.config import Config

@@ -15,20 +15,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import fakes_adapters
 import pytest
 import transformers
-from fakes_config import watched
-from fakes_embedding import save, save_decoder
-from fakes_frames import orpheus
-from fakes_http import in_process
-from fakes_llm import byte_tokenizer, write_text_folder
-from fakes_loading import save_pipeline
-from fakes_looking import data_url, shown, write_seeing_folder
-from fakes_painter import PIPELINE
-from fakes_pictures import picture, saved
-from fakes_recognition import noise, wav, write_folder
 from msgspec import structs
+from support import lora_files
+from support.embedding_models import save, save_decoder
+from support.http import in_process
+from support.image_folders import save_pipeline
+from support.image_runner import PIPELINE
+from support.pictures import picture, saved
+from support.recognition import noise, wav, write_folder
+from support.speech_models import orpheus
+from support.text_models import byte_tokenizer, write_text_folder
+from support.vision_folders import data_url, shown, write_seeing_folder
+from support.watched_config import watched
 
 from triptych import serve
 from triptych.compose import build_app, build_engine
@@ -70,9 +70,9 @@ def _save_orpheus(folder: Path) -> None:
 
 def _save_image(folder: Path) -> None:
     denoiser = save_pipeline(folder, PIPELINE)["transformer"]
-    path = fakes_adapters.layers(denoiser, "to_q")[:1]
-    tensors = fakes_adapters.peft_keys("transformer", denoiser, path)
-    fakes_adapters.save_adapter(folder.parent / "ink.safetensors", tensors)
+    path = lora_files.layers(denoiser, "to_q")[:1]
+    tensors = lora_files.peft_keys("transformer", denoiser, path)
+    lora_files.save_adapter(folder.parent / "ink.safetensors", tensors)
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]

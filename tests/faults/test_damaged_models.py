@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import transformers
-from fakes_llm import CHATML, write_text_folder
-from fakes_serve import Server
-from fakes_weights import write_gguf
+from support.serve_process import Server
+from support.text_models import CHATML, write_text_folder
+from support.weight_files import write_gguf
 
 from triptych.core.config import Config, ModelOptions
 from triptych.core.devices.device import Device

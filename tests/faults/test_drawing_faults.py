@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import FakeLoader
-from fakes_engine import Chat, World
-from fakes_painter import image_request, open_painter
+from support.engine_seams import FakeLoader
+from support.image_runner import image_request, open_painter
+from support.virtual_engine import Chat, World
 
 from triptych.core.config import Config, DebugOptions
 from triptych.core.errors import EngineDown, InternalError, NonFinite, RequestTimeout

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from fakes_http import FakeEngine, ask, chat, connect, live, make_app, post, read_all, until
+from support.http import FakeEngine, ask, chat, connect, live, make_app, post, read_all, until
 
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits

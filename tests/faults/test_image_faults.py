@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes_children import decoders
-from fakes_http import ask, connect, live, post, until
-from fakes_images import (
+from support.child_processes import decoders
+from support.http import ask, connect, live, post, until
+from support.image_app import (
     EDITS,
     GENERATIONS,
     VARIATIONS,
@@ -29,7 +29,7 @@ from fakes_images import (
     make_image_service,
     opened,
 )
-from fakes_pictures import hole_mask, hostile, picture, saved
+from support.pictures import hole_mask, hostile, picture, saved
 
 from triptych.core.errors import NonFinite
 from triptych.core.http.server import HttpServer

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes_http import FakeEngine, chat, in_process, make_app
+from support.http import FakeEngine, chat, in_process, make_app
 
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.embedding.api.routes import EmbeddingsRequest
@@ -87,7 +87,7 @@ async def test_long_texts_take_one_thread_and_short_ones_pass_them() -> None:
 
 async def test_tokenizing_holds_up_no_other_thread() -> None:
     """A hang would be the whole time; the bound is far from what a slow machine needs."""
-    from fakes_llm import byte_tokenizer
+    from support.text_models import byte_tokenizer
 
     from triptych.core.text.tokenizer import encode
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from fake_engine_process import HANG_PROMPT
-from fakes_serve import Server, eventually, write_model
+from support.fake_engine_process import HANG_PROMPT
+from support.serve_process import Server, eventually, write_model
 
 from triptych import serve
 from triptych.compose import ChildSetup

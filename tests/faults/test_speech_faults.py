@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes_http import ask, connect, documents, in_process, live, post, read_all, until
-from fakes_voice import (
+from support.http import ask, connect, documents, in_process, live, post, read_all, until
+from support.speech_app import (
     SAMPLES_PER_ID,
     HummingEngine,
     make_speech_app,

@@ -10,10 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
-from fakes_children import renderers
-from fakes_http import FakeEngine, chat, in_process, make_service
-from fakes_llm import write_text_folder
 from fastapi import FastAPI
+from support.child_processes import renderers
+from support.http import FakeEngine, chat, in_process, make_service
+from support.text_models import write_text_folder
 
 from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import InvalidRequest, TemplateFailed

@@ -8,8 +8,8 @@ from dataclasses import replace
 import httpx
 import numpy as np
 import pytest
-from fakes_http import in_process
-from fakes_recognition import DictatedEngine, hearing_model, noise, said, wav
+from support.http import in_process
+from support.recognition import DictatedEngine, hearing_model, noise, said, wav
 
 from triptych.core.config import Config, ScheduleOptions
 from triptych.core.http.app import create_app

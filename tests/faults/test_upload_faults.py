@@ -12,10 +12,10 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from fakes_children import decoders
-from fakes_decode_clip import CRASHING, MODULE
-from fakes_http import ask, live
-from fakes_voices import RATE, make_voice_app, make_voice_service, recording
+from support.child_processes import decoders
+from support.crashing_clip_decoder import CRASHING, MODULE
+from support.http import ask, live
+from support.voices_app import RATE, make_voice_app, make_voice_service, recording
 
 from triptych.core.http.server import HttpServer
 from triptych.core.media.audio.containers import encode_clip

@@ -11,11 +11,11 @@ import httpx
 import psutil
 import pytest
 import pytest_asyncio
-from fakes_http import FakeEngine, in_process
-from fakes_llm import SPECIALS
-from fakes_looking import EXTRA, data_url, shown, write_seeing_folder
-from fakes_pictures import hostile, picture, saved
 from fastapi import FastAPI
+from support.http import FakeEngine, in_process
+from support.pictures import hostile, picture, saved
+from support.text_models import SPECIALS
+from support.vision_folders import EXTRA, data_url, shown, write_seeing_folder
 
 from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions

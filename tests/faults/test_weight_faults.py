@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from fakes_weights import FakeInstaller, FullDisk, write_gguf, write_shards
 from safetensors.torch import save_file
+from support.weight_files import FakeInstaller, FullDisk, write_gguf, write_shards
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError

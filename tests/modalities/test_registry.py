@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes_serve import write_model
+from support.serve_process import write_model
 
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError

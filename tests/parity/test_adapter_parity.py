@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from fakes_adapters import kohya_keys, layers, peft_keys, save_adapter
-from fakes_pipelines import SCHEDULERS, components, their_pipeline
+from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
+from support.lora_files import kohya_keys, layers, peft_keys, save_adapter
 from torch import Tensor, nn
 
 from triptych.core.config import Config, ImageOptions

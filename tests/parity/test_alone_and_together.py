@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes_painter import image_request
+from support.image_runner import image_request
 
 from triptych.core.config import Config
 from triptych.core.devices.opening import bring_up

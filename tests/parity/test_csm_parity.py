@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fakes_frames import csm, setup_of
-from parity.frame_rig import FrameRecorder, FrameRig, frame_ids
-from parity.rig import Row
+from support.decoder_rig import Row
+from support.frame_rig import FrameRecorder, FrameRig, frame_ids
+from support.speech_models import csm, setup_of
 
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.layers.attention import KvCache

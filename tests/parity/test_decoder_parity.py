@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from levels import LEVELS
-from parity.rig import (
+from support.decoder_rig import (
     Rig,
     Row,
     assert_errs_no_more_than_in_bfloat16,
     decoder_rig,
     load_decoder,
 )
+from support.kernel_levels import LEVELS
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.sampling_params import SamplingParams

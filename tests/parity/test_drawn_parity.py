@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes_loading import save_pipeline
-from fakes_pipelines import SCHEDULERS
-from parity.test_pipeline_parity import request_for, theirs
+from support.diffusers_pictures import request_for, theirs
+from support.diffusers_pipelines import SCHEDULERS
+from support.image_folders import save_pipeline
 from torch import Tensor
 
 from triptych.core.config import Config, DeviceOptions, ModelOptions

@@ -13,8 +13,8 @@ import torch
 from diffusers.pipelines.flux import pipeline_flux_kontext, pipeline_flux_kontext_inpaint
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from diffusers.pipelines.wan import pipeline_wan_video2video
-from fakes_pipelines import SCHEDULERS, components, their_pipeline
 from PIL import Image
+from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest

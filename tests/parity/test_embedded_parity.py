@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from levels import LEVELS
-from parity.rig import assert_errs_no_more_than_in_bfloat16, decoder_rig, load_decoder
+from support.decoder_rig import assert_errs_no_more_than_in_bfloat16, decoder_rig, load_decoder
+from support.kernel_levels import LEVELS
 from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from parity.rig import CPU, Rig, Row
 from safetensors.torch import load_file, save_file
+from support.decoder_rig import CPU, Rig, Row
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.tensors.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ import diffusers
 import pytest
 import torch
 from diffusers.hooks import FirstBlockCacheConfig, MagCacheConfig
-from fakes_families import TINY, build, conditioning_of, sample_of
+from support.denoiser_families import TINY, build, conditioning_of, sample_of
 from torch import Tensor
 
 from triptych.core.errors import WeightsError

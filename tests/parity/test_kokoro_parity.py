@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from fakes_kokoro import write_hub_folder
+from support.kokoro_models import write_hub_folder
 from torch import Tensor
 
 from triptych.modalities.tts.configs.kokoro import KOKORO_82M, read_kokoro_config

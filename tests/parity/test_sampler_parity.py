@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes_diffusion import FOREIGN_CONFIGS, NATIVE_CONFIGS, begin, denoiser, finish, noise
+from support.denoiser_stubs import FOREIGN_CONFIGS, NATIVE_CONFIGS, begin, denoiser, finish, noise
 from torch import Tensor
 
 from triptych.modalities.diffusion.engine.samplers.registry import (

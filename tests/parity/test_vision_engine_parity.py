@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes_vision import pixels, save_model
-from parity.vision_rig import Part, VisionRig, generate
+from support.vision_models import pixels, save_model
+from support.vision_rig import Part, VisionRig, generate
 
 from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
 from triptych.core.devices.device import Device

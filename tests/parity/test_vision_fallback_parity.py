@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fakes_vision import IMAGE_ID, TEXT, TOWER, VOCAB_SIZE, pixels, text
-from parity.vision_rig import SeeingRow, VisionRig
+from support.vision_models import IMAGE_ID, TEXT, TOWER, VOCAB_SIZE, pixels, text
+from support.vision_rig import SeeingRow, VisionRig
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from triptych.core.errors import WeightsError

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from fakes_vision import MODELS, pixels, save_model
-from parity.rig import Row
-from parity.vision_rig import Part, SeeingRow, VisionRig, generate
+from support.decoder_rig import Row
+from support.vision_models import MODELS, pixels, save_model
+from support.vision_rig import Part, SeeingRow, VisionRig, generate
 
 NUM_TOKENS = 4
 LARGE, TALL, SMALL = pixels(40, 60, 1), pixels(90, 30, 2), pixels(20, 24, 3)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes_frames import setup_of
-from fakes_talker import CODEC, TALKER, Talker, save_voice
-from parity.frame_rig import FrameRecorder, FrameRig
-from parity.rig import Row
+from support.decoder_rig import Row
+from support.frame_rig import FrameRecorder, FrameRig
+from support.speech_models import setup_of
+from support.voice_model import CODEC, TALKER, Talker, save_voice
 
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.weights.tensors.checkpoint import Checkpoint

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes_recognition import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.recognition import (
     CONFIG,
     MULTILINGUAL,
     WINDOW_S,
@@ -21,8 +23,6 @@ from fakes_recognition import (
     tokenizer,
     write_folder,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 

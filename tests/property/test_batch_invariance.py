@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from company import MAX_LENGTH, Company, alone, is_same, random_decoder
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from support.batch_company import MAX_LENGTH, Company, alone, is_same, random_decoder
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import AttentionConfig, KvLayout

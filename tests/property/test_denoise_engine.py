@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from fakes import Recorder
-from fakes_painter import image_request, open_painter
+from support.engine_seams import Recorder
+from support.image_runner import image_request, open_painter
 from torch import Tensor
 
 from triptych.core.errors import OutOfMemory, TriptychError

@@ -6,7 +6,6 @@ import math
 import random
 from itertools import pairwise
 
-from fakes_denoise import FakePainter, Rig, measure, picture_of, request_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,6 +16,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from support.denoise_world import FakePainter, Rig, measure, picture_of, request_of
 
 from triptych.core.errors import InternalError, OutOfMemory
 from triptych.modalities.diffusion.plan import PictureKey

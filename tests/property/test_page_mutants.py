@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fakes_token_driver import drive, random_world
+from support.token_driver import drive, random_world
 
 from triptych.core.kv import keys
 from triptych.core.kv.pages import Lease, PagePool

@@ -1,6 +1,6 @@
 """No page is lost, shared wrongly or freed early, whatever happens in whatever order.
 
-Two searches over the same world (`fakes_tokens`): a Hypothesis state machine, which shrinks what
+Two searches over the same world (`token_world`): a Hypothesis state machine, which shrinks what
 it finds, and a seeded driver, which supplies the bulk of the steps. After every action all
 accounts are audited; every step checks that each row reads exactly its own past.
 """
@@ -8,11 +8,11 @@ accounts are audited; every step checks that each row reads exactly its own past
 from typing import Any
 
 import pytest
-from fakes_token_driver import drive, random_world
-from fakes_tokens import World, token_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.token_driver import drive, random_world
+from support.token_world import World, token_request
 
 from triptych.core.errors import InternalError, OutOfMemory
 

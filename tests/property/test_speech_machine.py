@@ -1,16 +1,16 @@
 """Every job sounds as it would alone, whatever happens to the others, in whatever order.
 
-A Hypothesis state machine over `fakes_speech`: after every action all accounts are audited, and in
+A Hypothesis state machine over `speech_world`: after every action all accounts are audited, and in
 the end every sound is compared with what the model would have said with nobody else around.
 """
 
 from typing import Any
 
 import pytest
-from fakes_speech import CLIP, ENDLESS, SpeechWorld, segment, speech_model, speech_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.speech_world import CLIP, ENDLESS, SpeechWorld, segment, speech_model, speech_request
 
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import InternalError, OutOfMemory

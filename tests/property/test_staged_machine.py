@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from fakes_staged import Request, Rig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -15,6 +14,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from support.staged_world import Request, Rig
 
 UNITS = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 TARGETS = st.sampled_from([0.05, 0.5, 3.0, math.inf])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fakes_seeing import SeeingWorld, live, see
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.vision_world import SeeingWorld, live, see
 
 PARTS = st.lists(
     st.integers(1, 6) | st.tuples(st.sampled_from("abc"), st.sampled_from((1, 2, 5, 8))),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from fakes import (
+from support.engine_seams import (
     FakeFrames,
     FakeLoader,
     FrameRequest,
@@ -17,7 +17,7 @@ from fakes import (
     Recorder,
     eventually,
 )
-from fakes_engine import Chat, World, answer, ask, prompt_of
+from support.virtual_engine import Chat, World, answer, ask, prompt_of
 
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.job import Job

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from fakes import (
+from support.engine_seams import (
     FakeFrames,
     FakeLoader,
     FrameRequest,
     FrameRunner,
 )
-from fakes_engine import Chat, World, answer, ask, prompt_of
+from support.virtual_engine import Chat, World, answer, ask, prompt_of
 
 from triptych.core.config import Config, DebugOptions, DeviceOptions, ScheduleOptions
 from triptych.core.errors import DeviceError, OutOfMemory, WeightsError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from fakes import eventually
+from support.engine_seams import eventually
 
 from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.executors import StepOutcome, ThreadExecutors

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
-from fakes import (
+from support.engine_seams import (
     FakeFrames,
     FakeLoader,
     FrameRequest,

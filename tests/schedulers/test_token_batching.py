@@ -1,26 +1,7 @@
 """What a step is made of: budgets, chunks, mixing, turns in the queue."""
 
-from fakes_tokens import World, token_request
-
-from triptych.core.plan import TokenPlan
-
-
-def shape(plan: TokenPlan | None) -> list[tuple[str, int]]:
-    """Job and number of tokens of each row."""
-    return [(row.job_id, row.num_tokens) for row in plan.rows] if plan else []
-
-
-def step(world: World) -> list[tuple[str, int]]:
-    """Run one step whole."""
-    plan = world.book()
-    world.commit()
-    world.check()
-    return shape(plan)
-
-
-def prompt(length: int, first: int = 0) -> tuple[int, ...]:
-    """A prompt that shares nothing with prompts of another `first`."""
-    return (first, *range(1, length))
+from support.token_steps import prompt, step
+from support.token_world import World, token_request
 
 
 def test_a_long_prompt_is_split_and_answers_only_at_its_end() -> None:

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable
 
-from fakes_token_driver import random_request
-from fakes_tokens import MODEL, ShadowRunner, World, expected_answer
+from support.token_driver import random_request
+from support.token_world import MODEL, ShadowRunner, World, expected_answer
 
 from triptych.core.config import Config, ScheduleOptions
 from triptych.core.job import Job, Output

@@ -1,8 +1,8 @@
 """When pages run short: the watermark, who gives way, and that all answers come out right."""
 
 import pytest
-from fakes_tokens import World, token_request
-from test_token_batching import prompt, step
+from support.token_steps import prompt, step
+from support.token_world import World, token_request
 
 
 def preemptions(world: World) -> dict[str, int]:

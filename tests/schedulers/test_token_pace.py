@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from fakes_tokens import World
+from support.token_world import World
 
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest

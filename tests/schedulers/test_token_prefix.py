@@ -1,8 +1,8 @@
 """Equal beginnings are computed once: found in the cache, or waited for."""
 
 import pytest
-from fakes_tokens import World, token_request
-from test_token_batching import prompt, step
+from support.token_steps import prompt, step
+from support.token_world import World, token_request
 
 
 def test_a_hit_recomputes_the_last_token_and_at_most_a_page() -> None:

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import pytest
 import schemathesis
-from fakes_house import MODELS, House, open_house
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
+from support.whole_app import MODELS, House, open_house
 
 from triptych.core.http.sse import described
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import schemathesis
-from fakes_images import PaintingEngine, image_model, make_image_app, make_image_service
-from fakes_pictures import hole_mask, hostile, picture, saved
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.image_app import PaintingEngine, image_model, make_image_app, make_image_service
+from support.pictures import hole_mask, hostile, picture, saved
 
 NUM_CASES = 40
 PNG = saved(picture(64, 64))

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
-from fakes_children import decoders
-from fakes_voices import DECODE, RATE, recording
+from support.child_processes import decoders
+from support.voices_app import DECODE, RATE, recording
 
 from triptych.core.errors import RequestError, UnsupportedMedia
 from triptych.core.media.audio.containers import encode_clip

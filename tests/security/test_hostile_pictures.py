@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-from fakes_children import decoders
-from fakes_pictures import apng, hostile, picture, saved, turned
+from support.child_processes import decoders
+from support.pictures import apng, hostile, picture, saved, turned
 
 from triptych.core.errors import RequestError
 from triptych.core.media import pictures

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fakes_http import FakeEngine, chat, documents, in_process, make_app
+from support.http import FakeEngine, chat, documents, in_process, make_app
 
 from triptych.core.errors import DeviceError, MemoryBudgetExceeded, WeightsError
 

@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes_http import FakeEngine, answer, ask, chat, connect, live, make_app, post, read_all, until
+from support.http import (
+    FakeEngine,
+    answer,
+    ask,
+    chat,
+    connect,
+    live,
+    make_app,
+    post,
+    read_all,
+    until,
+)
 
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits

@@ -1,9 +1,9 @@
-"""Training of the codec: pictures to latents of an eighth of their size, and back.
+"""Training of the codec: images to latents of an eighth of their size, and back.
 
 Owns losses and loop. The codec is diffusers' `AutoencoderDC` with narrow layers, whose decoder
-costs no more than a step of the model does. It learns from crops of single sprites, with noise on
-the latents, so that what the model gets slightly wrong stays slight. The encoder learns from all
-sprites alike; once it is final, most of what the decoder learns from is what the model will draw.
+costs no more than a step of the model does. It is trained on crops of single sprites, with noise on
+the latents, so that small errors of the model stay small. The encoder is trained on all
+sprites equally; once it is final, the decoder is mostly trained on what the model will generate.
 
 Shapes: B pictures, C channels, H height, W width.
 """
@@ -30,7 +30,7 @@ from torch.nn import functional
 PICTURE_SIZE = 128
 LATENT_CHANNELS = 8
 _CROP = 64
-_SIZES = (46, 46, 58, 58, 72, 100)  # small ones are the harder
+_SIZES = (46, 46, 58, 58, 72, 100)  # small ones are harder
 _NOISE = 0.1
 _TINT_SHARE = 0.15
 _FLAT_SHARE = 0.25
@@ -39,18 +39,18 @@ _SUBJECT_SHARE = 0.8  # crops of the catalogue's objects, when the encoder is fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecTraining:
-    """How the codec is trained."""
+    """Options of the codec's training."""
 
     minutes: float = 18.0
     encoder_minutes: float = 10.0
-    """Then latents are final, and the model may be trained beside the codec's decoder."""
+    """After these latents are final, and the model can be trained beside the codec's decoder."""
     num_rows: int = 8
     learning_rate: float = 2e-3
     seed: int = 0
 
 
 def new_codec() -> AutoencoderDC:
-    """An untrained codec, whose blocks start as the identity: what is left is nearly linear."""
+    """An untrained codec, whose blocks start as the identity, so the rest is nearly linear."""
     codec = AutoencoderDC(
         latent_channels=LATENT_CHANNELS,
         encoder_block_out_channels=(16, 32, 64, 128),
@@ -67,7 +67,7 @@ def new_codec() -> AutoencoderDC:
 
 
 class Crops:
-    """Corners of sprites on plain grounds; `subject_share` of them, what the model will draw."""
+    """Crops of sprites on plain backgrounds; `subject_share` of them as the model generates."""
 
     def __init__(self, sprites: Sprites, catalogue: Catalogue) -> None:
         self.subject_share = 0.0
@@ -76,7 +76,7 @@ class Crops:
         self._subjects = [catalogue.look(thing) for thing in things]
 
     def batches(self, options: CodecTraining, first: int) -> Iterator[Tensor]:
-        """Crops in -1..1, `[B, 3, H, W]`, drawn a few batches ahead."""
+        """Crops in -1..1, `[B, 3, H, W]`, prepared a few batches ahead."""
         with ThreadPoolExecutor(1) as pool:
             rng = np.random.default_rng((options.seed, first))
             ahead = [pool.submit(self.draw, rng, options.num_rows) for _ in range(3)]
@@ -111,7 +111,7 @@ def _ground(rng: np.random.Generator) -> NDArray[np.int64]:
 
 
 class CodecTrainer:
-    """Codec, optimiser, and where they stand."""
+    """Codec, optimiser and progress."""
 
     def __init__(self, folder: Path, options: CodecTraining) -> None:
         torch.manual_seed(options.seed)
@@ -128,11 +128,11 @@ class CodecTrainer:
 
     @property
     def is_encoder_final(self) -> bool:
-        """Whether only the decoder goes on learning."""
+        """Whether only the decoder is trained now."""
         return self.spent_s >= self.options.encoder_minutes * 60
 
     def train(self, crops: Crops) -> None:
-        """Until the minutes are spent; a checkpoint every one."""
+        """Train for the given minutes; a checkpoint every minute."""
         total_s, saved_s = self.options.minutes * 60, self.spent_s
         with Progress() as progress:
             task = progress.add_task("Codec", total=total_s)
@@ -179,7 +179,7 @@ class CodecTrainer:
         return {**shown, "psnr": self.psnr}
 
     def save(self) -> None:
-        """A checkpoint, whole or not at all."""
+        """Write a checkpoint atomically."""
         state = {
             "codec": self.codec.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -198,7 +198,7 @@ class CodecTrainer:
 
 
 def reconstruction_losses(made: Tensor, pixels: Tensor) -> dict[str, Tensor]:
-    """Absolute error, and that of the edges at three scales: a blur costs more than a shade."""
+    """L1 loss of pixels, and of edges at three scales: blur costs more than a shade."""
     edges = made.new_zeros(())
     difference = made - pixels
     pixel_loss = difference.abs().mean() + 0.5 * difference.square().mean()
@@ -209,5 +209,5 @@ def reconstruction_losses(made: Tensor, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def train_codec(folder: Path, crops: Crops, options: CodecTraining) -> None:
-    """Train, or go on training, the codec in `folder`."""
+    """Train, or resume training, the codec in `folder`."""
     CodecTrainer(folder, options).train(crops)

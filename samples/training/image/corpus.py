@@ -39,7 +39,7 @@ NUM_TOKENS = (PICTURE_SIZE // 16) ** 2
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A picture of the corpus and what is said of it."""
+    """An image of the corpus and its captions."""
 
     composition: Composition
     captions: list[str]
@@ -51,7 +51,7 @@ def _is_rare(composition: Composition) -> bool:
 
 
 def write_compositions(folder: Path, catalogue: Catalogue, num_pictures: int) -> None:
-    """Choose pictures by chance, none of them held out, and caption them."""
+    """Sample compositions, none of them held out, and caption them."""
     rng = np.random.default_rng(0)
     writer = Writer(catalogue, rng)
     with (folder / "compositions.jsonl").open("w", encoding="utf-8") as file:
@@ -66,7 +66,7 @@ def write_compositions(folder: Path, catalogue: Catalogue, num_pictures: int) ->
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The corpus' pictures in order."""
+    """The corpus' images in order."""
     lines = (folder / "compositions.jsonl").read_text(encoding="utf-8").splitlines()
     return [_from_json(json.loads(line)) for line in lines]
 
@@ -89,7 +89,7 @@ def _from_json(entry: dict[str, str | list[str]]) -> Record:
 
 
 def pixels_of(compositions: list[Composition], catalogue: Catalogue, sprites: Sprites) -> Tensor:
-    """Drawn pictures in -1..1, `[B, 3, H, W]`."""
+    """Images in -1..1, `[B, 3, H, W]`."""
     drawn = np.stack([np.asarray(draw(one, catalogue, sprites)) for one in compositions])
     return torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 127.5 - 1
 
@@ -98,7 +98,7 @@ def pixels_of(compositions: list[Composition], catalogue: Catalogue, sprites: Sp
 def write_latents(
     folder: Path, codec: AutoencoderDC, catalogue: Catalogue, sprites: Sprites
 ) -> None:
-    """Draw and encode every picture."""
+    """Compose and encode every image."""
     records = read_records(folder)
     shape = (len(records), NUM_TOKENS, 4 * LATENT_CHANNELS)
     store = np.lib.format.open_memmap(folder / "latents.part.npy", "w+", np.float16, shape)
@@ -142,11 +142,11 @@ class Corpus:
         self.mean, self.deviation = scale["mean"], scale["deviation"]
 
     def order(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The pictures' numbers by chance, those of rare places and the rare style repeatedly."""
+        """Image numbers in random order, those of rare positions and the rare style repeatedly."""
         return rng.permutation(np.repeat(np.arange(len(self._times)), self._times))
 
     def captions(self) -> Iterator[str]:
-        """Everything that is said."""
+        """All captions."""
         for captions in self._captions:
             yield from captions
 

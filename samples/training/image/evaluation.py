@@ -1,8 +1,8 @@
-"""Evaluation: how often a classifier that knows the sprites names what the model drew.
+"""Evaluation: how often a classifier of the sprites names the generated object.
 
 Owns the held-out prompts, the classifier (a linear layer on EfficientNet-Lite2's features, trained
-on real composites) and the drawing. The ceilings are real composites of the same prompts, as they
-are and through the codec.
+on real composites) and the generation. The upper bounds are real composites of the same prompts, as
+they are and through the codec.
 
 Shapes: B pictures, C channels, H height, W width.
 """
@@ -50,14 +50,14 @@ _PICTURE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """How pictures are drawn."""
+    """Sampling parameters."""
 
     num_steps: int = 20
     guidance: float = 3.0
 
 
 def held_out(catalogue: Catalogue, num_prompts: int) -> list[Composition]:
-    """Compositions of one object that training never showed, always the same ones."""
+    """Held-out compositions of one object, always the same ones."""
     rng = np.random.default_rng(1)
     found: list[Composition] = []
     while len(found) < num_prompts:
@@ -69,7 +69,7 @@ def held_out(catalogue: Catalogue, num_prompts: int) -> list[Composition]:
 
 
 class Classifier:
-    """Names the object in a picture."""
+    """Names the object in an image."""
 
     def __init__(self, folder: Path, catalogue: Catalogue, sprites: Sprites) -> None:
         torch.manual_seed(0)
@@ -83,7 +83,7 @@ class Classifier:
         self._head.load_state_dict(torch.load(file, weights_only=True))
 
     def name(self, pixels: Tensor) -> list[str]:
-        """The likeliest object of each picture `[B, 3, H, W]` in -1..1."""
+        """The most likely object of each image `[B, 3, H, W]` in -1..1."""
         parts = [self._head(self._features(part)).argmax(-1) for part in pixels.split(_BATCH)]
         return [self.names[index] for index in torch.cat(parts).tolist()]
 
@@ -99,7 +99,7 @@ class Classifier:
         return fit(features, targets, len(self.names)).state_dict()
 
     def _views(self, catalogue: Catalogue) -> list[Composition]:
-        """Compositions of one object, those that are held out left out."""
+        """Compositions of one object, without held-out ones."""
         rng = np.random.default_rng(2)
         left = dict.fromkeys(self.names, _VIEWS)
         views = []
@@ -119,7 +119,7 @@ class Classifier:
 
 
 def fit(features: Tensor, targets: Tensor, num_classes: int) -> nn.Module:
-    """A linear layer on standardised features, by L-BFGS."""
+    """Fit a linear layer on standardised features, by L-BFGS."""
     mean, deviation = features.mean(0), features.std(0) + 1e-3
     inputs = ((features - mean) / deviation).clone()
     head = nn.Linear(_NUM_FEATURES, num_classes)
@@ -150,7 +150,7 @@ def fetch_efficientnet(folder: Path) -> Path:
 
 
 def draw_prompts(pipeline: FluxPipeline, prompts: Sequence[str], drawing: Drawing) -> Tensor:
-    """Pictures `[B, 3, H, W]` in -1..1, each from its own seed."""
+    """Images `[B, 3, H, W]` in -1..1, each from its own seed."""
     drawn = []
     for first in track(range(0, len(prompts), _BATCH), "Drawing"):
         numbers = range(first, min(first + _BATCH, len(prompts)))
@@ -184,7 +184,7 @@ def evaluate(
     sprites: Sprites,
     sheet: Path | None,
 ) -> None:
-    """Print how often the object is named right, and draw the sheet if one is asked for."""
+    """Print the accuracy, and generate the sheet if requested."""
     pipeline = open_pipeline(model)
     if sheet is not None:
         save_grid(draw_prompts(pipeline, SHEET, drawing), sheet)
@@ -206,7 +206,7 @@ def evaluate(
 
 
 def score(wanted: Sequence[Composition], named: Sequence[str]) -> tuple[str, str, str]:
-    """Shares that are named right, of all and of those in the plain layout, and what is not."""
+    """Accuracy overall and in the plain layout, and the errors."""
     asked = [one.things[0].name for one in wanted]
     is_right = np.array([name == said for name, said in zip(asked, named, strict=True)])
     is_plain = np.array([one.layout == "single" for one in wanted])
@@ -215,7 +215,7 @@ def score(wanted: Sequence[Composition], named: Sequence[str]) -> tuple[str, str
 
 
 def save_grid(pixels: Tensor, file: Path, per_row: int = 8) -> None:
-    """Pictures in -1..1 side by side."""
+    """Images in -1..1 side by side."""
     rows = [torch.cat(list(row), -1) for row in pixels.split(per_row)]
     grid = (torch.cat(rows, -2).clamp(-1, 1) + 1) * 127.5
     picture = Image.fromarray(grid.round().byte().permute(1, 2, 0).numpy())

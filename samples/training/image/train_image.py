@@ -1,4 +1,4 @@
-"""Train the embedded image model, from nothing to the folder that ships.
+"""Train the embedded image model, from scratch to the folder that ships.
 
     pip install 'triptych[recipes]'
     cd samples/training/image
@@ -9,7 +9,7 @@
     python train_image.py export   --folder RUN --out RUN/export
     python train_image.py evaluate --folder RUN --model RUN/export
 
-Each stage goes on where it stopped. See README.md beside this file.
+Each stage resumes. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -46,20 +46,18 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
-    parser.add_argument("--pictures", type=int, default=40_000, help="data: how many to compose")
-    parser.add_argument("--minutes", type=float, default=18.0, help="codec, model: in all")
+    parser.add_argument("--pictures", type=int, default=40_000, help="data: number of images")
+    parser.add_argument("--minutes", type=float, default=18.0, help="codec, model: total")
     parser.add_argument(
-        "--encoder-minutes", type=float, default=10.0, help="codec: then latents are final"
+        "--encoder-minutes", type=float, default=10.0, help="codec: until latents are final"
     )
-    parser.add_argument("--rows", type=int, default=96, help="model: pictures of a batch")
-    parser.add_argument(
-        "--learning-rate", type=float, help="peak; codec: 2e-3 unless told, model: 5e-3"
-    )
-    parser.add_argument("--out", type=Path, help="export: where to")
+    parser.add_argument("--rows", type=int, default=96, help="model: images per batch")
+    parser.add_argument("--learning-rate", type=float, help="peak [codec: 2e-3, model: 5e-3]")
+    parser.add_argument("--out", type=Path, help="export: folder to write")
     parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
-    parser.add_argument("--sheet", type=Path, help="evaluate: draw 64 prompts into this file")
-    parser.add_argument("--guidance", type=float, default=3.0, help="evaluate: strength")
-    parser.add_argument("--steps", type=int, default=20, help="evaluate: steps a picture")
+    parser.add_argument("--sheet", type=Path, help="evaluate: generate 64 prompts into this file")
+    parser.add_argument("--guidance", type=float, default=3.0, help="evaluate: guidance scale")
+    parser.add_argument("--steps", type=int, default=20, help="evaluate: steps per image")
     return parser.parse_args()
 
 
@@ -110,7 +108,7 @@ def _model(options: argparse.Namespace) -> None:
 
 
 def _rate(options: argparse.Namespace) -> dict[str, float]:
-    """The learning rate that was asked for, if one was."""
+    """The learning rate as a keyword, if given."""
     return {"learning_rate": options.learning_rate} if options.learning_rate else {}
 
 

@@ -1,1 +1,1 @@
-"""Pictures made of sprites, and words that are true of them: what models of images learn from."""
+"""Images made of sprites, and true captions of them: training data of the embedded image models."""

@@ -1,6 +1,6 @@
-"""Words that are true of a composition, said in many ways.
+"""True captions of a composition, with varied wording.
 
-Owns wording alone: what is shown comes from `compositions.py`.
+Owns wording alone: the content comes from `compositions.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SOLID = (("{0}", 12), ("{0}, 3d style", 1), ("{0} in 3d", 1), ("a 3d render of 
 
 
 class Writer:
-    """Says what compositions show."""
+    """Writes captions of compositions."""
 
     def __init__(self, catalogue: Catalogue, rng: np.random.Generator) -> None:
         self._catalogue, self._rng = catalogue, rng

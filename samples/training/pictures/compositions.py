@@ -1,7 +1,7 @@
-"""What a picture shows, as data: things, colours, background, style, layout; and drawing it.
+"""The content of an image as data: objects, colours, background, style, layout; and rendering it.
 
-Owns the catalogue of objects, the layouts, chance, and which combinations are held out. A picture
-and all that is said of it (`captions.py`) are made of the same `Composition`.
+Owns the catalogue of objects, the layouts, random sampling, and which combinations are held out. An
+image and its captions (`captions.py`) are made from the same `Composition`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CATEGORIES = ("animals", "plants", "food", "vehicles", "buildings", "nature", "
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """An object by name; `colour` where it is not its own."""
+    """An object by name; `colour` if it is tinted."""
 
     name: str
     colour: str | None = None
@@ -50,7 +50,7 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a thing is: its centre and longer side, as shares of the picture's side."""
+    """The position of an object: its centre and longer side, as shares of the image's side."""
 
     x: float
     y: float
@@ -73,8 +73,9 @@ LAYOUTS: Mapping[str, tuple[Spot, ...]] = MappingProxyType(
         "four": tuple(Spot(x, y, 0.4) for y in (0.27, 0.73) for x in (0.27, 0.73)),
     }
 )
-"""Where things stand. "pair" is left and right, "stack" above and below; "two" to "four" repeat
-one thing; all else shows one."""
+"""Positions of the objects. "pair" is left and right, "stack" above and below; "two" to "four"
+repeat one object; all others show one.
+"""
 COUNTS: Mapping[str, int] = MappingProxyType({"two": 2, "three": 3, "four": 4})
 _CHANCES: Mapping[str, float] = MappingProxyType(
     {
@@ -91,7 +92,7 @@ _CHANCES: Mapping[str, float] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """One picture. `things` has as many as the layout shows that are not the same."""
+    """One image. `things` has as many distinct objects as the layout shows."""
 
     layout: str
     things: tuple[Thing, ...]
@@ -100,21 +101,21 @@ class Composition:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether training never shows it: a fixed sixteenth of all combinations."""
-        told = (self.layout, *sorted(map(repr, self.things)), self.background, self.style)
-        digest = hashlib.sha256("|".join(told).encode()).digest()
+        """Whether it is held out from training: a fixed sixteenth of all combinations."""
+        parts = (self.layout, *sorted(map(repr, self.things)), self.background, self.style)
+        digest = hashlib.sha256("|".join(parts).encode()).digest()
         return int.from_bytes(digest[:4], "big") < _HELD_OUT_SHARE * 2**32
 
     @property
     def spots(self) -> tuple[tuple[Thing, Spot], ...]:
-        """Each thing with its place."""
+        """Each object with its position."""
         spots = LAYOUTS[self.layout]
         return tuple(zip(self.things * (len(spots) // len(self.things)), spots, strict=True))
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The objects there are, read from objects.toml."""
+    """The objects, read from objects.toml."""
 
     sprites: Mapping[str, str]
     """Emoji by object."""
@@ -130,13 +131,13 @@ class Catalogue:
         object.__setattr__(self, "names", tuple(self.sprites))
 
     def colours(self, name: str) -> tuple[str, ...]:
-        """Colours that an object can be given."""
+        """Colours that an object can be tinted in."""
         if name in self.tinted:
             return tuple(TINTS)
         return tuple(self.other_sprites.get(name, ()))
 
     def look(self, thing: Thing) -> tuple[str, str | None]:
-        """The emoji of a thing, and its tint if it has one."""
+        """The emoji of an object, and its tint if it has one."""
         other = self.other_sprites.get(thing.name, {}).get(thing.colour or "")
         if other is not None:
             return other, None
@@ -161,7 +162,7 @@ def open_catalogue() -> Catalogue:
 def sample(
     catalogue: Catalogue, rng: np.random.Generator, *, flat_share: float = 0.15
 ) -> Composition:
-    """A composition by chance, held out or not."""
+    """A random composition, held out or not."""
     layout = str(rng.choice(list(_CHANCES), p=list(_CHANCES.values())))
     names = catalogue.names
     if layout in COUNTS:
@@ -192,7 +193,7 @@ def draw(
     side: int = PICTURE_SIZE,
     shifts: Sequence[tuple[int, int]] = (),
 ) -> Image.Image:
-    """The picture, `side` pixels square; `shifts` moves each thing by so many pixels."""
+    """The image, `side` pixels square; `shifts` moves each object by so many pixels."""
     picture = Image.new("RGB", (side, side), BACKGROUNDS[composition.background])
     for index, (thing, spot) in enumerate(composition.spots):
         emoji, tint = catalogue.look(thing)

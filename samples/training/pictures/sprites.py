@@ -1,4 +1,4 @@
-"""Emoji as sprites: Fluent's 3D ones and Noto's flat ones, out of two released npm packages.
+"""Emoji as sprites: Fluent's 3D ones and Noto's flat ones, from two npm packages.
 
 Owns fetching, the sprites' sizes and tints. Knows nothing of scenes and captions.
 """
@@ -31,12 +31,12 @@ NOTO = NpmPackage(
     version="16.0.0",
     sha256="fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438",
 )
-"""Google's Noto emoji, 64 pixels, with emoji.json that names all (MIT; art Apache-2.0)."""
+"""Google's Noto emoji, 64 pixels, with the names in emoji.json (MIT; art Apache-2.0)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tint:
-    """A colour as hue 0..1, and what saturation and value are multiplied by."""
+    """A colour as hue 0..1, and factors of saturation and value."""
 
     hue: float
     saturation: float = 1.0
@@ -52,13 +52,13 @@ TINTS: Mapping[str, Tint] = {
     "purple": Tint(0.76, 0.8),
     "pink": Tint(0.91, 0.55, 1.2),
 }
-"""Colours that sprites of one dominant colour are given."""
+"""Tints for sprites of one dominant colour."""
 _HUE_REACH = 0.11
 _LEAST_SATURATION = 0.25
 
 
 class Sprites:
-    """Sprites by style and the emoji's code, as RGBA pictures without empty borders."""
+    """Sprites by style and the emoji's code, as RGBA images without empty borders."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {
@@ -69,7 +69,7 @@ class Sprites:
         self._cache: dict[tuple[str, str, str | None, int], Image.Image] = {}
 
     def codes(self, style: str) -> list[str]:
-        """All codes there are in a style, without those of skin tones."""
+        """All codes of a style, without those of skin tones."""
         return list(self._files[style])
 
     def code(self, short_name: str) -> str:
@@ -77,14 +77,14 @@ class Sprites:
         return str(self._codes[short_name])
 
     def sprite(self, style: str, code: str, tint: str | None, size: int) -> Image.Image:
-        """A sprite whose longer side is `size` pixels, tinted if a colour is given; kept."""
+        """A sprite whose longer side is `size` pixels, tinted if a colour is given; cached."""
         key = (style, code, tint, size)
         if key not in self._cache:
             self._cache[key] = self.draw(*key)
         return self._cache[key]
 
     def draw(self, style: str, code: str, tint: str | None, size: int) -> Image.Image:
-        """As `sprite`, drawn anew and not kept."""
+        """As `sprite`, not cached."""
         picture = self._open(style, code)
         if tint is not None:
             picture = tinted(picture, TINTS[tint])
@@ -100,7 +100,7 @@ class Sprites:
 
 
 def tinted(picture: Image.Image, tint: Tint) -> Image.Image:
-    """The picture with its most frequent hue turned into the tint's; other hues stay."""
+    """The image with its most frequent hue replaced by the tint's; other hues stay."""
     rgba = np.asarray(picture, np.float32) / 255
     hue, saturation, value = _to_hsv(rgba[..., :3])
     weight = saturation * value * rgba[..., 3] * (saturation > _LEAST_SATURATION)
@@ -142,7 +142,7 @@ def fetch_sprites(folder: Path) -> Sprites:
     if not (folder / "codes.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with Bar() as bar:
-            for package in (FLUENT, NOTO):  # the one with codes.json, which tells of success, last
+            for package in (FLUENT, NOTO):  # the one with codes.json, which marks success, last
                 archive = fetch_npm(package, folder, Shown(bar), run_installer)
                 unpack(archive, folder)
                 archive.unlink()
@@ -150,26 +150,26 @@ def fetch_sprites(folder: Path) -> Sprites:
 
 
 class Shown:
-    """The library's progress on a bar."""
+    """The library's progress as a bar."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
 
     def start(self, label: str, total_bytes: int) -> None:
-        """A piece of work begins; 0: nobody knows how long."""
+        """Begin a piece of work; 0: of unknown length."""
         self._task = self._bar.add_task(label, total=total_bytes or None)
 
     def advance(self, num_bytes: int) -> None:
-        """So much more is done."""
+        """Advance by this much."""
         self._bar.advance(self._task, num_bytes)
 
     def stop(self) -> None:
-        """Nothing more goes on."""
+        """End the bar."""
         self._bar.stop()
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Take the sprites, and emoji.json's names as codes.json, out of a package's archive."""
+    """Extract the sprites, and emoji.json's names as codes.json, from a package's archive."""
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
             path, stream = Path(member.name), tar.extractfile(member)

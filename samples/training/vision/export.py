@@ -1,7 +1,7 @@
-"""Export: checkpoints to the folder of the eyes, which is joined to the language model's when used.
+"""Export: checkpoints to the vision encoder's folder, joined to the language model's when used.
 
 Owns the folder's files: config.json, preprocessor_config.json, generation_config.json, and
-model.safetensors in bfloat16 with the tower, the reader, the teller and the changes.
+model.safetensors in bfloat16 with the tower, the slot head, the slot projector and the LoRA.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triptych.modalities.vlm.engine.slots.tower import from_released
 from triptych.modalities.vlm.processing.slots_config import SlotConfig, SlotVisionConfig
 
 _PLACEHOLDER_ID = 16
-"""<empty_output>: what picture positions count as in the language model's vocabulary."""
+"""<empty_output>: the id of image positions in the language model's vocabulary."""
 _VISION_FIELDS = (
     "model_type", "image_size", "hidden_size", "reader_size", "intermediate_size",
     "num_hidden_layers", "num_attention_heads", "num_looks", "kinds", "fields", "sentence",
@@ -39,23 +39,23 @@ _PICTURES = {
 
 
 def export(folder: Path, tower: Path, vision: SlotVisionConfig, out: Path) -> None:
-    """Write what `folder` has learned."""
+    """Write the trained weights of `folder`."""
     reader = torch.load(folder / "reader.pt", weights_only=True)["reader"]
-    told = torch.load(folder / "teller.pt", weights_only=True)
+    trained = torch.load(folder / "teller.pt", weights_only=True)
     parts = {
         "tower.": from_released(torch.load(tower, weights_only=True)),
         "reader.": reader,
-        "teller.": told["teller"],
-        PREFIX: told["changes"],
+        "teller.": trained["teller"],
+        PREFIX: trained["changes"],
     }
-    ranks = [len(tensor) for name, tensor in told["changes"].items() if name.endswith(".down")]
+    ranks = [len(tensor) for name, tensor in trained["changes"].items() if name.endswith(".down")]
     write(out, vision, parts, rank=max(ranks, default=0))
 
 
 def write(
     out: Path, vision: SlotVisionConfig, parts: Mapping[str, Mapping[str, Tensor]], *, rank: int
 ) -> None:
-    """Write the folder; `parts` are tensors by what their names begin with."""
+    """Write the folder; `parts` are tensors by the prefix of their names."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = {
         f"{prefix}{name}": _stored(tensor)

@@ -1,8 +1,8 @@
-"""The corpus: what the tower makes of pictures, and what the pictures show.
+"""The corpus: the tower's feature maps of images, and the labels of the images.
 
 Owns the files `middle.npy` `[N, T, C]` and `last.npy` (float16, the tower's maps), `labels.npy`
-`[N, S]`, and `done.npy`, which chunk of pictures is ready. Each chunk comes of its own number, so
-work goes on where it stopped, in as many processes as there are cores.
+`[N, S]`, and `done.npy`, which chunks of images are ready. Each chunk is seeded by its own number,
+so work can resume, in as many processes as there are cores.
 
 Shapes: N pictures, B of a chunk, T places of a map, C channels, S slots and letters.
 """
@@ -42,7 +42,7 @@ _SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a process needs to know."""
+    """The settings of a process."""
 
     folder: Path
     tokenizer: Path
@@ -50,7 +50,7 @@ class Setup:
 
 
 def write_features(setup: Setup, num_pictures: int, num_processes: int) -> None:
-    """Draw pictures and look at them, but for those that are ready."""
+    """Compose and encode images, except those that are ready."""
     num_chunks = num_pictures // _CHUNK
     for name, shape in _SHAPES.items():
         _grow(setup.folder / f"{name}.npy", np.float16, (num_chunks * _CHUNK, *shape))
@@ -106,7 +106,7 @@ def open_tower(file: Path) -> EfficientNetLite:
 
 @torch.inference_mode()
 def look_at(tower: EfficientNetLite, pictures: list[Image.Image]) -> tuple[Tensor, Tensor]:
-    """The tower's maps as lines, `[B, T, C]`."""
+    """The tower's maps as sequences, `[B, T, C]`."""
     pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
     pixels = pixels.permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
     middle, last = tower(pixels.to(next(tower.parameters()).dtype))
@@ -114,7 +114,7 @@ def look_at(tower: EfficientNetLite, pictures: list[Image.Image]) -> tuple[Tenso
 
 
 def _grow(file: Path, dtype: type, shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """The file's array, made when there is none, longer when it is too short."""
+    """The file's array, created or extended as needed."""
     old = np.load(file, mmap_mode="r+") if file.exists() else None
     if old is not None and len(old) >= shape[0]:
         return old

@@ -1,7 +1,6 @@
-"""What a picture is told in: slots, each with the classes it can take.
+"""The labels of an image: slots, each with the classes it can take.
 
-Owns the classes, and what each slot of a scene is. `sentence.py` puts them into
-soft words.
+Owns the classes, and the slots of a scene. `sentence.py` maps them to soft tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from scenes import Scene
 from words import LONGEST
 
 NOTHING = ""
-"""The first class of every kind: there is no such thing in the picture."""
+"""The first class of every kind: absent from the image."""
 UNKNOWN = -1
-"""Of a slot that nobody has said: a colour of one's own."""
+"""An unlabelled slot: the colour of an object with several colours."""
 FIELDS = (
     ("count", "count"),
     ("size", "size"),
@@ -32,7 +31,7 @@ FIELDS = (
 """Kinds and slots, before the letters of the word."""
 NUM_COLUMNS = len(FIELDS) + LONGEST
 BLANK = 26
-"""The letter after a word's last."""
+"""The padding after a word's last letter."""
 _COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "gray")
 _PLACES: Mapping[str, tuple[str, ...]] = {
     "single": ("middle",),
@@ -60,46 +59,46 @@ def kinds(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def known_colour(thing: Thing, catalogue: Catalogue) -> str | None:
-    """The colour that a thing has beyond doubt."""
+    """The colour of an object, if it is unambiguous."""
     return thing.colour or catalogue.own_colours.get(thing.name)
 
 
 def places(scene: Scene) -> tuple[str, ...]:
-    """Where the things are; nowhere in particular where there are several alike."""
+    """The positions of the objects; none for several of a kind."""
     found = _PLACES.get(scene.composition.layout, ())
     return found if scene.composition.things else ()
 
 
-def told(scene: Scene, catalogue: Catalogue) -> dict[str, str | None]:
-    """What every slot is; `None`: nobody has said."""
+def slot_values(scene: Scene, catalogue: Catalogue) -> dict[str, str | None]:
+    """The value of every slot; `None`: unlabelled."""
     one = scene.composition
-    said: dict[str, str | None] = {slot: NOTHING for _, slot in FIELDS}
-    said["ground"] = one.background
+    values: dict[str, str | None] = {slot: NOTHING for _, slot in FIELDS}
+    values["ground"] = one.background
     if one.things:
-        said["count"] = one.layout if one.layout in COUNTS else "one"
+        values["count"] = one.layout if one.layout in COUNTS else "one"
     if one.layout in ("large", "small"):
-        said["size"] = one.layout
+        values["size"] = one.layout
     for prefix, thing in zip(("", "other-"), one.things, strict=False):
-        said[f"{prefix}name"] = thing.name
-        said[f"{prefix}colour"] = known_colour(thing, catalogue)
+        values[f"{prefix}name"] = thing.name
+        values[f"{prefix}colour"] = known_colour(thing, catalogue)
     for prefix, place in zip(("", "other-"), places(scene), strict=False):
-        said[f"{prefix}place"] = place
-    return said
+        values[f"{prefix}place"] = place
+    return values
 
 
 def labels(
     scene: Scene, catalogue: Catalogue, classes: Mapping[str, Sequence[str]]
 ) -> NDArray[np.int16]:
     """Classes of the slots by number, then letters: `[NUM_COLUMNS]`."""
-    said = told(scene, catalogue)
+    values = slot_values(scene, catalogue)
     row = []
     for kind, slot in FIELDS:
-        value = said[slot]
+        value = values[slot]
         row.append(UNKNOWN if value is None else classes[kind].index(value))
     return np.array(row + spelled(scene.word), np.int16)
 
 
 def spelled(word: str) -> list[int]:
-    """Letters by number, filled up with blanks."""
+    """Letters by number, padded with blanks."""
     letters = [ord(letter) - ord("a") for letter in word.lower()]
     return letters + [BLANK] * (LONGEST - len(letters))

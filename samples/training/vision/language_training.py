@@ -1,7 +1,7 @@
-"""Training of the teller: soft words that the frozen language model answers from.
+"""Training of the slot projector: soft tokens that the frozen language model answers from.
 
-Owns the conversations, the low-rank changes, the loss and the loop. No picture is needed: what a
-slot is comes of the scene itself, with the doubts and mistakes that the reader has now and then.
+Owns the conversations, the LoRA, the loss and the loop. No images are needed: slot probabilities
+are generated from the scene itself, with the uncertainty and errors that the slot head has.
 
 Shapes: B conversations, N tokens, P positions of a picture, C hidden, S classes, W known words.
 """
@@ -36,7 +36,7 @@ _LOG_EVERY = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageTraining:
-    """How the teller is trained; with rank 0 the language model stays as it is."""
+    """Options of the training; with rank 0 there is no LoRA."""
 
     minutes: float = 45.0
     num_rows: int = 8
@@ -46,7 +46,7 @@ class LanguageTraining:
 
 
 class Adapted(nn.Module):
-    """A frozen projection and a low-rank change (LoRA, arXiv:2106.09685)."""
+    """A frozen projection with LoRA (arXiv:2106.09685)."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Adapted(nn.Module):
         self._scale = ALPHA / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        """The projection's output, changed."""
+        """The projection's output with the LoRA's added."""
         change = (x @ self.down.T.to(x.dtype)) @ self.up.T.to(x.dtype)
         changed: Tensor = self.linear(x) + self._scale * change
         return changed
 
 
 def adapt(model: LlamaForCausalLM, rank: int) -> dict[str, Adapted]:
-    """Make the model's attention changeable; the changes by the matrices' names."""
+    """Add LoRA to the model's attention; returns the adapted layers by the matrices' names."""
     found: dict[str, Adapted] = {}
     for name, module in list(model.named_modules()):
         part = name.rpartition(".")
@@ -75,7 +75,7 @@ def adapt(model: LlamaForCausalLM, rank: int) -> dict[str, Adapted]:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Ids with a place for the picture, and which of them are answers."""
+    """Ids with positions for the image, and which of them are answers."""
 
     scene: Scene
     ids: list[int]
@@ -84,13 +84,13 @@ class Conversation:
 
 
 class Talk:
-    """Makes conversations as the chat template has them."""
+    """Makes conversations in the chat template's format."""
 
     def __init__(self, tokenizer: Tokenizer, num_positions: int) -> None:
         self._tokenizer, self._num_positions = tokenizer, num_positions
 
     def conversation(self, scene: Scene, questions: Sequence[Question]) -> Conversation:
-        """The questions and answers one after the other, the picture before all."""
+        """The questions and answers in order, the image before all."""
         opening = self._ids(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n")
         ids = opening + [0] * self._num_positions
         is_answer = [False] * len(ids)
@@ -107,7 +107,7 @@ class Talk:
 
 
 class Telling:
-    """What a reader might say of scenes."""
+    """Simulated outputs of the slot head for scenes."""
 
     def __init__(
         self, catalogue: Catalogue, classes: Mapping[str, Sequence[str]], words: Sequence[str]
@@ -118,7 +118,7 @@ class Telling:
     def shares(
         self, scenes: Sequence[Scene], sizes: Sequence[int], rng: np.random.Generator
     ) -> list[Tensor]:
-        """Shares of each slot's classes `[B, S]`, of the known words last."""
+        """Probabilities of each slot's classes `[B, S]`, of the known words last."""
         rows = np.stack([labels(one, self._catalogue, self._classes) for one in scenes])
         words = np.array([[self._words[one.word.lower()]] for one in scenes])
         numbers = np.concatenate((rows[:, : NUM_COLUMNS - 8], words), 1)
@@ -136,7 +136,7 @@ class Telling:
 
 
 class LanguageTrainer:
-    """Teller, changes, and where they stand."""
+    """Projector, LoRA and progress."""
 
     def __init__(
         self, model: LlamaForCausalLM, teller: SlotProjector, talk: Talk, options: LanguageTraining
@@ -152,7 +152,7 @@ class LanguageTrainer:
         )
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """What was learned, and the optimiser's part of it."""
+        """The trained weights, and the optimiser's state."""
         changes = {name: one.state_dict() for name, one in self.changes.items()}
         kept = {
             f"{name}.{part}": values[part]
@@ -162,7 +162,7 @@ class LanguageTrainer:
         return {"teller": self.teller.state_dict(), "changes": kept}
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on from a state."""
+        """Resume from a state."""
         self.teller.load_state_dict(dict(state["teller"]))
         with torch.no_grad():
             for name, one in self.changes.items():
@@ -170,8 +170,8 @@ class LanguageTrainer:
                 one.up.copy_(state["changes"][f"{name}.up"])
 
     def loss(self, conversations: Sequence[Conversation], shares: Sequence[Tensor]) -> Tensor:
-        """Of the answers' tokens."""
-        told = self.teller.tell(shares)
+        """Cross entropy of the answers' tokens."""
+        soft_tokens = self.teller.tell(shares)
         length = max(len(one.ids) for one in conversations)
         ids = torch.zeros(len(conversations), length, dtype=torch.long)
         targets = torch.full_like(ids, -1)
@@ -181,14 +181,18 @@ class LanguageTrainer:
             targets[row, : len(one.ids) - 1] = wanted[1:]
         embedded = self.model.get_input_embeddings()(ids)
         start = conversations[0].picture_at  # the same in all
-        parts = (embedded[:, :start], told.to(embedded.dtype), embedded[:, start + told.shape[1] :])
+        parts = (
+            embedded[:, :start],
+            soft_tokens.to(embedded.dtype),
+            embedded[:, start + soft_tokens.shape[1] :],
+        )
         hidden = self.model.model(inputs_embeds=torch.cat(parts, 1)).last_hidden_state
         is_wanted = targets >= 0
         scores = self.model.lm_head(hidden[is_wanted])
         return functional.cross_entropy(scores.float(), targets[is_wanted])
 
     def step(self, loss: Tensor, rate: float) -> None:
-        """Learn from it."""
+        """One update."""
         self.optimizer.param_groups[0]["lr"] = self.options.learning_rate * rate
         self.optimizer.zero_grad()
         loss.backward()
@@ -203,7 +207,7 @@ def train_language(
     catalogue: Catalogue,
     words: Sequence[str],
 ) -> None:
-    """Train until the time is over; the checkpoint is `teller.pt`. `words` are the lexicon."""
+    """Train for the given minutes; the checkpoint is `teller.pt`. `words` are the lexicon."""
     file, spent_s, num_steps = folder / "teller.pt", 0.0, 0
     if file.exists():
         state = torch.load(file, weights_only=True)

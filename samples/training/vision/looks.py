@@ -1,6 +1,6 @@
-"""How objects look: emoji of five styles, four to learn from and one that training never shows.
+"""Emoji of five styles: four for training and one held out.
 
-Owns the packages beside `pictures.sprites`'s two, and the drawing of SVG files as sprites.
+Owns the packages beside `pictures.sprites`'s two, and the rendering of SVG files as sprites.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from triptych.core.weights.npm import NpmPackage, fetch_npm
 from triptych.core.weights.packages import run_installer
 
 LOOKS = ("3d", "flat", "fluent-flat", "fluent-modern")
-"""Styles that pictures are composed of for training."""
+"""Styles of training images."""
 UNSEEN_LOOK = "twemoji"
-"""The style that names are tested on alone."""
+"""The held-out style, for evaluation only."""
 SVG_PACKAGES = {
     "fluent-flat": NpmPackage(
         name="@lobehub/fluent-emoji-flat",
@@ -52,7 +52,7 @@ class Looks(Sprites):
             self._files[style] = {file.stem: file for file in files}
 
     def has(self, style: str, code: str) -> bool:
-        """Whether an emoji is drawn in a style."""
+        """Whether a style has an emoji."""
         return code in self._files[style]
 
 

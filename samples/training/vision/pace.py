@@ -1,6 +1,6 @@
-"""The pace of a training that is given a time: its learning rate, and when it saves.
+"""The schedule of a training with a time budget: its learning rate, and when it saves.
 
-Owns the clock. Time spent before a restart counts, so a training goes on where it stopped.
+Owns the clock. Time spent before a restart counts, so training can resume.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """The learning rate's share of its peak: a short rise, then half a cosine to nothing."""
+        """The learning rate's share of its peak: a short warm-up, then half a cosine to zero."""
         share = min(self.spent_s / self._total_s, 1.0)
         return min(share / _WARM_UP, 1.0) * (1 + math.cos(math.pi * share)) / 2 + 1e-6
 
     @property
     def is_time_to_save(self) -> bool:
-        """Whether much was done since this was last true."""
+        """True once every save interval."""
         is_due = self.spent_s - self._saved_s > _SAVE_EVERY_S
         if is_due:
             self._saved_s = self.spent_s
         return is_due
 
     def steps(self, label: str) -> Iterator[Progress]:
-        """One turn per step until the time is over; shows how far it is."""
+        """One turn per step until the time is over, with a progress bar."""
         with Progress() as bar:
             task = bar.add_task(label, total=self._total_s, completed=self.spent_s)
             while self.spent_s < self._total_s:

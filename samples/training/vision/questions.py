@@ -1,7 +1,7 @@
-"""Questions about pictures and what is true: said in many ways, answered shortly.
+"""Questions about images with their correct answers, in varied wording.
 
-Owns the templates, and when an answer counts as right. Answers come of a scene's composition, never
-of a model.
+Owns the templates, and the rule for a correct answer. Answers come from a scene's composition,
+never from a model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBERS = {"two": "2", "three": "3", "four": "4", "one": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`kind` is what is asked for; of each of `accepted` an answer must have one of the words."""
+    """`kind` is what is asked for; a correct answer has one word of each of `accepted`."""
 
     kind: str
     text: str
@@ -37,7 +37,7 @@ class Question:
     accepted: tuple[tuple[str, ...], ...]
 
     def is_right(self, said: str) -> bool:
-        """Whether an answer has the word, and for yes and no begins with it."""
+        """Whether the answer is correct; yes or no must come first."""
         words = re.sub(r"[^a-z0-9 ]+", " ", said.lower()).split()
         if self.kind == "yes or no":
             return words[:1] == list(self.accepted[0])
@@ -46,7 +46,7 @@ class Question:
 
 
 class Asker:
-    """Asks what can be asked about a scene."""
+    """Makes the questions that fit a scene."""
 
     def __init__(self, catalogue: Catalogue, rng: np.random.Generator) -> None:
         self._catalogue, self._rng = catalogue, rng
@@ -62,7 +62,7 @@ class Asker:
         )
 
     def questions(self, scene: Scene) -> list[Question]:
-        """One of each kind that fits, in any order."""
+        """One of each kind that fits, in random order."""
         found = [question for ask in self._askers for question in ask(scene)]
         self._rng.shuffle(found)  # type: ignore[arg-type]
         return found

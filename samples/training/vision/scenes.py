@@ -1,8 +1,8 @@
-"""What a picture shows, as data: a composition of things, a printed word, or both; and drawing it.
+"""The content of an image as data: a composition, a printed word, or both; and rendering it.
 
-Owns how compositions of `pictures` become varied pictures to learn from: objects moved, turned and
-mirrored, colours of the ground off a little, pictures blurred and made noisy. What is held out by
-`pictures` is held out here in every style.
+Owns how compositions of `pictures` become varied training images: objects moved, rotated and
+mirrored, background colours perturbed, images blurred and made noisy. What `pictures` holds out is
+held out here in every style.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from PIL import Image, ImageEnhance
 from words import FONTS, cased, is_held_out, write
 
 SIDE = 224
-"""Of pictures as the tower takes them."""
+"""Side of images in pixels, as the tower takes them."""
 EMPTY = "empty"
-"""The layout of a picture without things."""
+"""The layout of an image without objects."""
 _KEPT: Mapping[str, float] = MappingProxyType(
     {"single": 0.3, "pair": 0.7, **dict.fromkeys(("large", "small"), 0.5)}
 )
-"""Shares of the compositions that are taken, by layout, of those that `pictures` samples."""
+"""Shares of the sampled compositions of `pictures` that are kept, by layout."""
 _STYLE_CHANCES = (0.34, 0.26, 0.2, 0.2)
 _WORD_SHARE, _TITLED_SHARE = 0.2, 0.35
 _SPRITE = 144
@@ -34,7 +34,7 @@ Colour = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A picture. `word` is what is printed, `look` the style of its things."""
+    """An image. `word` is the printed word, `look` the style of its objects."""
 
     composition: Composition
     look: str = "3d"
@@ -44,14 +44,14 @@ class Scene:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether training never shows its things together in this way, or its word."""
+        """Whether its combination of objects, or its word, is held out."""
         plain = replace(self.composition, style="3d")
         is_known = not self.composition.things or not plain.is_held_out
         return not is_known or (bool(self.word) and is_held_out(self.word.lower()))
 
 
 def sample_scene(catalogue: Catalogue, lexicon: Sequence[str], rng: np.random.Generator) -> Scene:
-    """A picture by chance, held out or not."""
+    """A random image, held out or not."""
     look = str(rng.choice(LOOKS, p=_STYLE_CHANCES))
     if rng.random() < _WORD_SHARE:
         ground = str(rng.choice(list(BACKGROUNDS)))
@@ -66,7 +66,7 @@ def sample_scene(catalogue: Catalogue, lexicon: Sequence[str], rng: np.random.Ge
 
 
 def sample_seen(catalogue: Catalogue, lexicon: Sequence[str], rng: np.random.Generator) -> Scene:
-    """A picture by chance that training may show."""
+    """A random image that is not held out."""
     while (scene := sample_scene(catalogue, lexicon, rng)).is_held_out:
         pass
     return scene
@@ -82,7 +82,7 @@ def _worded(scene: Scene, lexicon: Sequence[str], rng: np.random.Generator) -> S
 def draw(
     scene: Scene, catalogue: Catalogue, looks: Looks, rng: np.random.Generator | None = None
 ) -> Image.Image:
-    """The picture, `SIDE` pixels square; plain as `pictures` draws it unless there is chance."""
+    """The image, `SIDE` pixels square; without `chance` as plain as `pictures` renders it."""
     ground = BACKGROUNDS[scene.composition.background]
     picture = Image.new("RGB", (SIDE, SIDE), ground if rng is None else _shifted(ground, rng))
     for thing, spot in scene.composition.spots if scene.composition.things else ():
@@ -128,7 +128,7 @@ def _turned(sprite: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def _worn(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """As drawings of a model, small files and screens have it: blurred, paler, noisy."""
+    """Degrade as generated, small and screen images are: blurred, paler, noisy."""
     if rng.random() < 0.4:
         side = int(rng.integers(96, 180))
         small = picture.resize((side, side), Image.Resampling.BILINEAR)

@@ -1,7 +1,7 @@
-"""The sentence that a picture is told in: which words stand around the slots, and what classes say.
+"""The sequence of soft tokens for an image: fixed words around the slots, and each class's words.
 
-Owns the configuration of the eyes and the teller's first words: the language model's own embeddings
-of the words that each class is.
+Owns the vision encoder's configuration and the projector's initial values: the language model's own
+embeddings of each class's words.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SAID_OF_NOTHING: Mapping[str, str] = {"name": " nothing"}
 _FILLER = " "
 
 
-def eyes_config(
+def encoder_config(
     classes: Mapping[str, Sequence[str]], num_words: int, tokenizer: Tokenizer
 ) -> SlotVisionConfig:
-    """The eyes' configuration for these classes."""
+    """The vision encoder's configuration for these classes."""
     return SlotVisionConfig(
         kinds={kind: [len(names), _WIDTHS.get(kind, 1)] for kind, names in classes.items()},
         fields=[kind for kind, _ in FIELDS],
@@ -46,7 +46,7 @@ def first_words(
     tokenizer: Tokenizer,
     embeddings_VC: Tensor,
 ) -> None:
-    """Give the teller the language model's words. The first known word is no word at all."""
+    """Initialise the projector with the language model's embeddings; the first word is "none"."""
 
     def embedded(text: str, width: int) -> Tensor:
         ids = tokenizer.encode(text, add_special_tokens=False).ids[:width]
@@ -59,8 +59,8 @@ def first_words(
             nothing = _SAID_OF_NOTHING.get(kind, _FILLER)
             said = [f" {name.replace('-', ' ')}" if name else nothing for name in names]
             teller.kinds[kind].copy_(torch.stack([embedded(text, width) for text in said]))
-        told = [f" {word}" if word else " none" for word in words]
-        teller.words.copy_(torch.stack([embedded(text, 1) for text in told]))
+        words_or_none = [f" {word}" if word else " none" for word in words]
+        teller.words.copy_(torch.stack([embedded(text, 1) for text in words_or_none]))
         teller.spelling.copy_(torch.tensor([spelled(word) for word in words]))
         fixed = "\n".join(part for part in SENTENCE if isinstance(part, str)).split("\n")
         ids = [i for part in fixed for i in tokenizer.encode(part, add_special_tokens=False).ids]
@@ -68,7 +68,7 @@ def first_words(
 
 
 def known_words(lexicon: Sequence[str]) -> list[str]:
-    """The teller's words: none, then the lexicon's."""
+    """The projector's words: none, then the lexicon's."""
     return [NOTHING, *lexicon]
 
 

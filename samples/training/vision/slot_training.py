@@ -1,4 +1,4 @@
-"""Training of the reader: what is in each slot, from the tower's maps.
+"""Training of the slot head: the content of each slot, from the tower's maps.
 
 Owns its loss and loop. No language model is needed: each slot is a choice among classes.
 
@@ -30,7 +30,7 @@ _DROPPED = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTraining:
-    """How the reader is trained."""
+    """Options of the slot head's training."""
 
     minutes: float = 40.0
     num_rows: int = 128
@@ -40,7 +40,7 @@ class SlotTraining:
 
 
 class Maps:
-    """The corpus as far as it is ready; its last pictures are for testing."""
+    """The corpus so far; its last images are the test set."""
 
     def __init__(self, folder: Path) -> None:
         done = np.load(folder / "done.npy")
@@ -62,7 +62,7 @@ class Maps:
 
 
 def train_reader(folder: Path, config: SlotVisionConfig, options: SlotTraining) -> None:
-    """Train until the time is over; the checkpoint is `reader.pt`."""
+    """Train for the given minutes; the checkpoint is `reader.pt`."""
     torch.manual_seed(options.seed)
     file, maps = folder / "reader.pt", Maps(folder)
     reader = SlotHead(config)
@@ -105,7 +105,7 @@ def _step(
 
 
 def loss_of(said: SlotScores, labels: Tensor) -> Tensor:
-    """The slots' cross entropies, and that of letters, which count less where there is no word."""
+    """Cross entropies of the slots and the letters; letters of absent words have a lower weight."""
     fields = [
         functional.cross_entropy(scores.float(), labels[:, index], ignore_index=UNKNOWN)
         for index, scores in enumerate(said.fields)
@@ -123,7 +123,7 @@ def loss_of(said: SlotScores, labels: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def test(reader: SlotHead, maps: Maps) -> dict[str, float]:
-    """Shares of pictures for testing whose slots are right, and of words read without fault."""
+    """Test accuracy of each slot, and of whole words."""
     *lines, labels = maps.rows(maps.test)
     with torch.autocast("cpu", torch.bfloat16):
         said = reader.eval()(*lines)

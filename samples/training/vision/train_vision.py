@@ -1,4 +1,4 @@
-"""Train the embedded model's eyes, from nothing to the folder that ships.
+"""Train the embedded vision encoder, from scratch to the folder that ships.
 
     pip install 'triptych[recipes]'
     cd samples/training/vision
@@ -9,8 +9,8 @@
     python train_vision.py export   --folder RUN --out RUN/export
     python train_vision.py evaluate --folder RUN --model RUN/export
 
-Each stage goes on where it stopped; `language` needs nothing but `data`, and can run beside
-`features` and `slots`. See README.md beside this file.
+Each stage resumes; `language` needs only `data`, and can run beside `features` and `slots`. See
+README.md beside this file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `pictures`
 from labels import kinds
 from looks import Looks, fetch_looks
 from pictures.compositions import Catalogue, open_catalogue
-from sentence import eyes_config, first_words, known_words
+from sentence import encoder_config, first_words, known_words
 from words import lexicon
 
 from triptych.core.config import ModelOptions
@@ -50,7 +50,7 @@ EFFICIENTNET = Package(
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, and what all stages ask for."""
+    """A run's folder, and what all stages share."""
 
     folder: Path
 
@@ -79,12 +79,12 @@ class Run:
 
     @cached_property
     def looks(self) -> Looks:
-        """How they look."""
+        """The emoji of all styles."""
         return fetch_looks(self.folder / "sprites", self.catalogue)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The language model's."""
+        """The language model's tokenizer."""
         return Tokenizer.from_file(str(self.language / "tokenizer.json"))
 
     @cached_property
@@ -99,8 +99,8 @@ class Run:
 
     @cached_property
     def config(self) -> SlotVisionConfig:
-        """The eyes' configuration."""
-        return eyes_config(self.classes, len(known_words(self.lexicon)), self.tokenizer)
+        """The vision encoder's configuration."""
+        return encoder_config(self.classes, len(known_words(self.lexicon)), self.tokenizer)
 
 
 def main() -> None:
@@ -117,15 +117,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("stage", choices=tuple(_STAGES))
     parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
-    parser.add_argument("--pictures", type=int, default=48_000, help="features: how many")
-    parser.add_argument("--processes", type=int, default=2, help="features: at once")
-    parser.add_argument("--minutes", type=float, default=40.0, help="slots, language: in all")
-    parser.add_argument("--rows", type=int, default=0, help="slots, language: of a batch")
-    parser.add_argument("--rank", type=int, default=8, help="language: of the changes; 0: none")
+    parser.add_argument("--pictures", type=int, default=48_000, help="features: number of images")
+    parser.add_argument("--processes", type=int, default=2, help="features: in parallel")
+    parser.add_argument("--minutes", type=float, default=40.0, help="slots, language: total")
+    parser.add_argument("--rows", type=int, default=0, help="slots, language: batch size")
+    parser.add_argument("--rank", type=int, default=8, help="language: LoRA rank; 0: none")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak")
-    parser.add_argument("--out", type=Path, help="export: where to")
+    parser.add_argument("--out", type=Path, help="export: folder to write")
     parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
-    parser.add_argument("--no-drawings", action="store_true", help="evaluate: without imagine")
+    parser.add_argument("--no-drawings", action="store_true", help="evaluate: skip imagine")
     return parser.parse_args()
 
 
@@ -141,7 +141,7 @@ def _features(run: Run, options: argparse.Namespace) -> None:
 
     tokenizer = run.language / "tokenizer.json"
     setup = Setup(folder=run.folder, tokenizer=tokenizer, tower=run.tower)
-    _ = run.looks  # fetched once, before there are several processes
+    _ = run.looks  # fetch once, before there are several processes
     write_features(setup, options.pictures, options.processes)
 
 
@@ -187,8 +187,8 @@ def _export(run: Run, options: argparse.Namespace) -> None:
 def _evaluate(run: Run, options: argparse.Namespace) -> None:
     from evaluation import evaluate, joined
 
-    eyes = options.model or run.folder / "export"
-    model = joined(eyes, run.language, run.folder / "joined")
+    encoder = options.model or run.folder / "export"
+    model = joined(encoder, run.language, run.folder / "joined")
     draws = not options.no_drawings
     evaluate(str(model), run.catalogue, run.looks, run.lexicon, draws=draws)
 

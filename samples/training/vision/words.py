@@ -1,7 +1,7 @@
-"""Printed words: which there are, and how they are drawn.
+"""Printed words: the lexicon, and how they are rendered.
 
 Owns the lexicon (whole words that are one token of the language model, most frequent first), which
-of them training never shows, and the fonts: Pillow's own and those that come with matplotlib.
+of them are held out, and the fonts: Pillow's own and those that come with matplotlib.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 NUM_WORDS = 2000
 LONGEST = 8
 UNSEEN_FONT = "DejaVuSerif-Bold.ttf"
-"""Words in it are only read in the evaluation."""
+"""Its words are only read in the evaluation."""
 FONTS = (
     "",  # Pillow's own
     "DejaVuSans.ttf",
@@ -40,7 +40,7 @@ _WORD = re.compile(rf"Ġ[a-z]{{3,{LONGEST}}}")
 
 
 def lexicon(tokenizer: Path) -> list[str]:
-    """The words that can be read, those that texts have most often first."""
+    """The words that can be read, the most frequent first."""
     file = Path(hibari.__file__).parent / "assets" / "lexicon_us_gold.json.gz"
     known = json.loads(gzip.decompress(file.read_bytes()))
     vocabulary = Tokenizer.from_file(str(tokenizer)).get_vocab()
@@ -49,13 +49,13 @@ def lexicon(tokenizer: Path) -> list[str]:
 
 
 def is_held_out(word: str) -> bool:
-    """Whether training never shows it: a fixed sixteenth."""
+    """Whether it is held out from training: a fixed sixteenth."""
     digest = hashlib.sha256(word.encode()).digest()
     return int.from_bytes(digest[:4], "big") < _HELD_OUT_SHARE * 2**32
 
 
 def cased(word: str, rng: np.random.Generator) -> str:
-    """The word in small or large letters, or with one large letter."""
+    """The word in lower or upper case, or capitalised."""
     return str(rng.choice([word, word.upper(), word.title()], p=[0.4, 0.35, 0.25]))
 
 

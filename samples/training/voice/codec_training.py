@@ -1,8 +1,8 @@
 """Training of the codec: the teacher's hidden states through 32 small codes and back.
 
-Owns the encoder (which never ships), the quantiser, the losses and the loop. Targets are the
+Owns the encoder (which does not ship), the quantiser, the losses and the loop. Targets are the
 teacher's frames: its hidden state, which the decoder's last layer imitates so that the teacher's
-spectral head fits it, and the spectra that head makes of both. No sound is made in training.
+spectral head fits it, and the spectra that head computes from both. Training synthesizes no audio.
 
 Shapes: B rows, T frames, C channels, Q codebooks, F steps, K bins.
 """
@@ -35,11 +35,11 @@ _JITTER = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecTraining:
-    """How the codec is trained."""
+    """Options of the codec's training."""
 
     minutes: float = 30.0
     encoder_minutes: float = 10.0
-    """Then codes are final, and the token decoder may be trained beside the codec's decoder."""
+    """After these codes are final, and the acoustic model can train beside the codec's decoder."""
     num_rows: int = 12
     num_steps: int = 40
     learning_rate: float = 2e-3
@@ -47,7 +47,7 @@ class CodecTraining:
 
 
 class SymmetricBlock(CausalBlock):
-    """The encoder may look ahead."""
+    """A block of the encoder, which need not be causal."""
 
     def __init__(self, dim: int, intermediate: int) -> None:
         super().__init__(dim, intermediate)
@@ -116,7 +116,7 @@ def frames_of(hidden_BTC: Tensor, f0_BT: Tensor) -> Frames:
 
 
 class CodecTrainer:
-    """Encoder, decoder, optimiser, and where they stand."""
+    """Encoder, decoder, optimiser and progress."""
 
     def __init__(self, folder: Path, options: CodecTraining, config: CodecConfig) -> None:
         torch.manual_seed(options.seed)
@@ -138,7 +138,7 @@ class CodecTrainer:
             self._restore()
 
     def train(self, corpus: Corpus) -> None:
-        """Until the minutes are spent; a checkpoint every two."""
+        """Train for the given minutes; a checkpoint every two."""
         rng = np.random.default_rng(self.options.seed + self.num_iterations)
         total_s = self.options.minutes * 60
         with Progress() as progress:
@@ -184,7 +184,7 @@ class CodecTrainer:
         return {name: value.item() for name, value in losses.items()}
 
     def _jitter(self, values_BQF: Tensor) -> Tensor:
-        """Some codes one level off, as a decoder of speech tokens will have them."""
+        """Some codes one level off, as an acoustic model's will be."""
         step = 2 / (self.config.num_levels - 1)
         is_off = torch.rand_like(values_BQF) < _JITTER
         sign = torch.randint_like(values_BQF, 2) * 2 - 1
@@ -223,7 +223,7 @@ class CodecTrainer:
         }
 
     def save(self) -> None:
-        """A checkpoint, whole or not at all."""
+        """Write a checkpoint atomically."""
         state = {
             "encoder": self.encoder.state_dict(),
             "codec": self.codec.state_dict(),
@@ -246,9 +246,9 @@ class CodecTrainer:
 def sample_frames(
     corpus: Corpus, rng: np.random.Generator, options: CodecTraining
 ) -> tuple[Tensor, Tensor]:
-    """Random stretches of the corpus: hidden [B, T, C] and F0 in Hz [B, T].
+    """Random spans of the corpus: hidden [B, T, C] and F0 in Hz [B, T].
 
-    They run across sentence borders, as the corpus has silence there.
+    They cross sentence boundaries, as the corpus has silence there.
     """
     length = options.num_steps * STEP_FRAMES
     end = int(corpus.index[-1, 3])
@@ -259,7 +259,7 @@ def sample_frames(
 
 
 def _head_of_teacher(config: CodecConfig) -> tuple[Tensor, Tensor]:
-    """Its spectral head as [channels, hidden] and bias, without the noise that it never uses."""
+    """Its spectral head as [channels, hidden] and bias, without the unused noise."""
     weight, bias = (torch.from_numpy(array) for array in Teacher().head())
     bins = config.num_bins
     kept = torch.cat((torch.arange(2 * bins), torch.arange(3 * bins, 5 * bins)))
@@ -287,6 +287,6 @@ def _complex_loss(
 
 
 def train_codec(folder: Path, options: CodecTraining) -> None:
-    """Train, or go on training, the codec of the corpus in `folder`."""
+    """Train, or resume training, the codec of the corpus in `folder`."""
     trainer = CodecTrainer(folder, options, CodecConfig())
     trainer.train(open_corpus(folder / "corpus"))

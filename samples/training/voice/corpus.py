@@ -1,6 +1,6 @@
-"""What the teacher has read, on disk: flat arrays and an index, appended to and read by mapping.
+"""The teacher's outputs, on disk: flat arrays and an index, appended to and memory-mapped.
 
-Owns the files of a corpus folder and how an interrupted reading goes on.
+Owns the files of a corpus folder and how an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILES = {"ids": np.int16, "units": np.int16, "f0": np.float32, "hidden": np.flo
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Readings by number. Row i of `index` is (first id, end id, first frame, end frame)."""
+    """Teacher outputs by number. Row i of `index`: (first id, end id, first frame, end frame)."""
 
     index: NDArray[np.int64]
     ids: NDArray[np.int16]
@@ -38,19 +38,19 @@ class Corpus:
         return len(self.index)
 
     def reading(self, number: int) -> Reading:
-        """Views of one reading."""
+        """Views of one sentence's outputs."""
         first_id, end_id, first, end = self.index[number]
         ids, frames = slice(first_id, end_id), slice(first, end)
         return Reading(self.ids[ids], self.units[ids], self.f0[frames], self.hidden[frames])
 
     def num_steps(self) -> NDArray[np.int64]:
-        """Token steps of each reading."""
+        """Token steps of each sentence."""
         frames = self.index[:, 3] - self.index[:, 2]
         return -(-frames // STEP_FRAMES)
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Map what has been read so far."""
+    """Map the files written so far."""
     index = np.asarray(json.loads((folder / "index.json").read_text()), np.int64).reshape(-1, 4)
     arrays = {name: np.memmap(folder / name, dtype, "r") for name, dtype in _FILES.items()}
     hidden = arrays["hidden"][: len(arrays["hidden"]) // _HIDDEN_SIZE * _HIDDEN_SIZE]
@@ -60,7 +60,7 @@ def open_corpus(folder: Path) -> Corpus:
 
 
 def read_sentences(folder: Path, sentences: list[str]) -> None:
-    """Let the teacher read the sentences in order, going on after those already in the folder."""
+    """Run the teacher on the sentences in order, after those already in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path, progress = folder / "index.json", folder / "progress.json"
     index: list[list[int]] = json.loads(path.read_text()) if path.exists() else []
@@ -99,7 +99,7 @@ def _append(folder: Path, index: list[list[int]], batch: Iterable[Reading]) -> N
 
 
 def _truncate(folder: Path, index: list[list[int]]) -> None:
-    """Cut off what an interrupted reading wrote beyond its index."""
+    """Truncate what an interrupted run wrote beyond its index."""
     ends = index[-1][1::2] if index else (0, 0)
     sizes = {"ids": ends[0] * 2, "units": ends[0] * 2, "f0": ends[1] * 4}
     sizes["hidden"] = ends[1] * 2 * _HIDDEN_SIZE

@@ -1,7 +1,7 @@
-"""How good a voice is: fifty sentences it never saw, judged by models, beside its ceilings.
+"""Quality of a voice on fifty unseen sentences, scored by models, beside its upper bounds.
 
-Owns the table. The voice speaks through the package's own pipeline, as it is served. Its ceilings
-are the codec, given the codes of the teacher's frames, and the teacher's own sound.
+Owns the table. The voice runs in the package's own pipeline, as served. The upper bounds are the
+codec with the codes of the teacher's frames, and the teacher's own audio.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Say = Callable[[str], Tensor]
 
 
 def evaluate(voice: Path, folder: Path | None, count: int, wavs: Path | None) -> None:
-    """Print a Markdown table; with `folder`, where the checkpoints are, the ceilings too."""
+    """Print a Markdown table; with `folder`, where the checkpoints are, the upper bounds too."""
     listener, judge = Listener(), Judge()
     rows = ["| | WER | DNSMOS overall | signal | background |", "|---|---|---|---|---|"]
     with ExitStack() as stack:

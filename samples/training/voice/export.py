@@ -1,6 +1,6 @@
-"""From checkpoints to the folder that ships: config.json and bfloat16 safetensors.
+"""Export: checkpoints to the folder that ships, config.json and bfloat16 safetensors.
 
-Owns names and sizes of what is written, and refuses to write more than the voice may weigh.
+Owns the names and sizes of the files, and refuses to exceed the voice's size limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What listeners would say, by models: Whisper's word error rate, and DNSMOS.
+"""Speech quality by models: Whisper's word error rate, and DNSMOS.
 
-Owns the two judges. Whisper tiny.en is the one the package fetches for itself; DNSMOS P.835 (Reddy
+Owns the two metrics. Whisper tiny.en is the package's default recogniser; DNSMOS P.835 (Reddy
 et al., 2022) comes with the package `speechmos`, whose network is called here without its imports.
 """
 
@@ -35,13 +35,13 @@ _POLYNOMIALS = (
 
 
 def resample(pcm_S: Tensor, rate: int) -> NDArray[np.float32]:
-    """At the rate of both judges."""
+    """Resample to the rate of both metrics."""
     samples: NDArray[np.float32] = audio.resample(pcm_S.float(), rate, RATE).numpy()
     return samples
 
 
 class Listener:
-    """Writes down what it hears, greedily."""
+    """Transcribes greedily."""
 
     def __init__(self) -> None:
         folder, _ = WHISPER_TINY.fetch(ModelOptions(), SilentProgress(), run_installer)
@@ -63,7 +63,7 @@ class Listener:
         return text.strip()
 
     def word_errors(self, said: str, heard: str) -> tuple[int, int]:
-        """Insertions, deletions and substitutions; and the number of words said."""
+        """Insertions, deletions and substitutions; and the number of reference words."""
         reference, words = self._normalise(said).split(), self._normalise(heard).split()
         row = list(range(len(words) + 1))
         for number, wanted in enumerate(reference, 1):

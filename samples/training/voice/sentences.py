@@ -1,9 +1,8 @@
-"""The sentences that the teacher reads, and the fifty that it never reads for training.
+"""The sentences for training, and the fifty held-out ones.
 
-Owns where text comes from: example sentences and glosses of WordNet 3.0 (Debian package
-`wordnet-base`, a licence that lets anyone use them for any purpose), and sentences made here of
-`made.toml`: questions, numbers, times, names, commands. Of all this the models only ever see
-phonemes.
+Owns the sources: example sentences and glosses of WordNet 3.0 (Debian package `wordnet-base`,
+whose licence allows any use), and sentences generated from `made.toml`: questions, numbers, times,
+names, commands. The models see only phonemes of them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _PARTS = ("noun", "verb", "adj", "adv")
 
 
 def training_sentences(wordnet: Path, num_made: int, seed: int = 0) -> list[str]:
-    """Everything that is read for training, shuffled, without the held-out sentences.
+    """All training sentences, shuffled, without the held-out ones.
 
     `wordnet` is the folder of `data.noun` and its siblings.
     """

@@ -1,4 +1,4 @@
-"""Training of the talker: from a sentence's phonemes to the codes that the codec gave its sound.
+"""Training of the acoustic model: from a sentence's phonemes to the codes of its audio.
 
 Owns the token corpus (codes by the trained encoder), batches, loss and loop. The stack of layers
 is transformers' Llama on embedded positions; its names are those that the shared decoder loads.
@@ -39,7 +39,7 @@ _FORGET = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerTraining:
-    """How the talker is trained."""
+    """Options of the acoustic model's training."""
 
     minutes: float = 60.0
     positions_per_batch: int = 2400
@@ -60,14 +60,14 @@ class Talker(nn.Module):
         self.output = AcousticOutput(config, codec)
 
     def hidden(self, positions: AcousticPositions) -> Tensor:
-        """[B, T, C]; padding belongs at the end, where causality hides it."""
+        """[B, T, C]; padding must be at the end, where causality hides it."""
         embedded = self.input(positions)
         states: Tensor = self.stack(inputs_embeds=embedded, use_cache=False).last_hidden_state
         return states
 
 
 def llama_config(config: AcousticConfig) -> LlamaConfig:
-    """The stack in transformers' terms."""
+    """The stack as a transformers configuration."""
     return LlamaConfig(
         vocab_size=1,
         hidden_size=config.hidden_size,
@@ -81,13 +81,13 @@ def llama_config(config: AcousticConfig) -> LlamaConfig:
         max_position_embeddings=4096,
         bos_token_id=None,
         eos_token_id=None,
-        attn_implementation="eager",  # backwards faster than the fused one, on CPUs
+        attn_implementation="eager",  # its backward pass is faster than the fused one's, on CPUs
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sentence: N symbols, and for each of S steps its codes, the symbol due and held."""
+    """One sentence: N symbols; for each of S steps its codes, the current symbol, how long held."""
 
     ids_N: NDArray[np.int64]
     codes_SQ: NDArray[np.int8]
@@ -100,7 +100,7 @@ class Example:
 
 
 def walk(units_N: NDArray[np.int16], num_steps: int) -> tuple[NDArray[np.int64], ...]:
-    """The symbol due at each step, how long it has been due, and the advance after it."""
+    """The current symbol at each step, how long it has been current, and the advance after it."""
     ends = np.cumsum(units_N)
     starts_S = np.arange(num_steps) * STEP_UNITS
     due_S = np.searchsorted(ends, starts_S, side="right")
@@ -111,7 +111,7 @@ def walk(units_N: NDArray[np.int16], num_steps: int) -> tuple[NDArray[np.int64],
 
 
 def make_tokens(folder: Path, config: CodecConfig) -> None:
-    """Encode the corpus with the codec in `folder`; goes to `codes.npy`, steps by reading."""
+    """Encode the corpus with the codec in `folder`; writes `codes.npy`, all steps in order."""
     corpus = open_corpus(folder / "corpus")
     encoder = Encoder(config)
     state = torch.load(folder / "codec.pt", weights_only=True, map_location="cpu")
@@ -125,7 +125,7 @@ def make_tokens(folder: Path, config: CodecConfig) -> None:
 
 @torch.inference_mode()
 def encode(encoder: Encoder, reading: Reading, config: CodecConfig) -> NDArray[np.int8]:
-    """Codes [S, Q] of one reading; its last frame is repeated to fill the last step."""
+    """Codes [S, Q] of one sentence; its last frame is repeated to fill the last step."""
     missing = -len(reading.f0_F) % STEP_FRAMES
     hidden = np.pad(reading.hidden_FC.astype(np.float32), ((0, missing), (0, 0)), "edge")
     f0 = np.pad(reading.f0_F, (0, missing), "edge")
@@ -161,14 +161,14 @@ class Examples:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows padded at the end. Targets are -100 where nothing is said."""
+    """Padded rows. Targets are -100 at positions without a loss."""
 
     positions: AcousticPositions
     codes: Tensor
     advance: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """Bring it over."""
+        """Move to a device."""
         positions = AcousticPositions(*(tensor.to(device) for tensor in self.positions))
         return Batch(positions, self.codes.to(device), self.advance.to(device))
 
@@ -179,7 +179,7 @@ def collate(
     codec: CodecConfig,
     rng: np.random.Generator | None = None,
 ) -> Batch:
-    """Lay examples out; with `rng`, the codes that are read are blurred as in `_blur`."""
+    """Collate examples; with `rng`, the input codes are perturbed as in `_blur`."""
     rows, length = len(examples), max(map(len, examples))
     num_codes, half = codec.num_codebooks, (codec.num_levels - 1) / 2
     widest = max(len(e.ids_N) for e in examples)
@@ -211,7 +211,7 @@ def collate(
 def _blur(
     values: NDArray[np.float32], rng: np.random.Generator, level: float
 ) -> NDArray[np.float32]:
-    """Some codes a level off, some steps forgotten: so the talker survives its own mistakes."""
+    """Some codes a level off, some steps masked: for robustness to the model's own errors."""
     is_off = rng.random(values.shape) < _JITTER
     off = values + level * is_off * rng.choice([-1, 1], values.shape)
     is_kept = rng.random(values.shape[:2]) >= _FORGET
@@ -222,7 +222,7 @@ def _blur(
 def batches(
     lengths: NDArray[np.int64], budget: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Numbers of examples of like length, `budget` positions a batch, in random order; one pass."""
+    """Example numbers in batches of similar length, `budget` positions each, in random order."""
     noise = rng.uniform(0.9, 1.1, len(lengths))
     order = np.argsort(lengths * noise)
     groups, first = [], 0
@@ -236,7 +236,7 @@ def batches(
 
 
 class TalkerTrainer:
-    """Model, optimisers, and where they stand."""
+    """Model, optimisers and progress."""
 
     def __init__(
         self, folder: Path, options: TalkerTraining, config: AcousticConfig, codec: CodecConfig
@@ -259,7 +259,7 @@ class TalkerTrainer:
             self._restore()
 
     def train(self, examples: Examples) -> None:
-        """Until the minutes are spent; a checkpoint and a look at unseen sentences every three."""
+        """Train for the given minutes; a checkpoint and a validation every three."""
         total_s, saved_s = self.options.minutes * 60, self.spent_s
         held_out = [examples[number] for number in range(self.options.num_held_out)]
         with Progress() as progress:
@@ -307,7 +307,7 @@ class TalkerTrainer:
         return float(losses["codes"].item())
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Cross entropies over the positions that say something."""
+        """Cross entropies over the positions with a target."""
         with torch.autocast(self.device.type, torch.bfloat16):
             hidden = self.talker.hidden(batch.positions)
             says = batch.advance >= 0
@@ -320,7 +320,7 @@ class TalkerTrainer:
 
     @torch.no_grad()
     def validate(self, examples: list[Example]) -> str:
-        """Losses on sentences that are not trained on, with the right codes before them."""
+        """Losses on validation sentences, teacher-forced."""
         batch = collate(examples, self.talker.config, self.talker.codec).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16):
             says = batch.advance >= 0
@@ -335,7 +335,7 @@ class TalkerTrainer:
         )
 
     def save(self) -> None:
-        """A checkpoint, whole or not at all."""
+        """Write a checkpoint atomically."""
         state = {
             "talker": self.talker.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -355,5 +355,5 @@ class TalkerTrainer:
 
 
 def train_talker(folder: Path, options: TalkerTraining) -> None:
-    """Train, or go on training, the talker on the codes in `folder`."""
+    """Train, or resume training, the acoustic model on the codes in `folder`."""
     TalkerTrainer(folder, options, AcousticConfig(), CodecConfig()).train(Examples(folder))

@@ -1,7 +1,7 @@
-"""The teacher: hibari's network, opened so that it also says what it knows on the way.
+"""The teacher: hibari's network, with its internal states as outputs.
 
-Owns the graph's surgery and its frame: the durations of its symbols in units of two frames, its
-last hidden state before the spectral head, that head's matrix, and the pitch.
+Owns the changes to the graph and its frame: the durations of its symbols in units of two frames,
+its last hidden state before the spectral head, that head's matrix, and the pitch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 FRAMES_PER_UNIT = 2
 MAX_LEAD_UNITS = 2
-"""How much silence is kept before the first sound: the listener waits for it."""
+"""How much silence is kept before the first sound: it adds to the latency."""
 
 _DURATIONS = "/Cast_32_output_0"
 _HIDDEN = "/dec_norm/LayerNormalization_output_0"
@@ -26,7 +26,7 @@ _HEAD = "/head/Transpose_output_0"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One sentence as the teacher reads it: N symbols, F frames of 12.5 ms."""
+    """The teacher's outputs for one sentence: N symbols, F frames of 12.5 ms."""
 
     ids_N: NDArray[np.int16]
     units_N: NDArray[np.int16]
@@ -35,7 +35,7 @@ class Reading:
 
 
 class Teacher:
-    """Phonemes and their reading, one sentence at a time."""
+    """Phonemes and the teacher's outputs, one sentence at a time."""
 
     def __init__(self) -> None:
         import onnx  # the recipe's own need, not the package's
@@ -52,12 +52,12 @@ class Teacher:
         )
 
     def symbols(self, sentence: str) -> list[int]:
-        """Ids of the sentence's phonemes with the pads around; of its first part, if it is long."""
+        """Ids of the sentence's phonemes with padding around; of its first part, if it is long."""
         parts = self.hibari.phonemize(sentence)
         return list(self.hibari.ids(parts[0])) if parts else []
 
     def read(self, ids: list[int]) -> Reading:
-        """Read it, without the silence at its head."""
+        """Run the teacher on a sentence; leading silence is cut."""
         feed = {"ids": np.asarray([ids], np.int64), "speed": np.ones(1, np.float32)}
         outputs: list[Any] = self._session.run([_DURATIONS, _HIDDEN, "f0"], feed)
         units_N, hidden_FC, f0_F = outputs[0].reshape(-1), outputs[1][0], outputs[2][0]
@@ -72,7 +72,7 @@ class Teacher:
         )
 
     def spectra(self, ids: list[int]) -> list[NDArray[np.float32]]:
-        """The teacher's own spectral frames, for its own synthesis: every student's ceiling."""
+        """The teacher's own spectral frames, for its own synthesis: every student's upper bound."""
         feed = {"ids": np.asarray([ids], np.int64), "speed": np.ones(1, np.float32)}
         names = ["lh", "theta", "ln", "lr", "phi", "f0"]
         return [output[0] for output in self._session.run(names, feed)]
@@ -93,5 +93,5 @@ class Teacher:
 
 
 def asset(name: str) -> Path:
-    """A file that the teacher's package brings."""
+    """A file of the teacher's package."""
     return Path(hibari.__file__).parent / "assets" / name

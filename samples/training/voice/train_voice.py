@@ -1,4 +1,4 @@
-"""Train the embedded voice, from nothing to the folder that ships.
+"""Train the embedded voice, from scratch to the folder that ships.
 
     pip install 'triptych[recipes]'
     cd samples/training/voice
@@ -9,7 +9,7 @@
     python train_voice.py export   --folder RUN --out RUN/export
     python train_voice.py evaluate --folder RUN --voice RUN/export --ceilings
 
-Each stage goes on where it stopped. See README.md beside this file.
+Each stage resumes. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
     parser.add_argument("--wordnet", type=Path, help="data: the folder of WordNet's data.noun")
-    parser.add_argument("--sentences", type=int, default=30_000, help="data: how many to read")
-    parser.add_argument("--minutes", type=float, default=60.0, help="codec, talker: in all")
+    parser.add_argument("--sentences", type=int, default=30_000, help="data: number of sentences")
+    parser.add_argument("--minutes", type=float, default=60.0, help="codec, talker: total")
     parser.add_argument(
-        "--encoder-minutes", type=float, default=10.0, help="codec: then codes are final"
+        "--encoder-minutes", type=float, default=10.0, help="codec: until codes are final"
     )
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="codec, talker: peak")
-    parser.add_argument("--positions", type=int, default=2400, help="talker: of a batch")
-    parser.add_argument("--out", type=Path, help="export: where to")
+    parser.add_argument("--positions", type=int, default=2400, help="talker: batch size")
+    parser.add_argument("--out", type=Path, help="export: folder to write")
     parser.add_argument("--voice", type=Path, help="evaluate: an exported folder")
     parser.add_argument("--ceilings", action="store_true", help="evaluate: codec and teacher too")
-    parser.add_argument("--count", type=int, default=50, help="evaluate: sentences")
-    parser.add_argument("--wavs", type=Path, help="evaluate: keep the sound here")
+    parser.add_argument("--count", type=int, default=50, help="evaluate: number of sentences")
+    parser.add_argument("--wavs", type=Path, help="evaluate: keep the audio here")
     return parser.parse_args()
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes_http import ANSWER, FakeEngine, chat, in_process, live, make_app, until
 from httpx import Client, ReadTimeout
+from support.http import ANSWER, FakeEngine, chat, in_process, live, make_app, until
 
 from triptych.core.config import ServerOptions
 from triptych.core.logs import configure

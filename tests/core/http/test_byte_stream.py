@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-from fakes_http import FakeEngine, in_process, live
 from fastapi import APIRouter, FastAPI
+from support.http import FakeEngine, in_process, live
 
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NonFinite

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes_http import READY, FakeEngine, chat, in_process, make_app
 from prometheus_client.parser import text_string_to_metric_families
+from support.http import READY, FakeEngine, chat, in_process, make_app
 
 from triptych.core.client import EngineStatus
 from triptych.core.errors import ErrorInfo

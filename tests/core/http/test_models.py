@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes_house import MODELS, open_house
-from fakes_http import FakeEngine, chat, in_process
-from fakes_pictures import picture, saved
-from fakes_voices import recording
 from fastapi import FastAPI
+from support.http import FakeEngine, chat, in_process
+from support.pictures import picture, saved
+from support.voices_app import recording
+from support.whole_app import MODELS, open_house
 
 from triptych.core.config import Config
 from triptych.core.http.app import create_app

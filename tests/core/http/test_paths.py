@@ -7,8 +7,8 @@ from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
-from fakes_house import House, open_house
-from fakes_http import READY, FakeEngine, connect, in_process, live, make_app
+from support.http import READY, FakeEngine, connect, in_process, live, make_app
+from support.whole_app import House, open_house
 
 from triptych.core.transport.messages import ModelStatus
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes_http import (
+from support.http import (
     FakeEngine,
     answer,
     ask,

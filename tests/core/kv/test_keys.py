@@ -3,9 +3,9 @@
 import hashlib
 import struct
 
-from fakes_keys import page_keys
 from hypothesis import given
 from hypothesis import strategies as st
+from support.page_keys import page_keys
 
 from triptych.core.kv.keys import page_key, root_key
 

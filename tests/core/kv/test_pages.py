@@ -1,7 +1,7 @@
 """The page pool: leases, sharing, eviction, audit."""
 
 import pytest
-from fakes_keys import page_keys
+from support.page_keys import page_keys
 
 from triptych.core.kv.pages import Lease, PagePool
 

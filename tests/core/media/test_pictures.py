@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from fakes_pictures import apng, chunk, hole_mask, idat, many_scans, picture, png, saved, turned
 from PIL import Image
+from support.pictures import apng, chunk, hole_mask, idat, many_scans, picture, png, saved, turned
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
 from triptych.core.media import pictures

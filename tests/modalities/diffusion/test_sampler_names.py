@@ -8,7 +8,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from fakes_diffusion import begin, finish
+from support.denoiser_stubs import begin, finish
 
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, open_scheduler

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from fakes_diffusion import NATIVE_CONFIGS, MixtureFlow, begin, cached_step, finish, noise
+from support.denoiser_stubs import NATIVE_CONFIGS, MixtureFlow, begin, cached_step, finish, noise
 from torch import Tensor
 
 from triptych.modalities.diffusion.caches.extrapolation import DividedDifferences

@@ -1,0 +1,218 @@
+"""The native attention against the torch reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.native_pages import in_native_order
+
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention
+
+FLOAT, HALF = torch.float32, torch.bfloat16
+
+# Of values near 1: the bfloat16 kernel rounds probabilities (2 ** -9 each) and its result.
+TOLERANCE = {FLOAT: 1e-5, HALF: 2e-2}
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+
+
+@dataclass
+class Case:
+    q_THD: torch.Tensor
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor
+    batch: AttentionBatch
+
+    def run(self, kernels: NativeKernels | None, window: int | None = None) -> torch.Tensor:
+        batch, scale = replace(self.batch, groups={}, native=kernels), self.q_THD.shape[2] ** -0.5
+        pages = self.k_pages, self.v_pages
+        if kernels is not None:
+            pages = in_native_order(*pages, kernels)
+        return paged_attention(self.q_THD, *pages, batch, scale=scale, window=window)
+
+    def row(self, index: int) -> Case:
+        """The same row in a step of its own."""
+        first = int(self.batch.query_starts_B[index])
+        length = int(self.batch.host_query_lengths_B[index])
+        rows = slice(index, index + 1)
+        batch = make_batch(
+            self.batch.page_table_BM[rows], [length], [int(self.batch.context_lengths_B[index])]
+        )
+        return Case(self.q_THD[first : first + length], self.k_pages, self.v_pages, batch)
+
+
+def make_batch(table_BM: torch.Tensor, lengths: list[int], contexts: list[int]) -> AttentionBatch:
+    ends = np.cumsum(lengths)
+    return AttentionBatch(
+        page_table_BM=table_BM,
+        context_lengths_B=torch.tensor(contexts),
+        query_starts_B=torch.from_numpy(ends - lengths),
+        write_slots_T=torch.empty(0, dtype=torch.int64),
+        num_decode_rows=lengths.count(1),
+        host_query_lengths_B=np.array(lengths),
+        host_context_lengths_B=np.array(contexts),
+    )
+
+
+def make_case(
+    rows: list[tuple[int, int]], shape: Shape, dtypes: tuple[torch.dtype, torch.dtype], seed: int
+) -> Case:
+    """`rows` are (queries, context); `dtypes` of queries and cache. Unused cells hold NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths, contexts = [n for n, _ in rows], [context for _, context in rows]
+    num_pages = [-(-context // shape.page_size) for context in contexts]
+    pages = torch.randperm(sum(num_pages), generator=generator).split(num_pages)
+    table_BM = torch.full((len(rows), max(num_pages) + 1), 2**40)
+    storage = (sum(num_pages) + 1, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    k_pages, v_pages = torch.full((2, *storage), torch.nan).to(dtypes[1])
+    k_pages[-1] = v_pages[-1] = 0
+    for row, context in enumerate(contexts):
+        table_BM[row, : num_pages[row]] = pages[row]
+        offsets = torch.arange(shape.page_size)
+        slots = (pages[row][:, None] * shape.page_size + offsets).flatten()[:context]
+        for storage_NPKD in (k_pages, v_pages):
+            values = torch.randn(context, *storage[2:], generator=generator)
+            storage_NPKD.flatten(0, 1)[slots] = values.to(dtypes[1])
+    # A slice of a wider projection, as the model gives it.
+    wide = torch.randn(sum(lengths), shape.num_heads + 3, shape.head_dim, generator=generator)
+    q_THD = wide.to(dtypes[0])[:, : shape.num_heads]
+    return Case(q_THD, k_pages, v_pages, make_batch(table_BM, lengths, contexts))
+
+
+SHAPES = st.builds(
+    lambda kv_heads, group, head_dim, page_size: Shape(
+        kv_heads * group, kv_heads, head_dim, page_size
+    ),
+    st.integers(1, 4),
+    st.sampled_from((1, 2, 3, 5, 8)),
+    st.sampled_from((1, 2, 6, 7, 16, 33, 40, 64, 80, 128, 256)),
+    st.sampled_from((1, 2, 8, 32, 64)),
+)
+ROWS = st.lists(
+    st.tuples(st.one_of(st.just(1), st.integers(1, 70)), st.integers(0, 200)).map(
+        lambda pair: (pair[0], pair[0] + pair[1])
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=ROWS,
+    shape=SHAPES,
+    dtypes=st.tuples(st.sampled_from((FLOAT, HALF)), st.sampled_from((FLOAT, HALF))),
+    window=st.sampled_from((None, 1, 6, 32, 100, 10**6)),
+    seed=st.integers(0, 1000),
+)
+def test_agrees_with_torch(
+    kernels: NativeKernels,
+    rows: list[tuple[int, int]],
+    shape: Shape,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    window: int | None,
+    seed: int,
+) -> None:
+    case = make_case(rows, shape, dtypes, seed)
+    out_THD = case.run(kernels, window)
+    exact = Case(case.q_THD.float(), case.k_pages.float(), case.v_pages.float(), case.batch)
+    assert out_THD.dtype is dtypes[0]
+    tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
+    torch.testing.assert_close(
+        out_THD.float(), exact.run(None, window), atol=tolerance, rtol=tolerance
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=ROWS,
+    shape=SHAPES,
+    dtype=st.sampled_from((FLOAT, HALF)),
+    window=st.sampled_from((None, 6, 100)),
+    num_threads=st.sampled_from((1, 2)),
+)
+def test_a_row_is_bitwise_the_same_in_any_batch(
+    kernels: NativeKernels,
+    rows: list[tuple[int, int]],
+    shape: Shape,
+    dtype: torch.dtype,
+    window: int | None,
+    num_threads: int,
+) -> None:
+    case = make_case(rows, shape, (dtype, dtype), 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    together = case.run(kernels, window).split([n for n, _ in rows])
+    torch.set_num_threads(before)
+    for index, expected in enumerate(together):
+        assert torch.equal(case.row(index).run(kernels, window), expected)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF])
+@pytest.mark.parametrize("window", [None, 50])
+def test_cutting_a_prompt_into_chunks_changes_nothing(
+    kernels: NativeKernels, dtype: torch.dtype, window: int | None
+) -> None:
+    whole = make_case([(150, 150)], Shape(6, 2, 64, 16), (dtype, dtype), 5)
+    table_BM = whole.batch.page_table_BM
+    chunks = []
+    for first, last in ((0, 1), (1, 38), (38, 149), (149, 150)):
+        batch = make_batch(table_BM, [last - first], [last])
+        case = Case(whole.q_THD[first:last], whole.k_pages, whole.v_pages, batch)
+        chunks.append(case.run(kernels, window))
+    assert torch.equal(torch.cat(chunks), whole.run(kernels, window))
+
+
+def test_nan_stays_in_its_row(kernels: NativeKernels) -> None:
+    case = make_case([(1, 40)] * 3, Shape(6, 2, 64, 16), (HALF, HALF), 5)
+    expected = case.run(kernels)
+    page = case.batch.page_table_BM[1, 0]
+    case.k_pages[page, 3] = torch.nan
+    out_THD = case.run(kernels)
+    assert out_THD[1].isnan().all()
+    assert torch.equal(out_THD[[0, 2]], expected[[0, 2]])
+
+
+def test_queries_of_any_type_and_stride(kernels: NativeKernels) -> None:
+    case = make_case([(3, 40), (1, 9)], Shape(4, 2, 32, 32), (FLOAT, HALF), 0)
+    expected = case.run(kernels)
+    half = replace(case, q_THD=case.q_THD.half())
+    assert half.run(kernels).dtype is torch.float16
+    torch.testing.assert_close(half.run(kernels).float(), expected, atol=1e-2, rtol=1e-2)
+    strided = replace(case, q_THD=case.q_THD.repeat(1, 1, 2)[:, :, :32])
+    assert torch.equal(strided.run(kernels), expected)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF])
+@pytest.mark.parametrize("shape", [Shape(2, 2, 7, 1), Shape(2, 2, 6, 4), Shape(2, 2, 64, 64)])
+def test_a_written_cell_holds_one_token_alone(
+    kernels: NativeKernels, shape: Shape, dtype: torch.dtype
+) -> None:
+    case = make_case([(1, 3 * shape.page_size)], shape, (dtype, dtype), 3)
+    before = in_native_order(case.k_pages, case.v_pages, kernels)
+    for pages in (case.k_pages, case.v_pages):
+        pages.flatten(0, 1)[1] = 0
+    after = in_native_order(case.k_pages, case.v_pages, kernels)
+    for old, new in zip(before, after, strict=True):
+        assert (old != new).sum() == shape.num_kv_heads * shape.head_dim
+        assert old[-1].count_nonzero() == 0
+
+
+def test_limits(kernels: NativeKernels) -> None:
+    assert kernels.can_hold(64, (32, 1, 256), HALF)
+    assert not kernels.can_hold(2, (4, 1, 8), torch.float16)
+    assert not kernels.can_hold(2, (3, 1, 8), FLOAT)
+    assert not kernels.can_hold(2, (4, 1, 320), FLOAT)
+    assert not kernels.can_hold(65, (4, 1, 8), FLOAT)

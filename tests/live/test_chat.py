@@ -1,0 +1,204 @@
+"""The real thing: `triptych serve` on the embedded model, through the `openai` package."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import openai
+import pytest
+from support.serve_process import Server, eventually
+
+MODEL = "smollm2-135m-instruct"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]  # the first start fetches models
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("live") / "log"
+    options = ("--max-length", "2048", "--max-batch-size", "32")
+    with Server(*options, engine="real", log=log) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def repeatable() -> ModuleType:
+    """samples/benchmarks/repeatable.py."""
+    path = Path(__file__).parents[2] / "samples" / "benchmarks" / "repeatable.py"
+    spec = importlib.util.spec_from_file_location("repeatable", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["repeatable"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with server.openai() as connection:
+        yield connection
+
+
+def gauge(server: Server, name: str) -> float:
+    series = f'{name}{{model="{MODEL}"}} '
+    lines = server.client.get("/metrics").text.splitlines()
+    return next(float(line.removeprefix(series)) for line in lines if line.startswith(series))
+
+
+def test_it_knows_the_capital_of_france(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=32
+    )
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_says_the_same_and_ends_with_its_usage(client: openai.OpenAI) -> None:
+    options = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 24}
+    whole = client.chat.completions.create(**options)
+    chunks = list(
+        client.chat.completions.create(
+            **options, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_three_samples_repeat_with_their_seed(client: openai.OpenAI) -> None:
+    def samples(seed: int) -> list[str]:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=QUESTION, n=3, seed=seed, temperature=1.5, max_tokens=16
+        )
+        return [choice.message.content for choice in answer.choices]
+
+    first = samples(5)
+    assert len(set(first)) > 1
+    assert samples(5) == first
+    assert samples(6) != first
+
+
+async def test_answers_repeat_alone_and_in_company(server: Server, repeatable: ModuleType) -> None:
+    """Texts and log-probabilities, greedy and seeded; what was cached or runs beside is all one."""
+    questions = repeatable.questions_of(repeatable.PROMPTS[:4])
+    url = f"http://127.0.0.1:{server.port}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        repeater = repeatable.Repeater(client, MODEL, 12)
+        runs = {
+            "alone": await repeater.alone(questions, 2),
+            "in company": await repeater.in_company(questions, 1),
+        }
+    assert repeatable.report(runs)
+
+
+async def test_answers_are_the_same_beside_pictures_speech_and_embeddings(
+    server: Server, repeatable: ModuleType
+) -> None:
+    """Other models' steps come between a chat's, and cut its prompt into other chunks."""
+    prompts = (repeatable.README, "Tell me of rivers, lakes and seas. " * 40)
+    questions = repeatable.questions_of(prompts)
+    url = f"http://127.0.0.1:{server.port}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        repeater = repeatable.Repeater(client, MODEL, 24)
+        alone = await repeater.alone(questions, 1)
+        others = asyncio.gather(
+            client.images.generate(model="triptych-images", prompt="a red apple", n=2),
+            client.audio.speech.create(
+                model="triptych-voice", voice="alloy", input="The train leaves at noon. " * 4
+            ),
+            client.embeddings.create(model="all-minilm-l6-v2", input=["one", "two", "three"]),
+        )
+        beside = [await repeater.alone(questions, 1)]
+        while not others.done():
+            beside.append(await repeater.alone(questions, 1))
+        await others
+    for question, (reply,) in alone.items():
+        assert [replies[question] for replies in beside] == [[reply]] * len(beside)
+
+
+def test_stop_strings_end_the_answer_and_stay_out_of_it(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=32, stop=["Paris", "capital"]
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert "capital" not in answer.choices[0].message.content
+
+
+def test_log_probabilities_match_the_text(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=8, logprobs=True, top_logprobs=3
+    )
+    entries = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in entries) == answer.choices[0].message.content
+    for entry in entries:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob)
+
+
+def test_a_second_turn_finds_the_first_in_the_cache(client: openai.OpenAI) -> None:
+    story = [{"role": "user", "content": "Remember this list: " + "apple, pear, plum, " * 30}]
+    first = client.chat.completions.create(model=MODEL, messages=story, max_tokens=4)
+    again = [*story, {"role": "assistant", "content": first.choices[0].message.content}]
+    second = client.chat.completions.create(
+        model=MODEL, messages=[*again, {"role": "user", "content": "Which?"}], max_tokens=4
+    )
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert first.usage.prompt_tokens - 64 < cached < second.usage.prompt_tokens
+
+
+def test_completions_echo_with_log_probabilities(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="One two three", echo=True, logprobs=2, max_tokens=3, temperature=0
+    )
+    choice = answer.choices[0]
+    assert choice.text.startswith("One two three")
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
+    assert "".join(choice.logprobs.tokens) == choice.text
+
+
+def test_mistakes_have_types(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="absent", messages=QUESTION)
+    long = [{"role": "user", "content": "word " * 4000}]
+    with pytest.raises(openai.BadRequestError, match="2048"):
+        client.chat.completions.create(model=MODEL, messages=long)
+
+
+async def test_32_streams_half_of_them_dropped(server: Server) -> None:
+    """Slots and pages come back, whoever leaves; those who stay get their whole answer."""
+    url = f"http://127.0.0.1:{server.port}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+
+        async def follow(index: int) -> str:
+            stream = await client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": f"Count up from {index}, slowly."}],
+                max_tokens=24,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            text = ""
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+                if index % 2 and text:
+                    await stream.close()
+                    return "dropped"
+                if chunk.choices[0].finish_reason:
+                    return str(chunk.choices[0].finish_reason)
+            return "cut off"
+
+        ends = await asyncio.gather(*(follow(index) for index in range(32)))
+    assert ends == ["length", "dropped"] * 16
+    for name in ("triptych_jobs_running", "triptych_jobs_waiting", "triptych_kv_pages_leased"):
+        eventually(lambda name=name: gauge(server, name) == 0)

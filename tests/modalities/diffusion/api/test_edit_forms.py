@@ -1,0 +1,182 @@
+"""The images API with pictures of the caller's: forms, and what comes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.http import documents, in_process
+from support.image_app import (
+    EDITS,
+    VARIATIONS,
+    PaintingEngine,
+    image_model,
+    make_image_app,
+    make_image_service,
+    opened,
+)
+from support.pictures import hole_mask, picture, saved
+
+from triptych.modalities.diffusion.wire import AdapterUse, StepCache
+
+PNG = ("a.png", saved(picture(128, 128)), "image/png")
+MASK = ("m.png", hole_mask(128, 128, (0, 0, 64, 64)), "image/png")
+
+
+async def send(
+    path: str, files: Any, engine: PaintingEngine | None = None, **fields: Any
+) -> httpx.Response:
+    engine = engine or PaintingEngine()
+    service = make_image_service(engine, image_model(max_references=3))
+    async with in_process(make_image_app(engine, service)) as client:
+        return await client.post(path, data={"model": "paint", **fields}, files=files)
+
+
+async def test_an_edit_sends_pictures_and_mask() -> None:
+    engine = PaintingEngine()
+    reply = await send(
+        EDITS,
+        {"image": PNG, "mask": MASK},
+        engine,
+        prompt="a hat",
+        n="2",
+        size="128x128",
+        seed="5",
+        steps="6",
+        guidance="1.5",
+        strength="0.5",
+        output_format="jpeg",
+        output_compression="80",
+    )
+    assert reply.status_code == 200, reply.text
+    (request,) = engine.submitted.values()
+    assert (request.num_images, request.num_steps, request.seed) == (2, 6, 5)
+    assert (request.guidance_scale, request.strength) == (1.5, 0.5)
+    assert len(request.sources) == 1
+    assert request.sources[0].rgb == picture(128, 128).tobytes()
+    assert request.mask.count(255) == 64 * 64
+    told = reply.json()
+    assert [opened(entry["b64_json"]).format for entry in told["data"]] == ["JPEG", "JPEG"]
+    assert told["usage"]["input_tokens_details"]["image_tokens"] == 64
+
+
+async def test_several_pictures() -> None:
+    engine = PaintingEngine()
+    files = [("image[]", (f"{n}.png", saved(picture(64, 64 + n)), "image/png")) for n in range(3)]
+    reply = await send(EDITS, files, engine, prompt="together")
+    assert reply.status_code == 200, reply.text
+    (request,) = engine.submitted.values()
+    assert [source.height for source in request.sources] == [64, 65, 66]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache": '{"name": "planned", "num_computed": 4}', "lora": '[{"name": "ink"}]'},
+        {"cache[name]": "planned", "cache[num_computed]": "4", "lora[][name]": "ink"},
+    ],
+)
+async def test_objects_in_a_form(fields: dict[str, str]) -> None:
+    engine = PaintingEngine()
+    reply = await send(EDITS, {"image": PNG}, engine, prompt="a hat", **fields)
+    assert reply.status_code == 200, reply.text
+    (request,) = engine.submitted.values()
+    assert request.cache == StepCache(name="planned", num_computed=4)
+    assert request.adapters == (AdapterUse("ink", 1.0),)
+
+
+async def test_objects_come_as_openai_takes_them_apart() -> None:
+    whole = {
+        "cache": {"name": "teacache", "coefficients": [-4.5, 2], "max_skips": 3},
+        "lora": [{"name": "ink", "scale": 0.5}, {"name": "sketch", "scale": 2}],
+    }
+    engine = PaintingEngine()
+    with openai.OpenAI(api_key="none") as client:
+        fields = client._serialize_multipartform(whole)
+    reply = await send(EDITS, {"image": PNG}, engine, prompt="a hat", **fields)
+    assert reply.status_code == 200, reply.text
+    (request,) = engine.submitted.values()
+    assert request.cache == StepCache(name="teacache", coefficients=(-4.5, 2.0), max_skips=3)
+    assert request.adapters == (AdapterUse("ink", 0.5), AdapterUse("sketch", 2.0))
+
+
+async def test_an_edit_streams_events_of_its_own() -> None:
+    reply = await send(
+        EDITS, {"image": PNG}, prompt="a hat", stream="true", partial_images="1", progress="true"
+    )
+    kinds = [event["type"] for event in documents(reply.text)]
+    assert set(kinds) == {"image_edit.progress", "image_edit.partial_image", "image_edit.completed"}
+    assert kinds[-1] == "image_edit.completed"
+
+
+async def test_a_variation_needs_a_picture_alone() -> None:
+    engine = PaintingEngine()
+    reply = await send(VARIATIONS, {"image": PNG}, engine, n="2", size="64x64")
+    assert reply.status_code == 200, reply.text
+    assert len(reply.json()["data"]) == 2
+    (request,) = engine.submitted.values()
+    assert (request.prompt, request.width, len(request.sources)) == ("", 64, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "files", "fields", "status", "param"),
+    [
+        (EDITS, {}, {"prompt": "x"}, 400, "image"),
+        (EDITS, {"image": PNG}, {}, 400, "prompt"),
+        (EDITS, {"mask": MASK}, {"prompt": "x"}, 400, "image"),
+        (EDITS, {"image": PNG, "markup": PNG}, {"prompt": "x"}, 400, "image"),
+        (EDITS, [("image[]", PNG)] * 4, {"prompt": "x"}, 400, "image"),
+        (EDITS, [("image[]", PNG)] * 17, {"prompt": "x"}, 400, "image"),
+        (EDITS, {"image": PNG}, {"prompt": "x", "strength": "2"}, 400, "strength"),
+        (EDITS, {"image": PNG}, {"prompt": "x", "n": "two"}, 400, "n"),
+        (EDITS, {"image": PNG}, {"prompt": "x", "cache": "{"}, 400, None),
+        (
+            EDITS,
+            {"image": PNG},
+            {"prompt": "x", "cache": "off", "cache[name]": "off"},
+            400,
+            "cache",
+        ),
+        (EDITS, {"image": PNG}, {"prompt": "x", "input_fidelity": "high"}, 400, "input_fidelity"),
+        (
+            EDITS,
+            {"image": PNG},
+            {"prompt": "x", "lora[][name]": ["ink", "ink"], "lora[][scale]": "1"},
+            400,
+            "lora",
+        ),
+        (
+            EDITS,
+            {"image": PNG},
+            {"prompt": "x", "cache[order]": "1", "cache[order][]": "2"},
+            400,
+            "cache",
+        ),
+        (EDITS, {"image": PNG}, {"prompt": "x", "unknown": "x"}, 400, "unknown"),
+        (EDITS, {"image": PNG}, {"prompt": "x", "model": "crayon"}, 404, "model"),
+        (EDITS, {"image": PNG, "mask": PNG}, {"prompt": "x"}, 400, "mask"),
+        (EDITS, {"image": ("a", b"GIF89a")}, {"prompt": "x"}, 415, "image"),
+        (EDITS, {"image": ("a.jpg", PNG[1], "image/jpeg")}, {"prompt": "x"}, 415, "image"),
+        (VARIATIONS, {}, {}, 400, "image"),
+        (VARIATIONS, {"image": PNG}, {"prompt": "x"}, 400, "prompt"),
+        (VARIATIONS, {"image": PNG}, {"stream": "true"}, 400, "stream"),
+        (VARIATIONS, {"image": PNG, "mask": MASK}, {}, 400, "image"),
+    ],
+)
+async def test_mistakes_in_forms_are_named(
+    path: str, files: Any, fields: dict[str, str], status: int, param: str | None
+) -> None:
+    engine = PaintingEngine()
+    no_file = {"n": (None, "1")}
+    reply = await send(path, files or no_file, engine, **fields)
+    assert reply.status_code == status, reply.text
+    assert reply.json()["error"]["param"] == param
+    assert engine.submitted == {}
+
+
+async def test_an_edit_without_a_form_is_refused() -> None:
+    async with in_process(make_image_app(PaintingEngine())) as client:
+        reply = await client.post(EDITS, json={"prompt": "x"})
+    assert reply.status_code == 415

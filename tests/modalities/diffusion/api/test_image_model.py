@@ -1,0 +1,72 @@
+"""What the API knows of an image model by its folder, and the sizes it draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.image_app import image_model, write_image_folder
+
+from triptych.core.errors import InvalidRequest, WeightsError
+from triptych.modalities.diffusion.api.image_model import MAX_ASPECT, ImageModel
+
+PAINT = image_model()
+MOST = 10**9
+
+
+def test_facts_come_from_the_json_files(tmp_path: Path) -> None:
+    model = ImageModel.open(write_image_folder(tmp_path))
+    assert (model.name, model.multiple, model.default_size) == ("pix", 16, (512, 512))
+    assert model.abilities.default_steps == 20
+    assert "dpm++2m" in model.samplers
+
+
+def test_a_model_may_tell_its_own_size(tmp_path: Path) -> None:
+    model = ImageModel.open(write_image_folder(tmp_path, "FluxPipeline", default_size=128))
+    assert model.default_size == (128, 128)
+    plain = ImageModel.open(write_image_folder(tmp_path / "plain", "FluxPipeline"))
+    assert plain.default_size == (1024, 1024)
+
+
+def test_an_unknown_pipeline_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="MysteryPipeline"):
+        ImageModel.open(write_image_folder(tmp_path, "MysteryPipeline"))
+
+
+@pytest.mark.parametrize("size", [(128, 128), (32, 32), (96, 288), (384, 128), (256, 256)])
+def test_sizes_that_are_drawn(size: tuple[int, int]) -> None:
+    PAINT.check_size(size, max_pixels=256 * 256)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ((100, 128), "multiples of 16"),
+        ((16, 16), "32 to 512"),
+        ((528, 256), "32 to 512"),
+        ((20_000, 20_000), "32 to 512"),
+        ((512, 160), "3 times"),
+        ((272, 256), "65536 pixels"),
+    ],
+)
+def test_sizes_that_are_not(size: tuple[int, int], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told) as refused:
+        PAINT.check_size(size, max_pixels=MOST)
+    assert refused.value.param == "size"
+    assert "128x128" in refused.value.message
+
+
+def test_the_server_may_allow_less() -> None:
+    with pytest.raises(InvalidRequest, match="20000 pixels"):
+        PAINT.check_size((160, 160), max_pixels=20_000)
+
+
+@given(width=st.integers(1, 9000), height=st.integers(1, 9000))
+def test_a_size_like_a_picture_can_always_be_drawn(width: int, height: int) -> None:
+    size = PAINT.size_like((width, height))
+    PAINT.check_size(size, max_pixels=MOST)
+    assert 0.5 < size[0] * size[1] / PAINT.default_pixels < 1.5
+    aspect = min(max(width / height, 1 / MAX_ASPECT), MAX_ASPECT)
+    assert 0.7 < size[0] / size[1] / aspect < 1.4

@@ -1,0 +1,233 @@
+"""The Python object, in front of an engine that draws plain colours."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageChops, ImageStat
+from support.image_engine import COLOURS, PlainEngine, open_plain
+from support.pictures import hole_mask, picture, saved
+
+from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
+from triptych.modalities.diffusion.api.pipeline import DrawOptions, ImagePipeline, kind_of
+from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
+
+
+@pytest.fixture
+def engine() -> PlainEngine:
+    return PlainEngine()
+
+
+@pytest.fixture
+def draw(engine: PlainEngine) -> Iterator[ImagePipeline]:
+    with open_plain(engine) as pipeline:
+        yield pipeline
+
+
+def asked(engine: PlainEngine) -> ImageRequest:
+    return list(engine.submitted.values())[-1]
+
+
+def test_a_call_returns_the_pictures(draw: ImagePipeline, engine: PlainEngine) -> None:
+    pictures = draw("a red apple", num_images=3, seed=5, size=(64, 32), num_steps=4)
+    assert [found.index for found in pictures] == [0, 1, 2]
+    for found, colour in zip(pictures, COLOURS, strict=True):
+        assert found.image.size == (64, 32)
+        assert found.image.getpixel((3, 3)) == colour
+        assert (found.seed, found.num_steps, found.num_computed) == (5, 4, 2)
+        assert found.elapsed_s > 0
+    request = asked(engine)
+    assert (request.prompt, request.num_images, request.seed) == ("a red apple", 3, 5)
+    assert not request.has_progress
+
+
+def test_the_seed_that_was_drawn_is_told(draw: ImagePipeline, engine: PlainEngine) -> None:
+    (found,) = draw("a red apple")
+    assert found.seed == asked(engine).seed
+
+
+def test_options_reach_the_engine(draw: ImagePipeline, engine: PlainEngine) -> None:
+    draw(
+        "a hen",
+        negative_prompt="blurry",
+        guidance_scale=3.5,
+        sampler="heun",
+        cache=StepCache(name="teacache", threshold=0.2),
+        adapters={"ink": 0.5},
+    )
+    request = asked(engine)
+    assert (request.negative_prompt, request.guidance_scale) == ("blurry", 3.5)
+    assert (request.sampler, request.adapters) == ("heun", (AdapterUse("ink", 0.5),))
+    assert request.cache == StepCache(name="teacache", threshold=0.2)
+    draw("a hen", cache="off")
+    assert asked(engine).cache == StepCache(name="off")
+
+
+def test_a_stream_tells_of_each_step_and_shows_previews(draw: ImagePipeline) -> None:
+    told = list(draw.stream("a hen", num_previews=2, num_steps=4))
+    assert told[0].queue_position == 1
+    previews = [progress.preview for progress in told if progress.preview is not None]
+    assert [preview.size for preview in previews] == [(8, 8), (8, 8)]
+    steps = [(progress.step, progress.num_steps) for progress in told if progress.num_steps]
+    assert steps == sorted(steps)
+    assert [progress.picture is None for progress in told] == [True] * (len(told) - 1) + [False]
+    assert told[-1].picture is not None
+    assert told[-1].picture.image.size == (64, 64)
+
+
+def test_leaving_a_stream_early_cancels_it(draw: ImagePipeline, engine: PlainEngine) -> None:
+    engine.is_endless = True
+    stream = draw.stream("a hen")
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    engine.is_endless = False
+    draw("a hen")
+    assert len(engine.cancelled) == 1
+
+
+async def test_async_twins_work_on_any_loop(draw: ImagePipeline) -> None:
+    one, two = await asyncio.gather(draw.acall("a hen"), draw.acall("a fox", num_images=2))
+    assert (len(one), len(two)) == (1, 2)
+    told = [progress async for progress in draw.astream("a hen", num_steps=3)]
+    assert told[-1].picture is not None
+
+
+@pytest.mark.parametrize("form", ["image", "bytes", "path", "text"])
+def test_pictures_are_begun_from(
+    draw: ImagePipeline, engine: PlainEngine, tmp_path: Path, form: str
+) -> None:
+    path = tmp_path / "source.png"
+    path.write_bytes(saved(picture(48, 48)))
+    forms: dict[str, Any] = {
+        "image": picture(48, 48),
+        "bytes": path.read_bytes(),
+        "path": path,
+        "text": str(path),
+    }
+    draw("a hen", image=forms[form], strength=0.4)
+    request = asked(engine)
+    assert request.strength == 0.4
+    (source,) = request.sources
+    assert (source.width, source.height) == (64, 64)
+    draw("a hen", image=[picture(), picture()])
+    assert len(asked(engine).sources) == 2
+
+
+def test_a_variation_has_no_words(draw: ImagePipeline, engine: PlainEngine) -> None:
+    draw(image=picture(64, 64))
+    assert asked(engine).prompt == ""
+    with pytest.raises(InvalidRequest):
+        draw()
+
+
+def test_masks_are_white_or_transparent_where_the_picture_may_change(
+    draw: ImagePipeline, engine: PlainEngine
+) -> None:
+    white = Image.new("L", (64, 64))
+    white.paste(255, (0, 0, 32, 64))
+    for mask in (white, hole_mask(64, 64, (0, 0, 32, 64))):
+        draw("a hen", image=picture(64, 64), mask=mask)
+        found = Image.frombytes("L", (64, 64), asked(engine).mask)
+        assert found.tobytes() == white.tobytes()
+    with pytest.raises(InvalidRequest, match="mask is no picture"):
+        draw("a hen", image=picture(64, 64), mask=b"nonsense")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.png", "png"), ("a.JPG", "jpeg"), ("a.b.jpeg", "jpeg"), ("x.webp", "webp")],
+)
+def test_files_are_saved_in_the_format_of_their_name(
+    draw: ImagePipeline, tmp_path: Path, name: str, kind: str
+) -> None:
+    (found,) = draw("a hen")
+    assert kind_of(name) == kind
+    found.save(tmp_path / name)
+    with Image.open(tmp_path / name) as image:
+        assert (image.format or "").lower() == kind
+        assert image.size == (64, 64)
+
+
+def test_a_name_without_a_format_says_what_to_do(draw: ImagePipeline, tmp_path: Path) -> None:
+    (found,) = draw("a hen")
+    with pytest.raises(ConfigError, match=r"call it \.png, \.jpeg, \.webp, or name the format"):
+        found.save(tmp_path / "picture.doc")
+    found.save(tmp_path / "picture.doc", kind="png")
+    with Image.open(io.BytesIO(found._repr_png_())) as image:
+        assert image.size == (64, 64)
+
+
+def test_mistakes_say_what_to_do(draw: ImagePipeline, engine: PlainEngine) -> None:
+    with pytest.raises(InvalidRequest, match="64x64"):
+        draw("a hen", size=(63, 64))
+    with pytest.raises(ConfigError, match=r"source\.png cannot be read"):
+        draw("a hen", image="/no/such/source.png")
+    with pytest.raises(TypeError, match="promt"):
+        draw("a hen", promt="x")  # type: ignore[call-arg]
+    engine.error = NonFinite("NaN.")
+    with pytest.raises(NonFinite):
+        draw("a hen")
+
+
+def test_what_the_model_can_do_is_told(draw: ImagePipeline) -> None:
+    assert draw.model.default_size == (64, 64)
+    assert draw.model.samplers == ("euler", "heun")
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[ImagePipeline]:
+    with ImagePipeline.from_pretrained(progress=False, threads=1) as pipeline:
+        yield pipeline
+
+
+def test_a_real_picture_is_the_same_alone_and_in_company(embedded: ImagePipeline) -> None:
+    options = DrawOptions(num_steps=4, seed=3, cache="off")
+    together = embedded("a red apple", num_images=3, **options)
+    (alone,) = embedded("a red apple", **options)
+    assert alone.image.size == embedded.model.default_size
+    assert (alone.num_steps, alone.num_computed) == (4, 4)
+    assert len({picture.image.tobytes() for picture in together}) == 3
+    difference = ImageChops.difference(alone.image, together[0].image)
+    assert max(high for _, high in difference.getextrema()) <= 4
+
+
+def test_a_real_picture_can_be_watched_and_left(embedded: ImagePipeline) -> None:
+    told = list(embedded.stream("a red apple", num_previews=2, num_steps=6, cache="off"))
+    assert sum(progress.preview is not None for progress in told) == 2
+    assert told[-1].picture is not None
+    assert {progress.step for progress in told} >= {1, 2, 3, 4, 5}
+    for _ in range(20):  # more than may be drawn at once: a leak would block the last ones
+        stream = embedded.stream("a red apple", num_steps=50, cache="off")
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    assert len(embedded("a red apple", num_steps=2)) == 1
+
+
+def test_a_real_cache_skips_steps_and_changes_the_picture_a_little(embedded: ImagePipeline) -> None:
+    options = DrawOptions(num_steps=16, seed=3)
+    (whole,) = embedded("a red apple", cache="off", **options)
+    cache = StepCache(name="taylorseer", interval=2, warmup=6)
+    (cached,) = embedded("a red apple", cache=cache, **options)
+    assert (whole.num_computed, cached.num_computed) == (16, 11)
+    assert whole.image.tobytes() != cached.image.tobytes()
+    difference = ImageChops.difference(whole.image, cached.image)
+    assert ImageStat.Stat(difference).mean[0] < 4
+
+
+def test_a_real_picture_is_begun_from(embedded: ImagePipeline) -> None:
+    red = Image.new("RGB", (128, 128), (220, 30, 30))
+    (near,) = embedded("an apple on red", image=red, strength=0.25, num_steps=8, cache="off")
+    far = ImageStat.Stat(ImageChops.difference(near.image, red)).mean
+    assert sum(far) / 3 < 40
+    assert near.num_computed == 2
+
+
+def test_the_embedded_model_comes_calibrated(embedded: ImagePipeline) -> None:
+    for num_steps, most in ((50, 17), (28, 14), (20, 10)):
+        (found,) = embedded("a red apple", num_steps=num_steps, seed=1)
+        assert 2 <= found.num_computed <= most

@@ -1,0 +1,194 @@
+"""Loading an image model: what it takes, what it gives back, and what it can draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.image_folders import save_pipeline
+from support.image_runner import PIPELINE, Easel, image_request, open_painter
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from triptych.core.config import Config, ImageOptions, ModelOptions
+from triptych.core.devices.device import Device
+from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError
+from triptych.core.ledger import Ledger
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.caches.methods import Level
+from triptych.modalities.diffusion.engine.costs import DrawingCosts
+from triptych.modalities.diffusion.engine.loader import DiffusionLoader, measure
+from triptych.modalities.diffusion.engine.preview import FILE_NAME, Preview
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+from triptych.modalities.diffusion.engine.runner import DenoiseRunner
+from triptych.modalities.diffusion.wire import AdapterUse, StepCache
+from triptych.schedulers.base import LoadedModel
+
+MANY = 2**31
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_pipeline(folder, PIPELINE)
+    return folder
+
+
+def load(folder: Path, ledger: Ledger, cache_dir: Path, **images: Any) -> LoadedModel:
+    config = Config(
+        models=ModelOptions(cache_dir=str(cache_dir), dtype="float32"),
+        images=ImageOptions(**images),
+    )
+    resolved = ResolvedModel(name="m", reference=str(folder), folder=str(folder), digest="d")
+    loader = DiffusionLoader(resolved, config, Device(torch.device("cpu")), ledger)
+    told: list[float] = []
+    loaded = loader.load(told.append)
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1.0)
+    return loaded
+
+
+def painter_of(loaded: LoadedModel) -> Any:
+    assert isinstance(loaded.runner, DenoiseRunner)
+    return loaded.runner._painter
+
+
+def test_every_byte_has_an_owner_and_comes_back(folder: Path, tmp_path: Path) -> None:
+    ledger = Ledger(MANY)
+    loaded = load(folder, ledger, tmp_path)
+    held = ledger.by_owner()
+    assert held.keys() == {
+        f"m/{name}"
+        for name in ("transformer", "text_encoder", "vae", "prompts", "activations", "pictures")
+    }
+    painter = painter_of(loaded)
+    model = painter.recipe.model
+    assert held["m/transformer"] == sum(tensor.nbytes for tensor in model.parameters())
+    easel = Easel(painter)
+    easel.encode(image_request())
+    easel.run("release", dropped=tuple(easel.runner._pictures))
+    loaded.close()
+    assert ledger.available_bytes == MANY
+    ledger.check()
+
+
+def test_closing_with_pictures_under_way_lets_go_of_them(folder: Path, tmp_path: Path) -> None:
+    ledger = Ledger(MANY)
+    loaded = load(folder, ledger, tmp_path)
+    easel = Easel(painter_of(loaded))
+    easel.runner = cast("DenoiseRunner", loaded.runner)
+    easel.encode(image_request(), image_request(seed=9))
+    loaded.close()
+    assert ledger.available_bytes == MANY
+
+
+@pytest.mark.parametrize("left_out", ["transformer", "prompts", "activations"])
+def test_a_model_that_does_not_fit_holds_nothing(
+    folder: Path, tmp_path: Path, left_out: str
+) -> None:
+    loaded = load(folder, plenty := Ledger(MANY), tmp_path)
+    before = ("text_encoder", "vae", "transformer", "prompts", "activations")
+    held = plenty.by_owner()
+    budget = sum(held[f"m/{name}"] for name in before[: before.index(left_out)]) + 1000
+    loaded.close()
+    ledger = Ledger(budget)
+    with pytest.raises(MemoryBudgetExceeded, match=f"m/{left_out}"):
+        load(folder, ledger, tmp_path)
+    assert ledger.available_bytes == budget
+
+
+def test_a_damaged_model_holds_nothing(tmp_path: Path) -> None:
+    save_pipeline(tmp_path / "model", PIPELINE)
+    (weights,) = (tmp_path / "model" / "transformer").glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    ledger = Ledger(MANY)
+    with pytest.raises(WeightsError, match="transformer"):
+        load(tmp_path / "model", ledger, tmp_path)
+    assert ledger.available_bytes == MANY
+
+
+def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
+    save_pipeline(tmp_path / "model", PIPELINE)
+    path = tmp_path / "model" / FILE_NAME
+    save_file({"weight": torch.zeros(3, 4), "bias": torch.tensor([0.0, 0.2, 1.0])}, path)
+    loaded = load(tmp_path / "model", Ledger(MANY), tmp_path)
+    drawn = painter_of(loaded)._viewer._preview.draw(torch.randn(4, 5, 6))
+    assert drawn.shape == (3, 5, 6)
+    assert drawn[:, 2, 3].tolist() == pytest.approx([0.0, 0.2, 1.0])
+    loaded.close()
+    for spoiled in (
+        {"weight": torch.zeros(4, 3), "bias": torch.zeros(3)},
+        {"bias": torch.zeros(3)},
+    ):
+        save_file(spoiled, path)
+        with pytest.raises(WeightsError, match=FILE_NAME):
+            load(tmp_path / "model", Ledger(MANY), tmp_path)
+
+
+def test_what_can_never_be_drawn_is_refused_at_once() -> None:
+    painter = open_painter()
+    with torch.inference_mode():
+        costs = DrawingCosts.of(painter.recipe)
+
+    def cost(**fields: Any) -> Any:
+        return measure(painter, costs, image_request(**fields), max_pixels=128 * 128)
+
+    plain = cost()
+    assert (plain.num_tokens, plain.num_pixels) == (16, 64 * 64)
+    assert cost(width=128).num_tokens == 2 * plain.num_tokens
+    assert cost(cache=StepCache(name="magcache")).state_bytes > plain.state_bytes
+    for fields, param in (
+        ({"width": 60}, "size"),
+        ({"width": 512}, "size"),
+        ({"mask": b"1"}, "mask"),
+        ({"strength": 0.5}, "strength"),
+        ({"adapters": (AdapterUse("none", 1.0),)}, None),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            cost(**fields)
+        assert param is None or caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "name", ["off", "planned", "taylorseer", "teacache", "first-block", "magcache"]
+)
+def test_a_picture_takes_no_more_than_it_was_measured_at(name: str) -> None:
+    easel = Easel(open_painter())
+    with torch.inference_mode():
+        costs = DrawingCosts.of(easel.painter.recipe)
+    request = image_request(num_steps=9, cache=StepCache(name=name))  # type: ignore[arg-type]
+    cost = measure(easel.painter, costs, request, max_pixels=128 * 128)
+    (key,) = easel.encode(request)
+    easel.denoise([key], num_steps=8)
+    pools = easel.painter.pools._pools.values()
+    held = sum(pool.num_used * pool._cells[0].nbytes for pool in pools)
+    held += easel.painter._prompts._cache.num_bytes
+    assert 0 < held <= cost.state_bytes
+    method = easel.painter.understand(request).cache
+    assert method is None or method.level in (Level.SPAN, Level.VELOCITY)
+
+
+class _Mixed:
+    """Latents that are a mixture of the mean colours they stand for, and a little more."""
+
+    mixture = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -0.5], [0.3, 0.0, 2.0], [1.0, 1.0, 1.0]])
+    vae = SimpleNamespace(config={"block_out_channels": (4, 4)})
+    device = torch.device("cpu")
+
+    def picture_sample(self, picture_3HW: Tensor, generator: None) -> Tensor:
+        return torch.einsum("cr,rhw->chw", self.mixture, avg_pool2d(picture_3HW, 2)) - 0.4
+
+    def to_latents(self, sample: Tensor, request: Any) -> Tensor:
+        return sample
+
+
+def test_a_fitted_map_finds_the_colours() -> None:
+    recipe = _Mixed()
+    preview = Preview.fit(cast("Recipe", recipe))
+    colours = torch.rand((3, 8, 8), generator=torch.Generator().manual_seed(5))
+    drawn = preview.draw(recipe.picture_sample(colours, None))
+    assert float((drawn - avg_pool2d(colours, 2)).abs().max()) < 0.05

@@ -1,0 +1,137 @@
+"""What the API says of a pipeline, and what its recipe does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.diffusers_pipelines import components
+
+from triptych.core.errors import InvalidRequest, WeightsError
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
+from triptych.modalities.diffusion.engine.recipes.references import Referring
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.spec import PIPELINES, abilities_of, downscale
+
+pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
+SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_recipes_agree(name: str) -> None:
+    recipe = open_recipe(name, {**components(name), "scheduler": SCHEDULER})
+    abilities = abilities_of(name)
+    assert recipe.abilities == abilities
+    assert isinstance(recipe, Referring) == (abilities.max_references > 0)
+    assert abilities.is_guided(abilities.default_guidance) == abilities.has_negative
+    side = 4 * recipe.pixel_multiple
+    request = PictureRequest(prompt="", width=side, height=2 * side)
+    noise = torch.zeros(recipe.latent_shape(request))
+    latents = recipe.to_latents(recipe.to_sample(noise), request)
+    assert latents.shape[1] == 2 * latents.shape[2] == 8 * abilities.patch
+
+
+def test_all_but_an_older_name_are_of_diffusers() -> None:
+    assert [name for name in PIPELINES if not hasattr(diffusers, name)] == [
+        "Lumina2Text2ImgPipeline"
+    ]
+
+
+def test_unknown_pipelines_are_named() -> None:
+    with pytest.raises(WeightsError, match=r"Mystery is no pipeline known here.*FluxPipeline"):
+        abilities_of("Mystery")
+
+
+def test_a_model_deaf_to_guidance_is_asked_twice() -> None:
+    told = abilities_of("FluxPipeline", {"guidance_embeds": True})
+    assert not told.is_guided(3.5)
+    deaf = abilities_of("FluxPipeline", {"guidance_embeds": False})
+    assert deaf.has_negative
+    assert deaf.is_guided(3.5)
+    assert not deaf.is_guided(deaf.default_guidance)
+
+
+def test_a_distilled_model_has_one_branch() -> None:
+    assert abilities_of("Flux2KleinPipeline").is_guided(4.0)
+    assert not abilities_of("Flux2KleinPipeline", {}, {"is_distilled": True}).is_guided(4.0)
+
+
+def test_a_model_may_tell_its_own_defaults() -> None:
+    own = abilities_of("FluxPipeline", {}, {"default_steps": 9, "default_guidance": 2.5})
+    assert (own.default_steps, own.default_guidance) == (9, 2.5)
+
+
+# As published: autoencoder and model of SD 1.5, SDXL, Sana 1024, SD3.5, FLUX.1 and Wan 2.1.
+PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any], int, tuple[int, int]]] = [
+    (
+        "StableDiffusionPipeline",
+        {"sample_size": 64},
+        {"block_out_channels": [1] * 4},
+        8,
+        (512, 512),
+    ),
+    (
+        "StableDiffusionXLPipeline",
+        {"sample_size": 128},
+        {"block_out_channels": [1] * 4},
+        8,
+        (1024,) * 2,
+    ),
+    ("SanaPipeline", {"sample_size": 32}, {"encoder_block_out_channels": [1] * 6}, 32, (1024,) * 2),
+    (
+        "StableDiffusion3Pipeline",
+        {"sample_size": 128},
+        {"block_out_channels": [1] * 4},
+        16,
+        (1024,) * 2,
+    ),
+    ("FluxPipeline", {}, {"block_out_channels": [1] * 4}, 16, (1024, 1024)),
+    ("WanPipeline", {}, {"temperal_downsample": [False, True, True]}, 16, (832, 480)),
+]
+
+
+@pytest.mark.parametrize(("name", "model", "vae", "multiple", "size"), PUBLISHED)
+def test_sizes_come_of_the_files(
+    name: str, model: dict[str, Any], vae: dict[str, Any], multiple: int, size: tuple[int, int]
+) -> None:
+    abilities = abilities_of(name)
+    assert abilities.pixel_multiple(vae) == multiple == downscale(vae) * abilities.patch
+    assert abilities.default_size(model, vae, {}) == size
+    assert abilities.default_size(model, vae, {"default_size": 128}) == (128, 128)
+
+
+@given(
+    name=st.sampled_from(PIPELINES),
+    num_steps=st.integers(1, 100),
+    strength=st.floats(0, 1),
+)
+def test_more_strength_never_begins_later(name: str, num_steps: int, strength: float) -> None:
+    abilities = abilities_of(name)
+    first = abilities.first_step(num_steps, strength)
+    assert 0 <= first <= num_steps
+    assert abilities.first_step(num_steps, 1.0) == 0
+    assert abilities.first_step(num_steps, min(1.0, strength + 0.1)) <= first
+    begins = abilities.begins and abilities.max_pictures > 0
+    checked = {"num_steps": num_steps, "strength": strength, "has_mask": False}
+    if begins and first < num_steps:
+        abilities.check_pictures(1, **checked)
+    else:
+        with pytest.raises(InvalidRequest):
+            abilities.check_pictures(1, **checked)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_pictures", "said"),
+    [
+        ("QwenImageEditPipeline", 0, "edits pictures: give it one"),
+        ("FluxPipeline", 2, "2 pictures are too many: this model takes 1"),
+        ("Flux2KleinPipeline", 11, "11 pictures are too many: this model takes 10"),
+    ],
+)
+def test_too_many_and_too_few_pictures(name: str, num_pictures: int, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        abilities_of(name).check_pictures(num_pictures, num_steps=4, strength=None, has_mask=False)

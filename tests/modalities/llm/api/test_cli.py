@@ -1,0 +1,239 @@
+"""`triptych chat` and `triptych generate`: what they read, print and write."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.text_models import ScriptedClient, write_text_folder
+
+from triptych.core import logs
+from triptych.core.config import ModelOptions, ScheduleOptions
+from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
+from triptych.core.loop_thread import LoopThread
+from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.modalities.llm.api import cli
+from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline
+from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.text import TextModel
+from triptych.schedulers.admission import Admission
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Iterator[ChatPipeline]:
+    """A pipeline whose model answers every prompt with "ok", and "boom" with an error."""
+    model = TextModel.open(write_text_folder(tmp_path / "model"), ModelOptions())
+    boom = model.encode_text("boom")
+
+    def script(request: TokenRequest) -> Sequence[TokenDelta]:
+        ids = request.prompt_ids
+        if any(ids[at : at + 4] == boom for at in range(len(ids))):
+            raise NonFinite("The model produced NaN.")
+        return [
+            TokenDelta(token_ids=model.encode_text("ok")),
+            TokenDelta(finish_reason="stop", stop_token_id=2),
+        ]
+
+    admission = Admission(options=ScheduleOptions(max_batch_size=2, max_queue_size=6))
+    service = LlmService(ScriptedClient(script), [model], admission)
+    with ChatPipeline(service, "tiny", LoopThread("test")) as opened:
+        yield opened
+
+
+def runner(command: str, pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(cli, "_open_pipeline", lambda args: pipeline)
+
+    def run(*argv: str) -> int:
+        parser = argparse.ArgumentParser()
+        getattr(cli, f"add_{command}_arguments")(parser)
+        return int(getattr(cli, f"run_{command}")(parser.parse_args(argv)))
+
+    return run
+
+
+@pytest.fixture
+def generate(pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return runner("generate", pipeline, monkeypatch)
+
+
+@pytest.fixture
+def chat(pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return runner("chat", pipeline, monkeypatch)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
+def test_lines_come_back_in_order_with_their_answers(generate: Run, tmp_path: Path) -> None:
+    entries = [
+        {"prompt": "one", "max_tokens": 3, "id": 7},
+        {"messages": [{"role": "user", "content": "two"}], "custom_id": "b", "n": 2},
+        {"prompt": "line\u2028separator"},
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries))
+    assert generate("-i", str(source), "-o", str(target)) == 0
+    found = lines(target)
+    for line, entry in zip(found, entries, strict=True):
+        assert {name: line[name] for name in entry} == entry
+    assert [line["text"] for line in found] == ["ok"] * 3
+    assert [line.get("texts") for line in found] == [None, ["ok", "ok"], None]
+    assert [line["completion_tokens"] for line in found] == [3, 6, 3]
+
+
+BAD = [
+    {"prompt": 5},
+    {"prompt": "x", "stop": 5},
+    {"prompt": "x", "max_tokens": "x"},
+    {"prompt": "x", "max_tokens": 0},
+    {"prompt": "x", "n": "3"},
+    {"prompt": "x", "seed": "q"},
+    {"prompt": "x", "seed": 2**70},
+    {"prompt": "x", "temperature": "hot"},
+    {"prompt": "x", "temprature": 1},
+    {"prompt": ["a", "b"]},
+    {"messages": [1, 2]},
+    {"messages": []},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+    {"messages": [{"content": "x"}]},
+    {"prompt": "boom"},
+]
+
+
+def test_a_bad_line_becomes_an_error_line_and_harms_no_other(generate: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    good = {"prompt": "fine"}
+    source.write_text("\n".join(json.dumps(line) for bad in BAD for line in (bad, good)))
+    assert generate("-i", str(source), "-o", str(target), "--batch", "3") == 1
+    found = lines(target)
+    assert [line["text"] for line in found[1::2]] == ["ok"] * len(BAD)
+    codes = [line["error"]["code"] for line in found[::2]]
+    assert codes == ["invalid_request"] * (len(BAD) - 1) + ["non_finite"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((), "No prompts"),
+        (("-i", "absent.jsonl"), "--input absent.jsonl: cannot be read"),
+        (("hi", "-o", "absent/out.jsonl"), "--output absent/out.jsonl: cannot be written"),
+        (("hi", "--batch", "0"), "--batch"),
+        (("-i", "bad.jsonl"), "Line 2"),
+        (("-i", "latin.jsonl"), "UTF-8"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: Sequence[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{nonsense}\n')
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
+    with pytest.raises(ConfigError, match=said):
+        generate(*argv)
+
+
+def test_one_shot_prints_the_answer_alone(chat: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat("hello", "there") == 0
+    assert capsys.readouterr().out == "ok\n"
+
+
+def test_a_conversation_remembers_forgets_and_survives_a_bad_turn(
+    chat: Run,
+    pipeline: ChatPipeline,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    typed = iter(["first", "[/]" * 200, "second", "/reset", "", "third", "/exit"])
+    asked: list[list[Any]] = []
+
+    def stream(messages: list[Any], **options: Any) -> Any:
+        asked.append([message["content"] for message in messages])
+        return ChatPipeline.stream(pipeline, messages, **options)
+
+    monkeypatch.setattr(pipeline, "stream", stream)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    assert chat("--system", "be") == 0
+    assert asked[0] == ["be", "first"]
+    assert asked[2] == ["be", "first", "ok", "second"]
+    assert asked[3] == ["be", "third"]
+    told = capsys.readouterr()
+    assert told.out == "ok\n" * 3
+    assert "do not fit" in told.err
+
+
+def test_control_c_ends_the_answer_but_not_the_conversation(
+    chat: Run, pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = iter(["first", "second", "/exit"])
+    asked: list[list[Any]] = []
+
+    def stream(messages: list[Any], **options: Any) -> Any:
+        asked.append([message["content"] for message in messages])
+        yield "par"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "stream", stream)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    assert chat() == 0
+    assert asked == [["first"], ["first", "par", "second"]]
+
+
+@pytest.mark.parametrize("argv", [("hello",), ()])
+def test_control_c_ends_a_one_shot(
+    chat: Run, pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch, argv: Sequence[str]
+) -> None:
+    def stream(messages: list[Any], **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "stream", stream)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    monkeypatch.setattr("sys.stdin.read", lambda: "piped")
+    with pytest.raises(KeyboardInterrupt):
+        chat(*argv)
+
+
+@pytest.mark.parametrize("level", ["debug", None])
+def test_a_log_level_is_honoured_where_it_is_given(
+    pipeline: ChatPipeline, monkeypatch: pytest.MonkeyPatch, level: str | None
+) -> None:
+    configured: list[str] = []
+    monkeypatch.setattr(logs, "configure", lambda options: configured.append(options.log_level))
+    monkeypatch.setattr(ChatPipeline, "from_config", lambda *args, **options: pipeline)
+    parser = argparse.ArgumentParser()
+    cli.add_chat_arguments(parser)
+    argv = ["hi", *(["--log-level", level] if level else [])]
+    assert cli.run_chat(parser.parse_args(argv)) == 0
+    assert configured == ([level] if level else [])
+
+
+def test_a_closed_pipeline_says_so(pipeline: ChatPipeline) -> None:
+    with pipeline:
+        pipeline.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pipeline("hi")
+
+
+def test_a_batch_may_be_larger_than_the_queue(pipeline: ChatPipeline) -> None:
+    replies = pipeline(["one", "two"] * 10, n=3)
+    assert isinstance(replies, list)
+    assert [[sample.text for sample in reply.samples] for reply in replies] == [["ok"] * 3] * 20
+    with pytest.raises(InvalidRequest, match="at most 8"):
+        pipeline("one", n=9)
+    answers = list(pipeline.map([{"prompt": "one"}] * 20, n=2))
+    assert all(isinstance(answer, ChatAnswer) for answer in answers)
+
+
+async def test_messages_from_python_are_checked(pipeline: ChatPipeline) -> None:
+    reply = await pipeline.acall("hi")
+    assert isinstance(reply, ChatAnswer)
+    with pytest.raises(InvalidRequest, match="text"):
+        await pipeline.acall([{"role": "user", "content": 5}])

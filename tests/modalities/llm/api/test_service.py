@@ -1,0 +1,229 @@
+"""From a call to a stream of text, over an engine that follows a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from support.text_models import Script, ScriptedClient, write_text_folder
+
+from triptych.core.config import ModelOptions, ScheduleOptions
+from triptych.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+)
+from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.modalities.llm.api import service as service_module
+from triptych.modalities.llm.api.service import (
+    GenerateCall,
+    LlmService,
+    SampleDelta,
+    sampling_params,
+)
+from triptych.modalities.llm.api.text import TextModel
+from triptych.schedulers.admission import Admission
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> TextModel:
+    return TextModel.open(write_text_folder(tmp_path), ModelOptions())
+
+
+def saying(model: TextModel, text: str) -> Script:
+    """A script that says `text`, a token a step, and stops."""
+    ids = model.encode_text(text)
+
+    def script(request: TokenRequest) -> Sequence[TokenDelta]:
+        deltas = [
+            TokenDelta(token_ids=(i,), logprobs=(TokenLogprob(i, -0.5, ((i, -0.5),)),)) for i in ids
+        ]
+        return [*deltas, TokenDelta(finish_reason="stop", stop_token_id=2, num_cached_tokens=3)]
+
+    return script
+
+
+def service(model: TextModel, client: ScriptedClient, **schedule: int) -> LlmService:
+    return LlmService(client, [model], Admission(options=ScheduleOptions(**schedule)))
+
+
+def call(text: TextModel, **fields: object) -> GenerateCall:
+    values: dict[str, object] = {
+        "model": "tiny",
+        "prompts": (text.encode_text("hi"),),
+        "sampling": SamplingParams(max_tokens=32),
+        "call_id": "c",
+    }
+    return GenerateCall(**{**values, **fields})  # type: ignore[arg-type]
+
+
+async def collect(service: LlmService, call: GenerateCall) -> list[SampleDelta]:
+    return [delta async for delta in service.generate(call)]
+
+
+async def test_text_usage_and_finish(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "héllo"))
+    deltas = await collect(service(model, client), call(model))
+    assert "".join(delta.text for delta in deltas) == "héllo"
+    last = deltas[-1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", 2)
+    assert last.usage.num_prompt_tokens == 2
+    assert last.usage.num_cached_tokens == 3
+    assert last.usage.num_output_tokens == len(model.encode_text("héllo")) + 1
+
+
+async def test_a_stop_string_ends_the_job_early(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "one two three"))
+    deltas = await collect(service(model, client), call(model, stop=(" t", "three")))
+    assert "".join(delta.text for delta in deltas) == "one"
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", " t")
+    assert client.cancelled == ["c.0"]
+
+
+async def test_samples_have_their_own_index_and_share_the_seed(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "x"))
+    prompts = (model.encode_text("a"), model.encode_text("b"))
+    deltas = await collect(
+        service(model, client), call(model, prompts=prompts, num_samples=3, seed=7)
+    )
+    assert sorted({delta.index for delta in deltas}) == [0, 1, 2, 3, 4, 5]
+    rows = sorted((job, r.sampling.seed, r.sampling.sample_index) for job, r in client.submitted)
+    assert [row[1:] for row in rows] == [(7, 0), (7, 1), (7, 2)] * 2
+
+
+async def test_a_call_without_seed_draws_one(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "x"))
+    for _ in range(2):
+        await collect(service(model, client), call(model))
+    assert len({request.sampling.seed for _, request in client.submitted}) == 2
+
+
+async def test_the_operators_seed_serves_calls_without_one(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "x"))
+    admission = Admission(options=ScheduleOptions())
+    serving = LlmService(client, [model], admission, default_seed=11)
+    await collect(serving, call(model))
+    await collect(serving, call(model, seed=0))
+    assert [request.sampling.seed for _, request in client.submitted] == [11, 0]
+
+
+async def test_leaving_early_cancels_every_sample(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "a long answer"))
+    async with aclosing(service(model, client).generate(call(model, num_samples=4))) as deltas:
+        await anext(deltas)
+    assert sorted(client.cancelled) == [job for job, _ in sorted(client.submitted)]
+    assert client.finished == []
+
+
+async def test_logprobs_carry_text_and_bytes(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "é"))
+    deltas = await collect(service(model, client), call(model))
+    entries = [entry for delta in deltas for entry in delta.logprobs]
+    assert b"".join(entry.data for entry in entries) == "é".encode()
+    assert entries[0].top[0].token_id == entries[0].token_id
+
+
+async def test_echo_brings_the_prompt_first(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "!"))
+    deltas = await collect(service(model, client), call(model, echo=True))
+    assert "".join(delta.text for delta in deltas) == "hi!"
+
+
+async def test_echoed_logprobs_begin_without_one(model: TextModel) -> None:
+    ids = model.encode_text("hi")
+
+    def script(request: TokenRequest) -> Sequence[TokenDelta]:
+        return [
+            TokenDelta(prompt_logprobs=(TokenLogprob(ids[1], -2.0),), finish_reason="length"),
+        ]
+
+    scored = SamplingParams(max_tokens=32, prompt_logprobs=True)
+    serving = service(model, ScriptedClient(script))
+    (delta,) = await collect(serving, call(model, echo=True, sampling=scored))
+    assert [entry.logprob for entry in delta.logprobs] == [None, -2.0]
+
+
+async def test_a_prompt_of_one_token_still_reports_it(model: TextModel) -> None:
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=True)
+    one = call(model, echo=True, sampling=scored, prompts=(model.encode_text("h"),))
+    deltas = await collect(service(model, ScriptedClient(saying(model, "i"))), one)
+    entries = [entry for delta in deltas for entry in delta.logprobs]
+    assert [(entry.text, entry.logprob) for entry in entries] == [("h", None), ("i", -0.5)]
+
+
+async def test_errors_come_before_anything_is_submitted(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "x"))
+    serving = service(model, client)
+    bad: list[tuple[type[Exception], dict[str, object]]] = [
+        (NotFound, {"model": "other"}),
+        (InvalidRequest, {"num_samples": 0}),
+        (InvalidRequest, {"seed": 2**70}),
+        (InvalidRequest, {"sampling": SamplingParams(max_tokens=0)}),
+        (InvalidRequest, {"num_samples": 10**6}),
+        (InvalidRequest, {"stop": ("",)}),
+        (InvalidRequest, {"prompts": ((),)}),
+        (InvalidRequest, {"prompts": ((259,),)}),
+        (InvalidRequest, {"sampling": SamplingParams(temperature=float("nan"))}),
+        (InvalidRequest, {"sampling": SamplingParams(logit_bias=((999, 1.0),))}),
+        (ContextLengthExceeded, {"sampling": SamplingParams(max_tokens=255)}),
+    ]
+    for error, fields in bad:
+        with pytest.raises(error):
+            await collect(serving, call(model, **fields))
+    assert client.submitted == []
+
+
+async def test_overload_is_refused_and_admission_comes_back(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "x"))
+    serving = service(model, client, max_batch_size=1, max_queue_size=1)
+    async with aclosing(serving.generate(call(model))) as running:
+        await anext(running)
+        with pytest.raises(Overloaded) as caught:
+            await collect(serving, call(model, num_samples=2))
+        assert caught.value.retry_after_s is not None
+    for _ in range(3):
+        assert await collect(serving, call(model, num_samples=2))
+
+
+def test_sampling_params_merge_defaults_and_end_ids(model: TextModel) -> None:
+    params = sampling_params(model, given={"temperature": 0.5, "top_p": None, "max_tokens": 3})
+    assert (params.temperature, params.top_p, params.stop_token_ids) == (0.5, 1.0, (0, 2))
+    ignoring = sampling_params(model, ignore_eos=True, given={"stop_token_ids": (9,)})
+    assert ignoring.stop_token_ids == (9,)
+    for given in ({"temprature": 1}, {"temperature": "hot"}):
+        with pytest.raises(InvalidRequest):
+            sampling_params(model, given=given)
+
+
+def test_max_tokens_defaults_to_the_room_left(model: TextModel) -> None:
+    serving = service(model, ScriptedClient(saying(model, "")))
+    assert serving.resolve_max_tokens("tiny", 56, None) == 200
+    assert serving.resolve_max_tokens("tiny", 56, 10) == 10
+    assert serving.resolve_max_tokens("tiny", 56, 0) == 0  # refused later, never taken for "all"
+    for requested in (201, None):
+        with pytest.raises(ContextLengthExceeded):
+            serving.resolve_max_tokens("tiny", 256 if requested is None else 56, requested)
+
+
+async def test_pictures_in_progress_are_bounded(
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_HELD_PICTURE_BYTES", 25)
+    span = PictureSpan(digest=bytes(32), runs=((0, 1),))
+    picture = PromptPicture(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
+    serving = service(model, ScriptedClient(saying(model, "hi")))
+    seeing = {"pictures": ((picture,),)}
+    with pytest.raises(PayloadTooLarge, match="so many samples"):
+        await collect(serving, call(model, num_samples=3, **seeing))
+    async with aclosing(serving.generate(call(model, num_samples=2, **seeing))) as first:
+        await anext(first)
+        with pytest.raises(Overloaded):
+            await collect(serving, call(model, call_id="d", **seeing))
+        assert await collect(serving, call(model, call_id="e"))
+    assert await collect(serving, call(model, call_id="f", **seeing))

@@ -1,0 +1,156 @@
+"""From samples to a transcript: parts, times, prompts, bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.recognition import DictatedEngine, noise, recognition_service, said
+
+from triptych.core.errors import InvalidRequest, NotFound, Overloaded
+from triptych.modalities.recognition.api import service as service_module
+from triptych.modalities.recognition.api.service import (
+    RecognitionService,
+    TranscribeCall,
+    check_sound,
+)
+from triptych.modalities.recognition.api.transcript import Transcript, gather
+from triptych.modalities.recognition.spec import SAMPLE_RATE
+from triptych.modalities.recognition.wire import TranscribeRequest
+
+CALL = TranscribeCall(model="ears", call_id="c", seed=5, prompt="before")
+
+
+async def transcribe(
+    service: RecognitionService, seconds: float, call: TranscribeCall = CALL
+) -> Transcript:
+    deltas = [delta async for delta in service.transcribe(call, noise(seconds))]
+    heard = [delta.heard_s for delta in deltas]
+    assert heard == sorted(heard)
+    assert heard[-1] == seconds
+    return gather(deltas)
+
+
+class PartwiseEngine(DictatedEngine):
+    """Leaves the last second of each part to the next, if there is one."""
+
+    async def submit(
+        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+    ) -> Any:
+        seconds = len(request.pcm) / 4 / SAMPLE_RATE
+        heard_s = seconds if request.is_last else seconds - 1
+        name = f" part{job_id[-1]}"
+        self.windows = [(heard_s, (said(name, 0.5, heard_s, has_times=request.has_word_times),))]
+        async for output in super().submit(model, request, job_id=job_id):
+            yield output
+
+
+async def test_long_sound_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MAX_PART_S", 5)
+    engine = PartwiseEngine([])
+    transcript = await transcribe(recognition_service(engine), 10.0)
+    assert transcript.text == "part0 part1 part2"
+    assert [(s.index, s.start_s, s.end_s) for s in transcript.segments] == [
+        (0, 0.5, 4.0),
+        (1, 4.5, 8.0),
+        (2, 8.5, 10.0),
+    ]
+    requests: list[TranscribeRequest] = list(engine.submitted.values())
+    assert [request.is_last for request in requests] == [False, False, True]
+    assert [request.seed for request in requests] == [5, 6, 7]
+    assert [bytes(request.prompt_ids) for request in requests] == [
+        b" before",
+        b" before part0",
+        b" before part0 part1"[-31:],
+    ]
+    whole = np.frombuffer(requests[1].pcm, "<f4")
+    np.testing.assert_array_equal(whole, noise(10.0)[4 * SAMPLE_RATE :][: len(whole)])
+
+
+async def test_times_of_words_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MAX_PART_S", 5)
+    call = TranscribeCall(model="ears", call_id="c", has_word_times=True)
+    transcript = await transcribe(recognition_service(PartwiseEngine([])), 7.0, call)
+    first, second = transcript.words
+    assert (first.text, second.text) == (" part0", " part1")
+    assert 4.5 <= second.start_s < second.end_s <= 7.0
+
+
+async def test_text_drawn_hot_is_not_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MAX_PART_S", 5)
+    monkeypatch.setattr(service_module, "MAX_PROMPT_TEMPERATURE", -1.0)
+    engine = PartwiseEngine([])
+    await transcribe(recognition_service(engine), 7.0)
+    assert [request.prompt_ids for request in engine.submitted.values()][1] == ()
+
+
+async def test_nothing_said_is_an_empty_text() -> None:
+    transcript = await transcribe(recognition_service(DictatedEngine([(3.0, ())])), 3.0)
+    assert (transcript.text, transcript.segments) == ("", ())
+
+
+async def test_what_is_held_is_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MAX_HELD_S", 5)
+    service = recognition_service(DictatedEngine([(3.0, ()), (3.0, ())]))
+    running = service.transcribe(CALL, noise(3.0))
+    await anext(running)
+    with pytest.raises(Overloaded):
+        await transcribe(service, 3.0)
+    await running.aclose()
+    await transcribe(service, 3.0)
+
+
+async def test_calls_are_admitted() -> None:
+    service = recognition_service(
+        DictatedEngine([(3.0, ()), (3.0, ())]), max_queue_size=1, max_batch_size=1
+    )
+    first, second = service.transcribe(CALL, noise(3.0)), service.transcribe(CALL, noise(3.0))
+    await anext(first)
+    await anext(second)
+    with pytest.raises(Overloaded):
+        await transcribe(service, 3.0)
+    await first.aclose()
+    await second.aclose()
+
+
+@pytest.mark.parametrize("temperature", [-0.1, 1.1, float("nan")])
+async def test_a_temperature_out_of_range_reaches_no_engine(temperature: float) -> None:
+    engine = PartwiseEngine([])
+    call = replace(CALL, temperature=temperature)
+    with pytest.raises(InvalidRequest, match="between 0 and 1"):
+        await transcribe(recognition_service(engine), 1.0, call)
+    assert not engine.submitted
+
+
+async def test_an_unknown_model() -> None:
+    service = recognition_service(DictatedEngine([]))
+    with pytest.raises(NotFound, match="ears"):
+        await anext(service.transcribe(TranscribeCall(model="x", call_id="c"), noise(1.0)))
+
+
+def test_a_prompt_spells_no_special_token_and_keeps_its_end() -> None:
+    model = recognition_service(DictatedEngine([])).model("ears")
+    assert bytes(model.prompt_ids(" <|en|> ")) == b" <|en|>"[-31:]
+    assert bytes(model.prompt_ids("abc " * 30)) == (b" " + b"abc " * 30).strip()[-31:]
+    assert model.prompt_ids("  ") == ()
+
+
+@pytest.mark.parametrize(
+    "pcm_S",
+    [
+        np.zeros(0, np.float32),
+        np.ones(1, np.float32),
+        np.zeros(SAMPLE_RATE, np.float32),
+        np.full(SAMPLE_RATE, 0.5, np.float32),
+        0.0001 * noise(1.0),
+    ],
+)
+def test_silence_is_refused(pcm_S: np.ndarray) -> None:
+    with pytest.raises(InvalidRequest):
+        check_sound(pcm_S)
+
+
+def test_a_whisper_is_not_silence() -> None:
+    check_sound(0.01 * noise(1.0))

@@ -1,0 +1,323 @@
+"""What models of phonemes are told: utterances, ids, voices."""
+
+# ruff: noqa: RUF001
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.kokoro_models import TINY, tiny_model, tiny_voices
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import InvalidRequest, UnsupportedOption, WeightsError
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.tts.api.frontend import open_front_end
+from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment
+from triptych.modalities.tts.api.frontend.phoneme import MAX_CHARACTERS, PhonemeFrontEnd
+from triptych.modalities.tts.api.frontend.phoneme_models import OPENAI_VOICES, read_phoneme_model
+from triptych.modalities.tts.api.text.coverage import Coverage
+from triptych.modalities.tts.api.text.normalize import Normalizer
+from triptych.modalities.tts.api.text.phonemes import Phonemizer
+from triptych.modalities.tts.configs.kokoro import KOKORO_82M, VOCABULARY
+from triptych.modalities.tts.engine.models.kokoro.convert import write_folder
+
+NORMALIZE = Normalizer()
+PHONEMIZER = Phonemizer()
+OWN_CONFIG: dict[str, Any] = {
+    "model_type": "triptych_voice",
+    "codec": {"sample_rate": 24_000, "hop": 300, "frames_per_step": 4},
+    "voices": [
+        {"name": "anna", "description": "calm", "language": "en-US"},
+        {"name": "brian", "language": "en-GB"},
+    ],
+}
+STORY = (
+    "The fisherman and his wife lived in a small cottage by the sea, and every day he went out"
+    " fishing. One morning, at 6:30 a.m., he caught a very large fish; it said: “Let me go!”\n\n"
+    "So he did. He went home and told his wife what had happened, and she was not at all pleased"
+    " about it, because they were poor and had nothing to eat. She sent him back to the sea."
+)
+
+
+def write_tiny(folder: Path, names: tuple[str, ...]) -> ResolvedModel:
+    table = next(iter(tiny_voices().values()))
+    voices = {f"voices.{name}": table.clone() for name in names}
+    write_folder(folder, {**tiny_model().state_dict(), **voices}, TINY)
+    return ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest="0")
+
+
+@pytest.fixture(scope="module")
+def kokoro(tmp_path_factory: pytest.TempPathFactory) -> FrontEnd:
+    """A front end of the released alphabet; no sentence is longer than 62 phonemes."""
+    names = ("af_bella", "af_heart", "am_echo", "bm_fable")
+    resolved = write_tiny(tmp_path_factory.mktemp("kokoro"), names)
+    return open_front_end(resolved, ModelOptions())
+
+
+@pytest.fixture(scope="module")
+def own() -> PhonemeFrontEnd:
+    return PhonemeFrontEnd("own", read_phoneme_model("", OWN_CONFIG), PHONEMIZER)
+
+
+@pytest.fixture(scope="module")
+def whole() -> PhonemeFrontEnd:
+    """Of a model that makes an utterance at once."""
+    model = replace(read_phoneme_model("", OWN_CONFIG), steps_per_s=0.0)
+    return PhonemeFrontEnd("whole", model, PHONEMIZER)
+
+
+def plan(
+    front_end: FrontEnd, text: str, voice: str = "", language: str = ""
+) -> list[PlannedSegment]:
+    canonical = front_end.check_voice(voice)
+    return list(
+        front_end.plan(NORMALIZE(text), voice=canonical, instructions="", language=language)
+    )
+
+
+def said(planned: PlannedSegment) -> str:
+    symbols = {token: symbol for symbol, token in VOCABULARY.items()}
+    return "".join(symbols[token] for token in planned.segment.prompt_ids)
+
+
+def test_utterances_are_the_whole_text_and_the_first_is_short(whole: PhonemeFrontEnd) -> None:
+    spoken = NORMALIZE(STORY)
+    planned = plan(whole, STORY)
+    texts = [p.utterance.text for p in planned]
+    assert texts[0] == "The fisherman and his wife lived in a small cottage by the sea,"
+    assert "".join(p.utterance.spoken.text for p in planned) == spoken.text
+    assert [p.utterance.index for p in planned] == list(range(len(planned)))
+    assert max(map(len, texts)) <= MAX_CHARACTERS
+    for before, after in itertools.pairwise(planned):
+        assert before.utterance.source.end == after.utterance.source.start
+
+
+def test_a_sentence_is_not_cut_for_a_model_that_streams(
+    own: PhonemeFrontEnd, whole: PhonemeFrontEnd
+) -> None:
+    text = "The morning train was delayed because of heavy snow on the northern line."
+    assert [p.utterance.text for p in plan(own, text)] == [text]
+    assert len(plan(whole, text)) == 2
+
+
+def test_each_utterance_can_be_made_while_the_one_before_it_plays(whole: PhonemeFrontEnd) -> None:
+    lengths = [len(p.utterance.text) for p in plan(whole, "Oh well, that was it. " * 60)]
+    assert lengths[0] <= 22
+    assert lengths[1] <= 80
+    assert lengths[-2] > 180
+    assert lengths[2] <= 150
+
+
+def test_long_words_are_not_cut(own: PhonemeFrontEnd) -> None:
+    planned = plan(own, "That was the end of it. An internationalisation followed.")
+    assert planned[0].utterance.text == "That was the end of it."
+    assert len(planned) == 2
+
+
+def test_pauses_come_between_paragraphs_alone(own: PhonemeFrontEnd) -> None:
+    planned = plan(own, STORY)
+    pauses = [p.segment.pause_s for p in planned if p.utterance.text.endswith('go!"')]
+    assert pauses == [pytest.approx(0.4)]
+    assert sum(p.segment.pause_s > 0 for p in planned) == 1
+    assert len(plan(own, "Hello there.")) == 1
+    assert plan(own, "Hello there.")[0].segment.pause_s == 0
+
+
+def test_rests_are_as_long_as_what_ends(kokoro: FrontEnd) -> None:
+    """A model whose sentences have no silence around them is told every rest."""
+    planned = plan(kokoro, STORY)
+    rests = {p.utterance.text[-1]: p.segment.pause_s for p in planned[:-1]}
+    assert rests[","] == 0.08
+    assert rests["."] == 0.18
+    assert rests['"'] == 0.5
+    assert {rest for mark, rest in rests.items() if mark.isalpha()} <= {0.0}
+    assert planned[-1].segment.pause_s == 0
+
+
+def test_ids_are_those_of_the_phonemes(own: PhonemeFrontEnd) -> None:
+    (planned,) = plan(own, "Hello there, [Kokoro](/kˈOkəɹO/).")
+    assert said(planned) == "həlˈO ðˈɛɹ, kˈOkəɹO."
+
+
+def test_speech_tokens_are_bounded_by_what_is_credible(own: PhonemeFrontEnd) -> None:
+    short, long = plan(own, "Hello there.")[0], plan(own, "Hello there, my dear old friend.")[0]
+    seconds = short.segment.max_steps / 20.0
+    assert 2 < seconds < 8
+    assert long.segment.max_steps > short.segment.max_steps
+
+
+def test_a_sentence_at_once_needs_no_bound(kokoro: FrontEnd) -> None:
+    assert all(p.segment.max_steps == 0 for p in plan(kokoro, "Hello there."))
+
+
+def test_no_utterance_has_more_phonemes_than_the_model_takes(kokoro: FrontEnd) -> None:
+    planned = plan(kokoro, "W W W dot W W W dot W W W dot W W W dot W W W dot W W W.")
+    assert len(planned) > 2
+    assert all(0 < len(p.segment.prompt_ids) <= 62 for p in planned)
+    assert planned[-1].segment.pause_s == 0
+
+
+def test_what_cannot_be_spoken_is_told(own: PhonemeFrontEnd) -> None:
+    (planned,) = plan(own, "He said 你好 to me.")
+    text = planned.utterance.spoken.text
+    assert [text[slice(*span)] for span in planned.unspoken] == ["你好"]
+    assert planned.voiced_fraction == pytest.approx(1 - 2 / 12)
+    coverage = Coverage()
+    coverage.expect(planned.utterance)
+    coverage.speak(planned.utterance, planned.voiced_fraction)
+    assert coverage.fraction < 1
+
+
+def test_an_utterance_without_sound_has_no_ids(own: PhonemeFrontEnd) -> None:
+    (planned,) = plan(own, "你好吗。")
+    assert planned.is_silent
+    assert planned.voiced_fraction == 0
+    assert planned.segment.pause_s == 0
+
+
+def test_phonemes_are_worked_out_when_they_are_asked_for(
+    own: PhonemeFrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def reader(spoken: Any, dialect: Any) -> Any:
+        read.append(spoken.text)
+        return PHONEMIZER(spoken, dialect)
+
+    monkeypatch.setattr(own, "_phonemizer", reader)
+    segments = own.plan(NORMALIZE(STORY), voice="anna", instructions="")
+    assert read == []
+    next(segments)
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize(
+    ("voice", "language", "water"),
+    [
+        ("af_heart", "", "wˈɔTəɹ"),
+        ("bm_fable", "", "wˈɔːtə"),
+        ("bm_fable", "en", "wˈɔːtə"),
+        ("af_heart", "en-GB", "wˈɔːtə"),
+        ("bm_fable", "en_us", "wˈɔTəɹ"),
+        ("bm_fable*2+af_heart", "", "wˈɔːtə"),
+    ],
+)
+def test_the_voice_or_the_language_decides_the_reading(
+    kokoro: FrontEnd, voice: str, language: str, water: str
+) -> None:
+    assert said(plan(kokoro, "water", voice, language)[0]) == water
+
+
+def test_what_it_cannot_do_is_refused_by_name(kokoro: FrontEnd) -> None:
+    spoken = NORMALIZE("Hello.")
+    with pytest.raises(UnsupportedOption, match="instructions") as refused:
+        kokoro.plan(spoken, voice="af_heart", instructions="angrily")
+    assert refused.value.param == "instructions"
+    with pytest.raises(UnsupportedOption, match="English only"):
+        kokoro.plan(spoken, voice="af_heart", instructions="", language="de")
+
+
+def test_voices_are_described(kokoro: FrontEnd) -> None:
+    assert [voice.name for voice in kokoro.voices] == [
+        "af_bella",
+        "af_heart",
+        "am_echo",
+        "bm_fable",
+    ]
+    assert kokoro.voices[3].description == "British man"
+    assert kokoro.voices[3].language == "en-GB"
+    assert kokoro.default_voice == "af_heart"
+    assert (kokoro.takes_speed, kokoro.can_clone, kokoro.takes_instructions) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "canonical"),
+    [
+        ("", "af_heart"),
+        ("AF_Bella", "af_bella"),
+        ("echo", "am_echo"),
+        ("alloy", "af_heart"),
+        ("fable*3 + marin", "bm_fable*0.75+af_heart*0.25"),
+    ],
+)
+def test_voices_go_by_several_names(kokoro: FrontEnd, asked: str, canonical: str) -> None:
+    assert kokoro.check_voice(asked) == canonical
+    assert kokoro.check_voice(canonical) == canonical
+
+
+@pytest.mark.parametrize("voice", ["af_hart", "af_heart*0", "af_heart+nobody", "a b"])
+def test_unknown_voices_are_refused(kokoro: FrontEnd, voice: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        kokoro.check_voice(voice)
+    assert refused.value.param == "voice"
+
+
+def test_every_voice_of_openai_answers(kokoro: FrontEnd, own: PhonemeFrontEnd) -> None:
+    theirs = ["alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova"]
+    theirs += ["onyx", "sage", "shimmer", "verse"]
+    assert sorted(OPENAI_VOICES) == theirs
+    names = {voice.name for voice in kokoro.voices}
+    assert {kokoro.check_voice(name) for name in theirs} <= names
+    assert {own.check_voice(name) for name in theirs} == {"anna"}
+
+
+def test_a_voice_of_our_own_mixes_nothing(own: PhonemeFrontEnd) -> None:
+    assert own.check_voice("Brian") == "brian"
+    with pytest.raises(InvalidRequest, match="anna, brian"):
+        own.check_voice("anna*0.5+brian*0.5")
+
+
+def test_models_of_other_kinds_have_no_front_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    resolved = ResolvedModel(name="m", reference="m", folder=str(tmp_path), digest="0")
+    with pytest.raises(WeightsError, match="no speech model"):
+        open_front_end(resolved, ModelOptions())
+
+
+@pytest.mark.parametrize("change", [{"voices": []}, {"codec": {}}, {"voices": [{"nam": "x"}]}])
+def test_a_config_that_lacks_something_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(WeightsError, match=r"config\.json"):
+        read_phoneme_model("", {**OWN_CONFIG, **change})
+
+
+def test_a_kokoro_without_voices_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="no voices"):
+        open_front_end(write_tiny(tmp_path, ()), ModelOptions())
+
+
+def test_the_front_end_needs_no_torch(tmp_path: Path) -> None:
+    write_tiny(tmp_path, ("af_heart",))
+    code = f"""
+import sys
+from triptych.core.config import ModelOptions
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.tts.api.frontend import open_front_end
+from triptych.modalities.tts.sources.kokoro import KOKORO
+from triptych.modalities.tts.api.text.normalize import Normalizer
+model = ResolvedModel(name="m", reference="m", folder={str(tmp_path)!r}, digest="0")
+front_end = open_front_end(model, ModelOptions())
+list(front_end.plan(Normalizer()("Hello."), voice="af_heart", instructions=""))
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["Hello", "W", "3.5", "你", ",", ".", "\n\n", "—", "[a](/ə/)"])))
+def test_any_text_is_planned_whole(words: list[str]) -> None:
+    front_end = PhonemeFrontEnd("own", read_phoneme_model("", OWN_CONFIG), PHONEMIZER)
+    spoken = NORMALIZE(" ".join(words))
+    planned = plan(front_end, " ".join(words))
+    assert "".join(p.utterance.spoken.text for p in planned) == spoken.text
+    for p in planned:
+        assert 0 <= p.voiced_fraction <= 1
+        assert all(0 < token < KOKORO_82M["n_token"] for token in p.segment.prompt_ids)
+        assert p.is_silent == (not p.segment.prompt_ids)

@@ -1,0 +1,77 @@
+"""What a segment is told of the one before it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from support.speech_world import segment, speech_model
+
+from triptych.core.frames import frame_id
+from triptych.core.job import Job
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenRequest
+from triptych.modalities.tts.plan import VoicePrompt
+from triptych.modalities.tts.scheduling.playback import Playback
+from triptych.modalities.tts.scheduling.runaway import RunawayGuard
+from triptych.modalities.tts.scheduling.state import SpokenSegment, Stream, segment_prompt
+from triptych.modalities.tts.wire import SpeechRequest
+from triptych.schedulers.token_state import SequenceState
+
+CODES = [(1, 2), (3, 4), (5, 6)]
+IDS = [frame_id(codes) for codes in CODES]
+
+
+def stream() -> Stream:
+    """Has spoken words 7 and 8 in three frames, after a voice of word 5 and a frame."""
+    request = SpeechRequest(segments=(), sampling=SamplingParams())
+    job = Job(job_id="j", model="m", request=request, sink=lambda _: None, arrival_s=0.0)
+    voice = VoicePrompt(prompt_ids=(5, frame_id((9, 9))), codes=((9, 9),))
+    row = SequenceState(
+        name="j.0",
+        owner=None,
+        request=TokenRequest(prompt_ids=(7, 8), sampling=SamplingParams()),
+        rank=(0, 0),
+        arrival_s=0.0,
+        max_outputs=9,
+        root=b"",
+    )
+    before = SpokenSegment(
+        index=0,
+        row=row,
+        spec=segment(7, 8),
+        guard=RunawayGuard(max_tokens=9, tokens_per_s=10.0),
+        ids=[*IDS],
+        codes=[*CODES],
+    )
+    return Stream(
+        job=job,
+        is_paused=False,
+        request=request,
+        rank=(False, 0),
+        playback=Playback(0.0),
+        voice=voice,
+        segments=deque([before]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "room", "context", "frames"),
+    [
+        (9, 99, [7, 8, *IDS, 44], CODES),
+        (2, 99, [*IDS[1:], 44], CODES[1:]),
+        (9, 6, [7, 8, *IDS, 44], CODES),
+        (9, 5, [*IDS, 44], CODES),
+        (9, 2, [IDS[2], 44], CODES[2:]),
+        (9, 1, [], []),
+        (0, 99, [], []),
+    ],
+)
+def test_its_sound_its_words_where_all_of_it_is_there_and_its_end(
+    num_steps: int, room: int, context: list[int], frames: list[tuple[int, ...]]
+) -> None:
+    model = replace(speech_model(num_context_steps=num_steps), context_end_ids=(44,))
+    ids, codes = segment_prompt(model, stream(), segment(3, 4), room)
+    assert list(ids) == [5, frame_id((9, 9)), *context, 3, 4]
+    assert list(codes) == [(9, 9), *frames]

@@ -1,0 +1,204 @@
+"""Loading a model that sees, and steps of its encoder: memory, faults named, what is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.picture_prompts import join_prompt
+from support.vision_models import pixels, save_model
+
+from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
+from triptych.core.devices.device import Device
+from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError
+from triptych.core.ledger import Ledger
+from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.vlm.engine.loader import VisionLoader
+from triptych.modalities.vlm.engine.runner import VisionRunner
+from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
+from triptych.modalities.vlm.processing.processor import PictureProcessor
+
+MIB = 2**20
+CONFIG = Config(
+    schedule=ScheduleOptions(max_batch_size=4), cache=CacheOptions(max_vision_cache_entries=3)
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llava")
+    save_model("llava", folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    for file in saved.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def loader(folder: Path, ledger: Ledger, config: Config = CONFIG) -> VisionLoader:
+    resolved = ResolvedModel(name="tiny", reference="x", folder=str(folder), digest="00")
+    return VisionLoader(resolved, config, Device.open("cpu"), ledger)
+
+
+def edit(folder: Path, **edits: torch.Tensor | None) -> None:
+    """Replace tensors (dots as double underscores), or remove them."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in edits.items():
+        tensors.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            tensors[name.replace("__", ".")] = tensor
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def test_a_model_that_sees_holds_memory_until_it_is_closed(saved: Path) -> None:
+    ledger, heard = Ledger(256 * MIB), []
+    loaded = loader(saved, ledger).load(heard.append)
+    owners = {"weights", "vision-weights", "activations", "vision-cache", "kv"}
+    assert set(ledger.by_owner()) == {f"tiny/{owner}" for owner in owners}
+    assert heard == sorted(heard)
+    assert heard[-1] == 1.0
+    loaded.close()
+    assert ledger.by_owner() == {}
+
+
+def test_the_cache_takes_what_so_many_pictures_take(saved: Path) -> None:
+    def cache_bytes(max_entries: int) -> int:
+        cache = replace(CONFIG.cache, max_vision_cache_entries=max_entries)
+        ledger = Ledger(2**33)
+        loader(saved, ledger, replace(CONFIG, cache=cache)).load(lambda _: None)
+        return ledger.by_owner()["tiny/vision-cache"]
+
+    hidden_bytes = 32 * 4
+    assert cache_bytes(256) == 256 * 1024 * hidden_bytes
+    assert cache_bytes(0) == cache_bytes(1) == 8192 * hidden_bytes  # those of one step
+
+
+def test_without_room_nothing_is_held(saved: Path) -> None:
+    ledger = Ledger(4 * MIB)
+    with pytest.raises(MemoryBudgetExceeded, match="tiny"):
+        loader(saved, ledger).load(lambda _: None)
+    assert ledger.by_owner() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("vision_tower__embeddings__class_embedding", None),
+        ("multi_modal_projector__linear_1__weight", torch.zeros(3, 3)),
+        ("vision_tower__something__weight", torch.zeros(3)),
+        ("language_model__model__norm__weight", None),
+        ("language_model__model__layers__9__weight", torch.zeros(3)),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(
+    folder: Path, name: str, tensor: torch.Tensor | None
+) -> None:
+    edit(folder, **{name: tensor})
+    ledger = Ledger(256 * MIB)
+    with pytest.raises(WeightsError, match=name.split("__")[-2]):
+        loader(folder, ledger).load(lambda _: None)
+    assert ledger.by_owner() == {}
+
+
+def test_a_model_without_an_image_processor_is_refused(folder: Path) -> None:
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(WeightsError, match="preprocessor_config"):
+        loader(folder, Ledger(256 * MIB)).load(lambda _: None)
+
+
+def test_fields_of_the_text_beside_the_others_are_read(tmp_path: Path) -> None:
+    """Configurations of Qwen2-VL on the hub have no `text_config`."""
+    save_model("qwen2_vl", tmp_path)
+    nested = json.loads((tmp_path / "config.json").read_text())
+    text = nested.pop("text_config")
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    flat = {**text, **nested, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    loaded = loader(tmp_path, Ledger(256 * MIB)).load(lambda _: None)
+    loaded.close()
+
+
+@pytest.mark.parametrize("name", ["llava", "idefics3", "mistral3"])
+def test_known_models_run_on_transformers_decoder_too(name: str, tmp_path: Path) -> None:
+    save_model(name, tmp_path)
+    config = replace(CONFIG, models=ModelOptions(model_impl="transformers"))
+    loaded = loader(tmp_path, Ledger(256 * MIB), config).load(lambda _: None)
+    pictures = pictures_of(tmp_path, 1, 2)
+    assert encode(loaded.runner, *pictures).errors == (None, None)
+    loaded.close()
+
+
+def pictures_of(folder: Path, *seeds: int) -> tuple[PromptPicture, ...]:
+    made = PictureProcessor.open(folder, model="m")
+    prepared = [made.prepare(pixels(30, 30, seed)) for seed in seeds]
+    return join_prompt(prepared, lambda _: []).pictures
+
+
+def encode(runner: Any, *pictures: PromptPicture) -> EncodeStepResult:
+    plan = EncodePlan(step_id=0, model="tiny", kind="encode", pictures=pictures)
+    result = runner.launch(plan).result()
+    assert isinstance(result, EncodeStepResult)
+    return result
+
+
+@pytest.fixture
+def runner(saved: Path) -> VisionRunner:
+    loaded = loader(saved, Ledger(256 * MIB)).load(lambda _: None)
+    assert isinstance(loaded.runner, VisionRunner)
+    return loaded.runner
+
+
+def test_features_are_the_same_alone_and_in_any_batch(runner: VisionRunner, saved: Path) -> None:
+    first, second = pictures_of(saved, 1, 2)
+    assert encode(runner, first, second).errors == (None, None)
+    together = [runner._features.acquire(p.span.digest) for p in (first, second)]
+    assert runner._features.num_references == 4
+    for picture in (first, second) * 2:
+        runner._features.release(picture.span.digest)
+    runner._features.clear()
+    for picture, shared in zip((first, second), together, strict=True):
+        encode(runner, picture)
+        alone = runner._features.acquire(picture.span.digest)
+        assert alone is not None
+        assert shared is not None
+        torch.testing.assert_close(alone.hidden_NC, shared.hidden_NC, atol=1e-6, rtol=0)
+
+
+def test_kept_features_keep_nothing_else_alive(runner: VisionRunner, saved: Path) -> None:
+    pictures = pictures_of(saved, 1, 2, 3)
+    encode(runner, *pictures)
+    for picture in pictures:
+        kept = runner._features.acquire(picture.span.digest)
+        assert kept is not None
+        assert kept.hidden_NC.untyped_storage().nbytes() == kept.num_bytes
+
+
+def test_a_picture_that_does_not_fit_its_span_is_refused(runner: VisionRunner, saved: Path) -> None:
+    (good,) = pictures_of(saved, 1)
+    span = PictureSpan(digest=b"x", runs=((0, 5),))
+    (error,) = encode(runner, PromptPicture(span=span, inputs=good.inputs)).errors
+    assert isinstance(error, InvalidRequest)
+    assert len(runner._features) == 0
+
+
+def test_a_picture_of_nan_fails_alone(runner: VisionRunner, saved: Path) -> None:
+    good, other = pictures_of(saved, 1, 2)
+    shape = other.inputs["pixel_values"].shape
+    nan = torch.full(shape, torch.nan).numpy().tobytes()
+    bad = PromptPicture(span=other.span, inputs={"pixel_values": Array("float32", shape, nan)})
+    first, second = encode(runner, good, bad).errors
+    assert first is None
+    assert isinstance(second, NonFinite)
+    assert len(runner._features) == 1

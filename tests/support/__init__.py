@@ -1,0 +1,1 @@
+"""What tests share: small models, worlds of fakes, apps on made-up engines, files to read."""

@@ -1,0 +1,276 @@
+"""Drawing without a network: pictures are counters, and requests say which of their steps compute.
+
+`cache.interval` k computes the first step, every k-th and the last; `guidance_scale` above 1 has
+two branches; `strength` s begins at the step that leaves s of the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.engine_seams import Done, Recorder
+from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
+from triptych.core.job import Job
+from triptych.core.media.pixels import Pixels
+from triptych.core.plan import Plan
+from triptych.modalities.diffusion.plan import (
+    DenoisePlan,
+    DenoiseStepResult,
+    PictureCost,
+    PictureKey,
+    PictureRow,
+    PictureRowResult,
+    PlannedSteps,
+)
+from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
+from triptych.schedulers.virtual import VirtualClock
+
+NUM_PROMPT_TOKENS = 7
+_PIXELS_PER_TOKEN = 64
+
+
+def request_of(size: int = 64, interval: int = 1, **fields: Any) -> ImageRequest:
+    defaults: dict[str, Any] = {
+        "prompt": "a red apple",
+        "seed": 1,
+        "num_steps": 8,
+        "width": size,
+        "height": size,
+        "cache": StepCache(name="planned", interval=interval),
+    }
+    return ImageRequest(**{**defaults, **fields})
+
+
+def course_of(request: ImageRequest) -> PlannedSteps:
+    num_steps, interval = request.num_steps or 8, request.cache.interval or 1
+    first = math.floor((1 - request.strength) * num_steps) if request.strength else 0
+    num_branches = 2 if (request.guidance_scale or 1.0) > 1 else 1
+    num_rows = [
+        num_branches if at in (first, num_steps - 1) or not (at - first) % interval else 0
+        for at in range(num_steps)
+    ]
+    num_rows[:first] = [0] * first
+    return PlannedSteps(
+        num_rows=tuple(num_rows), first_step=first, num_prompt_tokens=NUM_PROMPT_TOKENS
+    )
+
+
+def measure(request: ImageRequest) -> PictureCost:
+    num_pixels = request.width * request.height
+    if num_pixels > 4096 * 4096:
+        raise InvalidRequest("too large", param="size")
+    return PictureCost(
+        state_bytes=num_pixels,
+        num_tokens=max(1, num_pixels // _PIXELS_PER_TOKEN),
+        num_pixels=num_pixels,
+    )
+
+
+def linear_costs(
+    *, run_s: float = 0.0, row_s: float = 0.01, encode_s: float = 0.02, decode_s: float = 0.03
+) -> Callable[[DenoisePlan, Counter[int]], float]:
+    """Steps of so much for each run, and for each row of it."""
+
+    def cost_s(plan: DenoisePlan, rows: Counter[int]) -> float:
+        if plan.kind == "denoise":
+            return sum(run_s + row_s * count for count in rows.values())
+        return encode_s * len(plan.starts) if plan.kind == "encode" else decode_s * len(plan.rows)
+
+    return cost_s
+
+
+@dataclass(slots=True)
+class _Drawn:
+    request: ImageRequest
+    course: PlannedSteps
+    done: int
+    has_asked: bool = False
+
+
+@dataclass
+class FakePainter:
+    """A runner that checks that it is told what a real one must be.
+
+    A step with more than `max_fit` pictures runs out of memory. `broken` maps a picture to the
+    number of steps after which it fails (-1: its encoding), `errors` the number of a launch to what
+    it raises.
+    """
+
+    max_fit: int = 10_000
+    cost_s: Callable[[DenoisePlan, Counter[int]], float] = field(default_factory=linear_costs)
+    broken: dict[PictureKey, int] = field(default_factory=dict)
+    errors: dict[int, Exception] = field(default_factory=dict)
+    held: dict[PictureKey, _Drawn] = field(default_factory=dict)
+    log: list[DenoisePlan] = field(default_factory=list)
+    rows_run: list[int] = field(default_factory=list)
+    elapsed_s: dict[int, float] = field(default_factory=dict)
+    _failed: dict[int, frozenset[PictureKey]] = field(default_factory=dict)
+    _lost: set[PictureKey] = field(default_factory=set)
+
+    def launch(self, plan: Plan) -> Done:
+        assert isinstance(plan, DenoisePlan)
+        assert plan.rows or plan.starts or plan.dropped, "a plan does something"
+        self.log.append(plan)
+        for key in plan.dropped:
+            self.held.pop(key, None)
+            self._lost.discard(key)
+        keys = [row.key for row in plan.rows] + [start.key for start in plan.starts]
+        assert len(set(keys)) == len(keys), "a picture is in a step once"
+        error = self.errors.pop(len(self.log), None)
+        if len(keys) > self.max_fit:
+            error = OutOfMemory("too many")
+        if error is not None:
+            self._failed[plan.step_id] = frozenset(keys)
+            self.elapsed_s[plan.step_id] = 0.01
+            return Done(error)
+        computed: Counter[int] = Counter()
+        if plan.kind == "encode":
+            assert not plan.rows
+            rows = tuple(self._begin(start.key, start.request) for start in plan.starts)
+        else:
+            assert not plan.starts
+            rows = tuple(self._row(plan.kind, row, computed) for row in plan.rows)
+        self.rows_run += computed.values()
+        self.elapsed_s[plan.step_id] = self.cost_s(plan, computed)
+        result = DenoiseStepResult(
+            step_id=plan.step_id, rows=rows, elapsed_s=self.elapsed_s[plan.step_id]
+        )
+        return Done(result)
+
+    def heard(self, plan: DenoisePlan) -> None:
+        """The scheduler knows by now that `plan` failed."""
+        self._failed.pop(plan.step_id, None)
+
+    def close(self) -> None:
+        self.held.clear()
+
+    def _begin(self, key: PictureKey, request: ImageRequest) -> PictureRowResult:
+        assert key not in self.held, "a picture begins once"
+        if self.broken.get(key) == -1:
+            return PictureRowResult(error=TriptychError("this one is broken"))
+        course = course_of(request)
+        self.held[key] = _Drawn(request, course, course.first_step)
+        return PictureRowResult(course=course)
+
+    def _row(self, kind: str, row: PictureRow, computed: Counter[int]) -> PictureRowResult:
+        if any(row.key in keys for keys in self._failed.values()) or row.key not in self.held:
+            self._lost.add(row.key)  # planned before the scheduler heard of what went wrong
+            return PictureRowResult(error=TriptychError("not known"))
+        assert row.key not in self._lost, "nobody knows where this one stands"
+        drawn = self.held[row.key]
+        if kind == "decode":
+            assert drawn.done == drawn.course.num_steps, "only what is finished is decoded"
+            del self.held[row.key]
+            return PictureRowResult(pixels=picture_of(row.key, drawn.request))
+        steps = drawn.course.num_rows[drawn.done : drawn.done + row.num_steps]
+        assert len(steps) == row.num_steps
+        drawn.done += row.num_steps
+        if 0 <= self.broken.get(row.key, -1) <= drawn.done:
+            return PictureRowResult(error=TriptychError("this one is broken"))
+        if row.asks_ahead:
+            assert not any(steps), "only steps that are skipped are taken before one is asked of"
+            assert drawn.course.num_rows[drawn.done] == 2, "there are two to ask"
+            num_rows = int(not drawn.has_asked)
+        else:
+            assert steps, "a step is taken"
+            assert not any(steps[:-1]), "only steps that are skipped are taken together"
+            num_rows = steps[-1] - drawn.has_asked
+        drawn.has_asked = row.asks_ahead
+        if num_rows:
+            computed[measure(drawn.request).num_tokens] += num_rows
+        return PictureRowResult(
+            num_computed=int(not row.asks_ahead and steps[-1] > 0),
+            num_rows=num_rows,
+            pixels=Pixels(width=1, height=1, rgb=bytes(3)) if row.has_preview else None,
+        )
+
+
+def picture_of(key: PictureKey, request: ImageRequest) -> Pixels:
+    """What comes of a picture that is drawn to its end."""
+    return Pixels(width=1, height=1, rgb=bytes([request.seed % 256, key.picture, 255]))
+
+
+class Rig:
+    """A scheduler and a runner, with up to two plans in flight, as the engine has."""
+
+    def __init__(self, *, depth: int = 1, painter: FakePainter | None = None, **limits: int):
+        defaults = {"max_pictures": 8, "max_state_bytes": 1 << 30, "max_jobs": 100, "max_rows": 8}
+        self.clock = VirtualClock()
+        self.scheduler = DenoiseScheduler(model="m", measure=measure, **{**defaults, **limits})
+        self.painter = painter or FakePainter()
+        self.outputs = Recorder()
+        self.jobs: dict[str, Job] = {}
+        self.depth = depth
+        self.checks_every = 1
+        self.in_flight: deque[tuple[DenoisePlan, Done]] = deque()
+        self.num_steps = 0
+
+    def submit(self, job_id: str, request: ImageRequest, deadline_s: float | None = None) -> None:
+        job = Job(
+            job_id=job_id,
+            model="m",
+            request=request,
+            sink=self.outputs,
+            arrival_s=self.clock(),
+            deadline_s=deadline_s,
+        )
+        self.scheduler.submit(job)
+        self.jobs[job_id] = job
+
+    def launch(self) -> bool:
+        proposal = self.scheduler.propose(self.clock())
+        assert proposal == self.scheduler.propose(self.clock()), "proposing changes nothing"
+        if proposal is None:
+            return False
+        plan = self.scheduler.book(proposal, self.num_steps, self.clock())
+        assert isinstance(plan, DenoisePlan)
+        self.num_steps += 1
+        self.in_flight.append((plan, self.painter.launch(plan)))
+        return True
+
+    def settle(self) -> None:
+        plan, done = self.in_flight.popleft()
+        self.clock.advance(self.painter.elapsed_s[plan.step_id])
+        if isinstance(done.outcome, Exception):
+            self.painter.heard(plan)
+            assert isinstance(done.outcome, TriptychError)
+            self.scheduler.fail(plan, done.outcome, self.clock())
+        else:
+            self.scheduler.commit(plan, done.outcome, self.clock())
+        if plan.step_id % self.checks_every == 0:
+            self.scheduler.check()
+
+    def step(self) -> bool:
+        """Launch as far as the depth allows, then end the oldest step."""
+        while len(self.in_flight) < self.depth and self.launch():
+            pass
+        if self.in_flight:
+            self.settle()
+            return True
+        return False
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+    def deltas(self, job_id: str) -> list[ImageDelta]:
+        outputs = self.outputs.outputs.get(job_id, [])
+        return [output.payload for output in outputs if output.payload is not None]
+
+    def pictures(self, job_id: str) -> dict[int, Pixels]:
+        return {
+            delta.picture: delta.pixels
+            for delta in self.deltas(job_id)
+            if delta.pixels is not None and delta.partial_index < 0
+        }
+
+    def has_ended(self, job_id: str) -> bool:
+        return self.outputs.final(job_id) is not None
+
+    def plans(self, kind: str) -> list[DenoisePlan]:
+        return [plan for plan in self.painter.log if plan.kind == kind]

@@ -1,0 +1,308 @@
+"""Tiny models of diffusers' classes with random weights, and what a row tells each of them."""
+
+from __future__ import annotations
+
+import diffusers
+import torch
+from torch import Tensor, nn
+
+from support.denoiser_families_more import MORE
+from support.tiny_denoisers import (
+    COGVIDEO,
+    HEADS,
+    MASK,
+    PACKED,
+    PROMPT,
+    TEXT,
+    WAN,
+    WIDTH,
+    Tiny,
+    flux_ids,
+)
+from triptych.modalities.diffusion.engine.families.family import Conditioning
+
+TINY: dict[str, Tiny] = {
+    "FluxTransformer2DModel": Tiny(
+        config={**PACKED, "pooled_projection_dim": 12, "guidance_embeds": True},
+        sample=(16, 4),
+        rows={**PROMPT, "pooled_projections": (12,), "guidance": ()},
+        shared=flux_ids,
+    ),
+    "Flux2Transformer2DModel": Tiny(
+        config={**PACKED, "axes_dims_rope": [2, 2, 2, 2], "timestep_guidance_channels": 16},
+        sample=(16, 4),
+        rows={**PROMPT, "guidance": ()},
+        shared=lambda: flux_ids(4),
+    ),
+    "ChromaTransformer2DModel": Tiny(
+        config={
+            **PACKED,
+            "approximator_num_channels": 16,
+            "approximator_hidden_dim": 16,
+            "approximator_layers": 1,
+        },
+        sample=(16, 4),
+        rows=PROMPT,
+        shared=flux_ids,
+    ),
+    "BriaTransformer2DModel": Tiny(config=PACKED, sample=(16, 4), rows=PROMPT, shared=flux_ids),
+    "LongCatImageTransformer2DModel": Tiny(
+        config=PACKED, sample=(16, 4), rows=PROMPT, shared=flux_ids
+    ),
+    "OvisImageTransformer2DModel": Tiny(
+        config={**PACKED, "out_channels": 4}, sample=(16, 4), rows=PROMPT, shared=flux_ids
+    ),
+    "QwenImageTransformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "in_channels": 16,
+            "out_channels": 4,
+            "num_layers": 3,
+            "joint_attention_dim": WIDTH,
+            "axes_dims_rope": (2, 2, 4),
+        },
+        sample=(16, 16),
+        rows=PROMPT,
+        shared=lambda: {"img_shapes": [[(1, 4, 4)]]},
+    ),
+    "SD3Transformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "sample_size": 8,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 3,
+            "joint_attention_dim": WIDTH,
+            "caption_projection_dim": 16,
+            "pooled_projection_dim": 12,
+            "pos_embed_max_size": 8,
+        },
+        sample=(4, 8, 8),
+        rows={**PROMPT, "pooled_projections": (12,)},
+    ),
+    "AuraFlowTransformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "sample_size": 8,
+            "num_mmdit_layers": 2,
+            "num_single_dit_layers": 2,
+            "joint_attention_dim": WIDTH,
+            "caption_projection_dim": 16,
+            "pos_embed_max_size": 64,
+        },
+        sample=(4, 8, 8),
+        rows=PROMPT,
+    ),
+    "PixArtTransformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "num_layers": 3,
+            "sample_size": 8,
+            "cross_attention_dim": 16,
+            "caption_channels": WIDTH,
+            "use_additional_conditions": False,
+        },
+        sample=(4, 8, 8),
+        rows=PROMPT,
+        fixed={"encoder_attention_mask": MASK},
+        shared=lambda: {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}},
+    ),
+    "DiTTransformer2DModel": Tiny(
+        config={**HEADS, "num_layers": 3, "sample_size": 8, "num_embeds_ada_norm": 10},
+        sample=(4, 8, 8),
+        fixed={"class_labels": torch.tensor(3)},
+    ),
+    "SanaTransformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 3,
+            "num_cross_attention_heads": 2,
+            "cross_attention_head_dim": 8,
+            "cross_attention_dim": 16,
+            "caption_channels": WIDTH,
+            "sample_size": 8,
+        },
+        sample=(4, 8, 8),
+        rows=PROMPT,
+        fixed={"encoder_attention_mask": MASK},
+    ),
+    "SanaVideoTransformer3DModel": Tiny(
+        config={
+            "num_attention_heads": 2,
+            "attention_head_dim": 12,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 3,
+            "num_cross_attention_heads": 2,
+            "cross_attention_head_dim": 12,
+            "cross_attention_dim": 24,
+            "caption_channels": WIDTH,
+            "sample_size": 8,
+            "rope_max_seq_len": 32,
+        },
+        sample=(4, 2, 8, 8),
+        rows=PROMPT,
+        fixed={"encoder_attention_mask": MASK},
+    ),
+    "ZImageTransformer2DModel": Tiny(
+        config={
+            "in_channels": 4,
+            "dim": 16,
+            "n_layers": 3,
+            "n_refiner_layers": 1,
+            "n_heads": 2,
+            "n_kv_heads": 2,
+            "cap_feat_dim": WIDTH,
+            "axes_dims": [2, 2, 4],
+            "axes_lens": [600, 32, 32],
+        },
+        sample=(4, 1, 8, 8),
+        rows={"cap_feats": (TEXT, WIDTH)},
+    ),
+    "Lumina2Transformer2DModel": Tiny(
+        config={
+            "sample_size": 8,
+            "in_channels": 4,
+            "hidden_size": 16,
+            "num_layers": 3,
+            "num_refiner_layers": 1,
+            "num_attention_heads": 2,
+            "num_kv_heads": 1,
+            "multiple_of": 8,
+            "axes_dim_rope": (4, 2, 2),
+            "axes_lens": (300, 32, 32),
+            "cap_feat_dim": WIDTH,
+        },
+        sample=(4, 8, 8),
+        rows=PROMPT,
+        fixed={"encoder_attention_mask": MASK.bool()},
+    ),
+    "LuminaNextDiT2DModel": Tiny(
+        config={
+            "sample_size": 8,
+            "hidden_size": 16,
+            "num_layers": 3,
+            "num_attention_heads": 2,
+            "num_kv_heads": 1,
+            "multiple_of": 8,
+            "cross_attention_dim": WIDTH,
+        },
+        sample=(4, 8, 8),
+        rows=PROMPT,
+        fixed={"encoder_mask": MASK},
+        shared=lambda: {
+            "image_rotary_emb": diffusers.models.embeddings.get_2d_rotary_pos_embed_lumina(
+                8, 16, 16
+            ),
+            "cross_attention_kwargs": {},
+        },
+    ),
+    "HiDreamImageTransformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "patch_size": 2,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "num_single_layers": 2,
+            "caption_channels": [WIDTH, WIDTH],
+            "text_emb_dim": 12,
+            "num_routed_experts": 2,
+            "num_activated_experts": 1,
+            "axes_dims_rope": (4, 2, 2),
+            "max_resolution": (16, 16),
+            "llama_layers": [0, 1, 1, 0],
+            "force_inference_output": True,
+        },
+        sample=(4, 8, 8),
+        rows={
+            "encoder_hidden_states_t5": (TEXT, WIDTH),
+            "encoder_hidden_states_llama3": (4, TEXT, WIDTH),
+            "pooled_embeds": (12,),
+        },
+    ),
+    "WanTransformer3DModel": Tiny(config=WAN, sample=(4, 1, 8, 8), rows=PROMPT),
+    "WanVACETransformer3DModel": Tiny(
+        config={**WAN, "vace_layers": [0, 2], "vace_in_channels": 6},
+        sample=(4, 1, 8, 8),
+        rows={**PROMPT, "control_hidden_states": (6, 1, 8, 8)},
+    ),
+    "SkyReelsV2Transformer3DModel": Tiny(config=WAN, sample=(4, 1, 8, 8), rows=PROMPT),
+    "ChronoEditTransformer3DModel": Tiny(
+        config={**WAN, "rope_temporal_skip_len": 2}, sample=(4, 1, 8, 8), rows=PROMPT
+    ),
+    "CogView3PlusTransformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 3,
+            "text_embed_dim": WIDTH,
+            "time_embed_dim": 8,
+            "condition_dim": 4,
+            "pos_embed_max_size": 8,
+            "sample_size": 8,
+        },
+        sample=(4, 8, 8),
+        rows={**PROMPT, "original_size": (2,), "target_size": (2,), "crop_coords": (2,)},
+    ),
+    "CogView4Transformer2DModel": Tiny(
+        config={
+            **HEADS,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 3,
+            "text_embed_dim": WIDTH,
+            "time_embed_dim": 8,
+            "condition_dim": 4,
+            "sample_size": 8,
+            "rope_axes_dim": (8, 8),
+        },
+        sample=(4, 8, 8),
+        rows={**PROMPT, "original_size": (2,), "target_size": (2,), "crop_coords": (2,)},
+    ),
+    "CogVideoXTransformer3DModel": Tiny(config=COGVIDEO, sample=(2, 4, 4, 4), rows=PROMPT),
+    "ConsisIDTransformer3DModel": Tiny(config=COGVIDEO, sample=(2, 4, 4, 4), rows=PROMPT),
+    "EasyAnimateTransformer3DModel": Tiny(
+        config={
+            **HEADS,
+            "attention_head_dim": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "patch_size": 2,
+            "num_layers": 3,
+            "mmdit_layers": 3,
+            "time_embed_dim": 8,
+            "text_embed_dim": WIDTH,
+            "sample_width": 8,
+            "sample_height": 8,
+        },
+        sample=(4, 1, 8, 8),
+        rows=PROMPT,
+    ),
+    **MORE,
+}
+
+
+def build(name: str) -> nn.Module:
+    """The model, its weights drawn anew so that none is zero."""
+    torch.manual_seed(0)
+    module: nn.Module = getattr(diffusers, name)(**TINY[name].config).eval()
+    with torch.no_grad():
+        for weight in module.parameters():
+            scale = 0.3 if weight.ndim < 2 else weight[0].numel() ** -0.5
+            weight.copy_(torch.randn_like(weight) * scale)
+    return module
+
+
+def sample_of(name: str, seed: int) -> Tensor:
+    return torch.randn(TINY[name].sample, generator=torch.Generator().manual_seed(seed))
+
+
+def conditioning_of(name: str, seed: int) -> Conditioning:
+    generator = torch.Generator().manual_seed(100 + seed)
+    tiny = TINY[name]
+    drawn = {arg: torch.randn(shape, generator=generator) for arg, shape in tiny.rows.items()}
+    return Conditioning(rows={**drawn, **tiny.fixed}, shared=tiny.shared())

@@ -1,0 +1,63 @@
+"""Pictures of diffusers' own pipelines, for the requests that ours get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.diffusers_pipelines import their_pipeline
+from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+
+
+def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, Any]:
+    """What their call is told beside prompt, size and steps."""
+    scale = recipe.abilities.default_guidance
+    told: dict[str, Any] = {"negative_prompt": request.negative_prompt, "guidance_scale": scale}
+    if name.startswith("Flux"):
+        del told["negative_prompt"]
+    if name == "FluxKontextPipeline":
+        told["max_area"] = request.width * request.height
+    if name == "WanPipeline":
+        told["num_frames"] = 1
+    if name == "SanaSprintPipeline":
+        del told["negative_prompt"]
+        told["intermediate_timesteps"] = None
+    if name == "QwenImagePipeline":
+        told = {"negative_prompt": request.negative_prompt, "true_cfg_scale": scale}
+    if name.startswith(("PixArt", "Sana")):
+        told["use_resolution_binning"] = False
+        told["clean_caption"] = False
+    return told
+
+
+def request_for(name: str, request: PictureRequest) -> PictureRequest:
+    """What both can draw: Klein's pipeline takes no second prompt, HiDream's chooses the shape."""
+    if name == "Flux2KleinPipeline":
+        return replace(request, negative_prompt="")
+    if name == "HiDreamImagePipeline":
+        return replace(request, width=64, height=64)
+    # Sana's tiny autoencoder halves once.
+    return replace(request, width=32, height=64) if name.startswith("Sana") else request
+
+
+def theirs(name: str, parts: dict[str, Any], request: PictureRequest, output: str) -> Tensor:
+    recipe = open_recipe(name, parts)
+    modules = {part: value for part, value in parts.items() if part != "scheduler"}
+    pipeline = their_pipeline(name, modules, parts["scheduler"])
+    result = pipeline(
+        prompt=request.prompt,
+        width=request.width,
+        height=request.height,
+        num_inference_steps=request.num_steps,
+        generator=torch.Generator().manual_seed(request.seed),
+        output_type=output,
+        **extras_of(name, request, recipe),
+    )
+    pictures: Tensor = result.frames if name == "WanPipeline" else result.images
+    if name == "WanPipeline":  # one frame of a video
+        return pictures[0, :, 0] if output == "latent" else pictures[0, 0]
+    return pictures[0]

@@ -1,0 +1,438 @@
+"""Tiny pipelines of diffusers with random weights: our components and theirs, the same modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import nn
+
+from support.denoiser_families import TINY, build
+
+WIDTH = 16
+_SPECIAL = ["<pad>", "<s>", "</s>"]
+FLOW: dict[str, Any] = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+_SHIFTED = {"use_dynamic_shifting": True}
+_FLOW_SIGMAS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+_STEPWISE = [
+    FLOW,
+    {"_class_name": "FlowMatchHeunDiscreteScheduler", "shift": 2.0},
+    {"_class_name": "DPMSolverMultistepScheduler", **_FLOW_SIGMAS, "flow_shift": 3.0},
+]
+_SPACED = [
+    {**FLOW, **_SHIFTED},
+    {**FLOW, "use_karras_sigmas": True},
+    {"_class_name": "UniPCMultistepScheduler", **_FLOW_SIGMAS, **_SHIFTED},
+]
+_NOISE = [
+    {"_class_name": "DDIMScheduler", "steps_offset": 1, "clip_sample": False},
+    {"_class_name": "EulerDiscreteScheduler", "steps_offset": 1},
+    {"_class_name": "DPMSolverMultistepScheduler", "steps_offset": 1, "use_karras_sigmas": True},
+    {"_class_name": "UniPCMultistepScheduler", "steps_offset": 1},
+]
+_SHIFTED_STEPWISE = [
+    {**FLOW, **_SHIFTED},
+    FLOW,
+    {"_class_name": "UniPCMultistepScheduler", **_FLOW_SIGMAS, "flow_shift": 3.0},
+]
+SCHEDULERS: dict[str, list[dict[str, Any]]] = {
+    "AuraFlowPipeline": _STEPWISE[:2],
+    "ChromaPipeline": _SPACED,
+    "Flux2KleinPipeline": _SPACED,
+    "Flux2Pipeline": _SPACED,
+    "FluxKontextPipeline": _SPACED[:1],
+    "FluxPipeline": _SPACED,
+    "HiDreamImagePipeline": _SHIFTED_STEPWISE,
+    "Lumina2Pipeline": _SPACED,
+    "PixArtAlphaPipeline": _NOISE,
+    "PixArtSigmaPipeline": _NOISE,
+    "QwenImageEditPipeline": _SPACED[:1],
+    "QwenImageEditPlusPipeline": _SPACED[:1],
+    "QwenImagePipeline": _SPACED,
+    "SanaPipeline": _STEPWISE,
+    "SanaSprintPipeline": [{"_class_name": "SCMScheduler"}],
+    "StableDiffusion3Pipeline": _STEPWISE,
+    "StableDiffusionPipeline": _NOISE,
+    "StableDiffusionXLPipeline": _NOISE,
+    "WanPipeline": [*_STEPWISE[:2], _SHIFTED_STEPWISE[2]],
+    "ZImagePipeline": [*_SPACED[:2], {**FLOW, "shift_terminal": 0.05}],
+}
+
+
+def tokenizer(length: int) -> Any:
+    """A token per byte, between a beginning and an end."""
+    alphabet = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    inner = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        model_max_length=length,
+        chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}",
+    )
+
+
+_SIZES = {
+    "vocab_size": 300,
+    "hidden_size": WIDTH,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+_KV = {"num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
+
+
+def clip(*, projects: bool, length: int = 77) -> nn.Module:
+    config = transformers.CLIPTextConfig(
+        **_SIZES, projection_dim=12, max_position_embeddings=length, eos_token_id=2, bos_token_id=1
+    )
+    kind = transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
+    return randomised(kind(config))
+
+
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        vocab_size=300, d_model=WIDTH, d_kv=8, d_ff=24, num_layers=2, num_heads=2
+    )
+    return randomised(transformers.T5EncoderModel(config))
+
+
+def gemma() -> nn.Module:
+    return randomised(transformers.Gemma2Model(transformers.Gemma2Config(**_SIZES, **_KV)))
+
+
+def qwen(num_layers: int = 2) -> nn.Module:
+    sizes = {**_SIZES, **_KV, "num_hidden_layers": num_layers}
+    return randomised(transformers.Qwen3Model(transformers.Qwen3Config(**sizes)))
+
+
+def mistral() -> nn.Module:
+    """Mistral 3 as FLUX.2 has it: a language model of 30 layers and a vision tower."""
+    vision = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
+    vision |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 4}
+    config = transformers.Mistral3Config(
+        text_config={"model_type": "mistral", **_SIZES, **_KV, "num_hidden_layers": 30},
+        vision_config={"model_type": "pixtral", **vision},
+    )
+    return randomised(transformers.Mistral3ForConditionalGeneration(config))
+
+
+_SEEING = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+
+
+def seeing() -> dict[str, Any]:
+    """Qwen2.5-VL as Qwen-Image-Edit has it, and what prepares pictures for it."""
+    words = tokenizer(2000)
+    words.add_special_tokens({"additional_special_tokens": list(_SEEING)})
+    start, picture, end, video = words.convert_tokens_to_ids(list(_SEEING))
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={
+            **_SIZES,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]},
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": WIDTH,
+            "fullatt_block_indexes": [1],
+        },
+        image_token_id=picture,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+    )
+    return {
+        "tokenizer": words,
+        "processor": transformers.Qwen2VLImageProcessorPil(),
+        "text_encoder": randomised(transformers.Qwen2_5_VLForConditionalGeneration(config)),
+    }
+
+
+class _Processor(transformers.Qwen2_5_VLProcessor):
+    """Theirs, without videos, for which it would need torchvision."""
+
+    def __init__(self, image_processor: Any, words: Any) -> None:
+        self.image_processor, self.tokenizer, self.video_processor = image_processor, words, None
+        self.image_token, self.video_token = _SEEING[1], _SEEING[3]
+        self.image_token_id, self.video_token_id = words.convert_tokens_to_ids(
+            [self.image_token, self.video_token]
+        )
+
+
+def llama() -> nn.Module:
+    sizes = {**_SIZES, **_KV, "num_hidden_layers": 4, "attn_implementation": "eager"}
+    return randomised(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))
+
+
+def vae(shift: float | None = None, channels: int = 4) -> nn.Module:
+    return randomised(
+        diffusers.AutoencoderKL(
+            block_out_channels=(4, 4, 4, 4),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            latent_channels=channels,
+            norm_num_groups=2,
+            scaling_factor=0.4,
+            shift_factor=shift,
+        )
+    )
+
+
+def flux2_vae() -> nn.Module:
+    module: Any = randomised(
+        diffusers.AutoencoderKLFlux2(
+            block_out_channels=(4, 4, 4, 4), latent_channels=4, norm_num_groups=2
+        )
+    )
+    module.bn.running_mean.copy_(torch.linspace(-0.5, 0.5, 16))
+    module.bn.running_var.copy_(torch.linspace(0.5, 2.0, 16))
+    return module
+
+
+def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage) -> nn.Module:
+    return randomised(
+        kind(
+            base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False, True, True],
+            latents_mean=[0.1, -0.2, 0.3, 0.0],
+            latents_std=[1.0, 2.0, 0.5, 1.5],
+        )
+    )
+
+
+def deep_vae() -> nn.Module:
+    return randomised(
+        diffusers.AutoencoderDC(
+            latent_channels=4,
+            attention_head_dim=2,
+            encoder_block_types=("ResBlock", "EfficientViTBlock"),
+            decoder_block_types=("ResBlock", "EfficientViTBlock"),
+            encoder_block_out_channels=(8, 8),
+            decoder_block_out_channels=(8, 8),
+            encoder_qkv_multiscales=((), (5,)),
+            decoder_qkv_multiscales=((), (5,)),
+            encoder_layers_per_block=(1, 1),
+            decoder_layers_per_block=(1, 1),
+            scaling_factor=0.4,
+        )
+    )
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(len(list(module.parameters())))
+    with torch.no_grad():
+        for weight in module.parameters():
+            scale = 0.3 if weight.ndim < 2 else weight[0].numel() ** -0.5
+            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+    return module.eval()
+
+
+def _unet(**extra: Any) -> nn.Module:
+    return randomised(
+        diffusers.UNet2DConditionModel(
+            sample_size=8,
+            block_out_channels=(8, 16),
+            layers_per_block=1,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+            norm_num_groups=4,
+            attention_head_dim=2,
+            **extra,
+        )
+    )
+
+
+def _sized_pixart() -> nn.Module:
+    module: Any = build("PixArtTransformer2DModel")
+    sized = {"attention_head_dim": 12, "cross_attention_dim": 24, "sample_size": 128}
+    sized["use_additional_conditions"] = True
+    return randomised(type(module).from_config({**module.config, **sized}))
+
+
+def _packed(name: str, **extra: Any) -> nn.Module:
+    """The tiny transformer with channels for patches of 2 x 2 of four latents."""
+    module: Any = build(name)
+    return randomised(type(module).from_config({**module.config, "in_channels": 16, **extra}))
+
+
+def _one(encoder: Callable[[], nn.Module], length: int = 77) -> dict[str, Any]:
+    return {"tokenizer": tokenizer(length), "text_encoder": encoder()}
+
+
+def _clips(length: int = 77) -> dict[str, Any]:
+    return {
+        **_one(lambda: clip(projects=True, length=length), length),
+        "tokenizer_2": tokenizer(length),
+        "text_encoder_2": clip(projects=True, length=length),
+    }
+
+
+_COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "AuraFlowPipeline": lambda: {
+        **_one(t5),
+        "transformer": build("AuraFlowTransformer2DModel"),
+        "vae": vae(),
+    },
+    "ChromaPipeline": lambda: {
+        **_one(t5),
+        "transformer": _packed("ChromaTransformer2DModel"),
+        "vae": vae(shift=0.1),
+    },
+    "FluxPipeline": lambda: {
+        **_one(lambda: clip(projects=False)),
+        "tokenizer_2": tokenizer(512),
+        "text_encoder_2": t5(),
+        "transformer": _packed("FluxTransformer2DModel", pooled_projection_dim=WIDTH),
+        "vae": vae(shift=0.1),
+    },
+    "Flux2KleinPipeline": lambda: {
+        **_one(lambda: qwen(28), length=512),
+        "transformer": _packed(
+            "Flux2Transformer2DModel", joint_attention_dim=3 * WIDTH, guidance_embeds=False
+        ),
+        "vae": flux2_vae(),
+    },
+    "Flux2Pipeline": lambda: {
+        **_one(mistral, length=512),
+        "transformer": _packed("Flux2Transformer2DModel", joint_attention_dim=3 * WIDTH),
+        "vae": flux2_vae(),
+    },
+    "FluxKontextPipeline": lambda: components("FluxPipeline"),
+    "HiDreamImagePipeline": lambda: {
+        **_clips(length=248),
+        "tokenizer_3": tokenizer(512),
+        "text_encoder_3": t5(),
+        "tokenizer_4": tokenizer(512),
+        "text_encoder_4": llama(),
+        "transformer": randomised(
+            diffusers.HiDreamImageTransformer2DModel.from_config(
+                {
+                    **TINY["HiDreamImageTransformer2DModel"].config,
+                    "text_emb_dim": 24,
+                    # With all of them, rounding cannot flip a token's choice of expert.
+                    "num_activated_experts": 2,
+                }
+            )
+        ),
+        "vae": vae(shift=0.1),
+    },
+    "Lumina2Pipeline": lambda: {
+        **_one(gemma),
+        "transformer": build("Lumina2Transformer2DModel"),
+        "vae": vae(shift=0.1),
+    },
+    "Lumina2Text2ImgPipeline": lambda: components("Lumina2Pipeline"),
+    "PixArtAlphaPipeline": lambda: {**_one(t5), "transformer": _sized_pixart(), "vae": vae()},
+    "PixArtSigmaPipeline": lambda: {
+        **_one(t5),
+        "transformer": build("PixArtTransformer2DModel"),
+        "vae": vae(),
+    },
+    "QwenImageEditPipeline": lambda: components("QwenImageEditPlusPipeline"),
+    "QwenImageEditPlusPipeline": lambda: {
+        **seeing(),
+        "transformer": build("QwenImageTransformer2DModel"),
+        "vae": video_vae(),
+    },
+    "QwenImagePipeline": lambda: {
+        **_one(qwen, length=2000),
+        "transformer": build("QwenImageTransformer2DModel"),
+        "vae": video_vae(),
+    },
+    "SanaPipeline": lambda: {
+        **_one(gemma, length=2000),
+        "transformer": build("SanaTransformer2DModel"),
+        "vae": deep_vae(),
+    },
+    "SanaSprintPipeline": lambda: {
+        **_one(gemma, length=2000),
+        "transformer": randomised(
+            diffusers.SanaTransformer2DModel.from_config(
+                {**TINY["SanaTransformer2DModel"].config, "guidance_embeds": True}
+            )
+        ),
+        "vae": deep_vae(),
+    },
+    "StableDiffusion3Pipeline": lambda: {
+        **_clips(),
+        "tokenizer_3": tokenizer(256),
+        "text_encoder_3": randomised(
+            transformers.T5EncoderModel(
+                transformers.T5Config(
+                    vocab_size=300, d_model=40, d_kv=8, d_ff=24, num_layers=2, num_heads=2
+                )
+            )
+        ),
+        "transformer": _packed(
+            "SD3Transformer2DModel",
+            out_channels=16,
+            joint_attention_dim=40,
+            pooled_projection_dim=24,
+        ),
+        "vae": vae(shift=0.1, channels=16),
+    },
+    "StableDiffusionPipeline": lambda: {
+        **_one(lambda: clip(projects=False)),
+        "unet": _unet(cross_attention_dim=WIDTH),
+        "vae": vae(),
+    },
+    "StableDiffusionXLPipeline": lambda: {
+        **_clips(),
+        "unet": _unet(
+            cross_attention_dim=2 * WIDTH,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=4,
+            projection_class_embeddings_input_dim=36,
+        ),
+        "vae": vae(),
+    },
+    "WanPipeline": lambda: {
+        **_one(t5, length=512),
+        "transformer": build("WanTransformer3DModel"),
+        "vae": video_vae(diffusers.AutoencoderKLWan),
+    },
+    "ZImagePipeline": lambda: {
+        **_one(qwen),
+        "transformer": build("ZImageTransformer2DModel"),
+        "vae": vae(shift=0.1),
+    },
+}
+_UNCHECKED = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+_THEIR_EXTRAS: dict[str, Mapping[str, Any]] = {
+    "StableDiffusionImg2ImgPipeline": _UNCHECKED,
+    "StableDiffusionInpaintPipeline": _UNCHECKED,
+    "StableDiffusionPipeline": _UNCHECKED,
+}
+
+
+def components(name: str) -> dict[str, Any]:
+    return _COMPONENTS[name]()
+
+
+def their_pipeline(name: str, parts: Mapping[str, Any], scheduler: Mapping[str, Any]) -> Any:
+    """Diffusers' pipeline over the same modules."""
+    kind = getattr(diffusers, str(scheduler["_class_name"]))
+    if "processor" in parts:
+        parts = {**parts, "processor": _Processor(parts["processor"], parts["tokenizer"])}
+    extras = _THEIR_EXTRAS.get(name, {})
+    pipeline = getattr(diffusers, name)(**parts, scheduler=kind.from_config(scheduler), **extras)
+    if name == "HiDreamImagePipeline":
+        pipeline.default_sample_size = 8  # it draws this many latents a side, whatever is asked
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline

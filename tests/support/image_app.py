@@ -1,0 +1,191 @@
+"""Fakes of the way from words to pictures: a model's facts, and an engine that paints colours."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI
+from PIL import Image
+
+from support.acting_engine import ActingEngine
+from triptych.core.config import Config, ImageOptions, ScheduleOptions, ServerOptions
+from triptych.core.http.app import create_app
+from triptych.core.media.pictures import PictureReader
+from triptych.core.media.pixels import Pixels
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.api.image_model import ImageModel
+from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
+from triptych.modalities.diffusion.api.service import ImageCall, ImageService
+from triptych.modalities.diffusion.spec import PipelineSpec
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
+
+GENERATIONS, EDITS, VARIATIONS = (
+    f"/v1/images/{name}" for name in ("generations", "edits", "variations")
+)
+NUM_PROMPT_TOKENS = 5
+PREVIEW_SIDE = 8
+LORAS = ImageOptions(enable_lora=True, lora_paths=("sketch=a.safetensors", "ink=b.safetensors"))
+
+
+def image_model(name: str = "paint", **facts: Any) -> ImageModel:
+    """A model of 128 x 128 pictures that begins from one, and looks at none."""
+    known = {"default_steps": 10, "default_guidance": 3.0, **facts}
+    return ImageModel(
+        name=name,
+        abilities=PipelineSpec(**known),
+        multiple=16,
+        default_size=(128, 128),
+        samplers=("euler", "heun"),
+    )
+
+
+def write_image_folder(
+    folder: Path, pipeline: str = "PixArtSigmaPipeline", **facts: Any
+) -> ResolvedModel:
+    """The JSON files of an image model, without weights."""
+    index = {
+        "_class_name": pipeline,
+        "transformer": ["diffusers", "PixArtTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+        "scheduler": ["diffusers", "DPMSolverMultistepScheduler"],
+        **facts,
+    }
+    files = {
+        "model_index.json": index,
+        "transformer/config.json": {"sample_size": 64},
+        "vae/config.json": {"block_out_channels": [8, 8, 8, 8]},
+        "scheduler/scheduler_config.json": {"_class_name": "DPMSolverMultistepScheduler"},
+    }
+    for name, value in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value))
+    return ResolvedModel(name="pix", reference="pix", folder=str(folder), digest="0" * 64)
+
+
+def colour_of(request: ImageRequest, picture: int) -> tuple[int, int, int]:
+    """What a picture is painted with: it depends on all that must decide it."""
+    told = f"{request.prompt} {request.seed} {picture} {request.num_steps}"
+    red, green, blue = hashlib.sha256(told.encode()).digest()[:3]
+    return red, green, blue
+
+
+def plain(width: int, height: int, colour: Sequence[int]) -> Pixels:
+    """A picture of one colour."""
+    return Pixels(width=width, height=height, rgb=bytes(colour) * (width * height))
+
+
+@dataclass(kw_only=True)
+class PaintingEngine(ActingEngine):
+    """An engine client: every picture of a job becomes its colour, a step at a time.
+
+    `error` ends a job after `num_good` steps; jobs wait for `gate` before each step, and `step_s`
+    besides. Remembers what became of every job.
+    """
+
+    num_good: int = 0
+    step_s: float = 0.0
+    gate: threading.Event | None = None
+    num_before: int = 0
+    num_steps: int = 0
+
+    async def act(self, job_id: str, request: ImageRequest) -> None:
+        num_steps = request.num_steps or 10
+        for place in range(self.num_before, 0, -1):
+            self.tell(job_id, ImageDelta(queue_position=place))
+        partials = self._partial_steps(request, num_steps)
+        for step in range(1, num_steps + 1):
+            await self._turn(step - 1)
+            for picture in range(request.num_images):
+                told = {"picture": picture, "step": step, "num_steps": num_steps}
+                told |= {"num_computed": (step + 1) // 2, "num_prompt_tokens": NUM_PROMPT_TOKENS}
+                if step in partials:
+                    pixels = plain(PREVIEW_SIDE, PREVIEW_SIDE, colour_of(request, picture))
+                    index = partials.index(step)
+                    self.tell(job_id, ImageDelta(**told, pixels=pixels, partial_index=index))
+                elif request.has_progress and step < num_steps:
+                    self.tell(job_id, ImageDelta(**told))
+        for picture in reversed(range(request.num_images)):
+            pixels = plain(request.width, request.height, colour_of(request, picture))
+            is_last = picture == 0
+            told = {"picture": picture, "step": num_steps, "num_steps": num_steps}
+            told |= {"num_prompt_tokens": NUM_PROMPT_TOKENS, "pixels": pixels}
+            if is_last:
+                told["finish_reason"] = "stop"
+            self.tell(job_id, ImageDelta(**told), is_final=is_last)
+
+    @staticmethod
+    def _partial_steps(request: ImageRequest, num_steps: int) -> list[int]:
+        count = request.num_partials
+        return [max(1, round(num_steps * (n + 1) / (count + 2))) for n in range(count)]
+
+    async def _turn(self, num_done: int) -> None:
+        while self.gate is not None and not self.gate.is_set():  # noqa: ASYNC110 - other thread
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(self.step_s)
+        if self.error is not None and num_done >= self.num_good:
+            raise self.error
+        self.num_steps += 1
+
+
+def make_image_service(
+    engine: PaintingEngine,
+    *models: ImageModel,
+    reader: PictureReader | None = None,
+    images: ImageOptions | None = None,
+    **schedule: int,
+) -> ImageService:
+    """A service in front of `engine`. Without a `reader` pictures are read in this process."""
+    config = Config(images=images or LORAS, schedule=ScheduleOptions(**schedule))
+    found = models or (image_model(),)
+    return ImageService.from_config(config, found, engine, reader=reader or PictureReader(None))
+
+
+def make_image_app(
+    engine: PaintingEngine,
+    service: ImageService | None = None,
+    *,
+    images: ImageOptions | None = None,
+    **server: Any,
+) -> FastAPI:
+    """The images API in front of `engine`."""
+    config = Config(images=images or ImageOptions(), server=ServerOptions(**server))
+    service = service or make_image_service(engine)
+    router = images_router(service, picture_links(config))
+    return create_app(config, engine, [router], image_cards(service))
+
+
+def call(prompt: str = "a red apple", **fields: Any) -> ImageCall:
+    """A call of the service."""
+    return ImageCall(**{"model": "paint", "prompt": prompt, "call_id": "call", **fields})
+
+
+def generation(prompt: str = "a red apple", **fields: Any) -> dict[str, Any]:
+    """The body of a request for pictures."""
+    return {"model": "paint", "prompt": prompt, **fields}
+
+
+def opened(data: bytes | str) -> Image.Image:
+    """The picture in a file, or in base64."""
+    raw = base64.b64decode(data, validate=True) if isinstance(data, str) else data
+    image = Image.open(io.BytesIO(raw))
+    image.load()
+    return image
+
+
+def one_colour(image: Image.Image) -> tuple[int, int, int]:
+    """The colour of a picture that has only one."""
+    raster = np.asarray(image.convert("RGB")).reshape(-1, 3)
+    assert (raster == raster[0]).all()
+    red, green, blue = raster[0].tolist()
+    return red, green, blue

@@ -1,0 +1,85 @@
+"""An engine that draws plain colours a step at a time, and the pipeline in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from support.acting_engine import ActingEngine
+from triptych.core.config import Config, ImageOptions
+from triptych.core.loop_thread import LoopThread
+from triptych.core.media.pictures import PictureReader
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.api.image_model import ImageModel
+from triptych.modalities.diffusion.api.pipeline import ImagePipeline
+from triptych.modalities.diffusion.api.service import ImageService
+from triptych.modalities.diffusion.spec import PipelineSpec
+from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
+
+COLOURS = ((200, 30, 30), (30, 160, 60), (40, 60, 200))
+MODEL = ImageModel(
+    name="plain",
+    abilities=PipelineSpec(default_steps=6, default_guidance=2.0, max_references=2),
+    multiple=8,
+    default_size=(64, 64),
+    samplers=("euler", "heun"),
+)
+
+
+@dataclass(kw_only=True)
+class PlainEngine(ActingEngine):
+    """An engine client: picture k of a job becomes `COLOURS[k]`; every other step is skipped.
+
+    `error` ends a job after its first step. An endless one never finishes its pictures.
+    """
+
+    high_water: int = 256
+    low_water: int = 8
+    is_endless: bool = False
+
+    async def act(self, job_id: str, request: ImageRequest) -> None:
+        num_steps = request.num_steps or MODEL.abilities.default_steps
+        self.tell(job_id, ImageDelta(queue_position=1))
+        step, is_endless = 0, self.is_endless
+        while step < num_steps or is_endless:
+            await asyncio.sleep(0)
+            step += 1
+            for picture in range(request.num_images):
+                done = min(step, num_steps - 1)
+                told = {"step": done, "num_steps": num_steps, "num_computed": (done + 1) // 2}
+                if request.has_progress:
+                    self.tell(job_id, ImageDelta(picture=picture, **told))
+                if step <= request.num_partials:
+                    small = _plain(8, 8, picture)
+                    partial = ImageDelta(
+                        picture=picture, pixels=small, partial_index=step - 1, **told
+                    )
+                    self.tell(job_id, partial)
+            if self.error is not None:
+                raise self.error
+        for picture in range(request.num_images):
+            is_last = picture == request.num_images - 1
+            delta = ImageDelta(
+                picture=picture,
+                step=num_steps,
+                num_steps=num_steps,
+                num_computed=(num_steps + 1) // 2,
+                pixels=_plain(request.width, request.height, picture),
+                finish_reason="stop" if is_last else None,
+            )
+            self.tell(job_id, delta, is_final=is_last)
+
+
+def open_plain(engine: PlainEngine) -> ImagePipeline:
+    """The pipeline in front of it."""
+    adapters = ImageOptions(
+        enable_lora=True, lora_paths=("ink=i.safetensors", "gold=g.safetensors")
+    )
+    config = Config(images=adapters)
+    service = ImageService.from_config(config, [MODEL], engine, reader=PictureReader(None))
+    return ImagePipeline(service, MODEL.name, LoopThread("test"))
+
+
+def _plain(width: int, height: int, picture: int) -> Pixels:
+    colour = bytes(COLOURS[picture % len(COLOURS)])
+    return Pixels(width=width, height=height, rgb=colour * (width * height))

@@ -1,0 +1,144 @@
+"""The rig for models that see: encodes what rows need, and knows what transformers would say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from support.decoder_rig import CPU, Recorder, Rig, Row
+from support.picture_prompts import SeeingPrompt, join_prompt
+from support.vision_models import IMAGE_ID, encode
+from triptych.core.frames import FIRST_FRAME_ID
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.media.pixels import Pixels
+from triptych.core.plan import SlotStart
+from triptych.core.prompt_content import PromptPicture
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
+from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
+from triptych.modalities.vlm.engine.features import open_cache
+from triptych.modalities.vlm.engine.head import VisionHead
+from triptych.modalities.vlm.processing.config import open_image_processor
+from triptych.modalities.vlm.processing.families import FAMILIES
+from triptych.modalities.vlm.processing.processor import PictureProcessor
+from triptych.modalities.vlm.scheduling import VisionLimits
+
+Part = Sequence[int] | Pixels
+
+
+class SeeingRecorder(Recorder):
+    """A seeing model that remembers the logits it gave."""
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model.embed(ids)
+
+    def run(self, *args: Any) -> torch.Tensor:
+        return self.model.run(*args)
+
+
+@dataclass
+class SeeingRow(Row):
+    pictures: tuple[PromptPicture, ...] = field(default=())
+
+
+class VisionRig(Rig):
+    """A rig around the model in `folder`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        native: NativeKernels | None = None,
+        **options: Any,
+    ) -> None:
+        with Checkpoint.open(folder) as checkpoint:
+            is_known = checkpoint.config["model_type"] in FAMILIES
+            kind: Any = FallbackVisionBlueprint
+            if is_known:
+                kind = partial(VisionBlueprint, native=native)
+            blueprint = kind(checkpoint, max_length=0, dtype=dtype, device=CPU)
+            decoder, self.encoder = blueprint.build(lambda _: None)
+        family = blueprint.family
+        self.sight = VisionLimits(
+            max_step_patches=64,
+            whole_spans=family.whole_spans,
+            whole_prompts=family.whole_prompts,
+        )
+        self.features = open_cache(2**20, 64)
+        self.processor = PictureProcessor.open(folder, model="test")
+        self.head_type = lambda model, sampler, **given: VisionHead(
+            model,
+            sampler,
+            self.features,
+            blueprint.traits,
+            **given,
+        )
+        layout = blueprint.text.kv_layout(4, dtype)
+        self.encode = encode
+        options |= {"recorder": SeeingRecorder, "max_length": 256, "native": native}
+        super().__init__(decoder, layout, **options)
+
+    def prompt(self, *parts: Part) -> SeeingPrompt:
+        prepared = [
+            self.processor.prepare(part) if isinstance(part, Pixels) else part for part in parts
+        ]
+        return join_prompt(prepared, self.encode)
+
+    def look(self, *parts: Part) -> SeeingRow:
+        """A row whose pictures are encoded."""
+        prompt = self.prompt(*parts)
+        row = SeeingRow(self.free_slots.pop(), list(prompt.prompt_ids), len(prompt.prompt_ids))
+        row.pictures = prompt.pictures
+        with torch.inference_mode():
+            encoded = self.encoder.encode(row.pictures)
+        for picture, features in zip(row.pictures, encoded, strict=True):
+            self.features.insert(picture.span.digest, features, features.num_bytes)
+        return row
+
+    def _start(self, sequence: Row) -> SlotStart:
+        start = super()._start(sequence)
+        spans = tuple(picture.span for picture in getattr(sequence, "pictures", ()))
+        return replace(start, pictures=spans)
+
+
+def generate(
+    model: Any, folder: Path, rig: VisionRig, parts: Sequence[Part], num_tokens: int
+) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens of transformers, and the logits before each."""
+    pictures = [part for part in parts if isinstance(part, Pixels)]
+    arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in pictures]
+    inputs: dict[str, Any] = {}
+    family = rig.processor.family
+    if arrays:
+        images = open_image_processor(folder)
+        options = family.options(model.config)
+        found = images(
+            images=[arrays] if family.nests_images else arrays, return_tensors="pt", **options
+        )
+        inputs = {name: found[name] for name in family.inputs if name in found}
+    ids_T = torch.tensor(rig.prompt(*parts).prompt_ids)
+    is_picture_T = ids_T >= FIRST_FRAME_ID
+    ids_1T = ids_T.masked_fill(is_picture_T, IMAGE_ID)[None]
+    if model.config.model_type.startswith("qwen"):
+        inputs["mm_token_type_ids"] = is_picture_T.int()[None]
+    elif family.whole_spans:
+        inputs["token_type_ids"] = is_picture_T.int()[None]
+    elif family.whole_prompts and pictures:
+        inputs["token_type_ids"] = torch.zeros_like(ids_1T)
+    output = model.generate(
+        input_ids=ids_1T,
+        attention_mask=torch.ones_like(ids_1T),
+        **inputs,
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return output.sequences[0, len(ids_T) :].tolist(), torch.cat(output.logits)

@@ -1,0 +1,269 @@
+"""A token model that sees, but computes nothing: it knows what pages and features should hold.
+
+`SeeingRunner` checks on every step that the features of each picture position it computes are
+there and referenced, that no chunk cuts what is whole, and (as `token_world` does for text) that
+what a row reads is its own past: here also where ids of different pictures are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import deque
+from collections.abc import Sequence
+
+from support.token_driver import Driver, random_request
+from support.token_world import MODEL, NAMESPACE, ShadowRunner, Story, World, token_request
+from triptych.core.content_cache import ContentCache
+from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
+from triptych.core.frames import FIRST_FRAME_ID
+from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowResult
+from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.tokens import TokenRequest
+from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
+from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
+
+CLASH = FIRST_FRAME_ID + 1
+"""The id of every picture position here, whatever the picture."""
+
+
+def patches(number: int) -> Array:
+    """As many, of no content."""
+    return Array("uint8", (number, 14 * 14 * 3), b"")
+
+
+def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
+    """A prompt of so many text tokens, and (picture, number of positions) between them."""
+    ids: list[int] = []
+    pictures = []
+    for part in parts:
+        if isinstance(part, int):
+            ids += [index % 7 for index in range(part)]
+            continue
+        name, length = part
+        digest = hashlib.sha256(f"{name}{length}".encode()).digest()
+        span = PictureSpan(digest=digest, runs=((len(ids), length),))
+        pictures.append(PromptPicture(span=span, inputs={"pixel_values": patches(length)}))
+        ids += [CLASH] * length
+    plain = token_request(tuple(ids), **options)  # type: ignore[arg-type]
+    return TokenRequest(
+        prompt_ids=plain.prompt_ids,
+        sampling=plain.sampling,
+        tenant=plain.tenant,
+        pictures=tuple(pictures),
+    )
+
+
+class SeeingStory(Story):
+    """What a position holds depends on the picture it belongs to."""
+
+    def tell(self, num_tokens: int) -> None:
+        for position in range(len(self.digests), num_tokens):
+            super().tell(position + 1)
+            for picture in self.request.pictures:
+                if picture.span.start <= position < picture.span.end:
+                    seen = self.digests[-1] + picture.span.digest
+                    self.digests[-1] = hashlib.blake2b(seen, digest_size=12).digest()
+
+
+class SeeingRunner(ShadowRunner):
+    """Runs token plans as `ShadowRunner`, and puts the features of pictures into `features`."""
+
+    def __init__(
+        self,
+        *,
+        features: ContentCache[str],
+        sight: VisionLimits,
+        num_pages: int,
+        page_size: int,
+        requests: dict[str, TokenRequest],
+    ) -> None:
+        super().__init__(num_pages=num_pages, page_size=page_size, requests=requests)
+        self.features = features
+        self.sight = sight
+        self.encoded: list[bytes] = []
+        self.bad_pictures: set[bytes] = set()
+
+    def encode(self, plan: EncodePlan) -> EncodeStepResult:
+        digests = [picture.span.digest for picture in plan.pictures]
+        assert digests, "a plan encodes something"
+        assert len(set(digests)) == len(digests), "a picture is encoded twice"
+        num_patches = sum(picture.span.num_features for picture in plan.pictures)
+        assert len(digests) == 1 or num_patches <= self.sight.max_step_patches
+        errors: list[TriptychError | None] = []
+        for digest in digests:
+            assert self.features.acquire(digest) is None, "it was known"
+            if digest in self.bad_pictures:
+                errors.append(InvalidRequest("It does not fit."))
+                continue
+            self.features.insert(digest, "features", 10)
+            self.encoded.append(digest)
+            errors.append(None)
+        return EncodeStepResult(step_id=plan.step_id, errors=tuple(errors))
+
+    def _run_row(self, row: TokenRow, step_id: int) -> TokenRowResult:
+        request = self.requests[row.job_id]
+        self.stories.setdefault(row.job_id, SeeingStory(request))
+        end = row.start + row.num_tokens
+        for picture in request.pictures:
+            span = picture.span
+            if span.start < end and row.start < span.end:
+                assert self.features.acquire(span.digest), "its features are there"
+                self.features.release(span.digest)
+                is_whole = not self.sight.whole_spans or span.end <= end
+                assert is_whole, "a span is cut"
+        if self.sight.whole_prompts and row.start < len(request.prompt_ids):
+            assert row.start == 0
+            assert end >= len(request.prompt_ids), "a prompt is cut"
+        return super()._run_row(row, step_id)
+
+
+class SeeingWorld(World):
+    """A `VisionScheduler` and its runner; pages may be too few, and the cache too small."""
+
+    def __init__(
+        self, *, sight: VisionLimits | None = None, max_entries: int = 4, **options: object
+    ) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.sight = sight or VisionLimits(max_step_patches=16)
+        self.features: ContentCache[str] = ContentCache(10**6, copy=str, max_entries=max_entries)
+        self.pool.enable_prefix_caching = not self.sight.whole_prompts
+        self.scheduler = VisionScheduler(
+            model=MODEL,
+            pool=self.pool,
+            options=self.options,
+            max_length=self.max_length,
+            namespace=NAMESPACE,
+            vision=VisionResources(self.features, self.sight),
+        )
+        self.runner = SeeingRunner(
+            features=self.features,
+            sight=self.sight,
+            num_pages=self.pool.num_pages,
+            page_size=self.pool.page_size,
+            requests=self.requests,
+        )
+        self.steps: deque[tuple[Plan, StepResult]] = deque()
+        self.kinds: list[str] = []
+
+    def book(self) -> Plan | None:  # type: ignore[override]
+        if len(self.steps) >= self.depth:
+            return None
+        self.now_s += 0.01
+        proposal = self.scheduler.propose(self.now_s)
+        if proposal is None:
+            return None
+        plan = self.scheduler.book(proposal, self.num_steps, self.now_s)
+        if plan is None:
+            return None
+        self.num_steps += 1
+        self.kinds.append(plan.kind)
+        runner = self.runner
+        assert isinstance(runner, SeeingRunner)
+        # An encoder's features are there when its step is over, but they count from its launch.
+        result = runner.encode(plan) if isinstance(plan, EncodePlan) else self._run(plan)
+        self.steps.append((plan, result))
+        return plan
+
+    def commit(self) -> bool:
+        if not self.steps:
+            return False
+        plan, result = self.steps.popleft()
+        if isinstance(plan, TokenPlan):
+            self.runner.finish(plan)
+        self.scheduler.commit(plan, result, self.now_s)
+        return True
+
+    def fail(self, error: TriptychError) -> bool:
+        if not self.steps:
+            return False
+        plan, result = self.steps.popleft()
+        if isinstance(plan, TokenPlan):
+            self.runner.finish(plan)
+            self.runner.spoil(plan)
+        else:
+            assert isinstance(plan, EncodePlan)
+            assert isinstance(result, EncodeStepResult)
+            for picture, problem in zip(plan.pictures, result.errors, strict=True):
+                if problem is None:
+                    self.features.release(picture.span.digest)
+            self.features.clear()
+        self.scheduler.fail(plan, error, self.now_s)
+        return True
+
+    def turn(self) -> bool:
+        is_booked = self.book() is not None
+        if len(self.steps) >= self.depth or not is_booked:
+            return self.commit() or is_booked
+        return is_booked
+
+    def finish_all(self) -> None:
+        """Run to the end; nothing is held by anybody."""
+        for job_id in self.jobs:
+            self.scheduler.set_paused(job_id, False)
+        self.run()
+        self.scheduler.check()
+        assert all(job.state.is_final for job in self.jobs.values())
+        assert self.pool.num_leased == 0
+        assert self.features.num_references == 0
+
+    def answer(self, job_id: str) -> tuple[int, ...]:
+        """What a job has to say."""
+        request = self.requests[job_id]
+        story, num_prompt = SeeingStory(request), len(request.prompt_ids)
+        limit = min(request.sampling.max_tokens, self.max_length - num_prompt)
+        return tuple(story.drawn_after(num_prompt + index) for index in range(limit))
+
+    def _run(self, plan: Plan) -> StepResult:
+        assert isinstance(plan, TokenPlan)
+        return self.runner.run(plan)
+
+
+class SeeingDriver(Driver):
+    """Does to a seeing world whatever an engine and its callers may do."""
+
+    def submit(self) -> None:
+        rng = self.rng
+        request = random_request(rng)
+        if rng.random() < 0.8 or self.world.sight.whole_prompts:
+            parts: Sequence[int | tuple[str, int]] = [
+                rng.choice((rng.randrange(1, 6), (rng.choice("abc"), rng.choice((1, 3, 9)))))
+                for _ in range(rng.randrange(1, 4))
+            ]
+            pictures = [("d", 2)] if self.world.sight.whole_prompts else []
+            max_tokens = rng.choice((1, 3, 9))
+            request = see(
+                *parts, *pictures, rng.randrange(1, 4), max_tokens=max_tokens, tenant=request.tenant
+            )
+        self.world.submit(f"job-{self.num_jobs}", request)
+        self.num_jobs += 1
+
+
+def live(seed: int, num_actions: int) -> SeeingWorld:
+    """A seeing world's whole life."""
+    rng = random.Random(seed)
+    whole = rng.choice(("", "", "spans", "prompts"))
+    world = SeeingWorld(
+        sight=VisionLimits(
+            max_step_patches=rng.choice((4, 12)),
+            whole_spans=whole == "spans",
+            whole_prompts=whole == "prompts",
+        ),
+        max_entries=rng.choice((0, 1, 4)),
+        num_pages=rng.choice((12, 20, 40)),
+        page_size=rng.choice((2, 4)),
+        max_length=48,
+        depth=rng.choice((1, 2)),
+        max_batch_size=rng.choice((1, 3, 6)),
+        max_batch_input_tokens=rng.choice((5, 11, 64)),
+        enable_chunked_prefill=rng.random() < 0.8,
+        max_queue_size=8,
+    )
+    driver = SeeingDriver(world, rng)
+    for _ in range(num_actions):
+        driver.act()
+    driver.finish()
+    return world
+
+
+MEMORY_SHORT = OutOfMemory("full")

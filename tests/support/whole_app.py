@@ -1,0 +1,147 @@
+"""The whole house: every route of the real app, each in front of a made-up engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI
+
+from support.embedding_models import WORDS, save_tokenizer, write
+from support.http import READY, FakeEngine, make_service
+from support.image_app import PaintingEngine, image_model, make_image_service
+from support.recognition import DictatedEngine, recognition_service, said
+from support.speech_app import HummingEngine, SpellingFrontEnd
+from support.voices_app import PARROT
+from triptych.core.client import EngineStatus
+from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
+from triptych.core.http.app import create_app
+from triptych.core.http.models import Task
+from triptych.core.job import Output
+from triptych.core.media.audio.decode import DECODERS
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
+from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
+from triptych.modalities.embedding.api.service import EmbeddingService
+from triptych.modalities.embedding.api.text import EmbeddingModel
+from triptych.modalities.embedding.wire import EmbedDelta
+from triptych.modalities.llm.api.replies import card_of
+from triptych.modalities.llm.api.routes import llm_router
+from triptych.modalities.recognition.api.routes import recognition_cards, recognition_router
+from triptych.modalities.registry import MODALITIES
+from triptych.modalities.tts.api.routes import speech_cards, speech_models_router, speech_router
+from triptych.modalities.tts.api.service import SpeechService
+from triptych.modalities.tts.api.voices.routes import voices_router
+from triptych.modalities.tts.api.voices.service import VoiceService
+from triptych.modalities.tts.api.voices.store import VoiceQuota, VoiceStore
+from triptych.schedulers.admission import Admission
+
+MODELS = {
+    "chat": "tiny",
+    "embedding": "words",
+    "speech": "hum",
+    "transcription": "ears",
+    "image": "paint",
+}
+NUM_DIMENSIONS = 8
+
+
+class OwnPool:
+    """Decodes in this process what a `DecodePool` would in a child."""
+
+    async def run(self, name: str, data: bytes, **args: Any) -> Any:
+        pieces = [piece.tobytes() for piece in DECODERS[name](bytes(data), **args)]
+        return SimpleNamespace(data=b"".join(pieces))
+
+
+@dataclass
+class VectorEngine:
+    """An engine client whose vectors are all the same."""
+
+    finished: list[str] = field(default_factory=list)
+
+    async def submit(
+        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+    ) -> AsyncGenerator[Output, None]:
+        vector = np.full(NUM_DIMENSIONS, 0.5, "<f4").tobytes()
+        for index in range(len(request.texts)):
+            is_last = index == len(request.texts) - 1
+            delta = EmbedDelta(
+                text=index, vectors=vector, finish_reason="stop" if is_last else None
+            )
+            yield Output(job_id=job_id, payload=delta, is_final=is_last)
+        self.finished.append(job_id)
+
+    def status(self) -> EngineStatus:
+        return READY
+
+    async def load(self, model: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class House:
+    """An app, and the engines behind it."""
+
+    app: FastAPI
+    chat: FakeEngine
+    embedding: VectorEngine
+    speech: HummingEngine
+    transcription: DictatedEngine
+    image: PaintingEngine
+
+    @property
+    def num_finished(self) -> dict[str, int]:
+        """Jobs that came to their end, by the kind of model."""
+        return {kind: len(getattr(self, kind).finished) for kind in MODELS}
+
+
+def embedding_model(folder: Path) -> EmbeddingModel:
+    """An encoder without weights, called words."""
+    folder.mkdir(parents=True)
+    save_tokenizer(folder)
+    sizes = {"vocab_size": len(WORDS), "hidden_size": NUM_DIMENSIONS, "num_attention_heads": 2}
+    sizes |= {"num_hidden_layers": 1, "intermediate_size": 8, "max_position_embeddings": 64}
+    config = {"model_type": "bert", "architectures": ["BertModel"], **sizes}
+    write(folder / "config.json", config)
+    resolved = ResolvedModel(name="words", reference="words", folder=str(folder), digest="00")
+    return EmbeddingModel.open(resolved, ModelOptions())
+
+
+def open_house(folder: Path, **server: Any) -> House:
+    """Every route, with a model of each kind."""
+    house = House(
+        app=FastAPI(),
+        chat=FakeEngine(answer="hi"),
+        embedding=VectorEngine(),
+        speech=HummingEngine(step_samples=20_000),
+        transcription=DictatedEngine([(2.0, (said(" Hello.", 0.0, 1.0),))]),
+        image=PaintingEngine(),
+    )
+    config = Config(server=ServerOptions(**server))
+    links = picture_links(config)
+    text = make_service(folder / "text", house.chat)
+    words = EmbeddingService.from_config(
+        config, [embedding_model(folder / "words")], house.embedding
+    )
+    front = SpellingFrontEnd(takes_instructions=True)
+    store = VoiceStore(folder / "voices", VoiceQuota(per_owner=50, in_total=50))
+    voices = VoiceService(store, [front, PARROT], OwnPool())  # type: ignore[arg-type]
+    admission = Admission(options=ScheduleOptions())
+    speech = SpeechService(house.speech, [front], admission, max_characters=4096)
+    hearing = recognition_service(house.transcription, is_multilingual=True)
+    images = make_image_service(house.image, image_model(max_references=16))
+    cards = [card_of(model) for model in text.models.values()]
+    cards += embedding_cards(words) + speech_cards(speech)
+    cards += recognition_cards(hearing) + image_cards(images)
+    routers = [llm_router(text, links.find), embeddings_router(words), speech_router(speech)]
+    routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
+    routers += [recognition_router(hearing), images_router(images, links)]
+    tasks = [Task(*modality.task) for modality in MODALITIES]
+    house.app = create_app(config, house.chat, routers, cards, tasks)
+    return house
