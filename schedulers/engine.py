@@ -101,13 +101,14 @@ class Engine:
         self.ledger = ledger
         self.clock = clock
         self.metrics = Metrics()
+        self.on_beat: Callable[[Heartbeat], None] = lambda beat: None
         self.on_turn: Callable[[], None] = lambda: None
-        self._lanes = lanes if lanes is not None else ThreadExecutors(clock)
-        self._residency = ModelManager(
+        self._executors = lanes if lanes is not None else ThreadExecutors(clock)
+        self._models = ModelManager(
             loaders,
             config=config,
             clock=clock,
-            lanes=self._lanes,
+            lanes=self._executors,
             hooks=ResidencyHooks(
                 admit=self._admit,
                 refuse=self._refuse,
@@ -115,7 +116,7 @@ class Engine:
                 metrics=self.metrics,
             ),
         )
-        self._pulse = HeartbeatSender(
+        self._heartbeat = HeartbeatSender(
             ledger=ledger,
             metrics=self.metrics,
             min_stall_budget_s=config.server.min_stall_budget_s,
@@ -123,7 +124,7 @@ class Engine:
         self._timeline = Timeline()
         self._recent = RecentSteps()
         self._health = FailureCounter()
-        self._chaos = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
+        self._fault_draws = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
         self._jobs: dict[str, Job] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._in_flight: deque[_LaunchedStep] = deque()
@@ -136,38 +137,29 @@ class Engine:
 
     # What other threads may call.
 
-    @property
-    def on_beat(self) -> Callable[[Heartbeat], None]:
-        """Gets each heartbeat, on the loop's thread."""
-        return self._pulse.on_beat
-
-    @on_beat.setter
-    def on_beat(self, on_beat: Callable[[Heartbeat], None]) -> None:
-        self._pulse.on_beat = on_beat
-
     def submit(self, job: Job) -> None:
         """Run a job. Whatever is wrong with it reaches its sink as a final output."""
-        self._lanes.post(partial(self._submit, job))
+        self._executors.post(partial(self._submit, job))
 
     def cancel(self, job_ids: Collection[str]) -> None:
         """End jobs nobody waits for; unknown ids are ignored."""
-        self._lanes.post(partial(self._cancel, tuple(job_ids)))
+        self._executors.post(partial(self._cancel, tuple(job_ids)))
 
     def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
         """Hold jobs back, or let them go on; unknown ids are ignored."""
-        self._lanes.post(partial(self._set_paused, tuple(job_ids), is_paused))
+        self._executors.post(partial(self._set_paused, tuple(job_ids), is_paused))
 
     def load(self, model: str, done: LoadDone = lambda error: None) -> None:
         """Load a model now; `done` hears on the loop's thread how it went."""
-        self._lanes.post(partial(self._load, model, done))
+        self._executors.post(partial(self._load, model, done))
 
     def drain(self) -> None:
         """Take no new job; `run` returns when those in flight are finished."""
-        self._lanes.post(self._drain)
+        self._executors.post(self._drain)
 
     def stop(self) -> None:
         """End every job with `EngineDown`; `run` returns when the steps in flight are over."""
-        self._lanes.post(self._stop)
+        self._executors.post(self._stop)
 
     def run(self) -> None:
         """Turn until drained or stopped.
@@ -177,7 +169,7 @@ class Engine:
         """
         reason, patience_s = "The engine failed.", CRASH_TIMEOUT_S
         try:
-            self._residency.start()
+            self._models.start()
             while not self._is_over():
                 self.take_turn()
             reason, patience_s = "The engine was stopped.", STOP_TIMEOUT_S
@@ -187,9 +179,9 @@ class Engine:
     def take_turn(self) -> None:
         """One turn: wait for something to do, and do it."""
         self._turn += 1
-        self._lanes.take(self._wake_s - self.clock())
+        self._executors.take(self._wake_s - self.clock())
         now_s = self.clock()
-        self._wake_s = self._residency.unload_idle(now_s)
+        self._wake_s = self._models.unload_idle(now_s)
         self._expire(now_s)
         self._launch_ahead()
         self._beat()
@@ -231,8 +223,8 @@ class Engine:
         """The proposal whose turn it is."""
         proposals: dict[str, Proposal] = {}
         at_work = {job.model for job in self._jobs.values() if not job.is_paused}
-        busy = at_work & self._residency.ready.keys()
-        for model, loaded in self._residency.ready.items():
+        busy = at_work & self._models.ready.keys()
+        for model, loaded in self._models.ready.items():
             self._set_step_budget(loaded, busy - {model})
             proposal = None if model in declined else loaded.scheduler.propose(now_s)
             if proposal is None:
@@ -247,7 +239,7 @@ class Engine:
         return proposals[self._timeline.pick(candidates, now_s).model]
 
     def _candidate(self, proposal: Proposal) -> Candidate:
-        costs = self._residency.ready[proposal.model].scheduler.costs
+        costs = self._models.ready[proposal.model].scheduler.costs
         cost_s, is_known = costs.predict(proposal.work), costs.is_known(proposal.kind)
         return Candidate(proposal.model, proposal.due_s, cost_s, is_known)
 
@@ -261,7 +253,7 @@ class Engine:
 
     def _launch(self, proposal: Proposal, now_s: float) -> bool:
         """Book a proposal and hand its plan to the device; false if nothing was left of it."""
-        loaded = self._residency.ready[proposal.model]
+        loaded = self._models.ready[proposal.model]
         plan = loaded.scheduler.book(proposal, self._next_step_id, now_s)
         if plan is None:
             return False
@@ -272,9 +264,9 @@ class Engine:
         self._timeline.charge(proposal.model, cost_s)
         self._in_flight.append(step)
         self._has_news = True
-        is_sabotaged = self._chaos.random() * 100 < self.config.debug.sim_failure
+        is_sabotaged = self._fault_draws.random() * 100 < self.config.debug.sim_failure
         runner = _FaultInjector(loaded.runner) if is_sabotaged else loaded.runner
-        self._lanes.launch(runner, plan, partial(self._conclude, step))
+        self._executors.launch(runner, plan, partial(self._conclude, step))
         return True
 
     def _conclude(self, step: _LaunchedStep, outcome: StepOutcome) -> None:
@@ -287,7 +279,7 @@ class Engine:
         self._has_news = True
         model, kind = step.plan.model, step.plan.kind
         self._timeline.charge(model, outcome.busy_s - step.cost_s)
-        self._residency.touch(model)
+        self._models.touch(model)
         self.metrics.observe(STEP_SECONDS, outcome.busy_s, model=model, kind=kind)
         scheduler = step.loaded.scheduler
         if outcome.result is not None:
@@ -304,8 +296,8 @@ class Engine:
         """Beat if it is time, and only if the loop is not merely waiting for a step."""
         now_s = self.clock()
         in_flight_s = sum(step.cost_s for step in self._in_flight)
-        budget_s = self._pulse.stall_budget_s(self._recent.p99_s, in_flight_s)
-        is_due = self._pulse.is_due(now_s, budget_s) or self._residency.take_news()
+        budget_s = self._heartbeat.stall_budget_s(self._recent.p99_s, in_flight_s)
+        is_due = self._heartbeat.is_due(now_s, budget_s) or self._models.take_news()
         beats_anyway = self._beats_anyway(now_s)
         if is_last or (is_due and (self._has_news or beats_anyway)):
             self._has_news = False
@@ -314,25 +306,25 @@ class Engine:
                 phase=self._phase(),
                 stall_budget_s=budget_s,
                 num_jobs=len(self._jobs),
-                models=self._residency.statuses(),
+                models=self._models.statuses(),
             )
-            self._pulse.beat(state, self._residency.ready, now_s)
+            self.on_beat(self._heartbeat.beat(state, self._models.ready, now_s))
         if beats_anyway:
-            self._wake_by(self._pulse.idle_until_s())
+            self._wake_by(self._heartbeat.idle_until_s())
 
     def _beats_anyway(self, now_s: float) -> bool:
         """Whether to beat without news: nothing runs, or what does may take any time."""
         if not self._in_flight:
             return True
         step = self._in_flight[0]
-        return step.is_cold and self._pulse.beats_beside(now_s - step.started_s)
+        return step.is_cold and self._heartbeat.beats_beside(now_s - step.started_s)
 
     def _phase(self) -> str:
         if self._is_draining:
             return "drain"
         if self._in_flight:
             return "step"
-        return "load" if self._residency.is_loading else "idle"
+        return "load" if self._models.is_loading else "idle"
 
     def _wake_by(self, moment_s: float) -> None:
         self._wake_s = min(self._wake_s, moment_s)
@@ -351,7 +343,7 @@ class Engine:
         try:
             if self._is_draining or self._is_stopping:
                 raise Draining("The server is shutting down.", retry_after_s=5.0)
-            self._residency.take(job)
+            self._models.take(job)
         except TriptychError as error:
             self._refuse(job, error)
 
@@ -386,8 +378,8 @@ class Engine:
 
     def _withdraw(self, job: Job) -> None:
         """Take a job away from whoever holds it; its scheduler may send a last output."""
-        if not self._residency.drop(job):
-            self._residency.ready[job.model].scheduler.cancel(job.job_id)
+        if not self._models.drop(job):
+            self._models.ready[job.model].scheduler.cancel(job.job_id)
 
     def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
         for job_id in job_ids:
@@ -395,12 +387,12 @@ class Engine:
             if job is None:
                 continue
             job.is_paused = is_paused
-            if (loaded := self._residency.ready.get(job.model)) is not None:
+            if (loaded := self._models.ready.get(job.model)) is not None:
                 loaded.scheduler.set_paused(job_id, is_paused)
 
     def _load(self, model: str, done: LoadDone) -> None:
         try:
-            self._residency.load(model, done)
+            self._models.load(model, done)
         except TriptychError as error:
             done(error)
 
@@ -427,8 +419,8 @@ class Engine:
             self._refuse(job, error)
         self._beat(is_last=True)
         self.on_turn()
-        self._residency.close()
-        self._lanes.close(patience_s)
+        self._models.close()
+        self._executors.close(patience_s)
 
 
 @cache

@@ -10,7 +10,7 @@ later. Knows nothing of who listens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.core.ledger import Ledger
@@ -37,10 +37,9 @@ class LoopState:
 
 
 class HeartbeatSender:
-    """Beats through `on_beat`, with the metrics of engine, ledger and schedulers."""
+    """Makes heartbeats, with the metrics of engine, ledger and schedulers."""
 
     def __init__(self, *, ledger: Ledger, metrics: Metrics, min_stall_budget_s: float) -> None:
-        self.on_beat: Callable[[Heartbeat], None] = lambda beat: None
         self._ledger = ledger
         self._metrics = metrics
         self._min_stall_budget_s = min_stall_budget_s
@@ -63,21 +62,19 @@ class HeartbeatSender:
         """When an idle loop must beat next."""
         return self._last_beat_s + IDLE_BEAT_S
 
-    def beat(self, state: LoopState, ready: Mapping[str, LoadedModel], now_s: float) -> None:
-        """Send a beat."""
+    def beat(self, state: LoopState, ready: Mapping[str, LoadedModel], now_s: float) -> Heartbeat:
+        """The heartbeat to send now."""
         self._last_beat_s, self._told_budget_s = now_s, state.stall_budget_s
         gauges, counters = self._snapshot(ready)
-        self.on_beat(
-            Heartbeat(
-                turn=state.turn,
-                phase=state.phase,
-                stall_budget_s=state.stall_budget_s,
-                num_jobs=state.num_jobs,
-                models=state.models,
-                gauges=gauges,
-                counters=counters,
-                histograms=self._metrics.histograms(),
-            )
+        return Heartbeat(
+            turn=state.turn,
+            phase=state.phase,
+            stall_budget_s=state.stall_budget_s,
+            num_jobs=state.num_jobs,
+            models=state.models,
+            gauges=gauges,
+            counters=counters,
+            histograms=self._metrics.histograms(),
         )
 
     def _snapshot(

@@ -3,7 +3,7 @@
 Owns the policy and the order of jobs whose units are chains of stages (`core.staged_plan`): a
 sentence of speech made in one go, a recording that is written down. One stage of a unit runs at a
 time, so a step is as long as a stage, whatever the unit. Knows no tensors and no model; when a
-job's next piece is due is its pace's business (`staged_pace`).
+job's next piece is due is its pace's business.
 
 The policy:
 
@@ -25,11 +25,44 @@ from triptych.core.job import Job, JobState
 from triptych.core.plan import StepResult
 from triptych.core.staged_plan import Stage, StagedPlan, StagedRow, StagedRowResult, UnitStart
 from triptych.schedulers.batcher import BatchedJob, Batcher, Draft, Step, Unit
-from triptych.schedulers.staged_pace import JobPace
 
 _MAX_PRESSED = 4
 _RELEASE = "release"
 _WHOLE = "unit"  # the work of a unit from its first stage to its last, by the first one's size
+
+
+class JobPace:
+    """One job's size and deadlines, read from its request: here one unit, due once if at all."""
+
+    def __init__(self, first_stage: Stage, due_s: float = math.inf, cancelled: Any = None) -> None:
+        self._first_stage = first_stage
+        self._due_s = due_s
+        self._cancelled = cancelled
+
+    @property
+    def num_units(self) -> int:
+        """How many units the job is; at least one."""
+        return 1
+
+    def first_stage(self, unit: int) -> Stage:
+        """The stage that a unit begins with."""
+        return self._first_stage
+
+    def due_s(self) -> float:
+        """By when the unit after those sent must be over; infinity where nobody waits for it."""
+        return self._due_s
+
+    def not_before_s(self) -> float:
+        """When it is early enough to go on; 0 for at once."""
+        return 0.0
+
+    def send(self, payload: Any, now_s: float) -> Any:
+        """Note that `payload` goes out now; returns it with the job's running counts filled in."""
+        return payload
+
+    def cancelled(self) -> Any:
+        """The last payload of a job that was cancelled; `None` for none."""
+        return self._cancelled
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -29,7 +29,8 @@ from triptych.core.prompt_content import PictureSpan, PromptPicture
 from triptych.core.tokens import TokenDelta
 from triptych.modalities.vlm.plan import EncodePlan
 from triptych.schedulers.batcher import Step, Unit
-from triptych.schedulers.token import TokenJob, TokenScheduler, TokenStepDraft
+from triptych.schedulers.token import TokenJob, TokenScheduler
+from triptych.schedulers.token_batch import TokenStepDraft
 from triptych.schedulers.token_draft import TokenLimits
 from triptych.schedulers.token_state import SequenceState
 

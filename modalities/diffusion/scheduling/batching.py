@@ -1,6 +1,6 @@
 """Which rows share the next run of the model, so that runs are full and nobody waits too long.
 
-Owns the choice, from plain numbers. Knows no plan and no tensor.
+Owns the choice, from plain numbers.
 
 Rows that skip cost next to nothing, so they are never waited for: a row goes through its skips at
 once and then stands at its next computed step. Rows at different steps so fall into step with each
@@ -13,39 +13,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
 
-
-class ReadyPicture(Protocol):
-    """A picture at a computed step."""
-
-    @property
-    def num_rows(self) -> int:
-        """The guidance branches that compute now."""
-        ...
-
-    @property
-    def num_left(self) -> int:
-        """Computed steps to its end, this one included."""
-        ...
-
-    @property
-    def due_s(self) -> float:
-        """When it should be finished; infinity if it does not matter."""
-        ...
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        """Its place in line, which is nobody else's."""
-        ...
-
+from triptych.modalities.diffusion.scheduling.state import PictureState
 
 _HOPE = 0.98  # of a row's time, for each doubling away from what was measured
 
-AnyReady = TypeVar("AnyReady", bound=ReadyPicture)
 
-
-def urgency(row: ReadyPicture) -> tuple[float, int, tuple[int, ...]]:
+def urgency(row: PictureState) -> tuple[float, int, tuple[int, ...]]:
     """What comes first, least first: by due time, and of those due together by most left.
 
     The latter finishes a set of pictures in the fewest runs (Hu's rule, optimal for chains of equal
@@ -54,14 +28,14 @@ def urgency(row: ReadyPicture) -> tuple[float, int, tuple[int, ...]]:
     return row.due_s, -row.num_left, row.place
 
 
-def fill_batch(ready: Sequence[AnyReady], run_s: Sequence[float]) -> list[AnyReady]:
+def fill_batch(ready: Sequence[PictureState], run_s: Sequence[float]) -> list[PictureState]:
     """Who computes next. `run_s[b - 1]` is how long a run of b rows takes, as measured.
 
     By urgency; as many as make a row cheapest, and of equals the more: where a larger run is no
     faster per row, a smaller one answers sooner. The first is never passed over, so nobody starves.
     """
     order = sorted(ready, key=urgency)
-    best: list[AnyReady] = []
+    best: list[PictureState] = []
     best_s, num_rows = float("inf"), 0
     for count, row in enumerate(order, start=1):
         num_rows += row.num_rows

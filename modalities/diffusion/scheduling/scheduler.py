@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.errors import InvalidRequest
 from triptych.core.job import Job, JobState
 from triptych.core.media.pixels import Pixels
 from triptych.core.plan import StepResult
@@ -107,16 +107,6 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
     def _left(self, opened: ImageJob) -> None:
         """What the job holds is let go of with the next plan."""
         self._state.remove(opened)
-
-    def _end(
-        self,
-        opened: ImageJob,
-        state: JobState,
-        *,
-        payload: object = None,
-        error: TriptychError | None = None,
-    ) -> None:
-        super()._end(opened, state, payload=payload, error=error)
         self._send_positions()
 
     def _num_waiting(self) -> int:

@@ -24,12 +24,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from triptych.core.config import SpeechOptions
-from triptych.modalities.tts.scheduling.costs import SpeechCosts, SpeechRound, audio_work
+from triptych.modalities.tts.scheduling.costs import (
+    SpeechCosts,
+    SpeechRound,
+    audio_work,
+    token_work,
+)
 from triptych.modalities.tts.scheduling.state import SpeechModel, SpeechState, SpokenSegment, Stream
+from triptych.modalities.tts.wire import VoiceClip
 from triptych.schedulers.batcher import Unit
-from triptych.schedulers.token import TokenBatch, TokenStepDraft
+from triptych.schedulers.token_batch import TokenBatch, TokenStepDraft
 from triptych.schedulers.token_draft import TokenLimits
-from triptych.schedulers.token_state import TokenProgress
+from triptych.schedulers.token_state import SequenceState, TokenProgress
 
 EASE_STEPS = 8
 """Who is ahead of its listener by the time of so many steps may be left out of one."""
@@ -67,19 +73,11 @@ class SpeechDraft(TokenStepDraft):
     cost_s: float = 0.0
 
 
-@dataclass(slots=True)
-class TokenTurn:
-    """Who is kept out of the next token step, when it is due, and what it costs.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Reading(Unit):
+    """A clip whose voice is read."""
 
-    `must` is kept out whatever else there is to do, until `not_before_s` at the latest; what is in
-    `limits` besides only if others can make use of that.
-    """
-
-    limits: TokenLimits
-    must: TokenLimits
-    due_s: float
-    cost_s: float
-    not_before_s: float
+    clip: VoiceClip
 
 
 class _Need(NamedTuple):
@@ -140,9 +138,34 @@ class SpeechDrafter:
         self._tokens = tokens
         self._costs = costs
 
+    def draft(self, now_s: float) -> SpeechDraft | None:
+        """The step that is due first, whatever its kind.
+
+        Audio goes first where that makes nobody late: a frame that is there should be heard.
+        """
+        audio = self._audio(now_s)
+        steps = [audio, self._token_step(now_s), self._voice()]
+        known = [draft for draft in steps if draft is not None]
+        ready = [draft for draft in known if draft.not_before_s <= now_s]
+        if not ready:
+            return min(known, key=lambda draft: draft.not_before_s, default=None)
+        first = min(ready, key=lambda draft: draft.due_s)
+        if audio is None or audio.not_before_s > now_s:
+            return first
+        return audio if now_s + audio.cost_s + first.cost_s <= first.due_s else first
+
+    def _voice(self) -> SpeechDraft | None:
+        """Reading the voice of a clip that a stream waits for."""
+        stream = self._state.next_reader()
+        if stream is None or stream.request.clip is None:
+            return None
+        clip, due_s = stream.request.clip, stream.playback.due_s
+        work = {"samples": float(len(clip.pcm))}
+        return SpeechDraft(kind="voice", work=work, rows=[Reading(clip=clip)], due_s=due_s)
+
     # Audio steps.
 
-    def audio(self, now_s: float) -> SpeechDraft | None:
+    def _audio(self, now_s: float) -> SpeechDraft | None:
         """The next audio step; none where nothing will be ripe before something else happens."""
         pace = self._costs.round(len(self._state.speaking))
         ready = [piece for stream in self._state.speaking for piece in self._chunk(stream, pace)]
@@ -232,19 +255,32 @@ class SpeechDrafter:
 
     # Token steps.
 
-    def turn(self, now_s: float) -> TokenTurn | None:
-        """Who takes part in the next token step; none where nobody could."""
+    def _token_step(self, now_s: float) -> SpeechDraft | None:
+        """The next token step; none where nobody could take part.
+
+        Who must wait is kept out whatever else there is to do; the others only if somebody can
+        make use of that.
+        """
         needs = sorted(self._needs(now_s), key=lambda need: (need.due_s, need.stream.rank))
         if not needs:
             return None
         must, not_before_s = self._must_wait(needs, now_s)
         fill = self._fill([need for need in needs if need.segment.row.name not in must], now_s)
-        return TokenTurn(
-            limits=TokenLimits(frozenset(fill.held | must), fill.num_tokens),
-            must=TokenLimits(frozenset(must)),
+        limits = TokenLimits(frozenset(fill.held | must), fill.num_tokens)
+        draft = self._tokens.draft(limits, _never)
+        draft = draft or self._tokens.draft(TokenLimits(frozenset(must)), _never)
+        if draft is None:
+            has_time = not_before_s > now_s
+            later = SpeechDraft(kind="decode", work={}, rows=(), not_before_s=not_before_s)
+            return later if has_time else None
+        num_rows, num_prompt = draft.work["decode_rows"], draft.work["prompt_tokens"]
+        return SpeechDraft(
+            kind=draft.kind,
+            work=token_work(int(num_rows), int(num_prompt)),
+            rows=draft.rows,
             due_s=fill.due_s,
+            choice=draft.choice,
             cost_s=fill.cost_s(),
-            not_before_s=not_before_s,
         )
 
     def _needs(self, now_s: float) -> Iterator[_Need]:
@@ -368,3 +404,8 @@ class SpeechDrafter:
 
 def _num_frames(pieces: Iterable[AudioPiece]) -> int:
     return sum(piece.num_frames for piece in pieces)
+
+
+def _never(row: SequenceState) -> float:
+    """When a sequence is due is the listener's to say, and not its own."""
+    return math.inf

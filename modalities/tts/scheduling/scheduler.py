@@ -11,25 +11,18 @@ here, and what it gives a second time is left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from triptych.core.config import ScheduleOptions, SpeechOptions
 from triptych.core.errors import NonFinite, RequestError, TriptychError
-from triptych.core.kv.pages import PagePool
 from triptych.core.plan import Plan, StepResult
 from triptych.modalities.tts.plan import AudioPlan, VoicePlan, VoicePrompt, VoiceStepResult
-from triptych.modalities.tts.scheduling.costs import SpeechCosts, token_work
-from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, SpeechDrafter
-from triptych.modalities.tts.scheduling.state import SpeechModel
+from triptych.modalities.tts.scheduling.draft import AudioPiece, Reading, SpeechDraft
 from triptych.modalities.tts.scheduling.streams import SpeechStreams
-from triptych.modalities.tts.wire import VoiceClip
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.batcher import Step, Unit
-from triptych.schedulers.token_state import ScheduledRow, SequenceState
+from triptych.schedulers.batcher import Step
+from triptych.schedulers.token_state import ScheduledRow
 
 _MAX_VOICES = 64  # voices of clips that are remembered
 _BOUNDS_S = MappingProxyType({"100ms": 0.1, "300ms": 0.3, "1s": 1.0, "3s": 3.0, "10s": 10.0})
@@ -37,37 +30,8 @@ _BOUNDS_S = MappingProxyType({"100ms": 0.1, "300ms": 0.3, "1s": 1.0, "3s": 3.0, 
 SpeechStep = Step[SpeechDraft, Any]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Reading(Unit):
-    """A clip whose voice is read."""
-
-    clip: VoiceClip
-
-
 class SpeechScheduler(SpeechStreams):
     """Schedules the `SpeechRequest` jobs of one speech-token model."""
-
-    def __init__(
-        self,
-        *,
-        model: SpeechModel,
-        pool: PagePool,
-        schedule: ScheduleOptions,
-        speech: SpeechOptions,
-        max_length: int,
-        namespace: bytes,
-    ) -> None:
-        super().__init__(
-            model=model,
-            pool=pool,
-            schedule=schedule,
-            speech=speech,
-            max_length=max_length,
-            namespace=namespace,
-        )
-        self._estimates = SpeechCosts(model.clock, self.costs)
-        self._drafter = SpeechDrafter(model, speech, self._state, self._tokens, self._estimates)
-        self._expected_s: dict[int, float] = {}
 
     # What the loop asks.
 
@@ -124,49 +88,7 @@ class SpeechScheduler(SpeechStreams):
     # Proposing and booking.
 
     def _draft(self, now_s: float) -> SpeechDraft | None:
-        """The step that is due first, whatever its kind.
-
-        Audio goes first where that makes nobody late: a frame that is there should be heard.
-        """
-        audio = self._drafter.audio(now_s)
-        steps = [audio, self._draft_tokens(now_s), self._draft_voice()]
-        known = [draft for draft in steps if draft is not None]
-        ready = [draft for draft in known if draft.not_before_s <= now_s]
-        if not ready:
-            return min(known, key=lambda draft: draft.not_before_s, default=None)
-        first = min(ready, key=lambda draft: draft.due_s)
-        if audio is None or audio.not_before_s > now_s:
-            return first
-        return audio if now_s + audio.cost_s + first.cost_s <= first.due_s else first
-
-    def _draft_tokens(self, now_s: float) -> SpeechDraft | None:
-        turn = self._drafter.turn(now_s)
-        if turn is None:
-            return None
-        draft = self._tokens.draft(turn.limits, _never) or self._tokens.draft(turn.must, _never)
-        if draft is not None:
-            num_rows, num_prompt = draft.work["decode_rows"], draft.work["prompt_tokens"]
-            return SpeechDraft(
-                kind=draft.kind,
-                work=token_work(int(num_rows), int(num_prompt)),
-                rows=draft.rows,
-                due_s=turn.due_s,
-                choice=draft.choice,
-                cost_s=turn.cost_s,
-            )
-        if turn.not_before_s <= now_s:
-            return None
-        return SpeechDraft(kind="decode", work={}, rows=(), not_before_s=turn.not_before_s)
-
-    def _draft_voice(self) -> SpeechDraft | None:
-        stream = self._state.next_reader()
-        if stream is None or stream.request.clip is None:
-            return None
-        clip = stream.request.clip
-        work = {"samples": float(len(clip.pcm))}
-        return SpeechDraft(
-            kind="voice", work=work, rows=[_Reading(clip=clip)], due_s=stream.playback.due_s
-        )
+        return self._drafter.draft(now_s)
 
     def _take(self, draft: SpeechDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
         expected_s = self._expected_s[step_id] = now_s + draft.cost_s
@@ -216,7 +138,7 @@ class SpeechScheduler(SpeechStreams):
     def _accept(self, step: SpeechStep, row: Any, found: Any, now_s: float) -> None:
         if isinstance(row, AudioPiece):
             self._take_audio(row, found, now_s)
-        elif isinstance(row, _Reading):
+        elif isinstance(row, Reading):
             self._take_voice(row.clip.digest, found)
         else:
             delta = self._tokens.accept(row, found, now_s)
@@ -247,7 +169,7 @@ class SpeechScheduler(SpeechStreams):
         return True
 
     def _give_up(self, row: Any, error: TriptychError) -> None:
-        if isinstance(row, _Reading):
+        if isinstance(row, Reading):
             for stream in self._state.readers(row.clip.digest):
                 self._fail(stream, error)
         else:
@@ -256,15 +178,10 @@ class SpeechScheduler(SpeechStreams):
     def _settle(self, row: Any) -> None:
         if isinstance(row, AudioPiece):
             self._state.settle(row.stream)
-        elif isinstance(row, _Reading):
+        elif isinstance(row, Reading):
             self._state.reading.discard(row.clip.digest)
         else:
             self._tokens.settle(row.unit)
 
     def _committed(self, now_s: float) -> None:
         self._admit(now_s)
-
-
-def _never(row: SequenceState) -> float:
-    """When a sequence is due is the listener's to say, and not its own."""
-    return math.inf

@@ -28,7 +28,8 @@ from triptych.core.plan import StepCodes
 from triptych.core.sampling_params import MAX_SAMPLES
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.tts.plan import SAMPLE_BYTES, AudioRow, AudioRowResult, VoicePrompt
-from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft
+from triptych.modalities.tts.scheduling.costs import SpeechCosts
+from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, SpeechDrafter
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.runaway import RunawayGuard
 from triptych.modalities.tts.scheduling.state import (
@@ -40,8 +41,8 @@ from triptych.modalities.tts.scheduling.state import (
 )
 from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment
 from triptych.schedulers.batcher import Batcher
-from triptych.schedulers.token import COUNTERS as TOKEN_COUNTERS
-from triptych.schedulers.token import TokenBatch
+from triptych.schedulers.token_batch import COUNTERS as TOKEN_COUNTERS
+from triptych.schedulers.token_batch import TokenBatch
 
 _COUNTERS = (
     "speech_frames_total",
@@ -87,6 +88,9 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
         )
         self._max_tokens = min(max_length, pool.num_pages * pool.page_size)
         self._state = SpeechState(num_slots=speech.max_streams, streams=self._jobs)
+        self._estimates = SpeechCosts(model.clock, self.costs)
+        self._drafter = SpeechDrafter(model, speech, self._state, self._tokens, self._estimates)
+        self._expected_s: dict[int, float] = {}
         self._voices: OrderedDict[str, VoicePrompt] = OrderedDict()
         self._resumed: list[Stream] = []
         self._num_submitted = 0
