@@ -1,8 +1,7 @@
 """How long a step will take, learned from the steps before it.
 
 Owns the one estimate of seconds. A model's scheduler cuts its steps by it, and the timeline orders
-the steps of all models by it. Knows nothing of what the counts of a step's work mean: works with
-the same names are one quantity, whatever the kind of step.
+the steps of all models by it. Knows nothing of what the counts of a step's work mean.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from functools import partial
 
 UNKNOWN_COST_S = 0.02
 """What a step of work never seen counts for."""
@@ -110,9 +110,13 @@ class _WorkCost:
 
 
 class CostModel:
-    """Predicts the seconds of one model's steps. Names of a work come in the same order always."""
+    """Predicts the seconds of one model's steps. Names of a work come in the same order always.
 
-    def __init__(self) -> None:
+    Kinds of `alike` are one quantity, whatever a step has of each.
+    """
+
+    def __init__(self, alike: frozenset[str] = frozenset()) -> None:
+        self._alike = alike
         self._kinds: set[str] = set()
         self._costs: dict[tuple[str, ...], _WorkCost] = {}
 
@@ -120,40 +124,44 @@ class CostModel:
         """Whether a step of this kind was seen before."""
         return kind in self._kinds
 
-    def predict(self, work: Mapping[str, float]) -> float:
-        """Seconds that such work will take; `UNKNOWN_COST_S` where nothing like it was seen."""
-        cost = self._costs.get(tuple(work))
+    def predict(self, kind: str, work: Mapping[str, float]) -> float:
+        """Seconds that such work will take; `UNKNOWN_COST_S` where nothing like it was timed."""
+        cost = self._costs.get(self._key(kind, work))
         return UNKNOWN_COST_S if cost is None else cost.predict(work)
 
-    def measured(self, work: Mapping[str, float]) -> float | None:
+    def measured(self, kind: str, work: Mapping[str, float]) -> float | None:
         """Seconds that just this work took lately; `None` where it was not done, or only once."""
-        cost = self._costs.get(tuple(work))
+        cost = self._costs.get(self._key(kind, work))
         return None if cost is None else cost.measured(work)
 
-    def has_seen(self, work: Mapping[str, float]) -> bool:
-        """Whether work with these names was observed."""
-        return tuple(work) in self._costs
+    def is_timed(self, kind: str, work: Mapping[str, float]) -> bool:
+        """Whether work of this kind with these names was timed."""
+        return self._key(kind, work) in self._costs
 
-    def fitting(self, name: str, budget_s: float, limit: int) -> int:
-        """How much work of this one name a step of `budget_s` should have, up to `limit`."""
-        if not self.has_seen({name: 0}):
+    def fitting(self, kind: str, name: str, budget_s: float, limit: int) -> int:
+        """How much work of one name a step of `budget_s` should have, up to `limit`."""
+        if not self.is_timed(kind, {name: 0}):
             return min(_FIRST_COUNT, limit)
         budget_s *= 1 + 1e-9  # what was just so long fits
-        count = bisect_right(
-            range(limit), budget_s, key=lambda less: self.predict({name: less + 1})
-        )
-        return max(_LEAST_COUNT, count)
+        seconds = partial(self._seconds_of_more, kind, name)
+        return max(_LEAST_COUNT, bisect_right(range(limit), budget_s, key=seconds))
 
     def observe(self, kind: str, work: Mapping[str, float], seconds: float) -> None:
         """Learn from a finished step; one that was not timed says nothing."""
         self._kinds.add(kind)
         if seconds <= 0:
             return
-        names = tuple(work)
-        cost = self._costs.get(names)
+        key = self._key(kind, work)
+        cost = self._costs.get(key)
         if cost is None:
-            cost = self._costs[names] = _WorkCost(work)
+            cost = self._costs[key] = _WorkCost(work)
         cost.observe(work, seconds)
+
+    def _seconds_of_more(self, kind: str, name: str, less: int) -> float:
+        return self.predict(kind, {name: less + 1})
+
+    def _key(self, kind: str, work: Mapping[str, float]) -> tuple[str, ...]:
+        return ("" if kind in self._alike else kind, *work)
 
 
 class RecentSteps:

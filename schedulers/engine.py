@@ -142,7 +142,7 @@ class Engine:
         self._executors.post(partial(self._submit, job))
 
     def cancel(self, job_ids: Collection[str]) -> None:
-        """End jobs nobody waits for; unknown ids are ignored."""
+        """End jobs; unknown ids are ignored."""
         self._executors.post(partial(self._cancel, tuple(job_ids)))
 
     def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
@@ -240,7 +240,10 @@ class Engine:
 
     def _candidate(self, proposal: Proposal) -> Candidate:
         costs = self._models.ready[proposal.model].scheduler.costs
-        cost_s, is_known = costs.predict(proposal.work), costs.is_known(proposal.kind)
+        cost_s, is_known = (
+            costs.predict(proposal.kind, proposal.work),
+            costs.is_known(proposal.kind),
+        )
         return Candidate(proposal.model, proposal.due_s, cost_s, is_known)
 
     def _set_step_budget(self, loaded: LoadedModel, others: Collection[str]) -> None:
@@ -259,7 +262,10 @@ class Engine:
             return False
         self._next_step_id += 1
         costs = loaded.scheduler.costs
-        cost_s, is_cold = costs.predict(proposal.work), not costs.is_known(proposal.kind)
+        cost_s, is_cold = (
+            costs.predict(proposal.kind, proposal.work),
+            not costs.is_known(proposal.kind),
+        )
         step = _LaunchedStep(loaded, plan, cost_s, is_cold, now_s)
         self._timeline.charge(proposal.model, cost_s)
         self._in_flight.append(step)
@@ -289,8 +295,8 @@ class Engine:
         else:
             assert outcome.error is not None
             self.metrics.add("triptych_failed_steps_total", model=model, kind=kind)
-            told = self._health.note_failure(outcome.error, f"{model} {kind}")
-            scheduler.fail(step.plan, told, now_s)
+            error = self._health.note_failure(outcome.error, f"{model} {kind}")
+            scheduler.fail(step.plan, error, now_s)
 
     def _beat(self, *, is_last: bool = False) -> None:
         """Beat if it is time, and only if the loop is not merely waiting for a step."""
@@ -377,7 +383,7 @@ class Engine:
                 job.sink(Output(job_id=job_id, is_final=True))
 
     def _withdraw(self, job: Job) -> None:
-        """Take a job away from whoever holds it; its scheduler may send a last output."""
+        """Take a job away from its scheduler or loader; the scheduler may send a last output."""
         if not self._models.drop(job):
             self._models.ready[job.model].scheduler.cancel(job.job_id)
 

@@ -49,7 +49,7 @@ class JobPace:
         return self._first_stage
 
     def due_s(self) -> float:
-        """By when the unit after those sent must be over; infinity where nobody waits for it."""
+        """By when the unit after those sent must be over; infinity for never."""
         return self._due_s
 
     def not_before_s(self) -> float:
@@ -155,7 +155,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         if ready := [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]:
             return self._choice(ready)
         if self._dropped:
-            return _StagedDraft(kind=_RELEASE, work={_RELEASE: 0.0}, rows=())
+            return _StagedDraft(kind=_RELEASE, work={}, rows=())
         if not able:
             return None
         first = min(able, key=lambda unit: unit.entry.pace.not_before_s())
@@ -170,7 +170,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         name = first.stage.name
         return _StagedDraft(
             kind=name,
-            work={name: sum(unit.stage.size for unit in rows)},
+            work={"size": sum(unit.stage.size for unit in rows)},
             rows=rows,
             due_s=min(self._due_s(unit) for unit in rows),
             presses=all(unit.entry is not patient.entry for unit in rows),
@@ -187,15 +187,20 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
                 continue
             size += unit.stage.size
             is_large = size > self._limits.max_size or num_rows == self._limits.max_rows
-            if is_large or self._is_long({stage: size}):
+            if is_large or self._is_long(stage, size):
                 return
             yield unit
             num_rows += 1
             room -= not unit.is_started
 
-    def _is_long(self, work: dict[str, float]) -> bool:
+    def _is_long(self, stage: str, size: float) -> bool:
         """Whether such work is known to be too long beside other models."""
-        return self.costs.has_seen(work) and self.costs.predict(work) > self._step_budget_s
+        return self._took_s(stage, size) > self._step_budget_s
+
+    def _took_s(self, kind: str, size: float) -> float:
+        """What such work takes, as far as it is known."""
+        work = {"size": size}
+        return self.costs.predict(kind, work) if self.costs.is_timed(kind, work) else 0.0
 
     def _candidates(self) -> Iterator[_StagedUnit]:
         """Units that could have a stage now.
@@ -215,14 +220,11 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
 
     def _due_s(self, unit: _StagedUnit) -> float:
         """When this stage must be over, if the rest of its unit takes what such units took."""
-        due_s = unit.entry.pace.due_s()
-        whole, stage = {_WHOLE: unit.first_size}, {unit.stage.name: unit.stage.size}
-        if unit is not unit.entry.units[0] or math.isinf(due_s):
+        if unit is not unit.entry.units[0]:
             return math.inf
-        if not self.costs.has_seen(whole):
-            return due_s
-        left_s = self.costs.predict(whole) - unit.elapsed_s - self.costs.predict(stage)
-        return due_s - max(0.0, left_s)
+        whole_s = self._took_s(_WHOLE, unit.first_size)
+        left_s = whole_s - unit.elapsed_s - self._took_s(unit.stage.name, unit.stage.size)
+        return unit.entry.pace.due_s() - max(0.0, left_s)
 
     # Booking and recording.
 
@@ -290,7 +292,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
             row.is_over, row.is_started = True, False
             self._started.discard(row)
             self._counters["units_total"] += 1
-            self.costs.observe(_WHOLE, {_WHOLE: row.first_size}, row.elapsed_s)
+            self.costs.observe(_WHOLE, {"size": row.first_size}, row.elapsed_s)
         self._send_ready(row.entry, now_s)
 
     def _send_ready(self, entry: _StagedJob, now_s: float) -> None:

@@ -137,7 +137,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         if all(row.is_decoding for row in self._state.running) and not self._state.waiting:
             return sys.maxsize
         limit = self._options.max_batch_input_tokens
-        return self.costs.fitting(_CHUNK, self._step_budget_s, limit)
+        return self.costs.fitting(_CHUNK, "tokens", self._step_budget_s, limit)
 
     def _take(
         self, draft: TokenStepDraft, step_id: int, now_s: float
@@ -156,7 +156,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         super()._learn(step, kind, result)
         num_tokens = step.draft.work.get("prompt_tokens", 0)
         if num_tokens >= _LEAST_TOKENS:
-            self.costs.observe(kind, {_CHUNK: num_tokens}, result.elapsed_s)
+            self.costs.observe(_CHUNK, {"tokens": num_tokens}, result.elapsed_s)
 
     def _is_void(self, row: Any) -> bool:
         return bool(row.is_stale or row.unit.is_over)

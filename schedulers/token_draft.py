@@ -7,7 +7,7 @@ would do, and booking does just that. The rules, in the order they are applied:
   one, the newest row gives way (is preempted: it will be computed again later). A row never
   pushes out an older one, and stands still instead. Rows whose reader is slow give way first.
   A row with a step in flight gives its pages back only when that step is over, so it sits this
-  step out; likewise nobody is pushed out while rows that have ended are about to free pages.
+  step out; likewise no row is preempted while rows that have ended are about to free pages.
 - A row that gave way `max_preemptions` times takes all the pages it can ever need when it starts
   again. It never lacks one, so it never gives way again.
 - Prompts fill what the token budget leaves, those begun first, then those waiting. While rows are
@@ -251,7 +251,7 @@ class _Drafter:
     def _find_awaited(self, row: SequenceState, num_found: int) -> bytes | None:
         """The last of the pages that `row` lacks and that are coming in one go.
 
-        Where one is coming, those before it are: whoever computes it computes them first.
+        Where one is coming, those before it are: its row computes them first.
         """
         missing = row.lookup_keys(self._pool.page_size)[num_found:]
         num_coming = bisect_left(missing, True, key=lambda key: not self._is_coming(key))

@@ -1,6 +1,6 @@
 """What the token scheduler knows: its rows, their queues, and the steps in flight.
 
-Owns the data and its invariants. Decides nothing: `token_draft` reads it, `token` changes it.
+Owns the data and its invariants. Decides nothing: `token_draft` reads it, `token_batch` changes it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SequenceState(Unit):
     def can_step(self) -> bool:
         """Whether a step may be booked now: something is left to compute, and nothing forbids it.
 
-        A row the runner has to be told of anew waits for its steps in flight, so that all its
+        A row that must be bound again waits for its steps in flight, so that all its
         tokens are known and its slot is not rebound under them.
         """
         return (
@@ -170,10 +170,10 @@ class ScheduledRow:
 
 
 class TokenProgress(NamedTuple):
-    """How far a job is, with steps in flight counted as done.
+    """How far a sequence is, with steps in flight counted as done.
 
     `num_left` positions are to be computed for its next token, if it `can_step`; `num_outputs`
-    tokens are drawn. A job `is_waiting` until its prompt is begun, and `is_answered` after it.
+    tokens are drawn. It `is_waiting` until its prompt is begun, and `is_answered` after it.
     """
 
     num_left: int
@@ -360,7 +360,7 @@ class TokenState:
         assert None not in leases
         assert len(leases) == len(holders) == self.pool.num_leases, "a lease is lost"
         assert all(row.num_in_flight for row in self.leaving)
-        assert set(self.computing.values()) <= running, "a page is awaited from nobody"
+        assert set(self.computing.values()) <= running, "a page is awaited from no running row"
         for row in holders:
             mine = [piece for piece in pieces if piece.unit is row]
             assert row.num_in_flight == len(mine)

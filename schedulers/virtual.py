@@ -1,6 +1,6 @@
 """The loop in virtual time: for benchmarks of policies, and for tests.
 
-Owns a clock that passes only when there is nothing left to do at a moment, and lanes that run
+Owns a clock that passes only when there is nothing left to do at a moment, and executors that run
 everything in place. Steps take what a function says, so hours of a server's life take seconds and
 come out the same every time.
 """

@@ -220,7 +220,7 @@ class VisionScheduler(TokenScheduler):
         if is_shared and self._options.max_step_s:
             budget_s = min(budget_s, self._options.max_step_s)
         if math.isfinite(budget_s):
-            most = min(most, self.costs.fitting("patches", budget_s, most))
+            most = min(most, self.costs.fitting("encode", "patches", budget_s, most))
         for job in self._next_jobs():
             for picture in self._wanted(job):
                 digest = picture.span.digest

@@ -272,12 +272,12 @@ def test_how_long_a_step_may_be_beside_others_is_known_from_theirs() -> None:
 
 def test_cost_is_learned_per_kind_and_work() -> None:
     model = CostModel()
-    assert model.predict({"tokens": 100}) == UNKNOWN_COST_S
+    assert model.predict("prefill", {"tokens": 100}) == UNKNOWN_COST_S
     assert not model.is_known("prefill")
     for tokens in (512, 64, 1024, 1, 300, 777, 12, 900):
         model.observe("prefill", {"tokens": tokens}, 0.002 + 0.0001 * tokens)
-    assert math.isclose(model.predict({"tokens": 500}), 0.052, rel_tol=0.02)
-    assert model.predict({"rows": 1}) == UNKNOWN_COST_S
+    assert math.isclose(model.predict("prefill", {"tokens": 500}), 0.052, rel_tol=0.02)
+    assert model.predict("decode", {"rows": 1}) == UNKNOWN_COST_S
 
 
 def test_a_slow_first_step_is_forgotten_and_one_outlier_moves_little() -> None:
@@ -285,9 +285,9 @@ def test_a_slow_first_step_is_forgotten_and_one_outlier_moves_little() -> None:
     model.observe("decode", {"rows": 8}, 60.0)
     for _ in range(50):
         model.observe("decode", {"rows": 8}, 0.01)
-    assert math.isclose(model.predict({"rows": 8}), 0.01, rel_tol=0.01)
+    assert math.isclose(model.predict("decode", {"rows": 8}), 0.01, rel_tol=0.01)
     model.observe("decode", {"rows": 8}, 5.0)
-    assert model.predict({"rows": 8}) < 0.013
+    assert model.predict("decode", {"rows": 8}) < 0.013
 
 
 def test_cost_follows_a_drift() -> None:
@@ -296,7 +296,7 @@ def test_cost_follows_a_drift() -> None:
         model.observe("decode", {"rows": 8}, 0.01)
     for _ in range(100):
         model.observe("decode", {"rows": 8}, 0.03)
-    assert math.isclose(model.predict({"rows": 8}), 0.03, rel_tol=0.1)
+    assert math.isclose(model.predict("decode", {"rows": 8}), 0.03, rel_tol=0.1)
 
 
 @quick
@@ -306,7 +306,7 @@ def test_predictions_stay_finite_and_positive(steps: list[tuple[float, float, fl
     for tokens, context, seconds in steps:
         work = {"tokens": tokens, "context": context}
         model.observe("mixed", work, seconds)
-        assert 0 < model.predict(work) < math.inf
+        assert 0 < model.predict("mixed", work) < math.inf
 
 
 def test_p99_is_of_recent_steps() -> None:

@@ -1,4 +1,4 @@
-"""Which rows share the next run of the model, so that runs are full and nobody waits too long.
+"""Which rows share the next run of the model, so that runs are full and no picture waits too long.
 
 Owns the choice, from plain numbers.
 
@@ -29,10 +29,10 @@ def urgency(row: PictureState) -> tuple[float, int, tuple[int, ...]]:
 
 
 def fill_batch(ready: Sequence[PictureState], run_s: Sequence[float]) -> list[PictureState]:
-    """Who computes next. `run_s[b - 1]` is how long a run of b rows takes, as measured.
+    """Which pictures compute next. `run_s[b - 1]` is how long a run of b rows takes, as measured.
 
     By urgency; as many as make a row cheapest, and of equals the more: where a larger run is no
-    faster per row, a smaller one answers sooner. The first is never passed over, so nobody starves.
+    faster per row, a smaller one answers sooner. The first is never passed over, so none starves.
     """
     order = sorted(ready, key=urgency)
     best: list[PictureState] = []

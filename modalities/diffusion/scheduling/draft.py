@@ -163,9 +163,9 @@ class Drafter:
     def _run_s(self, num_tokens: int, max_rows: int) -> list[float]:
         """How long runs take that may be made now, by their rows."""
         works = (denoise_work(rows, rows * num_tokens) for rows in range(1, self.max_rows + 1))
-        measured = [self.costs.measured(work) for work in works]
+        measured = [self.costs.measured("denoise", work) for work in works]
         # Of a size that is new the line of other sizes says little: it must not seem too short.
-        alone_s = max(UNKNOWN_COST_S, self.costs.predict(denoise_work(1, num_tokens)))
+        alone_s = max(UNKNOWN_COST_S, self.costs.predict("denoise", denoise_work(1, num_tokens)))
         run_s = run_table(measured, alone_s)[: max(0, max_rows)]
         return list(takewhile(lambda seconds: seconds <= self.budget_s, run_s))
 

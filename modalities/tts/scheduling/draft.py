@@ -12,7 +12,7 @@ per stream, the moment its listener's buffer runs dry (`playback`):
   stay out of it, and prompts are let in by as many tokens as there is time for.
 - A stream that has not begun is due when its first audio was promised. Once that is broken, it
   yields to those who are being listened to, but only for so long.
-- Those nobody listens to are never due.
+- A stream without a listener is never due.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from triptych.schedulers.token_state import SequenceState, TokenProgress
 EASE_STEPS = 8
 """Who is ahead of its listener by the time of so many steps may be left out of one."""
 RESERVE_STEPS = 16
-"""Listeners keep the time of so many steps in hand before anything is done for nobody."""
+"""Listeners keep the time of so many steps in hand before streams without one get any."""
 PATIENCE = 4.0
 """Times the promised time to first audio after which a broken promise comes before all others."""
 _LEAST_PROMPT = 16  # tokens: less of a prompt is not worth its share of a step
@@ -74,7 +74,7 @@ class SpeechDraft(TokenStepDraft):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Reading(Unit):
+class VoiceReading(Unit):
     """A clip whose voice is read."""
 
     clip: VoiceClip
@@ -141,7 +141,7 @@ class SpeechDrafter:
     def draft(self, now_s: float) -> SpeechDraft | None:
         """The step that is due first, whatever its kind.
 
-        Audio goes first where that makes nobody late: a frame that is there should be heard.
+        Audio goes first where that makes no stream late: a frame that is there should be heard.
         """
         audio = self._audio(now_s)
         steps = [audio, self._token_step(now_s), self._voice()]
@@ -155,13 +155,13 @@ class SpeechDrafter:
         return audio if now_s + audio.cost_s + first.cost_s <= first.due_s else first
 
     def _voice(self) -> SpeechDraft | None:
-        """Reading the voice of a clip that a stream waits for."""
+        """VoiceReading the voice of a clip that a stream waits for."""
         stream = self._state.next_reader()
         if stream is None or stream.request.clip is None:
             return None
         clip, due_s = stream.request.clip, stream.playback.due_s
         work = {"samples": float(len(clip.pcm))}
-        return SpeechDraft(kind="voice", work=work, rows=[Reading(clip=clip)], due_s=due_s)
+        return SpeechDraft(kind="voice", work=work, rows=[VoiceReading(clip=clip)], due_s=due_s)
 
     # Audio steps.
 
@@ -256,7 +256,7 @@ class SpeechDrafter:
     # Token steps.
 
     def _token_step(self, now_s: float) -> SpeechDraft | None:
-        """The next token step; none where nobody could take part.
+        """The next token step; none where no stream could take part.
 
         Who must wait is kept out whatever else there is to do; the others only if somebody can
         make use of that.
@@ -390,7 +390,7 @@ class SpeechDrafter:
             fill.add(need, num_tokens=num_tokens)
 
     def _prompts_go_first(self, needs: Iterable[_Need], now_s: float) -> bool:
-        """Whether so few rows run that prompts go alone, and nobody would run dry meanwhile."""
+        """Whether so few rows run that prompts go alone, and no buffer runs dry meanwhile."""
         least = self._options.min_batch_size_tg
         if not least:
             return False

@@ -18,7 +18,7 @@ from typing import Any
 from triptych.core.errors import NonFinite, RequestError, TriptychError
 from triptych.core.plan import Plan, StepResult
 from triptych.modalities.tts.plan import AudioPlan, VoicePlan, VoicePrompt, VoiceStepResult
-from triptych.modalities.tts.scheduling.draft import AudioPiece, Reading, SpeechDraft
+from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, VoiceReading
 from triptych.modalities.tts.scheduling.streams import SpeechStreams
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Step
@@ -138,7 +138,7 @@ class SpeechScheduler(SpeechStreams):
     def _accept(self, step: SpeechStep, row: Any, found: Any, now_s: float) -> None:
         if isinstance(row, AudioPiece):
             self._take_audio(row, found, now_s)
-        elif isinstance(row, Reading):
+        elif isinstance(row, VoiceReading):
             self._take_voice(row.clip.digest, found)
         else:
             delta = self._tokens.accept(row, found, now_s)
@@ -169,7 +169,7 @@ class SpeechScheduler(SpeechStreams):
         return True
 
     def _give_up(self, row: Any, error: TriptychError) -> None:
-        if isinstance(row, Reading):
+        if isinstance(row, VoiceReading):
             for stream in self._state.readers(row.clip.digest):
                 self._fail(stream, error)
         else:
@@ -178,7 +178,7 @@ class SpeechScheduler(SpeechStreams):
     def _settle(self, row: Any) -> None:
         if isinstance(row, AudioPiece):
             self._state.settle(row.stream)
-        elif isinstance(row, Reading):
+        elif isinstance(row, VoiceReading):
             self._state.reading.discard(row.clip.digest)
         else:
             self._tokens.settle(row.unit)

@@ -1,6 +1,7 @@
 """What the speech scheduler knows: its streams, their segments, and who holds which codec row.
 
-Owns the data and its invariants. Decides nothing: `speech_draft` reads it, `speech` changes it.
+Owns the data and its invariants. Decides nothing: `draft` reads it, `streams` and `scheduler`
+change it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from triptych.schedulers.token_state import SequenceState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechModel:
-    """What the scheduler is told of a speech-token model.
+    """What the scheduler knows of a speech-token model.
 
     `stop_ids` end a segment. A segment's prompt is the voice's, what was spoken last, and its own:
     of the segment before it the last `num_context_steps` steps, and its words too where all of its
@@ -122,7 +123,7 @@ class SpeechState:
     def next_stream(self) -> Stream | None:
         """Who may begin to speak, if there is a codec row.
 
-        Those nobody listens to take half of the rows at most.
+        Streams without a listener take half of the rows at most.
         """
         if not self.free_slots:
             return None
@@ -166,7 +167,7 @@ class SpeechState:
         ]
 
     def next_reader(self) -> Stream | None:
-        """The first stream whose clip nobody reads yet, if there is a codec row for it.
+        """The first stream whose clip is not being read, if there is a codec row for it.
 
         Else a queue of clips would be read before those who speak already have their turn.
         """

@@ -41,6 +41,7 @@ from triptych.modalities.tts.scheduling.state import (
 )
 from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment
 from triptych.schedulers.batcher import Batcher
+from triptych.schedulers.cost import CostModel
 from triptych.schedulers.token_batch import COUNTERS as TOKEN_COUNTERS
 from triptych.schedulers.token_batch import TokenBatch
 
@@ -88,6 +89,7 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
         )
         self._max_tokens = min(max_length, pool.num_pages * pool.page_size)
         self._state = SpeechState(num_slots=speech.max_streams, streams=self._jobs)
+        self.costs = CostModel(alike=frozenset(("decode", "mixed", "prefill")))
         self._estimates = SpeechCosts(model.clock, self.costs)
         self._drafter = SpeechDrafter(model, speech, self._state, self._tokens, self._estimates)
         self._expected_s: dict[int, float] = {}

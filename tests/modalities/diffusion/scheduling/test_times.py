@@ -23,7 +23,9 @@ def work(num_rows: int) -> dict[str, float]:
 
 
 def table(costs: CostModel) -> list[float]:
-    return run_table([costs.measured(work(rows)) for rows in range(1, 9)], UNKNOWN_COST_S)
+    return run_table(
+        [costs.measured("denoise", work(rows)) for rows in range(1, 9)], UNKNOWN_COST_S
+    )
 
 
 def test_what_was_seen_is_known_and_between_lies_a_line() -> None:
@@ -50,10 +52,10 @@ def test_a_slow_first_run_and_a_disturbed_one_say_nothing() -> None:
     costs = CostModel()
     for seconds in (60.0, 0.01, 0.5, 0.011):
         costs.observe("denoise", work(2), seconds)
-    assert costs.predict(work(2)) == pytest.approx(0.01)
+    assert costs.predict("denoise", work(2)) == pytest.approx(0.01)
     for _ in range(5):
         costs.observe("denoise", work(2), 0.03)
-    assert costs.predict(work(2)) == pytest.approx(0.03), "but what lasts is learned"
+    assert costs.predict("denoise", work(2)) == pytest.approx(0.03), "but what lasts is learned"
 
 
 def test_what_was_not_run_for_long_is_tried_again() -> None:
@@ -62,7 +64,7 @@ def test_what_was_not_run_for_long_is_tried_again() -> None:
     assert table(costs)[7] == pytest.approx(1.0)
     for _ in range(260):
         costs.observe("denoise", work(1), 0.01)
-    assert costs.measured(work(8)) is None
+    assert costs.measured("denoise", work(8)) is None
     assert table(costs)[7] < 8 * 0.01
 
 
@@ -71,7 +73,7 @@ def test_only_so_many_works_are_remembered() -> None:
     for num_tokens in range(1, 1000):
         for _ in range(2):
             costs.observe("denoise", denoise_work(1, num_tokens), float(num_tokens))
-    assert costs.predict(denoise_work(1, 999)) == pytest.approx(999.0)
-    assert costs.measured(denoise_work(1, 1)) is None
+    assert costs.predict("denoise", denoise_work(1, 999)) == pytest.approx(999.0)
+    assert costs.measured("denoise", denoise_work(1, 1)) is None
     (learner,) = costs._costs.values()
     assert len(learner._latest) <= 256
