@@ -67,9 +67,6 @@ class _WorkCost:
     def predict(self, work: Mapping[str, float]) -> float:
         if (measured_s := self.measured(work)) is not None:
             return measured_s
-        return self._fit(work)
-
-    def _fit(self, work: Mapping[str, float]) -> float:
         features, ratio = self._features(work), 1.0
         if len(features) == 2:
             nearest = min(max(features[1], self._least), self._most)
@@ -80,10 +77,11 @@ class _WorkCost:
         if self._num_seen == 1:  # the first step compiled and paged in: it says little
             self._start()
         features = self._features(work)
-        error = seconds - _dot(self._weights, features)
-        noise = 1.0
+        expected_s = _dot(self._weights, features)
+        error, noise = seconds - expected_s, 1.0
         if self._num_seen >= _NUM_TRUSTED:
-            noise = max(1.0, abs(error) / (_MAX_SURPRISE * self._fit(work)))
+            expected_s = max(expected_s, self._fastest_s / 4)
+            noise = max(1.0, abs(error) / (_MAX_SURPRISE * expected_s))
         spread = [_dot(row, features) for row in self._covariance]
         norm = noise + _dot(features, spread)
         drift = _DRIFT / _dot(features, features) ** 2

@@ -270,6 +270,32 @@ def test_how_long_a_step_may_be_beside_others_is_known_from_theirs() -> None:
     assert timeline.step_budget_s("files", {"images"}) == math.inf
 
 
+def test_a_step_with_a_deadline_is_bound_by_no_gap() -> None:
+    timeline = Timeline()
+    pair = [Candidate("chat", 9.0, 0.016), Candidate("voice", 9.0, 0.01)]
+    for _ in range(4):
+        timeline.charge(timeline.pick(pair, 0.0).model, 0.01)
+    assert timeline.step_budget_s("voice", {"chat"}) == math.inf
+    timeline.pick([pair[0], Candidate("voice", math.inf, 0.01)], 0.0)
+    assert timeline.step_budget_s("voice", {"chat"}) < math.inf
+
+
+def test_what_just_such_a_step_took_is_known() -> None:
+    model = CostModel()
+    for rows, seconds in ((1, 0.01), (8, 0.5), (2, 0.012), (8, 0.5), (1, 0.01)):
+        model.observe("denoise", {"rows": rows}, seconds)
+    assert model.predict("denoise", {"rows": 8}) == 0.5, "whatever a line through all would say"
+    assert model.predict("denoise", {"rows": 1}) == 0.01
+    assert model.measured("denoise", {"rows": 2}) is None, "once is not enough"
+
+
+def test_kinds_that_are_alike_are_one_quantity() -> None:
+    model = CostModel(alike=frozenset(("decode", "prefill")))
+    model.observe("decode", {"rows": 4}, 0.04)
+    assert math.isclose(model.predict("prefill", {"rows": 8}), 0.08, rel_tol=0.01)
+    assert not model.is_known("prefill")
+
+
 def test_cost_is_learned_per_kind_and_work() -> None:
     model = CostModel()
     assert model.predict("prefill", {"tokens": 100}) == UNKNOWN_COST_S
