@@ -13,7 +13,7 @@ pages and slot free, since until then the device may write to them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -166,9 +166,7 @@ class TokenBatch:
             )
         return max_outputs
 
-    def draft(
-        self, limits: TokenLimits, due_s_of: Callable[[SequenceState], float]
-    ) -> TokenStepDraft | None:
+    def draft(self, limits: TokenLimits) -> TokenStepDraft | None:
         """The policy's choice, what it costs, and when the first of its rows is due."""
         choice = make_draft(self.state, limits)
         if not choice.pieces:
@@ -179,7 +177,7 @@ class TokenBatch:
             num_decode_rows += piece.unit.is_decoding
             num_tokens += piece.num_tokens
             context_tokens += piece.start + piece.num_tokens
-            due_s = min(due_s, due_s_of(piece.unit))
+            due_s = min(due_s, self._due_s(piece.unit))
         kind = "mixed" if num_decode_rows else "prefill"
         if num_decode_rows == len(choice.pieces):
             kind = "decode"
@@ -189,6 +187,12 @@ class TokenBatch:
             "context_tokens": context_tokens,
         }
         return TokenStepDraft(kind=kind, work=work, rows=choice.pieces, due_s=due_s, choice=choice)
+
+    def _due_s(self, row: SequenceState) -> float:
+        """When the row's next token is due. Tokens in flight count as on time."""
+        if not row.has_answered:
+            return row.arrival_s + self.options.target_first_token_s
+        return row.last_token_s + (1 + row.num_unknown) * self.options.target_inter_token_s
 
     def take(self, draft: TokenStepDraft, model: str, step_id: int) -> TokenPlan:
         """Give and take pages and slots as drafted, and make the plan.

@@ -35,7 +35,7 @@ from triptych.modalities.tts.wire import VoiceClip
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.token_batch import TokenBatch, TokenStepDraft
 from triptych.schedulers.token_draft import TokenLimits
-from triptych.schedulers.token_state import SequenceState, TokenProgress
+from triptych.schedulers.token_state import TokenProgress
 
 EASE_STEPS = 8
 """Who is ahead of its listener by the time of so many steps may be left out of one."""
@@ -267,8 +267,8 @@ class SpeechDrafter:
         must, not_before_s = self._must_wait(needs, now_s)
         fill = self._fill([need for need in needs if need.segment.row.name not in must], now_s)
         limits = TokenLimits(frozenset(fill.held | must), fill.num_tokens)
-        draft = self._tokens.draft(limits, _never)
-        draft = draft or self._tokens.draft(TokenLimits(frozenset(must)), _never)
+        draft = self._tokens.draft(limits)
+        draft = draft or self._tokens.draft(TokenLimits(frozenset(must)))
         if draft is None:
             has_time = not_before_s > now_s
             later = SpeechDraft(kind="decode", work={}, rows=(), not_before_s=not_before_s)
@@ -404,8 +404,3 @@ class SpeechDrafter:
 
 def _num_frames(pieces: Iterable[AudioPiece]) -> int:
     return sum(piece.num_frames for piece in pieces)
-
-
-def _never(row: SequenceState) -> float:
-    """When a sequence is due is the listener's to say, and not its own."""
-    return math.inf
