@@ -6,7 +6,7 @@ help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 install: ## what developing needs, into the active environment
 	pip install -e '.[test]' pre-commit && pre-commit install
-test: ## the tests; ARGS="tests/core -x" runs some
+test: ## the tests; ARGS="-n auto" runs them in parallel, ARGS="tests/core -x" some
 	pytest $(ARGS)
 check: ## format, lint, types, import directions
 	ruff format --check && ruff check && mypy && lint-imports

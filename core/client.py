@@ -33,15 +33,12 @@ class OutputStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Output]:
         """Return the stream itself."""
-        ...
 
     async def __anext__(self) -> Output:
         """Wait for the next output; raises what ended the job, if not its final output."""
-        ...
 
     async def aclose(self) -> None:
         """Stop following the job, and cancel it if it still runs."""
-        ...
 
 
 class EngineClient(Protocol):
@@ -56,16 +53,12 @@ class EngineClient(Protocol):
         cancels the job. A reader that falls behind by more than the stream's bound pauses its
         job, and after `stream_timeout_s` fails it with `SlowReader`.
         """
-        ...
 
     def status(self) -> EngineStatus:
         """The latest known state; never blocks."""
-        ...
 
     async def load(self, model: str) -> None:
         """Load a configured model and wait until it is ready; raises what loading raised."""
-        ...
 
     async def close(self) -> None:
         """Let go of the engine (an in-process one is stopped)."""
-        ...

@@ -2,7 +2,7 @@
 
 Owns the configuration. The command line, the YAML file, the environment (`TRIPTYCH_<NAME>`) and
 `docs/options.md` are all made from these dataclasses; options of other servers that are not
-offered are refused by name from the table in `core/options/refused.py`. Where `roles` are named,
+offered are refused by name from the table in `core/options/refused.toml`. Where `roles` are named,
 models of other kinds do not read the option, and `core/options/relevance.py` says so. Knows nothing
 of torch.
 """
@@ -48,7 +48,7 @@ class ModelOptions:
         (),
         "A hub id, a local folder, a GGUF file or a registry package; repeat for several models."
         " `name=reference` gives it a name of its own. With none, the embedded model is served.",
-        flags=("--model-path",),
+        aliases=("--model-path",),
     )
     served_model_name: tuple[str, ...] = option(
         (), "The name(s) clients use for the model(s), in the order of `--model`."
@@ -63,7 +63,7 @@ class ModelOptions:
     dtype: str = option(
         "auto",
         "Weights and activations. `auto` keeps the checkpoint's own type where the device runs it.",
-        flags=("--quantization-encoding",),
+        aliases=("--quantization-encoding",),
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     model_override: tuple[str, ...] = option(
@@ -75,19 +75,17 @@ class ModelOptions:
         roles=("image",),
     )
     revision: str = option(
-        "", "Branch, tag or commit of a hub model.", flags=("--huggingface-model-revision",)
+        "", "Branch, tag or commit of a hub model.", aliases=("--huggingface-model-revision",)
     )
     max_length: int = option(
         0,
         "Context length in tokens; 0 takes the model's own.",
-        flags=("--context-length",),
+        aliases=("--context-length",),
         within=BOUND,
         roles=TOKENS,
     )
     chat_template: str = option(
-        "",
-        "A file with a chat template instead of the model's own.",
-        roles=("chat", "vision"),
+        "", "A file with a chat template instead of the model's own.", roles=("chat", "vision")
     )
     pool_embeddings: bool = option(
         True,
@@ -98,14 +96,12 @@ class ModelOptions:
         "startup", "Load models at start, or on first use.", choices=("startup", "first-use")
     )
     idle_unload_s: float = option(
-        0.0,
-        "Unload a model after so many idle seconds; 0 only when memory is short.",
-        within=BOUND,
+        0.0, "Unload a model after so many idle seconds; 0 only when memory is short.", within=BOUND
     )
     cache_dir: str = option(
         "",
         "Where converted and downloaded weights are kept; empty: the user's cache folder.",
-        flags=("--download-dir",),
+        aliases=("--download-dir",),
     )
     offline: bool = option(False, "Use only what is already in the cache.")
 
@@ -114,7 +110,7 @@ class ModelOptions:
 class DeviceOptions:
     """Which device, and how much of its memory."""
 
-    device: str = option("auto", "auto, cpu, gpu or gpu:N.", flags=("--devices",))
+    device: str = option("auto", "auto, cpu, gpu or gpu:N.", aliases=("--devices",))
     device_memory_utilization: float = option(
         0.9,
         "Share of the memory free at start that weights and caches together may take"
@@ -147,7 +143,7 @@ class DeviceOptions:
     seed: int = option(
         -1,
         "Seed of requests that bring none; -1 draws a new one for each.",
-        flags=("--random-seed",),
+        aliases=("--random-seed",),
         within=Range(low=-1),
     )
 
@@ -159,12 +155,12 @@ class CacheOptions:
     ROLES: ClassVar[tuple[Role, ...]] = TOKENS
 
     kv_cache_page_size: int = option(
-        32, "Tokens per page.", flags=("--page-size",), within=Range(low=1, is_power_of_two=True)
+        32, "Tokens per page.", aliases=("--page-size",), within=Range(low=1, is_power_of_two=True)
     )
     kv_cache_format: str = option(
         "auto",
         "Type of cached keys and values; `auto` follows the weights' compute type.",
-        flags=("--kv-cache-dtype",),
+        aliases=("--kv-cache-dtype",),
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     kv_cache_memory_mb: int = option(
@@ -188,7 +184,7 @@ class ScheduleOptions:
     max_batch_size: int = option(
         32,
         "Rows that may run at once.",
-        flags=("--max-running-requests",),
+        aliases=("--max-running-requests",),
         within=COUNT,
         roles=TOKENS,
     )
@@ -196,7 +192,7 @@ class ScheduleOptions:
         1024,
         "Tokens that may pass through the model in one step; rows being answered are at most half"
         " as many.",
-        flags=("--chunked-prefill-size", "--prefill-chunk-size"),
+        aliases=("--chunked-prefill-size", "--prefill-chunk-size"),
         within=COUNT,
         roles=TOKENS,
     )
@@ -207,11 +203,7 @@ class ScheduleOptions:
         within=BOUND,
         roles=TOKENS,
     )
-    enable_chunked_prefill: bool = option(
-        True,
-        "Split prompts over steps.",
-        roles=TOKENS,
-    )
+    enable_chunked_prefill: bool = option(True, "Split prompts over steps.", roles=TOKENS)
     max_prompt_share: float = option(
         0.5,
         "Share of a step's input tokens that prompts may take while others are being answered.",
@@ -239,7 +231,7 @@ class ScheduleOptions:
     enable_in_flight_batching: bool = option(
         True,
         "Decode rows and prompt chunks share steps; off: prompts drain first.",
-        flags=("--enable-mixed-chunk",),
+        aliases=("--enable-mixed-chunk",),
         roles=TOKENS,
     )
     kvcache_ce_watermark: float = option(
@@ -257,7 +249,7 @@ class ScheduleOptions:
     max_queue_size: int = option(
         512,
         "Jobs that may wait; more are refused with 503.",
-        flags=("--max-queued-requests",),
+        aliases=("--max-queued-requests",),
         within=COUNT,
     )
     max_queue_tokens: int = option(
@@ -316,29 +308,20 @@ class ServerOptions:
         within=COUNT,
     )
     max_voices_per_key: int = option(
-        32,
-        "Voices that one API key may make from recordings.",
-        within=BOUND,
-        roles=("speech",),
+        32, "Voices that one API key may make from recordings.", within=BOUND, roles=("speech",)
     )
     max_voices: int = option(
-        1024,
-        "Voices made from recordings that are kept in all.",
-        within=BOUND,
-        roles=("speech",),
+        1024, "Voices made from recordings that are kept in all.", within=BOUND, roles=("speech",)
     )
     media_domains: tuple[str, ...] = option(
         (),
         "A host that pictures may be fetched from when a request names their URL; `*.` in front:"
         " all below it, `*`: any. Repeat for several. With none, nothing is fetched.",
-        flags=("--allowed-media-domains",),
+        aliases=("--allowed-media-domains",),
         roles=("vision",),
     )
     media_timeout_s: float = option(
-        5.0,
-        "Longest time that fetching one picture may take.",
-        within=DURATION,
-        roles=("vision",),
+        5.0, "Longest time that fetching one picture may take.", within=DURATION, roles=("vision",)
     )
     public_url: str = option(
         "",
@@ -389,7 +372,7 @@ class ServerOptions:
         "An engine that is silent for longer than this (and 20 slow steps) is restarted. Beside the"
         " first step of each kind, whose length nobody knows, it beats for nine times as long: a"
         " process that stands still is noticed all the same, such a step that hangs only then.",
-        flags=("--watchdog-timeout",),
+        aliases=("--watchdog-timeout",),
         within=DURATION,
     )
 

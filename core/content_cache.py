@@ -1,4 +1,4 @@
-"""What was computed from somebody's content, kept by the content's digest: voices, features.
+"""What was computed from content, kept by the content's digest: voices, features.
 
 Owns one least-recently-used order and its budget of bytes and entries. Knows neither what it keeps
 nor where it came from. A value in use is referenced and is never dropped, so an insert never fails:
@@ -28,8 +28,8 @@ class _CacheEntry(Generic[Value]):
 class ContentCache(Generic[Value]):
     """At most `capacity_bytes` in `max_entries` values; its owner books them in the ledger.
 
-    Values are kept as `copy` makes them, so that a slice never keeps the whole alive and nobody
-    changes them from outside. Thread-safe.
+    Values are kept as `copy` makes them: a slice never keeps the whole alive, and a caller cannot
+    change them. Thread-safe.
     """
 
     def __init__(
@@ -71,10 +71,7 @@ class ContentCache(Generic[Value]):
             return self._reference(key, entry)
 
     def insert(self, key: Hashable, value: Value, num_bytes: int) -> Value:
-        """Keep `value`, referenced until `release`. Where somebody was faster, theirs is kept.
-
-        Returns the value that is kept.
-        """
+        """Keep `value` unless `key` has one; returns what is kept, referenced until `release`."""
         owned = self._copy(value)
         with self._lock:
             entry = self._entries.get(key)

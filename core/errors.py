@@ -3,36 +3,10 @@
 Owns every error a caller can meet. Knows nothing about FastAPI, sockets or torch.
 
     TriptychError
-    |-- RequestError (ValueError)          the caller's request is wrong
-    |   |-- InvalidRequest       400       a field is missing, malformed or out of range
-    |   |-- UnsupportedOption    400       understood, but not offered: names the alternative
-    |   |-- ContextLengthExceeded 400      prompt and output do not fit the model
-    |   |-- TemplateFailed       400       the chat template does not come to an end
-    |   |-- WrongModel           400       the model is here, but does something else
-    |   |-- Unauthorized         401       no key, or a wrong one
-    |   |-- Forbidden            403
-    |   |-- NotFound             404       no such job, picture, voice or route
-    |   |   `-- UnknownModel     404       no such model
-    |   |-- MethodNotAllowed     405
-    |   |-- RequestTimeout       408       the request did not arrive in time
-    |   |-- PayloadTooLarge      413
-    |   |-- UnsupportedMedia     415
-    |   `-- HeadersTooLarge      431
-    |-- Unavailable                        right request, wrong moment
-    |   |-- RateLimited          429       this key has too much in flight
-    |   |-- Overloaded           503       the server has too much in flight
-    |   |-- EngineDown           503       the engine crashed, hangs or is restarting
-    |   `-- Draining             503       the server is shutting down
-    |-- JobFailed                          the engine could not finish this job
-    |   |-- NonFinite            500       NaN or infinity in the job's logits
-    |   |-- OutOfMemory          503       a step did not fit, even alone
-    |   |-- SlowReader           408       the client stopped reading
-    |   `-- InternalError        500       a fault of ours; details are in the log only
-    `-- SetupError (ValueError)            cannot start; one actionable line, exit code != 0
-        |-- ConfigError                    an option or file is wrong
-        |-- WeightsError                   names the file and the tensor
-        |-- MemoryBudgetExceeded           names who holds what
-        `-- DeviceError                    no such device, or it is unusable
+    |-- RequestError (ValueError)   the caller's request is wrong: 4xx
+    |-- Unavailable                 right request, wrong moment: 429 or 503
+    |-- JobFailed                   the engine could not finish this job
+    `-- SetupError (ValueError)     cannot start: one actionable line, exit code != 0
 """
 
 from __future__ import annotations
@@ -96,12 +70,6 @@ class Unauthorized(RequestError):
     """No API key, or a wrong one."""
 
     status, code = 401, "invalid_api_key"
-
-
-class Forbidden(RequestError):
-    """The key is known, but may not do this."""
-
-    status, code = 403, "forbidden"
 
 
 class NotFound(RequestError):

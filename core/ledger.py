@@ -69,7 +69,7 @@ class Ledger:
 
     @property
     def available_bytes(self) -> int:
-        """Bytes nobody holds."""
+        """Bytes that are free."""
         return self.capacity_bytes - self._used_bytes
 
     def reserve(self, owner: str, num_bytes: int) -> Reservation:

@@ -1,7 +1,7 @@
 """An asyncio loop on a thread of its own, for callers that are not asynchronous.
 
-Owns the thread and the way in and out of it. Works where another loop already runs, as in a
-notebook.
+Owns the thread, the way in and out of it, and how many pieces of work run there at once. Works
+where another loop already runs, as in a notebook.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ async def _pump(
     put: Callable[[Item | End], None],
     room: asyncio.Semaphore,
 ) -> None:
-    """Put every item of a generator, and how it ended, to whoever waits for them."""
+    """Put every item of a generator, and how it ended."""
     try:
         async with aclosing(make()) as items:
             async for item in items:
@@ -136,3 +137,23 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+async def in_order(
+    works: Iterable[Coroutine[Any, Any, Result]], num_at_once: int
+) -> AsyncGenerator[Result, None]:
+    """What each of `works` returns, in their order; `num_at_once` of them run.
+
+    An error of one ends all; leaving early cancels what runs.
+    """
+    running: deque[asyncio.Task[Result]] = deque()
+    try:
+        for work in works:
+            running.append(asyncio.create_task(work))
+            if len(running) == num_at_once:
+                yield await running.popleft()
+        while running:
+            yield await running.popleft()
+    finally:
+        for task in running:
+            task.cancel()

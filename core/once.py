@@ -1,4 +1,4 @@
-"""What is made when it is first asked for, once, whichever threads ask together.
+"""Values made on first use, once, however many threads ask together.
 
 Owns the lock around the making. `functools.cache` has none: two threads that come first run the
 function together, which is harmless only where everything below it is.
@@ -15,7 +15,7 @@ Made = TypeVar("Made")
 
 
 class once(Generic[Made]):  # noqa: N801 - used as a decorator
-    """`make`, called by whoever comes first; all others wait for it and get what it made."""
+    """`make`, called by the first caller; all others wait and get the same value."""
 
     def __init__(self, make: Callable[[], Made]) -> None:
         self._make = make
@@ -24,7 +24,7 @@ class once(Generic[Made]):  # noqa: N801 - used as a decorator
         update_wrapper(self, make)
 
     def __call__(self) -> Made:
-        """What was made. Raises what making it raises, each time anew."""
+        """The value. Raises what `make` raises, and calls it again next time."""
         if not self._made:
             with self._lock:
                 if not self._made:

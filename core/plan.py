@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.core.prompt_content import PictureSpan
+from triptych.core.prompt_content import ContentSpan
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenLogprob
 
@@ -39,8 +39,8 @@ class SlotStart:
 
     `history_ids` is prompt plus output so far (a resumed row has both); `num_prompt_tokens` says
     where the output begins, for penalties that count output only. `frames` are the codes of the
-    frame ids among `history_ids`, in their order (see `core.frames`), `pictures` what fills the
-    positions with ids of pictures (see `core.prompt_content`).
+    frame ids among `history_ids`, in their order (see `core.frames`), `contents` what fills the
+    positions with ids of content (see `core.prompt_content`).
     """
 
     slot: int
@@ -48,7 +48,7 @@ class SlotStart:
     history_ids: tuple[int, ...]
     num_prompt_tokens: int
     frames: tuple[StepCodes, ...] = ()
-    pictures: tuple[PictureSpan, ...] = ()
+    contents: tuple[ContentSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class TokenRow:
 class TokenPlan(Plan):
     """A step of a token model: decode rows first, then prompt chunks.
 
-    `starts` bind slots before anything runs; a slot is bound anew whenever a job takes it.
+    `starts` bind slots before anything runs; a slot is bound again when another job takes it.
     """
 
     rows: tuple[TokenRow, ...]

@@ -1,11 +1,11 @@
-"""The words vision chat speaks between API and engine: pictures, and where they are in a prompt.
+"""Content of a prompt that is not text, and where it is.
 
-Owns the wire types, and the ids of picture positions. A picture crosses as its model's processor
-left it, but for the last step: sizes, crops and tiles are done, values are still bytes (scaled and
-normalised beside the encoder, a quarter of the size). A prompt position that a picture fills has
-an id made from the picture's digest and its place in it, so that prompts with different pictures
-are different prompts to everyone who compares ids; such ids are 2**62 and above, as those of frames
-(`core.frames`). Knows no model, and no pixels.
+Owns the wire types, and the ids of the positions that content fills. Content crosses as its model's
+processor left it, but for the last step: sizes, crops and tiles are done, values are still bytes
+(scaled and normalised beside the encoder, a quarter of the size). A position that content fills has
+an id made from the content's digest and its place in it, so that prompts with different content
+differ wherever ids are compared. Such ids are 2**62 and above, as those of frames (`core.frames`).
+Knows no model and no kind of content.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class PictureSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which positions of a prompt a picture fills, and with what.
+class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which positions of a prompt some content fills, and with what.
 
-    `digest` names the picture's features (see `picture_digest`). They go, in order, to the
-    positions of `runs`: (first, length) each, ascending; between them are separators of the
-    model's. `grid` are rows and columns of the features, where positions follow them.
+    `digest` names its features (see `content_digest`). They go, in order, to the positions of
+    `runs`: (first, length) each, ascending; between them are separators of the model's. `grid` are
+    rows and columns of the features, where positions follow them.
     """
 
     digest: bytes
@@ -75,10 +75,10 @@ class PictureSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         )
 
 
-class PromptPicture(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture in a prompt. `inputs` are what its encoder is called with, by name."""
+class PromptContent(msgspec.Struct, frozen=True, kw_only=True):
+    """Content in a prompt. `inputs` are what its encoder is called with, by name."""
 
-    span: PictureSpan
+    span: ContentSpan
     inputs: dict[str, Array]
 
     @property
@@ -92,14 +92,14 @@ def input_bytes(inputs: Mapping[str, Array]) -> int:
     return sum(len(array.data) for array in inputs.values())
 
 
-def picture_digest(
+def content_digest(
     inputs: Mapping[str, Array], *, settings: str, model: str, adapter: str
 ) -> bytes:
-    """SHA-256 over all that a picture's features come from.
+    """SHA-256 over all that features of content come from.
 
     `settings` are the processor's, `model` the digest of the weights.
     """
-    fields = [b"triptych picture 1", settings.encode(), model.encode(), adapter.encode()]
+    fields = [b"triptych content 1", settings.encode(), model.encode(), adapter.encode()]
     for name, array in sorted(inputs.items()):
         shape = struct.pack(f"<{len(array.shape)}q", *array.shape)
         fields += [name.encode(), array.dtype.encode(), shape, array.data]
@@ -111,17 +111,17 @@ def picture_digest(
 
 
 def digest_of_tenant(digest: bytes, tenant: str) -> bytes:
-    """What a picture is called for `tenant`, so that nobody finds what others have shown.
+    """The digest of content for `tenant`, which finds nothing of other tenants' in a cache.
 
-    Those without a tenant share their pictures.
+    Callers without a tenant share theirs.
     """
     if not tenant:
         return digest
-    return hashlib.sha256(b"triptych picture of tenant 1" + digest + tenant.encode()).digest()
+    return hashlib.sha256(b"triptych content of tenant 1" + digest + tenant.encode()).digest()
 
 
-def picture_ids(digest: bytes, num_features: int) -> tuple[int, ...]:
-    """The ids of a picture's positions: bit 62, and 62 bits each of SHAKE-256 of its digest."""
+def content_ids(digest: bytes, num_features: int) -> tuple[int, ...]:
+    """The ids of the positions of content: bit 62, and 62 bits each of SHAKE-256 of its digest."""
     stream = hashlib.shake_256(digest).digest(8 * num_features)
     values = struct.unpack(f"<{num_features}Q", stream)
     return tuple(FIRST_FRAME_ID | max(value >> 2, 1) for value in values)

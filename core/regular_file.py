@@ -1,4 +1,4 @@
-"""Opening a file that somebody else put there.
+"""Opening a file of unknown origin.
 
 Owns the proof that it is a file: opening a FIFO waits for a writer, a device has no end, and a
 socket is neither. All of them are an `OSError`, like any other file that cannot be read.

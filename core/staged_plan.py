@@ -31,7 +31,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitStart:
-    """A unit that begins: all that the runner is told of it. `request` is its whole job's."""
+    """A unit that begins: all that the runner gets of it. `request` is its whole job's."""
 
     job_id: str
     unit: int

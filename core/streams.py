@@ -1,7 +1,7 @@
 """Following jobs from outside the engine: one bounded buffer per job, on one asyncio loop.
 
 Owns what every engine client does alike, in process or across a socket: buffering outputs,
-holding a job whose reader is slow, ending streams and cancelling jobs nobody follows any more.
+holding a job whose reader is slow, ending streams and cancelling jobs without a reader.
 Knows nothing of threads, sockets or what the outputs mean.
 """
 
@@ -61,7 +61,7 @@ class StreamTable:
         return stream
 
     def deliver(self, output: Output) -> None:
-        """Hand an output to its stream; outputs of jobs nobody follows are dropped."""
+        """Hand an output to its stream; outputs of jobs without a stream are dropped."""
         stream = self._streams.get(output.job_id)
         if stream is None:
             return

@@ -48,18 +48,16 @@ class UsableCores:
 def usable_cores(process: Path = _PROCESS) -> UsableCores:
     """Look at affinity, processor and control groups; `process` is a folder like /proc/self."""
     quotas = (_quota(folder) for folder in _cpu_groups(process))
-    return UsableCores(_num_cores(), min(quotas, default=math.inf))
+    if hasattr(os, "sched_getaffinity"):
+        num_cores = len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
+    else:
+        num_cores = psutil.cpu_count(logical=False) or 1
+    return UsableCores(num_cores, min(quotas, default=math.inf))
 
 
 def num_usable_cores() -> int:
     """Cores to compute on."""
     return usable_cores().count
-
-
-def _num_cores() -> int:
-    if not hasattr(os, "sched_getaffinity"):
-        return psutil.cpu_count(logical=False) or 1
-    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
 
 
 def _siblings(cpu: int) -> str:
@@ -77,7 +75,8 @@ def _cpu_groups(process: Path) -> Iterator[Path]:
         mounts = (process / "mountinfo").read_text().splitlines()
     except OSError:  # not Linux
         return
-    paths = {kind: path for _, kinds, path in _split(groups) for kind in kinds.split(",")}
+    fields = (line.split(":", 2) for line in groups)
+    paths = {kind: path for _, kinds, path in fields for kind in kinds.split(",")}
     for mount in mounts:
         place, _, kind = mount.partition(" - ")
         root, point = place.split()[3:5]
@@ -89,10 +88,6 @@ def _cpu_groups(process: Path) -> Iterator[Path]:
         path = Path(paths[name])
         inner = path.relative_to(root) if path.is_relative_to(root) else Path()
         yield from (Path(point, *inner.parts[:depth]) for depth in range(len(inner.parts) + 1))
-
-
-def _split(groups: list[str]) -> Iterator[list[str]]:
-    return (line.split(":", 2) for line in groups)
 
 
 def _quota(group: Path) -> float:

@@ -1,4 +1,4 @@
-"""The words token generation speaks between API and engine: a request, and its deltas.
+"""The messages of token generation between API and engine: a request, and its deltas.
 
 Owns the wire types of every model that writes tokens (chat, vision chat, speech tokens). Text
 never crosses: the API process tokenizes and detokenizes.
@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from triptych.core.prompt_content import PromptPicture
+from triptych.core.prompt_content import PromptContent
 from triptych.core.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -20,14 +20,14 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One row to generate: `n` samples of a prompt are `n` requests with their own index.
 
     `prompt_frames` are the codes of the frame ids in the prompt, in their order: models whose
-    steps yield frames of codes (see `core.frames`) cannot tell a frame by its id alone. `pictures`
+    steps yield frames of codes (see `core.frames`) cannot tell a frame by its id alone. `contents`
     fill the positions that have their ids, in order of position (see `core.prompt_content`).
     """
 
     prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
+    sampling: SamplingParams = SamplingParams()
     prompt_frames: tuple[tuple[int, ...], ...] = ()
-    pictures: tuple[PromptPicture, ...] = ()
+    contents: tuple[PromptContent, ...] = ()
     priority: int = 0
     tenant: str = ""
     adapter: str = ""
@@ -47,7 +47,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     `stop_token_id` is the stop or EOS token that ended the job (it is not in `token_ids`).
     `prompt_logprobs` comes with the first delta of a request that asked for it; the first prompt
     token has no entry. `state` is all that a request gets that asked for its final state.
-    `num_cached_pictures` of the request's pictures have not been encoded for it.
+    `num_cached_contents` of the request's contents have not been encoded for it.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -57,5 +57,5 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
-    num_cached_pictures: int = 0
+    num_cached_contents: int = 0
     num_preemptions: int = 0

@@ -1,8 +1,8 @@
 """What a modality is to the rest of the house: one object, and what its API half is built from.
 
-Owns these types, and how a model's kind is told. Each modality's `modality.py` makes its object;
-`registry` lists them. An object names code by its place (see `core.lazy`), so that each process
-loads its own half alone.
+Owns these types, and how a model's modality is found. Each modality's `modality.py` makes its
+object; `registry` lists them. An object names code by its place (see `core.lazy`), so that each
+process loads its own half alone.
 """
 
 from __future__ import annotations

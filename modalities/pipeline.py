@@ -15,7 +15,6 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
-    Mapping,
 )
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,14 +25,12 @@ from triptych.core import logs
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError, TriptychError
-from triptych.core.in_order import in_order
 from triptych.core.lazy import load
-from triptych.core.loop_thread import LoopThread
+from triptych.core.loop_thread import LoopThread, in_order
 from triptych.core.options.relevance import check_in_process, check_relevance
 from triptych.core.options.table import Resolved, resolve_keywords, resolve_with_sources
-from triptych.core.weights.opening import opening
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
-from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, resolve_all
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, opening, resolve_all
 from triptych.modalities.modality import Modality, modality_of
 
 
@@ -48,9 +45,9 @@ class Service(Protocol):
 
 ServiceT = TypeVar("ServiceT", bound=Service)
 Answer = TypeVar("Answer")
-Entry = Mapping[str, Any]
+Entry = TypeVar("Entry")
 Check = Callable[[ResolvedModel, Config], None]
-"""Raises `RequestError`s for what a model cannot do, as its files tell."""
+"""Raises `RequestError`s for what a model cannot do, by its files."""
 
 
 class Pipeline(ABC, Generic[ServiceT]):
@@ -95,10 +92,7 @@ class Pipeline(ABC, Generic[ServiceT]):
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace, *, check: Check | None = None) -> Self:
-        """Load the model of a command. Unasked, nothing that is said is logged.
-
-        `check` may refuse what is going to be asked of the model before it is loaded.
-        """
+        """Load the model of a command, logging only if asked; `check` may refuse it before that."""
         resolved = resolve_with_sources(args)
         if resolved.sources["log_level"] != "default":
             logs.configure(resolved.config.server)
@@ -138,10 +132,10 @@ class Pipeline(ABC, Generic[ServiceT]):
         from triptych.schedulers.engine import Engine
         from triptych.schedulers.local import LocalClient
 
-        # Who reads in this process may take their time: they hold up nobody else.
+        # A slow reader in this process holds up no other.
         config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
         make_service = opening(resolved, cls._open_service, config)  # first: it fails fast
-        device, ledger = load("triptych.core.devices.opening:bring_up")(config.device)
+        device, ledger = load("triptych.core.devices.device:open_device")(config.device)
         open_loader = load(modality_of(resolved, cls._modalities).engine)
         loader = opening(resolved, open_loader, config, device, ledger)
         service = make_service(LocalClient(Engine([loader], config=config, ledger=ledger)))

@@ -37,7 +37,7 @@ def default_models() -> tuple[str, ...]:
 
 
 def role_of(model: ResolvedModel) -> Role:
-    """What `model` is for, as its configuration tells."""
+    """What `model` is for, by its configuration."""
     return modality_of(model, MODALITIES).role
 
 

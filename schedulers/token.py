@@ -48,7 +48,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
     `max_length` bounds prompt and output together; `namespace` is the digest of the weights.
     """
 
-    _can_see = False
+    _takes_content = False
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
     def _open(self, job: Job) -> TokenJob:
         request = job.request
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
-        if request.pictures and not self._can_see:
+        if request.contents and not self._takes_content:
             raise InvalidRequest("This model takes no pictures.", param="messages")
         row = self.tokens.open(
             job.job_id, None, request, arrival_s=job.arrival_s, is_paused=job.is_paused

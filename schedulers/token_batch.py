@@ -349,5 +349,5 @@ def _slot_start(row: SequenceState) -> SlotStart:
         history_ids=row.token_ids(0, row.num_known),
         num_prompt_tokens=row.num_prompt_tokens,
         frames=(*row.request.prompt_frames, *row.output_frames),
-        pictures=tuple(picture.span for picture in row.request.pictures),
+        contents=tuple(content.span for content in row.request.contents),
     )

@@ -126,7 +126,7 @@ class SequenceState(Unit):
 
     def _seen(self, start: int, stop: int) -> bytes:
         """What pictures there are at positions `start .. stop - 1`, and where."""
-        return b"".join(picture.span.mark(start, stop) for picture in self.request.pictures)
+        return b"".join(content.span.mark(start, stop) for content in self.request.contents)
 
 
 @dataclass(slots=True, eq=False)

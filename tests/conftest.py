@@ -8,15 +8,31 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from filelock import FileLock
 from support.kernel_levels import LEVELS, open_kernels
 
 if TYPE_CHECKING:
     from triptych.core.kernels.native.library import NativeKernels
 
 _MAX_CHILDREN = 8
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not installed, nothing calls it
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With `-n`, a file's tests run in one process, since they share servers.
+
+    Those of `live/` are one group: each starts a server that computes on all cores.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "live" if "/live/" in nodeid else super()._split_scope(nodeid)
+
+    return FilesTogether(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +54,16 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture(scope="session")
 def kernels_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeKernels]:
-    """The native kernels of a level, built once a session."""
-    folder = tmp_path_factory.mktemp("kernels")
-    return cache(lambda isa: open_kernels(isa, folder))
+    """The native kernels of a level, built once for all processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
+
+    @cache
+    def kernels_of(isa: str) -> NativeKernels:
+        with FileLock(f"{folder}.{isa}.lock"):
+            return open_kernels(isa, folder)
+
+    return kernels_of
 
 
 @pytest.fixture(scope="session", params=LEVELS)

@@ -27,6 +27,13 @@ _ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = MappingProxyType(
 )
 
 
+_SAME_NAMES = (
+    *("attention_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "short_factor", "long_factor"),
+)
+"""Fields that a `RopeConfig` has, too, with the defaults of transformers."""
+
+
 class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     """`rope_parameters`, or `rope_scaling` of older files."""
 
@@ -179,16 +186,8 @@ def _rope_of(fields: CausalLmConfig, max_length: int) -> RopeConfig:
         max_length=max_length,
         trained_length=trained_length,
         factor=rope.factor or own_length / trained_length,
-        attention_factor=rope.attention_factor,
-        low_freq_factor=rope.low_freq_factor or 1.0,
-        high_freq_factor=rope.high_freq_factor or 4.0,
-        beta_fast=rope.beta_fast or 32.0,
-        beta_slow=rope.beta_slow or 1.0,
-        mscale=rope.mscale or 0.0,
-        mscale_all_dim=rope.mscale_all_dim or 0.0,
         is_truncated=rope.truncate,
-        short_factor=rope.short_factor,
-        long_factor=rope.long_factor,
+        **{name: value for name in _SAME_NAMES if (value := getattr(rope, name))},
     )
 
 

@@ -1,13 +1,13 @@
 """A model on our own decoder: what it needs, and how it is built.
 
-Owns the way from a checkpoint to a `Decoder` that is ready to run. Knows nothing of ledgers,
-pages or schedulers.
+Owns what the loader asks of any model before and while it is built (`Blueprint`), and the way from
+a checkpoint to a `Decoder` that is ready to run. Knows nothing of ledgers, pages or schedulers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,7 @@ from triptych.core.decoders.tensor_names import (
     decoder_targets,
     is_unused,
 )
+from triptych.core.engine.text_head import CausalModel
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
@@ -27,8 +28,27 @@ from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import load_tensors
 
 
+class Blueprint(Protocol):
+    """A model that is known but not yet loaded."""
+
+    max_length: int
+    vocab_size: int
+
+    def weight_bytes(self) -> int:
+        """Device bytes of the weights once loaded."""
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most that one step holds beside weights and cache."""
+
+    def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The shape of its cache."""
+
+    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> CausalModel:
+        """Load the weights. Raises `WeightsError` naming tensor and file."""
+
+
 class NativeBlueprint:
-    """Implements `core.decoders.blueprint.Blueprint` with `core.layers.decoder`."""
+    """Implements `Blueprint` with `core.layers.decoder`."""
 
     def __init__(
         self,

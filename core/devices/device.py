@@ -1,14 +1,14 @@
 """One accelerator or the CPU: what it is, what it holds, which types it computes in.
 
-Owns the choice of device and the dtype policy. Knows nothing of models, pages or the ledger.
+Owns the first steps of every process that computes (threads, the device, its memory ledger), and
+the dtype policy. Knows nothing of models or pages.
 """
 
 from __future__ import annotations
 
-import ctypes
+import logging
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -16,18 +16,22 @@ from typing import TypeAlias
 import psutil
 import torch
 
+from triptych.core.config import DeviceOptions
 from triptych.core.errors import DeviceError
+from triptych.core.heap import keep_freed_memory
+from triptych.core.ledger import Ledger
+from triptych.core.threads import usable_cores
 
 # Aliases, because the field below takes torch's own name within its class.
 TorchDevice: TypeAlias = torch.device
 Dtype: TypeAlias = torch.dtype
 
 _SPEC = re.compile(r"(?:gpu|cuda)(?::(\d+))?")
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from malloc.h
 _PRIMITIVE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _NUM_PRIMITIVES = 256
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Device:
     def open(cls, spec: str) -> Device:
         """Open `auto`, `cpu`, `gpu` or `gpu:N`. Raises `DeviceError` in one actionable line."""
         if spec == "cpu" or (spec == "auto" and not torch.cuda.is_available()):
-            _keep_freed_memory()
+            keep_freed_memory()
             _bound_primitive_caches()
             return cls(torch.device("cpu"))
         match = _SPEC.fullmatch("gpu" if spec == "auto" else spec)
@@ -89,25 +93,30 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
 
+def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
+    """Open the device and give it a ledger of what is free there, times the share allowed.
+
+    Raises `DeviceError` where there is no such device, or not one that does as it must.
+    """
+    cores = usable_cores()
+    num_threads = options.threads or cores.count
+    torch.set_num_threads(num_threads)  # the native kernels take as many
+    reason = f"--threads; {cores}" if options.threads else str(cores)
+    _log.info("threads to compute with: %d (%s)", num_threads, reason)
+    device = Device.open(options.device)
+    if options.enable_deterministic_inference and not device.is_cpu:
+        raise DeviceError(
+            "--enable-deterministic-inference: on a GPU the order of sums follows from the batch;"
+            " use --device cpu, or leave it out."
+        )
+    return device, Ledger(int(device.free_bytes() * options.device_memory_utilization))
+
+
 def has_fast_cpu_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 natively on this processor."""
     return torch.backends.mkldnn.is_available() and bool(
         torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc to keep what is freed for the next step instead of giving it back.
-
-    By default a large activation is mapped afresh each time, and its page faults cost more than
-    filling it: a batch of 32 decoded three times as slowly. One arena for all threads, because
-    only the main one keeps what it has. Other C libraries are left alone.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most glibc accepts
-        mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
 
 
 def _bound_primitive_caches() -> None:

@@ -23,7 +23,6 @@ class Work(Protocol):
     @property
     def next_stage(self) -> Stage | None:
         """What it needs next; none once it is over. Known on the host after each stage."""
-        ...
 
 
 AnyWork = TypeVar("AnyWork", bound=Work)
@@ -37,14 +36,12 @@ class StagedModel(Protocol[AnyWork]):
 
     def begin(self, request: Any, unit: int) -> AnyWork:
         """Take up one unit of a request. Raises `TriptychError` if it cannot be done."""
-        ...
 
     def advance(self, works: Sequence[AnyWork]) -> Sequence[Yield]:
         """Run the next stage, which has one name, of each of `works`.
 
         Where there are several and memory runs out, each must still be able to have that stage.
         """
-        ...
 
 
 class StagedRunner(Generic[AnyWork]):
@@ -65,7 +62,7 @@ class StagedRunner(Generic[AnyWork]):
                 clock = DeviceClock(self._device)
                 rows = self._run(plan)
                 clock.stop()
-        except BaseException as error:  # what was begun in a step that failed, begins anew or never
+        except BaseException as error:  # units that began in a failed step are not under way
             for start in plan.starts:
                 self._forget(start.job_id, start.unit)
             if isinstance(error, torch.OutOfMemoryError):

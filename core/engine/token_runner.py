@@ -1,8 +1,8 @@
 """Turns token plans into device work: one forward and one draw per plan.
 
 Owns what every batch slot keeps between steps, its page table (on the host), and how a step is
-laid out. Knows no policy: which rows run, and on which pages, is the scheduler's word. Nor does it
-know what a token is: a `TokenHead` says what goes into the model and what is drawn from it
+laid out. Knows no policy: the scheduler chooses which rows run, and on which pages. Nor does it
+know what a token is: a `TokenHead` decides what goes into the model and what is drawn from it
 (`core.engine.text_head`, and heads of modalities whose tokens are frames), and keeps each slot's
 last draw on the device, so that the next plan can be launched before this one is read.
 
@@ -11,8 +11,8 @@ Shapes: T tokens of the step, B rows, D decode rows, R sampled rows, M pages per
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
@@ -34,41 +34,32 @@ from triptych.core.plan import (
 
 
 @dataclass(slots=True)
-class HostStep:
-    """A step on the host: its rows one after the other, decode rows first.
+class StepLayout:
+    """A step: its rows one after the other, decode rows first.
 
-    `token_ids_T` holds the prompt chunks' ids; those of the first `num_decode` tokens are not
-    known here, and 0. `row_T` is the row of each token.
+    First it is laid out on the host: `token_ids_T` holds the prompt chunks' ids; those of the first
+    `num_decode` tokens are not known here, and 0. `row_T` is the row of each token, `row_starts`
+    each row's first token. The fields after `row_starts` are on the device, and are there from then
+    on when all is brought over; `extras` are the head's.
     """
 
     rows: Sequence[TokenRow]
+    num_decode: int
     token_ids_T: Int64s
-    positions_T: Int64s
+    host_positions_T: Int64s
     row_T: Int64s
     slots_B: Int64s
-    num_decode: int
-
-
-@dataclass(slots=True)
-class DeviceStep:
-    """A step on the device. `row_starts` is each row's first token; `extras` are the head's."""
-
-    rows: Sequence[TokenRow]
     row_starts: Sequence[int]
-    positions_T: torch.Tensor
-    decode_slots_D: torch.Tensor
-    sampled_index_R: torch.Tensor
-    sampled_slots_R: torch.Tensor
-    extras: Sequence[torch.Tensor]
-    batch: AttentionBatch
+    positions_T: torch.Tensor = field(init=False)
+    decode_slots_D: torch.Tensor = field(init=False)
+    sampled_index_R: torch.Tensor = field(init=False)
+    sampled_slots_R: torch.Tensor = field(init=False)
+    extras: Sequence[torch.Tensor] = field(init=False)
+    batch: AttentionBatch = field(init=False)
 
 
-class StepDraws(Protocol):
-    """What a launched step will yield."""
-
-    def to_results(self) -> tuple[TokenRowResult, ...]:
-        """One entry per row of the plan; waits for this step, not for those launched since."""
-        ...
+RowResults = Callable[[], tuple[TokenRowResult, ...]]
+"""Waits for a step, not for those launched since: one entry per row of its plan."""
 
 
 class TokenHead(Protocol):
@@ -82,15 +73,15 @@ class TokenHead(Protocol):
         """A row takes a slot."""
         ...
 
-    def lay_out(self, step: HostStep) -> Sequence[Int64s]:
+    def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """What this head needs on the device beside the runner's own: it comes as `extras`."""
         ...
 
-    def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
+    def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
         """`hidden_TC` of every token."""
         ...
 
-    def draw(self, step: DeviceStep, hidden_TC: torch.Tensor) -> StepDraws:
+    def draw(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
         """Draw for the sampled rows, and note the draws for the next step."""
         ...
 
@@ -125,21 +116,18 @@ class TokenRunner:
         try:
             with torch.inference_mode(), on_device(self._device):
                 clock = DeviceClock(self._device)
-                draws = self._run(plan)
+                for start in plan.starts:
+                    self._head.bind(start)
+                step = self._prepare(plan.rows)
+                results = self._head.draw(step, self._head.forward(step, self._kv))
                 clock.stop()
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The step did not fit in device memory.") from error
-        return PendingTokens(plan.step_id, draws, clock)
+        return PendingTokens(plan.step_id, results, clock)
 
     def close(self) -> None:
         """Let go of the model and the cache; there is no launching after this."""
         del self._head, self._kv
-
-    def _run(self, plan: TokenPlan) -> StepDraws:
-        for start in plan.starts:
-            self._head.bind(start)
-        step = self._prepare(plan.rows)
-        return self._head.draw(step, self._head.forward(step, self._kv))
 
     def _update_page_tables(self, plan: TokenPlan) -> None:
         """Comes before anything that can fail: the next plan's rows would write astray."""
@@ -152,7 +140,7 @@ class TokenRunner:
                 self._page_table[row.slot, first:last] = row.new_page_ids
                 self._num_pages[row.slot] = last
 
-    def _prepare(self, rows: Sequence[TokenRow]) -> DeviceStep:
+    def _prepare(self, rows: Sequence[TokenRow]) -> StepLayout:
         """Lay the step out on the host, vectorised, and bring it over in one copy."""
         shape = np.array([(r.slot, r.start, r.num_tokens, r.is_sampled) for r in rows])
         slots_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
@@ -173,47 +161,48 @@ class TokenRunner:
         max_pages = -(-int(contexts_B.max()) // self._page_size)
         page_table_BM = self._page_table[slots_B, :max_pages]
 
-        host_step = HostStep(rows, token_ids_T, positions_T, row_T, slots_B, num_decode)
+        row_starts = query_starts_B.tolist()
+        step = StepLayout(rows, num_decode, token_ids_T, positions_T, row_T, slots_B, row_starts)
         host = (
-            *self._head.lay_out(host_step),
             positions_T,
-            write_slots_T,
             slots_B[:num_decode],
-            contexts_B,
-            query_starts_B,
             (query_starts_B + lengths_B - 1)[sampled],
             slots_B[sampled],
+            write_slots_T,
+            contexts_B,
+            query_starts_B,
             page_table_BM,
+            *self._head.lay_out(step),
         )
         tensors = _to_device(host, self._device)
-        *extras, positions, writes, decodes, contexts, starts, index, sampled_slots, table = tensors
-        batch = AttentionBatch(
+        step.positions_T, step.decode_slots_D, step.sampled_index_R, *tensors = tensors
+        step.sampled_slots_R, write_slots, contexts, query_starts, table, *step.extras = tensors
+        step.batch = AttentionBatch(
             page_table_BM=table.view(page_table_BM.shape),
             context_lengths_B=contexts,
-            query_starts_B=starts,
-            write_slots_T=writes,
+            query_starts_B=query_starts,
+            write_slots_T=write_slots,
             num_decode_rows=num_decode,
             host_query_lengths_B=lengths_B,
             host_context_lengths_B=contexts_B,
             native=self._kv.native,
         )
-        row_starts = query_starts_B.tolist()
-        return DeviceStep(rows, row_starts, positions, decodes, index, sampled_slots, extras, batch)
+        return step
 
 
 class PendingTokens:
     """Implements `core.plan.PendingStep`: the device may still be at work."""
 
-    __slots__ = ("_clock", "_draws", "_step_id")
+    __slots__ = ("_clock", "_results", "_step_id")
 
-    def __init__(self, step_id: int, draws: StepDraws, clock: DeviceClock) -> None:
+    def __init__(self, step_id: int, results: RowResults, clock: DeviceClock) -> None:
         self._step_id = step_id
-        self._draws = draws
+        self._results = results
         self._clock = clock
 
     def result(self) -> TokenStepResult:
         """Wait for this step alone, not for those launched since."""
-        rows = self._draws.to_results()
+        rows = self._results()
         elapsed_s = self._clock.elapsed_s()
         return TokenStepResult(step_id=self._step_id, elapsed_s=elapsed_s, rows=rows)
 

@@ -15,20 +15,21 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.core.http.auth import PUBLIC_ROUTES, Principal
+from triptych.core.http.auth import PUBLIC_ROUTES
 from triptych.core.http.errors import error_response
 from triptych.core.http.metrics import HttpMetrics
 from triptych.core.limits import MAX_REQUEST_ID_CHARS
 from triptych.core.logs import fields
+from triptych.core.service import Principal
 
 _SANE_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_REQUEST_ID_CHARS}}}")
-_CLIENT_GONE = 499  # as nginx logs it; nobody receives it
+_CLIENT_GONE = 499  # as nginx logs it; never sent
 
 _logger = logging.getLogger(__name__)
 
 
 class Access:
-    """ASGI middleware: names, logs and counts every request, and answers for what nobody caught.
+    """ASGI middleware: names, logs and counts every request, and answers uncaught errors.
 
     A caller's `X-Request-Id` is kept if it is sane. `scope["state"]["call_id"]` is unique all
     the same: two callers may send the same id.
@@ -53,7 +54,7 @@ class Access:
         try:
             await self._app(scope, receive, answer.send)
         except Exception as error:  # the boundary of the process: the details stay in the log
-            _logger.error("request failed", exc_info=error, extra=_ids(state))
+            _logger.error("request failed", exc_info=error, extra=fields(**_ids(state)))
             if answer.status:
                 raise
             await error_response(error, state["request_id"])(scope, receive, answer.send)
@@ -69,7 +70,7 @@ class Access:
             logging.DEBUG if is_probe else logging.INFO,
             "request",
             extra=fields(
-                **_ids(scope["state"])["fields"],
+                **_ids(scope["state"]),
                 method=scope["method"] if route != "unmatched" else "-",
                 route=route,
                 status=status,
@@ -94,5 +95,5 @@ class _StampedResponse:
         await self._send(message)
 
 
-def _ids(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return fields(request_id=state["request_id"], call_id=state["call_id"])
+def _ids(state: dict[str, Any]) -> dict[str, str]:
+    return {name: state[name] for name in ("request_id", "call_id")}

@@ -12,7 +12,6 @@ import hmac
 import itertools
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -21,23 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.core.config import ServerOptions
 from triptych.core.errors import ConfigError, Unauthorized
 from triptych.core.http.errors import error_response
+from triptych.core.service import Principal
 
 PUBLIC_ROUTES = frozenset(
     itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/version"))
 )
-"""What may be asked without a key. `/metrics` is not here: it tells what others do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
-    """A caller. `key` tells callers apart in admission and logs; `tenant` salts their cache.
-
-    `owner` is to whom belongs what outlives the process, such as voices: the same in every run.
-    """
-
-    key: str = ""
-    tenant: str = ""
-    owner: str = ""
+"""What may be asked without a key. `/metrics` is not here: it shows what others do."""
 
 
 class Keyring:
@@ -75,12 +63,11 @@ class Keyring:
 
 
 class RequireKey:
-    """ASGI middleware: sets `scope["state"]["principal"]`, or answers 401.
+    """ASGI middleware: sets `principal` in `scope["state"]`, or answers 401.
 
-    `scope["state"]["has_key"]` tells public routes whether the caller would be let in elsewhere.
-
-    Looks at the raw path of the request line alone: what a `Host` header makes of the URL cannot
-    turn a private route into a public one.
+    On public routes `has_key` there says whether private ones would let the caller in. Looks at the
+    raw path of the request line alone: what a `Host` header makes of the URL cannot turn a private
+    route into a public one.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
@@ -104,10 +91,7 @@ class RequireKey:
 
 
 def owners(options: ServerOptions) -> list[str]:
-    """The owners behind the configured keys, in their order; without keys, everyone's one.
-
-    Raises `ConfigError`.
-    """
+    """The owners of the configured keys, in order; everyone's one without. Raises `ConfigError`."""
     return [_owner(_digest(key)) for key in _configured(options)] or [Principal().owner]
 
 

@@ -48,12 +48,12 @@ class ByteStream(Response):
                     await self._send(send, chunk, is_last=False)
             await self._send(send, b"", is_last=True)
         except asyncio.CancelledError:
-            line: DisconnectWatcher = scope["state"]["lifeline"]
-            reason = line.take_reason() if self._has_started else None
+            watcher: DisconnectWatcher = scope["state"]["watcher"]
+            reason = watcher.take_reason() if self._has_started else None
             if reason is None:
                 raise
             await _cut(reason, scope)
-        except Exception as error:  # the answer has begun: only its breaking off tells the client
+        except Exception as error:  # the answer has begun: only cutting it off shows the client
             if not self._has_started:
                 raise
             await _cut(error, scope)
@@ -69,6 +69,6 @@ class ByteStream(Response):
 
 async def _cut(error: BaseException, scope: Scope) -> None:
     log_broken(error, scope)
-    line: DisconnectWatcher = scope["state"]["lifeline"]
-    if not await line.abort():
+    watcher: DisconnectWatcher = scope["state"]["watcher"]
+    if not await watcher.abort():
         raise error  # no server here whose connection could be cut

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from triptych.core.config import ServerOptions
-from triptych.core.http.auth import Principal
 from triptych.core.http.metrics import HttpMetrics
+from triptych.core.service import Caller, Principal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,4 +35,13 @@ class Context:
             arrived_s=request.state.arrived_s,
             options=request.app.state.options,
             metrics=request.app.state.metrics,
+        )
+
+    @property
+    def caller(self) -> Caller:
+        """The sender, as services know it."""
+        return Caller(
+            call_id=self.call_id,
+            principal=self.principal,
+            deadline_s=self.options.request_timeout_s,
         )

@@ -40,13 +40,13 @@ class DisconnectWatcher:
         self.reason: TriptychError | None = None
 
     def cut(self, reason: TriptychError | None) -> None:
-        """End the request. `reason` is what the client is told; `None`: nobody listens."""
+        """End the request. `reason` goes to the client; `None`: it has left."""
         if not self.is_cut and self._task is not None:
             self.is_cut, self.reason = True, reason
             self._task.cancel()
 
     def take_reason(self) -> TriptychError | None:
-        """Call when cancelled: the reason to tell the client, if the cancellation was a cut."""
+        """Call when cancelled: the reason for the client, if the cancellation was a cut."""
         if not self.is_cut or self.reason is None or self._task is None:
             return None
         reason, self.reason = self.reason, None
@@ -83,10 +83,7 @@ class DisconnectWatcher:
             await self._gone.wait()
 
     async def abort(self) -> bool:
-        """Drop the connection, where there is one: the client sees that the answer is not whole.
-
-        Nothing may be sent after it.
-        """
+        """Drop the connection, if any: the client sees that the answer is cut. Send no more."""
         if self._abort is None:
             return False
         self._is_aborted = self._is_answered = True
@@ -115,31 +112,31 @@ class InFlight:
     """The requests being answered, and whether new ones are taken."""
 
     def __init__(self) -> None:
-        self._lines: set[DisconnectWatcher] = set()
+        self._watchers: set[DisconnectWatcher] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._watchers)
 
-    def add(self, line: DisconnectWatcher) -> None:
+    def add(self, watcher: DisconnectWatcher) -> None:
         """Count a request in."""
-        self._lines.add(line)
+        self._watchers.add(watcher)
         self._is_empty.clear()
 
-    def remove(self, line: DisconnectWatcher) -> None:
+    def remove(self, watcher: DisconnectWatcher) -> None:
         """Count a request out."""
-        self._lines.discard(line)
-        if not self._lines:
+        self._watchers.discard(watcher)
+        if not self._watchers:
             self._is_empty.set()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait for those in flight, and cut what is left with a reason."""
         self.is_draining = True
         if not await self._emptied(timeout_s):
-            for line in tuple(self._lines):
-                line.cut(Draining("The server shut down before this answer was complete."))
+            for watcher in tuple(self._watchers):
+                watcher.cut(Draining("The server shut down before this answer was complete."))
             await self._emptied(_GOODBYE_S)
 
     async def _emptied(self, timeout_s: float) -> bool:
@@ -152,7 +149,7 @@ class InFlight:
 
 
 class FollowClient:
-    """ASGI middleware: answers every request on a lifeline."""
+    """ASGI middleware: answers every request with its client watched."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, in_flight: InFlight) -> None:
         self._app = app
@@ -161,10 +158,8 @@ class FollowClient:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or refuse it while draining."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif (scope["method"], scope["path"]) in PUBLIC_ROUTES:
-            await self._app(scope, receive, send)  # health is told while draining, too
+        if scope["type"] != "http" or (scope["method"], scope["path"]) in PUBLIC_ROUTES:
+            await self._app(scope, receive, send)  # probes are answered while draining, too
         elif self._in_flight.is_draining:
             error = Draining("The server is shutting down.", retry_after_s=_GOODBYE_S)
             response = error_response(error, scope["state"]["request_id"])
@@ -174,25 +169,25 @@ class FollowClient:
             await self._follow(scope, receive, send)
 
     async def _follow(self, scope: Scope, receive: Receive, send: Send) -> None:
-        line = DisconnectWatcher(scope, receive, send, self._options.stream_timeout_s)
+        watcher = DisconnectWatcher(scope, receive, send, self._options.stream_timeout_s)
         limit_s = self._options.request_timeout_s
         late = RequestTimeout(f"The answer was not complete within {limit_s:g} s.")
-        timer = asyncio.get_running_loop().call_later(limit_s, line.cut, late)
-        scope["state"]["lifeline"] = line
+        timer = asyncio.get_running_loop().call_later(limit_s, watcher.cut, late)
+        scope["state"]["watcher"] = watcher
         scope["state"]["arrived_s"] = time.monotonic()
-        self._in_flight.add(line)
+        self._in_flight.add(watcher)
         try:
-            await self._app(scope, line.receive, line.send)
+            await self._app(scope, watcher.receive, watcher.send)
         except asyncio.CancelledError:
-            if not line.is_cut:
+            if not watcher.is_cut:
                 raise  # the server itself is stopping
-            reason = line.take_reason()
-            if reason is not None and not line.is_started:
+            reason = watcher.take_reason()
+            if reason is not None and not watcher.is_started:
                 response = error_response(reason, scope["state"]["request_id"])
-                await response(scope, line.receive, line.send)
+                await response(scope, watcher.receive, watcher.send)
             else:
                 scope["state"]["is_gone"] = True
         finally:
             timer.cancel()
-            self._in_flight.remove(line)
-            await line.close()
+            self._in_flight.remove(watcher)
+            await watcher.close()

@@ -31,7 +31,7 @@ from triptych.core.errors import (
 UNION_TAG = ":"
 """Tags of discriminated unions begin with it, so that errors can leave them out of a path."""
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _MAX_SHOWN_CHARS = 120
 
 

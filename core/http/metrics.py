@@ -197,12 +197,11 @@ def _add_histogram(family: Metric, labels: dict[str, str], values: list[float]) 
 def _split(series: str) -> tuple[str, dict[str, str]]:
     match = _SERIES.fullmatch(series)
     assert match is not None, f"malformed series name {series!r}"
-    labels = {key: _unescape(value) for key, value in _LABEL.findall(match[2] or "")}
+    labels = {
+        key: re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), value)
+        for key, value in _LABEL.findall(match[2] or "")
+    }
     return match[1], labels
-
-
-def _unescape(value: str) -> str:
-    return re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), value)
 
 
 def metrics_router(metrics: HttpMetrics) -> APIRouter:

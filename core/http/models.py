@@ -1,7 +1,7 @@
 """`/v1/models`: what is served here, whatever it does, and at which route.
 
-Owns the answer's shape, and what somebody hears who takes a model for another kind. Knows no
-modality: each tells its models as cards.
+Owns the answer's shape, and the error of a request for a model of another kind. Knows no modality:
+each brings its models as cards.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ModelList(BaseModel):
 
 
 async def handle_unknown_model(request: Request, error: Exception) -> Response:
-    """FastAPI's exception handler: a model of another kind is told from one that is not here."""
+    """FastAPI's exception handler: a model of another kind is not an unknown one."""
     assert isinstance(error, UnknownModel)
     tasks: Mapping[str, Task] = request.app.state.tasks
     if error.name not in tasks:

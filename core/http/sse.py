@@ -57,7 +57,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
-        line: DisconnectWatcher = scope["state"]["lifeline"]
+        watcher: DisconnectWatcher = scope["state"]["watcher"]
         writer = _Writer(send, self.raw_headers)
         heart = asyncio.create_task(writer.beat(self._heartbeat_s))
         try:
@@ -68,11 +68,11 @@ class EventStream(Response):
             if self._end:
                 await writer.write(self._end)
         except asyncio.CancelledError:
-            reason = line.take_reason() if writer.has_started else None
+            reason = watcher.take_reason() if writer.has_started else None
             if reason is None:
                 raise
             await writer.write(_frame(error_body(reason, scope["state"]["request_id"])))
-        except Exception as error:  # the answer has begun: only a frame can tell the client
+        except Exception as error:  # the answer has begun: only a frame reaches the client
             if not writer.has_started:
                 raise
             log_broken(error, scope)

@@ -1,7 +1,7 @@
 """Forms with files: `multipart/form-data`, read as it arrives, with a cap on everything.
 
 Owns what a form may hold: parts, sizes of fields, headers and the whole. What a client says of a
-file, its name and type, is kept as data and believed by nobody. What the fields mean is the
+file, its name and type, is kept as data and never trusted. What the fields mean is the
 business of the route's pydantic model, what the file holds that of a decode child.
 """
 
@@ -79,10 +79,7 @@ class UploadShare:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Form:
-    """What a form said.
-
-    A field named `x[]` or `x[][y]` may be repeated and is a list; no other may.
-    """
+    """What a form said. A field named `x[]` or `x[][y]` may be repeated and is a list; no other."""
 
     fields: dict[str, str | list[str]] = field(default_factory=dict)
     files: dict[str, list[Upload]] = field(default_factory=dict)
@@ -204,8 +201,7 @@ class _FormReader:
         if name in other or (name in same and "[]" not in name):
             raise InvalidRequest(f"Duplicate field {_shown(name)}.", param=_shown(name))
         if self._is_file:
-            told = segment.content_type or ""
-            upload = Upload(segment.filename or "", self._part, told)
+            upload = Upload(segment.filename or "", self._part, segment.content_type or "")
             self._form.files.setdefault(name, []).append(upload)
 
     def _extend(self, piece: bytes) -> None:

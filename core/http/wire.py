@@ -173,7 +173,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if not self._is_in_body or self.pipeline or self.cycle.response_started:
                 self.transport.abort()  # another answer may be half written
                 return
-            self.cycle.disconnected = True  # the app, which waits for the body, is told so
+            self.cycle.disconnected = True  # the app waits for the body
             self.cycle.message_event.set()
         request_id = f"req-{uuid.uuid4().hex}"
         response = error_response(error, request_id)

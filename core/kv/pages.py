@@ -3,7 +3,7 @@
 Owns page ids, leases, reference counts and the prefix index. Knows nothing of tensors, tokens or
 jobs: a page is a number, its content a key (`core.kv.keys`).
 
-Every page is in exactly one place: free (holds nothing), cached (full, findable, held by nobody;
+Every page is in exactly one place: free (holds nothing), cached (full, findable, in no lease;
 the least recently used goes first when room is needed) or leased (held by one lease or shared by
 several). A page becomes findable when its holder publishes it, which it does only after the step
 that wrote it is over; so a page that can be found is full and never written again.
@@ -11,11 +11,9 @@ that wrote it is over; so a page that can be found is full and never written aga
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from triptych.core.kv.recency import RecencyList
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +52,7 @@ class PagePool:
         self.enable_prefix_caching = enable_prefix_caching
         self.counters = PoolCounters()
         self._free = list(range(num_pages - 1, -1, -1))
-        self._cached = RecencyList(num_pages)
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._num_holders = [0] * num_pages
         self._keys: list[bytes | None] = [None] * num_pages
         self._index: dict[bytes, int] = {}
@@ -67,7 +65,7 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        """Pages that nobody holds but that can be found, or taken when room is short."""
+        """Pages without a holder that can be found, or taken when room is short."""
         return len(self._cached)
 
     @property
@@ -109,7 +107,7 @@ class PagePool:
         lease.num_published = len(lease)
         for page_id in lease.page_ids:
             if not self._num_holders[page_id]:
-                self._cached.remove(page_id)
+                del self._cached[page_id]
             self._num_holders[page_id] += 1
         self._leases.add(lease)
         self.counters.num_hits += len(lease)
@@ -159,7 +157,7 @@ class PagePool:
                 if self._keys[page_id] is None:
                     self._free.append(page_id)
                 else:
-                    self._cached.append(page_id)
+                    self._cached[page_id] = None
 
     def check(self) -> None:
         """Assert that every page is in one place, and every count agrees with the leases."""
@@ -168,7 +166,6 @@ class PagePool:
         for lease in self._leases:
             assert len(set(lease.page_ids)) == len(lease), "a lease holds a page twice"
             assert lease.num_published <= len(lease)
-        self._cached.check()
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a page is free twice"
         assert not free & cached, "a page is both free and cached"
@@ -180,7 +177,7 @@ class PagePool:
         assert cached <= set(named.values()), "a cached page cannot be found"
 
     def _evict(self) -> int:
-        page_id = self._cached.pop_oldest()
+        page_id, _ = self._cached.popitem(last=False)
         self._unname(page_id)
         self.counters.num_evictions += 1
         return page_id

@@ -70,6 +70,14 @@ class KvCache:
             pages[-1].zero_()
 
 
+@dataclass(slots=True)
+class PagedStep:
+    """What attention needs of a step: the cache, and where in it the step's tokens belong."""
+
+    kv: KvCache
+    batch: AttentionBatch
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
     """One layer's attention. `window` counts the tokens seen, itself included; `None`: all.
@@ -138,8 +146,7 @@ class Attention:
         x_TC: torch.Tensor,
         residual_TC: torch.Tensor | None,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
-        kv: KvCache,
-        batch: AttentionBatch,
+        step: PagedStep,
     ) -> torch.Tensor:
         """Attend, writing this step's keys and values first. Adds to a residual where given."""
         config = self.config
@@ -154,7 +161,8 @@ class Attention:
         if config.uses_rope:
             qk_THD = rotary(qk_THD, *cos_sin)
         q_THD, k_TKD = qk_THD.tensor_split((config.num_heads,), dim=1)
-        k_pages, v_pages = kv.k_pages[self.layer], kv.v_pages[self.layer]
+        batch = step.batch
+        k_pages, v_pages = step.kv.k_pages[self.layer], step.kv.v_pages[self.layer]
         write_pages(k_TKD, v_TKD, k_pages, v_pages, batch)
         scale = config.head_dim**-0.5 if config.scale is None else config.scale
         out_THD = paged_attention(q_THD, k_pages, v_pages, batch, scale=scale, window=config.window)

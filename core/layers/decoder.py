@@ -14,11 +14,9 @@ from typing import Literal
 
 import torch
 
-from triptych.core.kernels.gelu_and_mul import gelu_and_mul
+from triptych.core.kernels.gated import gelu_and_mul, silu_and_mul
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.kernels.silu_and_mul import silu_and_mul
-from triptych.core.layers.attention import Attention, AttentionConfig, KvCache, KvLayout
+from triptych.core.layers.attention import Attention, AttentionConfig, KvLayout, PagedStep
 from triptych.core.layers.linear import Linear
 from triptych.core.layers.native_layers import NativeLayers, can_fuse
 from triptych.core.layers.norm import RMSNorm
@@ -27,7 +25,7 @@ from triptych.core.layers.rotary import RopeConfig, Rotary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Everything that tells one decoder from another. `attention` has one entry per layer.
+    """Everything in which decoders differ. `attention` has one entry per layer.
 
     `local_rope` turns the layers that use it. Embeddings are multiplied by `embedding_scale`.
     Weights of norms may be centred (see `core.layers.norm`), and there may be norms after
@@ -97,19 +95,15 @@ class DecoderLayer:
         self.mlp.down.prepare(native)
 
     def __call__(
-        self,
-        x_TC: torch.Tensor,
-        cos_sin: tuple[torch.Tensor, torch.Tensor],
-        kv: KvCache,
-        batch: AttentionBatch,
+        self, x_TC: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], step: PagedStep
     ) -> torch.Tensor:
         """One layer of the residual stream."""
         if self.post_norms is not None:
             after_attention, after_mlp = self.post_norms
-            y_TC = self.attention(self.input_norm(x_TC), None, cos_sin, kv, batch)
+            y_TC = self.attention(self.input_norm(x_TC), None, cos_sin, step)
             x_TC = x_TC + after_attention(y_TC)
             return x_TC + after_mlp(self.mlp(self.mlp_norm(x_TC), None))
-        x_TC = self.attention(self.input_norm(x_TC), x_TC, cos_sin, kv, batch)
+        x_TC = self.attention(self.input_norm(x_TC), x_TC, cos_sin, step)
         return self.mlp(self.mlp_norm(x_TC), x_TC)
 
 
@@ -125,10 +119,7 @@ def _norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) ->
 
 @dataclass(frozen=True, slots=True)
 class LateInputs:
-    """What is added to some positions after the first layers, layer by layer.
-
-    Shapes: L layers, F positions.
-    """
+    """What is added to F positions after each of the first L layers."""
 
     index_F: torch.Tensor
     values_LFC: torch.Tensor
@@ -172,8 +163,7 @@ class DecoderStack:
         self,
         x_TC: torch.Tensor,
         positions: torch.Tensor,
-        kv: KvCache,
-        batch: AttentionBatch,
+        step: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
         """The last hidden state of every position, normalised; `x_TC` may be overwritten.
@@ -183,11 +173,11 @@ class DecoderStack:
         cos_sin = self.rotations(positions)
         local = self._local_rotary
         local_cos_sin = cos_sin if local is None else local.rows(positions, self.dtype)
-        if self._fused is not None and kv.native is not None:
-            return self._fused(x_TC, (cos_sin, local_cos_sin), kv, batch, late)
+        if self._fused is not None and step.kv.native is not None:
+            return self._fused(x_TC, (cos_sin, local_cos_sin), step, late)
         for index, layer in enumerate(self.layers):
             is_local = layer.attention.config.uses_local_rope
-            x_TC = layer(x_TC, local_cos_sin if is_local else cos_sin, kv, batch)
+            x_TC = layer(x_TC, local_cos_sin if is_local else cos_sin, step)
             if late is not None and index < len(late.values_LFC):
                 x_TC = x_TC.index_add(0, late.index_F, late.values_LFC[index])
         return self.norm(x_TC)
@@ -224,14 +214,10 @@ class Decoder(DecoderStack):
         return x_TC if scale == 1.0 else x_TC * torch.tensor(scale, dtype=x_TC.dtype)
 
     def forward(
-        self,
-        token_ids_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        kv: KvCache,
-        batch: AttentionBatch,
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
         """The last hidden state of every token, normalised: `hidden_TC`."""
-        return self.run(self.embed(token_ids_T), positions_T, kv, batch)
+        return self.run(self.embed(token_ids_T), positions_T, step)
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Scores of the whole vocabulary for each row: `logits_RV`, float32."""

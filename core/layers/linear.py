@@ -51,9 +51,9 @@ class Linear:
         return linear
 
     def prepare(self, native: NativeKernels | None = None) -> None:
-        """Pack the loaded weight; the plain copy is dropped unless somebody else holds it.
+        """Pack the loaded weight; the plain copy is dropped unless it is shared.
 
-        Who shares a projection may prepare it again.
+        A shared projection may be prepared again.
         """
         if self.packed is not None:
             return

@@ -23,8 +23,7 @@ from triptych.core.kernels.native.library import (
     attention_arguments,
     pointer,
 )
-from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import KvCache
+from triptych.core.layers.attention import KvCache, PagedStep
 
 if TYPE_CHECKING:
     from triptych.core.layers.decoder import DecoderLayer, DecoderStack, LateInputs
@@ -73,17 +72,16 @@ class NativeLayers:
         self,
         x_TC: torch.Tensor,
         cos_sins: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        kv: KvCache,
-        batch: AttentionBatch,
+        paged: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
         """The normalised hidden state; `x_TC` is overwritten by it.
 
         `cos_sins` are the rotations of most layers, and those of layers that use local ones.
         """
-        if kv is not self._kv:
-            self._bind(kv)
-        step, kept_alive = self._arguments(x_TC, cos_sins, kv, batch)
+        if paged.kv is not self._kv:
+            self._bind(paged.kv)
+        step, kept_alive = self._arguments(x_TC, cos_sins, paged)
         num_late = 0 if late is None else len(late.values_LFC)
         for index in range(num_late):
             self._run(step, index, index + 1)
@@ -114,14 +112,13 @@ class NativeLayers:
         self,
         x_TC: torch.Tensor,
         cos_sins: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        kv: KvCache,
-        batch: AttentionBatch,
+        paged: PagedStep,
     ) -> tuple[StepArguments, torch.Tensor]:
         """What the layers have in common, and the memory it points into."""
         config, num_tokens = self._config, len(x_TC)
         assert x_TC.is_contiguous()
         shape = (num_tokens, self._num_heads, self._head_dim)
-        attention = attention_arguments(batch, kv.k_pages[0], shape, x_TC.dtype)
+        attention = attention_arguments(paged.batch, paged.kv.k_pages[0], shape, x_TC.dtype)
         attention.scale = self._scale
         scratch = x_TC.new_empty(num_tokens * self._scratch_size)
         cos_pair, sin_pair = zip(*cos_sins, strict=True)
@@ -133,7 +130,7 @@ class NativeLayers:
             scratch=scratch.data_ptr(),
             cos=tuple(cos.data_ptr() for cos in cos_pair),
             sin=tuple(sin.data_ptr() for sin in sin_pair),
-            write_slots=batch.write_slots_T.data_ptr(),
+            write_slots=paged.batch.write_slots_T.data_ptr(),
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
             num_rotated=tuple(cos.shape[2] for cos in cos_pair),

@@ -23,8 +23,8 @@ _READS_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 class NativeLinear(nn.Linear):
     """What `linear` computes, in inference alone. Only its packed weight stays in memory.
 
-    `weight` still tells type, shape and device, but takes no memory and holds NaN: whoever computes
-    with it shall notice.
+    `weight` keeps type, shape and device, but takes no memory and holds NaN, so that computing with
+    it shows.
     """
 
     def __init__(self, linear: nn.Linear, native: NativeKernels) -> None:
@@ -49,7 +49,7 @@ class NativeLinear(nn.Linear):
 def pack_linears(module: nn.Module, native: NativeKernels | None) -> None:
     """Put `NativeLinear`s in place of the linear layers inside a loaded module, one by one.
 
-    Layers stay as they are whose weights the kernels do not take, or somebody else reads: tied
+    Layers stay as they are whose weights the kernels do not take, or other modules read: tied
     embeddings, fused layers of torch's, and whatever is more than a plain `Linear`.
     """
     if native is None:
@@ -75,7 +75,7 @@ def pack_linears(module: nn.Module, native: NativeKernels | None) -> None:
 
 
 def _is_plain(module: nn.Module | None) -> bool:
-    """Whether it is a `Linear` and no more: no subclass, no weight made anew at each call."""
+    """Whether it is a `Linear` and no more: no subclass, no weight made at each call."""
     return (
         type(module) is nn.Linear
         and "weight" in module._parameters

@@ -1,9 +1,9 @@
 """Decode children: untrusted files are decoded in processes of their own, and never here.
 
-Owns the pool: who waits, which child works for whom, when a child is replaced, and what a caller
-hears when one dies. A file that crashes, hangs or bloats its child costs that request alone. What
-a child may do is `core/media/worker.py`'s; what a file means, that of the functions it serves. Chat
-templates, which are foreign programs, are run in the same way.
+Owns the pool: the queue of requests, their children, when a child is replaced, and the error of a
+request whose child dies. A file that crashes, hangs or bloats its child costs that request alone.
+What a child may do is `core/media/worker.py`'s; what a file means, that of the functions it serves.
+Chat templates, which are foreign programs, are run in the same way.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DecodePool:
     """Children that decode. Safe to share between tasks of one event loop.
 
     `modules` name the functions (see `core/media/worker.py`), `args` are what they are prepared
-    with; `things` is what callers know their work by. Children are started when first needed, or by
+    with; `things` names their work in messages. Children are started when first needed, or by
     `start` or `warm`, and end with the pool.
     """
 
@@ -115,7 +115,7 @@ class DecodePool:
         return cls(modules, num_children=options.num_decode_children, limits=limits)
 
     def start(self, num_children: int | None = None) -> None:
-        """Begin to start so many children, or all; who needs one meanwhile waits for it."""
+        """Begin to start so many children, or all; requests that need one wait for it."""
         for _ in range(self._num_children if num_children is None else num_children):
             self._threads.submit(lambda: self._idle.append(self._start()))
 
@@ -186,7 +186,8 @@ class DecodePool:
         child = self._take()
         try:
             job.adopt(child)
-            return child.run(job.call(self.limits.cpu_s), job.data)
+            call = Call(job.name, dict(job.args), len(job.data), self.limits.cpu_s)
+            return child.run(call, job.data)
         finally:
             job.release()
             is_worn = child.num_requests >= self.limits.num_requests_per_child
@@ -198,35 +199,31 @@ class DecodePool:
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """One request. A child works on it until it is done or nobody wants it any more."""
+    """One request. A child works on it until it is done or cancelled."""
 
     name: str
     data: bytes | bytearray | memoryview
     args: Mapping[str, Any]
     _child: _DecodeChild | None = None
-    _is_unwanted: bool = False
+    _is_cancelled: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def call(self, cpu_s: int) -> Call:
-        """The job as a child hears of it."""
-        return Call(self.name, dict(self.args), len(self.data), cpu_s)
 
     def adopt(self, child: _DecodeChild) -> None:
         """From here on `child` is killed when the job is abandoned."""
         with self._lock:
-            if self._is_unwanted:
+            if self._is_cancelled:
                 raise InvalidRequest("The request was cancelled.")
             self._child = child
 
     def release(self) -> None:
-        """From here on the child is somebody else's."""
+        """From here on the child may serve another job."""
         with self._lock:
             self._child = None
 
     def abandon(self) -> None:
         """Stop whatever is being done for the job."""
         with self._lock:
-            self._is_unwanted = True
+            self._is_cancelled = True
             if self._child is not None:
                 self._child.kill()
 
@@ -282,10 +279,10 @@ class _DecodeChild:
             self._line.fill(view[num_bytes : num_bytes + reply.num_bytes])
             num_bytes += reply.num_bytes
         if isinstance(reply, DecodeFailed):
-            raise self._told(reply)
+            raise self._error_of(reply)
         return Decoded(view[:num_bytes], reply.value)
 
-    def _told(self, reply: DecodeFailed) -> TriptychError:
+    def _error_of(self, reply: DecodeFailed) -> TriptychError:
         error = from_info(reply.error)
         if reply.detail:
             _log.warning("a file could not be decoded", extra=fields(traceback=ascii(reply.detail)))
@@ -326,7 +323,7 @@ class _DecodeChild:
 def _spawn(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], Line]:
     """A fresh interpreter, in a group of its own so that Ctrl-C leaves it alone.
 
-    That the `modules` are among its arguments is for those who list processes.
+    Its arguments name the `modules` for readers of process lists.
     """
     ours, theirs = socket.socketpair()
     inherited = {name: os.environ[name] for name in _INHERITED & os.environ.keys()}

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
+import re
 import struct
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -35,6 +37,14 @@ _Sized = Generator[bytes, None, Size]
 
 _ALIASES: Final = MappingProxyType({"image/jpg": "image/jpeg", "image/x-png": "image/png"})
 _ANYTHING: Final = frozenset({"", "application/octet-stream"})
+_MAGICS: Final = MappingProxyType(
+    {
+        "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+        "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+        "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    }
+)
+"""How files of each kind begin."""
 _MAX_SCANS: Final = 64
 """Passes over a progressive JPEG; encoders make a dozen, each costs as much as a whole picture."""
 _BAND_ROWS: Final = 256
@@ -151,20 +161,14 @@ def _open(data: bytes, limits: PictureLimits, media_type: str) -> Iterator[Image
 
 
 def _kind(data: bytes, media_type: str) -> str:
-    """The media type that the bytes show. Raises `UnsupportedMedia` unless it is the one told."""
+    """The media type that the bytes show. Raises `UnsupportedMedia` for another than declared."""
     if not data:
         raise InvalidRequest("The picture is empty.")
-    kind = ""
-    if data[:8] == b"\x89PNG\r\n\x1a\n":
-        kind = "image/png"
-    elif data[:3] == b"\xff\xd8\xff":
-        kind = "image/jpeg"
-    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        kind = "image/webp"
-    if not kind:
+    kind = next((kind for kind, magic in _MAGICS.items() if magic.match(data)), None)
+    if kind is None:
         raise UnsupportedMedia("The file is no PNG, JPEG or WebP picture.")
-    told = media_type.partition(";")[0].strip().lower()
-    if told not in _ANYTHING and _ALIASES.get(told, told) != kind:
+    declared = media_type.partition(";")[0].strip().lower()
+    if declared not in _ANYTHING and _ALIASES.get(declared, declared) != kind:
         raise UnsupportedMedia(f"The file is {kind}, which is not what it is sent as.")
     return kind
 
@@ -237,35 +241,35 @@ def _measure(data: bytes, *, limits: Mapping[str, int], media_type: str) -> _Siz
     return size
 
 
-def _picture(data: bytes, **args: Any) -> _Sized:
-    return _bands(read_picture(data, **_typed(**args)))
-
-
-def _mask(data: bytes, **args: Any) -> _Sized:
-    return _bands(read_mask(data, **_typed(**args)))
-
-
-def _typed(
-    *, limits: Mapping[str, int], media_type: str, size: Sequence[int] | None
-) -> dict[str, Any]:
+def _bands(
+    read: Callable[..., Image.Image],
+    data: bytes,
+    *,
+    limits: Mapping[str, int],
+    media_type: str,
+    size: Sequence[int] | None,
+) -> _Sized:
+    """The raster that `read` makes, in bands of rows: it never exists twice."""
     wanted = None if size is None else tuple(size)
-    return {"limits": PictureLimits(**limits), "media_type": media_type, "size": wanted}
-
-
-def _bands(picture: Image.Image) -> _Sized:
-    """The raster in bands of rows: it never exists twice."""
+    picture = read(data, limits=PictureLimits(**limits), media_type=media_type, size=wanted)
     for top in range(0, picture.height, _BAND_ROWS):
         bottom = min(top + _BAND_ROWS, picture.height)
         yield picture.crop((0, top, picture.width, bottom)).tobytes()
     return picture.size
 
 
-DECODERS: Final = MappingProxyType({"measure": _measure, "picture": _picture, "mask": _mask})
+DECODERS: Final[Mapping[str, Callable[..., _Sized]]] = MappingProxyType(
+    {
+        "measure": _measure,
+        "picture": partial(_bands, read_picture),
+        "mask": partial(_bands, read_mask),
+    }
+)
 """What a `DecodePool` given this module can run."""
 
 
 def prepare() -> None:
-    """Decode a picture of each kind, whereby all is loaded that decoding will need."""
+    """Decode a picture of each kind, which loads all that decoding will need."""
     limits = PictureLimits(min_side=1)
     for kind in ("png", "jpeg", "webp"):
         file = io.BytesIO()

@@ -9,7 +9,7 @@ which is called before the walls go up and must load whatever they would load la
 returns such a mapping, of functions that know what it was called with.
 
 A decode function takes the file's bytes and keyword arguments, yields the result as buffers, and
-may return a small value; what it raises of `RequestError` is told to the caller.
+may return a small value; `RequestError`s that it raises reach the caller.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def _confine(memory_bytes: int) -> None:
 
 
 def _become_nobody() -> None:
-    """Root could raise its limits again; nobody cannot."""
+    """Root could raise its limits again; the user nobody cannot."""
     if os.geteuid() == 0:
-        with suppress(OSError):  # where root is a guest's, there may be nobody else to become
+        with suppress(OSError):  # in a user namespace there may be no other user
             os.setgroups([])
             os.setgid(_NOBODY)
             os.setuid(_NOBODY)

@@ -6,11 +6,15 @@ Owns the declaration alone: the options themselves are in `core.config`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ParamSpec
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
+DECLARED = "option"
+"""Where a field's metadata has its `Option`."""
+
+Details = ParamSpec("Details")
 
 Role = str
 """What a model is for, as its modality says: `chat`, `vision`, ... Options name who reads them."""
@@ -51,54 +55,27 @@ SHARE = Range(low=0, high=1, is_open=True)
 DURATION = Range(low=0, is_open=True)
 
 
-def option(  # noqa: PLR0913 - a declaration is its fields
-    default: Any,
-    description: str,
-    *,
-    flags: tuple[str, ...] = (),
-    choices: tuple[str, ...] = (),
-    devices: str = "cpu,gpu",
-    within: Range | None = None,
-    roles: tuple[Role, ...] = (),
-    is_for_server: bool = False,
-) -> Any:
-    """Declare one option: `flags` are other spellings of `--field-name` (aliases of peers).
-
-    Models of `roles` alone read it; with none: those of its section's `ROLES`, or else all do. One
-    that `is_for_server` says how requests come in, and means nothing to a model in this process.
-    """
-    metadata = {
-        "description": description,
-        "flags": flags,
-        "choices": choices,
-        "devices": devices,
-        "within": within,
-        "roles": roles,
-        "is_for_server": is_for_server,
-    }
-    if isinstance(default, list | dict):
-        raise TypeError("use a tuple or None as default")
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """One declared option. `type` is str, int, float, bool, or a tuple of str, int or float.
 
-    Without `roles` it is for every model, or for none: the server itself reads it.
+    Models of `roles` alone read it; with none: those of its section's `ROLES`, or else all do, or
+    none (the server itself reads it). One that `is_for_server` says how requests come in, and means
+    nothing to a model in this process.
     """
 
-    name: str
-    section: str
-    type: Any
     default: Any
     description: str
-    aliases: tuple[str, ...]
-    choices: tuple[str, ...]
-    devices: str
-    within: Range | None
-    roles: tuple[Role, ...]
-    is_for_server: bool
+    _: KW_ONLY
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    devices: str = "cpu,gpu"
+    within: Range | None = None
+    roles: tuple[Role, ...] = ()
+    is_for_server: bool = False
+    name: str = ""
+    section: str = ""
+    type: Any = None
 
     @property
     def flag(self) -> str:
@@ -139,3 +116,17 @@ class Option:
     def is_for(self, roles: Collection[Role]) -> bool:
         """Whether a model of one of `roles`, or what is around any model, reads it."""
         return not self.roles or not set(self.roles).isdisjoint(roles)
+
+
+def _as_field(make: Callable[Details, Option]) -> Callable[Details, Any]:
+    def declare(*args: Details.args, **kwargs: Details.kwargs) -> Any:
+        declared = make(*args, **kwargs)
+        if isinstance(declared.default, list | dict):
+            raise TypeError("use a tuple or None as default")
+        return dataclasses.field(default=declared.default, metadata={DECLARED: declared})
+
+    return declare
+
+
+option = _as_field(Option)
+"""Declares a field of a section as an option. Name, section and type are the field's own."""

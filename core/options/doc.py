@@ -6,7 +6,7 @@ python -m triptych.core.options.doc > docs/options.md
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import groupby
 from typing import get_type_hints
 
@@ -53,10 +53,7 @@ def render() -> str:
     for section, options in groupby(declared().values(), key=lambda option: option.section):
         parts.append(f"## {section}\n\n{titles[section]}\n")
         parts.append(_table(("option", "default", "on", "for", "meaning"), map(_row, options)))
-    parts += [_PEERS, "### In our words\n", _translated()]
-    parts += ["### Accepted where they change nothing\n", _standing()]
-    parts += ["### Refused\n", _refused()]
-    return "\n".join(parts)
+    return "\n".join([*parts, _peers()])
 
 
 def _row(option: Option) -> tuple[str, ...]:
@@ -73,31 +70,30 @@ def _row(option: Option) -> tuple[str, ...]:
     return _code(spellings), shown, option.devices, ", ".join(option.roles), " ".join(notes)
 
 
-def _translated() -> str:
-    rows = ((f"`{flag}`", f"`{ours}`") for flag, ours in refused.TRANSLATED.items())
-    return _table(("flag", "the same as"), rows)
-
-
-def _standing() -> str:
-    rows = ((_code(entry.flags), _accepted(entry), entry.reason) for entry in refused.STANDING)
-    return _table(("flag", "accepted", "because"), rows)
+def _peers() -> str:
+    translated = ((f"`{flag}`", f"`{ours}`") for flag, ours in refused.TRANSLATED.items())
+    fixed = ((_code(entry.flags), _accepted(entry), entry.reason) for entry in refused.FIXED)
+    by_reason: dict[str, list[str]] = {}
+    for flag, reason in refused.REFUSED.items():
+        by_reason.setdefault(reason, []).append(flag)
+    rejected = ((reason, _code(flags)) for reason, flags in by_reason.items())
+    return "\n".join(
+        (
+            _PEERS,
+            "### In our words\n",
+            _table(("flag", "the same as"), translated),
+            "### Accepted where they change nothing\n",
+            _table(("flag", "accepted", "because"), fixed),
+            "### Refused\n",
+            _table(("what to do", "flags"), rejected),
+        )
+    )
 
 
 def _accepted(entry: refused.Fixed) -> str:
     if entry.is_switch:
         return "given" if entry.accepts == ("true",) else "`--no-` form"
     return _code(entry.accepts)
-
-
-def _refused() -> str:
-    by_reason: dict[str, list[str]] = {}
-    for flag, reason in refused.refused().items():
-        by_reason.setdefault(reason, []).append(flag)
-    return _table(("what to do", "flags"), _swap(by_reason))
-
-
-def _swap(by_reason: Mapping[str, list[str]]) -> Iterable[tuple[str, str]]:
-    return ((reason, _code(flags)) for reason, flags in by_reason.items())
 
 
 def _code(words: Iterable[str]) -> str:

@@ -170,7 +170,7 @@ class ImageOptions:
     max_num_loras: int = option(
         8,
         "Different adapters in one run of the model; of more, pictures wait for the next run.",
-        flags=("--max-loras-per-batch",),
+        aliases=("--max-loras-per-batch",),
         within=COUNT,
     )
 

@@ -1,7 +1,7 @@
 """From the declared options to a `Config`: command line, environment, YAML file.
 
 Owns precedence (command line > environment > file > default), validation and the word each error
-uses. What options there are is `core/config.py`'s; what is refused by name, `refused.py`'s.
+uses. What options there are is `core/config.py`'s; what is refused by name, `refused.toml`'s.
 
     add_options(parser, sections=("models", "device"))   # declares the flags
     config = resolve(parser.parse_args())                # or `resolve_with_sources`
@@ -27,7 +27,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.once import once
 from triptych.core.options import refused
 from triptych.core.options.config_file import read_config_file
-from triptych.core.options.declaration import ENVIRONMENT_PREFIX, ROLES, Option, Role
+from triptych.core.options.declaration import DECLARED, ENVIRONMENT_PREFIX, ROLES, Option, Role
 from triptych.core.typed import convert
 
 SECRETS = frozenset({"api_key"})
@@ -50,19 +50,13 @@ def declared() -> Mapping[str, Option]:
 
 
 def _read_field(section: str, cls: type, field: dataclasses.Field[Any]) -> Option:
-    metadata = field.metadata
-    return Option(
+    option: Option = field.metadata[DECLARED]
+    return dataclasses.replace(
+        option,
         name=field.name,
         section=section,
         type=typing.get_type_hints(cls)[field.name],
-        default=field.default,
-        description=metadata["description"],
-        aliases=metadata["flags"],
-        choices=metadata["choices"],
-        devices=metadata["devices"],
-        within=metadata["within"],
-        roles=metadata["roles"] or getattr(cls, "ROLES", ()),
-        is_for_server=metadata["is_for_server"],
+        roles=option.roles or getattr(cls, "ROLES", ()),
     )
 
 
@@ -104,7 +98,7 @@ def add_options(
             _add_option(groups[option.section], option)
         elif option.name in EVERYWHERE:
             _add_option(parser, option)
-    _add_standing_flags(parser)
+    _add_fixed_flags(parser)
 
 
 _METAVARS: Mapping[Any, str] = {
@@ -129,8 +123,8 @@ def _add_option(group: argparse._ArgumentGroup | argparse.ArgumentParser, option
     group.add_argument(*option.flags, action=action, metavar=metavar, **common)
 
 
-class _StandingAction(argparse.Action):
-    """Accepts a standing option where it says what happens anyway. Stores nothing."""
+class _FixedAction(argparse.Action):
+    """Accepts a fixed option where it says what happens anyway. Stores nothing."""
 
     def __init__(self, *, entry: refused.Fixed, **kwargs: Any) -> None:
         nargs = 0 if entry.is_switch else None
@@ -148,12 +142,12 @@ class _StandingAction(argparse.Action):
         self.entry.check(flag, not flag.startswith("--no-") if self.entry.is_switch else values)
 
 
-def _add_standing_flags(parser: argparse.ArgumentParser) -> None:
-    for entry in refused.STANDING:
+def _add_fixed_flags(parser: argparse.ArgumentParser) -> None:
+    for entry in refused.FIXED:
         flags = entry.flags
         if entry.is_switch:
             flags += tuple(flag.replace("--", "--no-", 1) for flag in flags)
-        parser.add_argument(*flags, action=_StandingAction, dest=argparse.SUPPRESS, entry=entry)
+        parser.add_argument(*flags, action=_FixedAction, dest=argparse.SUPPRESS, entry=entry)
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -178,7 +172,7 @@ def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
         return f"{flag} is no option of `{parser.prog}`: it is for {owner.readers}."
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = [spelling for action in shown for spelling in action.option_strings]
-    near = nearest(flag, known) or nearest(flag, refused.refused())
+    near = nearest(flag, known) or nearest(flag, refused.REFUSED)
     hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`."
     if near and (reason := refused.reason(near)):
         hint += f" That is not offered: {reason}"
@@ -333,12 +327,12 @@ def _flatten(content: Mapping[str, Any], source: str) -> Iterable[tuple[str, Any
 def _find(
     spelling: str, where: str, value: Any, *, spell: Callable[[Option], str] | None = None
 ) -> Option | None:
-    """The option of `spelling`; None where a standing behaviour was named. Raises ConfigError."""
+    """The option of `spelling`; None where fixed behaviour was named. Raises ConfigError."""
     name = _field_name(spelling)
     option = _by_spelling().get(name)
     if option is not None:
         return option
-    if refused.is_standing(_flag(name), value):
+    if refused.is_fixed(_flag(name), value):
         return None
     reason = refused.reason(_flag(name))
     if reason is not None:
@@ -367,12 +361,14 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
     try:
         converted = convert(value, option.type, strict=not is_text)
     except msgspec.ValidationError as error:
-        kind = _kind(option)
-        raise ConfigError(f"{where}: expected {kind}, got {_show(option, given)}.") from error
+        shown = "something else" if option.name in SECRETS else repr(given)
+        raise ConfigError(f"{where}: expected {_kind(option)}, got {shown}.") from error
     if option.name in SECRETS and MASK in converted:
         raise ConfigError(f"{where}: {MASK!r} only stands for a secret; give the secret itself.")
     if option.choices and converted not in option.choices:
-        raise ConfigError(f"{where}: {_bad_choice(option, converted)}")
+        instead = refused.value_reason(option.name, converted)
+        instead = instead or f"use one of {', '.join(option.choices)}."
+        raise ConfigError(f"{where}: {converted!r} is not offered: {instead}")
     numbers = converted if option.is_numbers else (converted,)
     if option.within is not None and not all(number in option.within for number in numbers):
         shown = format_value(converted)
@@ -397,15 +393,6 @@ def _kind(option: Option) -> str:
         return f"{whole}numbers separated by commas"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names[option.type]
-
-
-def _show(option: Option, value: Any) -> str:
-    return "something else" if option.name in SECRETS else repr(value)
-
-
-def _bad_choice(option: Option, value: str) -> str:
-    reason = refused.value_reason(option.name, value)
-    return f"{value!r} is not offered: " + (reason or f"use one of {', '.join(option.choices)}.")
 
 
 def _assemble(values: Mapping[str, Any]) -> Config:
@@ -454,16 +441,14 @@ def _check_caches(images: ImageOptions) -> None:
 
 def describe(resolved: Resolved) -> Sequence[tuple[Option, Any, str]]:
     """Each option with its value (secrets masked) and source, in order of declaration."""
-    return [
-        (option, _masked(option, value_of(resolved.config, option)), resolved.sources[name])
-        for name, option in declared().items()
-    ]
+    shown = []
+    for name, option in declared().items():
+        value = value_of(resolved.config, option)
+        masked = tuple(MASK for _ in value) if name in SECRETS else value
+        shown.append((option, masked, resolved.sources[name]))
+    return shown
 
 
 def value_of(config: Config, option: Option) -> Any:
     """The value `config` holds for `option`."""
     return getattr(getattr(config, option.section), option.name)
-
-
-def _masked(option: Option, value: Any) -> Any:
-    return tuple(MASK for _ in value) if option.name in SECRETS else value

@@ -172,15 +172,6 @@ class Sampler:
         slots_B = self._to_device(np.asarray(slots, np.int64))
         return FrameSampler(self, rows, slots_B, uniform_QB)
 
-    def prompt_logprobs(
-        self, logits_TV: torch.Tensor, next_ids_T: torch.Tensor, num_top: int
-    ) -> Logprobs:
-        """Log-probabilities of each position's actual next token, with `num_top` alternatives.
-
-        Call `.to_entries([num_top] * T)` when the step is over.
-        """
-        return Logprobs.of(logits_TV, next_ids_T, num_top)
-
     def _edit(
         self,
         logits_BV: torch.Tensor,

@@ -1,6 +1,6 @@
-"""How many tokens a model takes, as its configuration says.
+"""The context length of a model, from its configuration.
 
-Owns the names of that field, which differ between families, and what holds where none is there.
+Owns the names of that field, which differ between families, and the default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Texts to token ids, at a cost that is known beforehand.
 
-Owns reading `tokenizer.json`, the fewest tokens that a text can have, which is told from its length
-before anybody tokenizes it, and tokenizing such that other threads go on meanwhile. Knows no model.
+Owns reading `tokenizer.json`, the fewest tokens that a text can have (estimated from its length
+before it is tokenized), and tokenizing without holding up other threads. Knows no model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ those of a character by 3, or by 4 where it may replace it; composing divides th
 _KEEPING = frozenset(
     {"ByteLevel", "Digits", "FixedLength", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
 )
-"""Pre-tokenizers that lose nothing of a text, unless they are told to remove what they find."""
+"""Pre-tokenizers that lose nothing of a text, unless they are set to remove what they find."""
 _NOT_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
@@ -78,9 +78,9 @@ def decode(
 
 @dataclass(frozen=True, slots=True)
 class LeastTokens:
-    """Tells the fewest tokens a text can have: never more than it does have.
+    """The fewest tokens a text can have: never more than it does have.
 
-    A token stands for at most `bytes_per_token` of a text (infinity: nobody knows). Bytes that are
+    A token stands for at most `bytes_per_token` of a text (infinity: unknown). Bytes that are
     `lost` do not count, nor does white space where it may vanish.
     """
 

@@ -1,8 +1,8 @@
 """The line between a supervisor and one child: a socket pair, the child's standard input.
 
-Owns what they tell each other. Down come the configuration (one line of JSON) and the word to
-drain; up come start-up phases, beats and the reason of a failed start, one JSON object a line.
-Whoever finds the line cut knows that the other is dead. The child obeys this line alone: it
+Owns their messages. Down come the configuration (one line of JSON) and the word to drain; up come
+start-up phases, beats and the reason of a failed start, one JSON object a line. A line that is cut
+means that the other end is dead. The child obeys this line alone: it
 ignores SIGINT and SIGTERM, so that a signal to the whole group or container still drains in order.
 """
 
@@ -17,9 +17,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Self
+from typing import NoReturn, Self
 
 import msgspec
+
+from triptych.core.errors import SetupError, TriptychError
 
 DRAIN = b"drain\n"
 EXIT_SETUP_FAILED = 3
@@ -88,7 +90,7 @@ class ControlLine:
         if not config.endswith(b"\n"):
             os._exit(1)
         threading.Thread(
-            target=self._follow, args=(reader,), name="triptych-lifeline", daemon=True
+            target=self._follow, args=(reader,), name="triptych-control", daemon=True
         ).start()
         return config
 
@@ -101,7 +103,7 @@ class ControlLine:
             callback()
 
     def send(self, note: FromChild) -> None:
-        """Tell the supervisor; never blocks. A note is lost where the supervisor is stuck."""
+        """Send to the supervisor; never blocks. A note is lost where the supervisor is stuck."""
         try:
             self._line.send(self._encode(note) + b"\n", socket.MSG_DONTWAIT)
         except OSError as error:
@@ -119,6 +121,25 @@ class ControlLine:
         if callback is None:
             os._exit(0)
         callback()
+
+
+def run_child(line: ControlLine, work: Callable[[], None], log: logging.Logger) -> NoReturn:
+    """Run a child's `work` to its end, then exit. Nothing that hangs keeps the process."""
+    try:
+        work()
+        code = 0
+    except SetupError as error:
+        line.send(Failed(error.message))
+        code = EXIT_SETUP_FAILED
+    except TriptychError as error:  # logged where it happened
+        log.error("the process ends: %s", error.message)
+        code = 1
+    except Exception:  # the boundary of the process; its supervisor starts another
+        log.exception("the process crashed")
+        code = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def die_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""Where API and engine process meet: Unix sockets in a folder nobody else can enter.
+"""Where API and engine process meet: Unix sockets in a folder closed to others.
 
 Owns the folder, its permissions, and how sockets are opened on it. Knows nothing of the messages.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 import zmq
 
 from triptych.core.errors import ConfigError
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES
+from triptych.core.transport.messages import MAX_MESSAGE_BYTES
 
 SOCKET_NAME = "engine.sock"
 OWNER_NAME = "owner.lock"
@@ -49,13 +49,13 @@ def private_folder(base: str, *, role: str) -> Iterator[Path]:
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """A new folder whose lock tells, as long as it is held, that somebody lives in it."""
+    """A new folder with a lock that is held as long as the folder is in use."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         new = folder / f"{OWNER_NAME}.new"
         with os.fdopen(os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            new.rename(folder / OWNER_NAME)  # nobody ever finds it unlocked
+            new.rename(folder / OWNER_NAME)  # it never appears unlocked
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -134,7 +134,7 @@ def connect_dealer(folder: Path, identity: bytes) -> zmq.Socket[bytes]:
 
 
 def send_if_connected(dealer: zmq.Socket[bytes], data: bytes) -> None:
-    """Send, or drop where nobody listens; never blocks."""
+    """Send, or drop without a listener; never blocks."""
     with suppress(zmq.Again):
         dealer.send(data, zmq.NOBLOCK)
 

@@ -21,7 +21,6 @@ import zmq
 
 from triptych.core.errors import TriptychError, to_info
 from triptych.core.job import Job, Output
-from triptych.core.transport.codec import MessageCodec
 from triptych.core.transport.endpoint import connect_dealer, send_if_connected
 from triptych.core.transport.messages import (
     Cancel,
@@ -31,6 +30,7 @@ from triptych.core.transport.messages import (
     Hello,
     Loaded,
     LoadModel,
+    MessageCodec,
     Outputs,
     SetPaused,
     Submit,
@@ -50,23 +50,18 @@ class EngineLoop(Protocol):
 
     def submit(self, job: Job) -> None:
         """Run a job."""
-        ...
 
     def cancel(self, job_ids: Collection[str]) -> None:
         """End jobs."""
-        ...
 
     def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
         """Hold jobs, or let them go on."""
-        ...
 
     def load(self, model: str, done: Callable[[TriptychError | None], None]) -> None:
-        """Load a model; `done` hears on the loop's thread how it went."""
-        ...
+        """Load a model; `done` is called on the loop's thread with how it went."""
 
     def drain(self) -> None:
         """Take no new job and come to an end."""
-        ...
 
 
 class EngineServer:

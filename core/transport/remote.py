@@ -1,10 +1,10 @@
-"""The API process's end of the engine: submit jobs, follow them, know how the engine is.
+"""The API process's end of the engine: submit jobs, follow them, know the engine's state.
 
 Owns the socket, the engine's epochs and the latest heartbeat. What outputs mean is the modality's;
 how a job's outputs are buffered is `core.streams`.
 
 An engine names itself by its epoch, the moment it started on the system's monotonic clock. A later
-epoch replaces an earlier one, and whatever still arrives from a replaced or buried one is ignored.
+epoch replaces an earlier one, and whatever still arrives from a replaced or dead one is ignored.
 Jobs that come before the first engine wait for it; once there was one, none waits for another.
 """
 
@@ -27,9 +27,9 @@ from triptych.core.errors import (
     from_info,
 )
 from triptych.core.streams import JobStream, StreamTable
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES, MessageCodec
 from triptych.core.transport.endpoint import bind_router
 from triptych.core.transport.messages import (
+    MAX_MESSAGE_BYTES,
     Cancel,
     EngineGone,
     FromEngine,
@@ -38,6 +38,7 @@ from triptych.core.transport.messages import (
     Hello,
     Loaded,
     LoadModel,
+    MessageCodec,
     Outputs,
     SetPaused,
     Submit,
@@ -46,7 +47,7 @@ from triptych.core.transport.messages import (
 
 ENGINE = b"engine-"
 SUPERVISOR = b"supervisor"
-PULSE_S = 0.25
+CHECK_INTERVAL_S = 0.25
 FIRST_ENGINE_WAIT_S = 60.0
 """How long after its start an API process keeps jobs for an engine that has not come yet."""
 
@@ -71,7 +72,7 @@ class RemoteClient:
             stream_timeout_s=stream_timeout_s,
         )
         self._epoch_ns: int | None = None
-        self._buried_ns = 0
+        self._dead_until_ns = 0
         self._num_engines = 0
         self._beat: Heartbeat | None = None
         self._beat_s = time.monotonic()
@@ -82,7 +83,7 @@ class RemoteClient:
         self._loads: dict[str, list[asyncio.Future[None]]] = {}
         self._socket = bind_router(folder)
         self._loop.add_reader(self._socket.fileno(), self._receive)
-        self._pulse = self._loop.call_later(PULSE_S, self._check_pulse)
+        self._next_check = self._loop.call_later(CHECK_INTERVAL_S, self._check_heartbeat)
 
     # -- what callers ask ----------------------------------------------------------------------
 
@@ -102,15 +103,20 @@ class RemoteClient:
             Submit(job_id=job_id, model=model, request=request, deadline_s=deadline_s)
         )
         if len(message) > MAX_MESSAGE_BYTES:
-            self._streams.fail(job_id, _too_large(len(message)))
-        elif self._awaits_first() and self._num_bytes_waiting() + len(message) <= MAX_MESSAGE_BYTES:
+            mib, most = len(message) / 2**20, MAX_MESSAGE_BYTES >> 20
+            error = PayloadTooLarge(
+                f"What the model is to read takes {mib:.0f} MiB; at most {most} go to the engine at"
+                " once. Send less, or in smaller pieces."
+            )
+            self._streams.fail(job_id, error)
+        elif self._awaits_first() and self._has_room(message):
             self._waiting[job_id] = message
         elif not (self._is_alive() and self._send(message)):
             self._streams.fail(job_id, self._engine_down())
         return stream
 
     def status(self) -> EngineStatus:
-        """The engine as its last beat and the time since then tell."""
+        """The engine by its last beat and the time since then."""
         is_alive = self._is_alive()
         reason = self._why_not_ready() if is_alive else "the engine makes no progress"
         return EngineStatus(
@@ -126,7 +132,7 @@ class RemoteClient:
 
     async def load(self, model: str) -> None:
         """Load `model` and wait until it is ready; raises what loading raised, or `EngineDown`."""
-        if not self._tell(LoadModel(model)):
+        if not self._post(LoadModel(model)):
             raise self._engine_down()
         done: asyncio.Future[None] = self._loop.create_future()
         self._loads.setdefault(model, []).append(done)
@@ -136,7 +142,7 @@ class RemoteClient:
         """End every stream and let go of the socket; the engine stays."""
         if self._socket.closed:
             return
-        self._pulse.cancel()
+        self._next_check.cancel()
         self._end_all(Draining("The server is shutting down."))
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
@@ -150,14 +156,14 @@ class RemoteClient:
     def _cancel(self, job_ids: tuple[str, ...]) -> None:
         for job_id in job_ids:
             self._waiting.pop(job_id, None)
-        self._tell(Cancel(job_ids))
+        self._post(Cancel(job_ids))
 
     def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
-        self._tell(SetPaused(job_ids, is_paused))
+        self._post(SetPaused(job_ids, is_paused))
 
     # -- the socket ----------------------------------------------------------------------------
 
-    def _tell(self, message: ToEngine) -> bool:
+    def _post(self, message: ToEngine) -> bool:
         return self._send(self._codec.encode(message))
 
     def _send(self, message: bytes) -> bool:
@@ -191,7 +197,7 @@ class RemoteClient:
     def _take(self, sender: bytes, message: FromEngine) -> None:
         if isinstance(message, EngineGone):
             if sender == SUPERVISOR:
-                self._bury(message.at_ns, f"the engine {message.reason}", message.restart_in_s)
+                self._retire(message.at_ns, f"the engine {message.reason}", message.restart_in_s)
             return
         epoch_ns = _parse_epoch(sender)
         if epoch_ns is None or not self._enter_epoch(epoch_ns):
@@ -204,7 +210,7 @@ class RemoteClient:
         elif isinstance(message, Loaded):
             self._end_load(message.model, from_info(message.error) if message.error else None)
         elif isinstance(message, Goodbye):
-            self._bury(epoch_ns, "the engine has shut down", None)
+            self._retire(epoch_ns, "the engine has shut down", None)
 
     def _take_beat(self, beat: Heartbeat) -> None:
         self._beat, self._beat_s = beat, time.monotonic()
@@ -227,13 +233,13 @@ class RemoteClient:
         """Whether the engine of `epoch_ns` is the one to listen to; a new one is greeted."""
         if self._epoch_ns == epoch_ns:
             return True
-        if epoch_ns <= max(self._buried_ns, self._epoch_ns or 0):
+        if epoch_ns <= max(self._dead_until_ns, self._epoch_ns or 0):
             return False
         if self._epoch_ns is not None:
-            self._bury(self._epoch_ns, "the engine was replaced", 0.0)
+            self._retire(self._epoch_ns, "the engine was replaced", 0.0)
         self._epoch_ns = epoch_ns
         self._num_engines += 1
-        self._tell(Hello())
+        self._post(Hello())
         waiting, self._waiting = self._waiting, {}
         for job_id, message in waiting.items():
             if not self._send(message):
@@ -242,15 +248,15 @@ class RemoteClient:
 
     def _awaits_first(self) -> bool:
         """Whether an engine may still come for the first time."""
-        is_first = not self._num_engines and not self._buried_ns
+        is_first = not self._num_engines and not self._dead_until_ns
         return is_first and time.monotonic() < self._patient_until_s
 
-    def _num_bytes_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+    def _has_room(self, message: bytes) -> bool:
+        return sum(map(len, self._waiting.values())) + len(message) <= MAX_MESSAGE_BYTES
 
-    def _bury(self, at_ns: int, reason: str, restart_in_s: float | None) -> None:
+    def _retire(self, at_ns: int, reason: str, restart_in_s: float | None) -> None:
         """Every engine started up to `at_ns` is dead: end its jobs, ignore what it still says."""
-        self._buried_ns = max(self._buried_ns, at_ns)
+        self._dead_until_ns = max(self._dead_until_ns, at_ns)
         if self._epoch_ns is not None and self._epoch_ns > at_ns:
             return
         self._epoch_ns, self._beat, self._beat_s = None, None, time.monotonic()
@@ -278,28 +284,21 @@ class RemoteClient:
             return True
         return time.monotonic() - self._beat_s <= self._beat.stall_budget_s
 
-    def _check_pulse(self) -> None:
+    def _check_heartbeat(self) -> None:
         """End the streams of an engine that is silent for longer than it said it would be."""
-        self._pulse = self._loop.call_later(PULSE_S, self._check_pulse)
+        self._next_check = self._loop.call_later(CHECK_INTERVAL_S, self._check_heartbeat)
         self._receive()  # a stalled loop of our own must not pass for a stalled engine
         if self._waiting and not self._awaits_first():
             self._end_all(self._engine_down())
         if len(self._streams) and not self._is_alive():
             self._streams.fail_all(EngineDown("The engine makes no progress.", retry_after_s=5))
-            self._tell(Hello())  # should it come round, nobody waits for those jobs any more
+            self._post(Hello())  # should it recover: those jobs have no reader any more
 
     def _engine_down(self, restart_in_s: float | None = None) -> TriptychError:
         return EngineDown(
             f"{self._absence[:1].upper()}{self._absence[1:]}; try again shortly.",
             retry_after_s=(restart_in_s or 0.0) + 5,
         )
-
-
-def _too_large(num_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"What the model is to read takes {num_bytes / 2**20:.0f} MiB; at most"
-        f" {MAX_MESSAGE_BYTES >> 20} go to the engine at once. Send less, or in smaller pieces."
-    )
 
 
 def _parse_epoch(sender: bytes) -> int | None:

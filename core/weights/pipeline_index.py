@@ -1,6 +1,6 @@
-"""What a folder of several models holds, as its model_index.json tells.
+"""What a folder of several models holds, by its model_index.json.
 
-Owns reading that file and the choice of parts that are needed to draw. Whether a part's class may
+Owns reading that file and the choice of parts that are needed. Whether a part's class may
 be opened is its modality's business; nothing named here is ever imported or run by this module.
 
 Format: diffusers' `DiffusionPipeline.save_pretrained`.
@@ -39,7 +39,7 @@ class PipelineComponent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineIndex:
-    """A pipeline's class name, the parts that draw, and plain facts such as `is_distilled`.
+    """A pipeline's class name, the parts that are used, and plain facts such as `is_distilled`.
 
     Parts that the file leaves empty are absent.
     """
@@ -50,7 +50,7 @@ class PipelineIndex:
 
 
 def is_part(name: str) -> bool:
-    """Whether pipelines may have a part of this name that draws."""
+    """Whether pipelines may have a part of this name that is used."""
     return _NEEDED.fullmatch(name) is not None
 
 

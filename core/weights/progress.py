@@ -1,4 +1,4 @@
-"""How long work on weights tells its watcher how far it is.
+"""The progress of long work on weights.
 
 Owns the protocol, the silent watcher and the terminal's. Knows no models.
 """
@@ -16,15 +16,12 @@ class Progress(Protocol):
 
     def start(self, label: str, total_bytes: int) -> None:
         """A piece of work begins (and the one before it is over); 0 bytes: length unknown."""
-        ...
 
     def advance(self, num_bytes: int) -> None:
         """So many more bytes of the current piece are done."""
-        ...
 
     def stop(self) -> None:
         """Nothing more is going on, be it done or failed."""
-        ...
 
 
 class SilentProgress:

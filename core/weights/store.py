@@ -69,21 +69,17 @@ def verify_stored(model: StoredModel, progress: Progress) -> None:
     if model.kind == "converted":
         verify(model.folder, progress)
         return
-    for folder in _weight_folders(model.folder):
+    folders = [model.folder]
+    if is_pipeline(model.folder):  # the parts of which any weights were fetched
+        parts = (model.folder / name for name in read_pipeline(model.folder).parts)
+        folders = [part for part in parts if any(part.glob("*.safetensors"))]
+    for folder in folders:
         read_layout(folder)
         for file in weight_files(folder):
             expected = file.resolve().name
             progress.start(f"Verifying {file.name}", file.stat().st_size)
             if _SHA256.fullmatch(expected) and sha256_file(file, progress) != expected:
                 raise WeightsError(f"{file.name} is damaged: its SHA-256 is not the hub's.")
-
-
-def _weight_folders(folder: Path) -> list[Path]:
-    """Where a snapshot has weights: in itself, or in the parts of which any were fetched."""
-    if not is_pipeline(folder):
-        return [folder]
-    parts = (folder / name for name in read_pipeline(folder).parts)
-    return [part for part in parts if any(part.glob("*.safetensors"))]
 
 
 def remove(model: StoredModel, options: ModelOptions) -> None:

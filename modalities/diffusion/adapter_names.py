@@ -1,6 +1,6 @@
 """What `--lora-paths` says: which adapters there are, by which names, and where.
 
-Owns the option's spelling and who may ask for what. Loads no torch, so that the API can ask too.
+Owns the option's spelling, and the check of what a request asks for. Loads no torch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ def check_uses(uses: Sequence[AdapterUse], known: Collection[str]) -> tuple[Adap
         scales[use.name] = scales.get(use.name, 0.0) + use.scale
     if not all(math.isfinite(scale) and abs(scale) <= MAX_SCALE for scale in scales.values()):
         raise InvalidRequest(
-            f"An adapter's scale is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}.",
-            param="lora",
+            f"An adapter's scale is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}.", param="lora"
         )
     return tuple(AdapterUse(name, scale) for name, scale in sorted(scales.items()) if scale)

@@ -6,9 +6,6 @@ Owns the words of their errors. Knows no command.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from triptych.core.errors import ConfigError
 
@@ -32,13 +29,3 @@ def parse_adapter(text: str) -> tuple[str, float]:
         return name, float(scale or 1.0)
     except ValueError as error:
         raise ConfigError(f"--adapter {text}: the scale is no number, as in ink=0.8.") from error
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Around what writes a file of `--output`. Raises `ConfigError` where that does not work."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or "it takes no bytes"
-        raise ConfigError(f"--output {path}: cannot be written ({reason}).") from error

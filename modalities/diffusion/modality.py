@@ -1,6 +1,6 @@
 """Images: models that draw.
 
-Owns how such a model is recognised and who opens its halves. Loads neither.
+Owns how such a model is recognised, and what opens its two halves. Loads neither.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COMMANDS = (
     Command(
         "calibrate",
         "Measure an image model, so that it may skip steps.",
-        f"{_HERE}.engine.calibrate_cli",
+        f"{_HERE}.engine.calibration.cli",
         (
             "triptych calibrate --steps 50 28 20",
             "triptych calibrate black-forest-labs/FLUX.1-dev --steps 28 --prompts prompts.txt",
@@ -50,10 +50,7 @@ IMAGES = Modality(
     role="image",
     task=("image", "draws", "/v1/images/generations"),
     matches=_matches,
-    wire=(
-        f"{_HERE}.wire:ImageRequest",
-        f"{_HERE}.wire:ImageDelta",
-    ),
+    wire=(f"{_HERE}.wire:ImageRequest", f"{_HERE}.wire:ImageDelta"),
     api=f"{_HERE}.api.open:open_api",
     engine=f"{_HERE}.engine.loader:DiffusionLoader",
     default="triptych-images",

@@ -30,7 +30,7 @@ class PictureKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureStart:
-    """A picture that begins: all that the runner is told of it."""
+    """A picture that begins: all that the runner knows of it."""
 
     key: PictureKey
     request: ImageRequest
@@ -41,7 +41,7 @@ class PictureRow:
     """One picture's part of a step.
 
     Denoising takes `num_steps` steps, of which all but the last are known to be skipped. With
-    `has_preview` the finished picture is foretold from the last of them. With `asks_ahead` all are
+    `has_preview` the finished picture is previewed from the last of them. With `asks_ahead` all are
     known to be skipped, and of the step after them one guidance branch is asked.
     """
 

@@ -17,7 +17,7 @@ from triptych.core.errors import InvalidRequest
 _Table = MappingProxyType[str, Mapping[str, Any]]
 _MULTISTEP = {"_class_name": "DPMSolverMultistepScheduler"}
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
-# What tells samplers of that class apart, and how it usually is.
+# What distinguishes samplers of that class, with its usual values.
 _VARIANTS = {"algorithm_type": "dpmsolver++", "solver_order": 2, "use_karras_sigmas": False}
 _FLOW_SIGMAS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
 

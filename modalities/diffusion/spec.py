@@ -20,14 +20,14 @@ class PipelineSpec:
 
     `default_steps`, `default_guidance` and `default_strength` hold where a request says nothing.
     `patch`: latents a side that the model takes together. `size`: the width and height it draws
-    best, `None` where the model's `sample_size` tells.
+    best, `None` where the model's `sample_size` says it.
 
-    `begins`: draws from a picture, noised as far as the strength says, or within a mask of it.
+    Every pipeline draws from a picture, noised as far as the strength says, or within a mask of it.
     `max_references`: pictures that it looks at while it draws; the first may be begun from, too.
     `needs_reference`: it cannot draw without. With a mask or references a strength of 1 is default.
-    `has_negative`: a second prompt steers away; where not, guidance is a number told to the model.
-    `neutral_guidance`: up to this scale nothing is steered, so the second prompt is not asked.
-    `rounds_down`: of steps times strength, the whole steps are taken; where not, a part counts too.
+    `has_negative`: a second prompt steers away; otherwise the model takes the scale as an argument.
+    `neutral_guidance`: up to this scale the second prompt changes nothing and is not run.
+    `rounds_down`: steps times strength are rounded down; otherwise a part of a step counts.
     """
 
     default_steps: int
@@ -35,7 +35,6 @@ class PipelineSpec:
     default_strength: float = 0.6
     patch: int = 2
     size: tuple[int, int] | None = (1024, 1024)
-    begins: bool = True
     max_references: int = 0
     needs_reference: bool = False
     has_negative: bool = True
@@ -45,14 +44,14 @@ class PipelineSpec:
     @property
     def max_pictures(self) -> int:
         """How many pictures a request may bring."""
-        return max(int(self.begins), self.max_references)
+        return max(1, self.max_references)
 
     def is_guided(self, scale: float) -> bool:
         """Whether a second branch is asked at this guidance scale."""
         return self.has_negative and scale > self.neutral_guidance
 
     def strength_of(self, given: float | None, *, has_mask: bool) -> float:
-        """How far a picture that a row begins from is changed: 0 not at all, 1 drawn anew."""
+        """How far a picture that a row begins from is changed: 0 not at all, 1 redrawn."""
         if given is not None:
             return given
         return 1.0 if has_mask or self.max_references else self.default_strength
@@ -74,13 +73,9 @@ class PipelineSpec:
                 f"{num_pictures} pictures are too many: this model takes {self.max_pictures}.",
                 param="image",
             )
-        if (has_mask or strength is not None) and not (num_pictures and self.begins):
+        if (has_mask or strength is not None) and not num_pictures:
             name = "mask" if has_mask else "strength"
-            raise InvalidRequest(
-                f"A {name} needs a picture to begin from"
-                + ("." if self.begins else ", and this model only looks at pictures."),
-                param=name,
-            )
+            raise InvalidRequest(f"A {name} needs a picture to begin from.", param=name)
         amount = self.strength_of(strength, has_mask=has_mask)
         is_usable = 0 <= amount <= 1 and self.first_step(num_steps, amount) < num_steps
         if num_pictures and not is_usable:
@@ -124,7 +119,7 @@ _LUMINA2 = PipelineSpec(default_steps=30, default_guidance=4.0, size=None)
 _QWEN = PipelineSpec(default_steps=50, default_guidance=4.0)
 _FLUX = PipelineSpec(default_steps=28, default_guidance=3.5, has_negative=False)
 
-_ABILITIES: MappingProxyType[str, PipelineSpec] = MappingProxyType(
+_SPECS: MappingProxyType[str, PipelineSpec] = MappingProxyType(
     {
         "AuraFlowPipeline": PipelineSpec(default_steps=50, default_guidance=3.5),
         "ChromaPipeline": PipelineSpec(
@@ -141,6 +136,7 @@ _ABILITIES: MappingProxyType[str, PipelineSpec] = MappingProxyType(
         "HiDreamImagePipeline": PipelineSpec(default_steps=50, default_guidance=5.0),
         "Lumina2Pipeline": _LUMINA2,
         "Lumina2Text2ImgPipeline": _LUMINA2,  # its name when the model came out
+        "OvisImagePipeline": PipelineSpec(default_steps=50, default_guidance=5.0),
         "PixArtAlphaPipeline": PipelineSpec(
             default_steps=20, default_guidance=4.5, size=None, rounds_down=True
         ),
@@ -184,29 +180,29 @@ _ABILITIES: MappingProxyType[str, PipelineSpec] = MappingProxyType(
     }
 )
 
-PIPELINES = tuple(_ABILITIES)
+PIPELINES = tuple(_SPECS)
 """The class names there are."""
 
 
-def abilities_of(
+def spec_of(
     pipeline: str, model: Mapping[str, Any] = _NOTHING, facts: Mapping[str, Any] = _NOTHING
 ) -> PipelineSpec:
-    """The abilities of a pipeline's class name. Raises `WeightsError` if it is not known.
+    """The spec of a pipeline's class name. Raises `WeightsError` if it is not known.
 
     `model`: the config.json of the transformer or UNet. `facts`: plain entries of model_index.json,
     of which `default_steps` and `default_guidance` are those of a model that is not like its kind.
 
-    A model of a kind that is told the guidance scale may be deaf to it, as FLUX.1 schnell is: then
-    a scale above 1 asks for a second branch, and by default there is none. A distilled model of a
-    kind that has two branches has one.
+    Some models of a guidance-distilled kind ignore the scale, such as FLUX.1 schnell: for them a
+    scale above 1 means classifier-free guidance, and the default is none. A distilled model of a
+    kind with two branches has one.
     """
-    if pipeline not in _ABILITIES:
-        known = ", ".join(sorted(_ABILITIES))
+    if pipeline not in _SPECS:
+        known = ", ".join(sorted(_SPECS))
         raise WeightsError(f"{pipeline} is no pipeline known here; these are: {known}.")
-    abilities = _ABILITIES[pipeline]
-    if not abilities.has_negative and model.get("guidance_embeds") is False:
-        abilities = replace(abilities, has_negative=True, default_guidance=1.0)
+    spec = _SPECS[pipeline]
+    if not spec.has_negative and model.get("guidance_embeds") is False:
+        spec = replace(spec, has_negative=True, default_guidance=1.0)
     if facts.get("is_distilled"):
-        abilities = replace(abilities, has_negative=False)
+        spec = replace(spec, has_negative=False)
     own = {name: facts[name] for name in ("default_steps", "default_guidance") if name in facts}
-    return replace(abilities, **own) if own else abilities
+    return replace(spec, **own) if own else spec

@@ -14,6 +14,8 @@ from triptych.core.media.pixels import Pixels
 
 CacheName = Literal["auto", "off", "planned", "teacache", "first-block", "taylorseer", "magcache"]
 ImageFinish = Literal["stop", "cancelled"]
+AUTO = -1
+"""A width or height that is not chosen yet."""
 
 
 class StepCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,17 +48,19 @@ class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
 class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="draw"):
     """`num_images` pictures of one prompt. What is `None` or empty is the model's own default.
 
-    `sources` are pictures to begin from or to refer to; `mask` (height x width bytes of the first
-    one, 255 where it shall change, empty: everywhere) and `strength` (0 keeps it, 1 draws anew) say
-    what of it may change. `num_partials` previews of each picture are sent on the way, and a
-    delta for each step where `has_progress`.
+    The API's service fills in `width` and `height` (`AUTO`: the model's own, or in the shape of
+    the first picture), `seed` (`None`: a random one), `sources` and `mask`; the engine gets all of
+    them. `sources` are pictures to begin from or to refer to; `mask` (height x width bytes of the
+    first one, 255 where it shall change, empty: everywhere) and `strength` (0 keeps it, 1 redraws
+    it) say what of it may change. `num_partials` previews of each picture are sent on the way,
+    and a delta for each step where `has_progress`.
     """
 
-    prompt: str
+    prompt: str = ""
     negative_prompt: str = ""
-    width: int
-    height: int
-    seed: int
+    width: int = AUTO
+    height: int = AUTO
+    seed: int | None = None
     num_images: int = 1
     num_steps: int | None = None
     guidance_scale: float | None = None
@@ -76,7 +80,7 @@ class ImageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     `step` steps of `num_steps` are done, `num_computed` of them by a run of the model. `pixels`
     hold a preview where `partial_index` is 0 or more, else the finished picture. While a job waits
-    its deltas tell `queue_position` (jobs before it, -1 once it runs). The job's last delta has a
+    its deltas have a `queue_position` (jobs before it, -1 once it runs). The job's last delta has a
     `finish_reason`.
     """
 

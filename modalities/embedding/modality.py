@@ -42,7 +42,7 @@ EMBEDDING = Modality(
         f"{_HERE}.wire:EmbedRequest",
         f"{_HERE}.wire:EmbedDelta",
     ),
-    api=f"{_HERE}.api.open:open_api",
+    api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:open_embedding_loader",
     default="all-minilm-l6-v2",
     sources=(f"{_HERE}.source:MINILM",),

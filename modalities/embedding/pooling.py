@@ -63,12 +63,15 @@ class PoolingSpec:
                     normalizes = True
                 case _:
                     raise WeightsError(f"{MODULES} has a module {kind[:40]!r}, not known here.")
+        sizes = read_json_if_there(folder / "sentence_bert_config.json")
+        own = read_json_if_there(folder / "config_sentence_transformers.json")
+        prompts = own.get("prompts") or {}
         return cls(
             mode=mode,
             normalizes=normalizes,
             dense=tuple(dense),
-            max_length=int(_read_if_there(folder, "sentence_bert_config.json", "max_seq_length")),
-            prompts=_read_prompts(folder),
+            max_length=int(sizes.get("max_seq_length") or 0),
+            prompts={str(name): str(text) for name, text in prompts.items() if text},
         )
 
 
@@ -91,12 +94,3 @@ def _read_mode(file: Path) -> Pooling:
     if len(modes) != 1 or config.get("include_prompt") is False:
         raise WeightsError("The folder's pooling is none of those known here, or several at once.")
     return modes[0]
-
-
-def _read_if_there(folder: Path, file: str, name: str) -> Any:
-    return read_json_if_there(folder / file).get(name) or 0
-
-
-def _read_prompts(folder: Path) -> dict[str, str]:
-    prompts = _read_if_there(folder, "config_sentence_transformers.json", "prompts") or {}
-    return {str(name): str(text) for name, text in prompts.items() if text}

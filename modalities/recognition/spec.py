@@ -110,7 +110,7 @@ class WhisperSpec:
             suppressed_first_ids=tuple(given.begin_suppress_tokens or ()),
             max_first_timestamp=given.max_initial_timestamp_index,
             alignment_heads=tuple(given.alignment_heads or _upper_heads(sizes)),
-            languages={_code(token): token_id for token, token_id in given.lang_to_id.items()},
+            languages={token.strip("<|>"): at for token, at in given.lang_to_id.items()},
             tasks=given.task_to_id,
         )
 
@@ -121,7 +121,7 @@ class WhisperSpec:
 
     @property
     def no_speech_id(self) -> int:
-        """Drawn right after the start token where nobody speaks."""
+        """Drawn right after the start token where there is no speech."""
         return self.no_timestamps_id - 1
 
     @property
@@ -136,7 +136,7 @@ class WhisperSpec:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens of earlier text that a window can be told."""
+        """Tokens of earlier text that a window's prompt may hold."""
         return self.config.max_target_positions // 2 - 1
 
     @property
@@ -159,12 +159,7 @@ class WhisperSpec:
         return token_id < self.end_id
 
 
-def _code(token: str) -> str:
-    """`en` of `<|en|>`."""
-    return token.removeprefix("<|").removesuffix("|>")
-
-
 def _upper_heads(sizes: _Config) -> list[tuple[int, int]]:
-    """All heads of the upper half of the layers, where nobody found out which follow words."""
+    """All heads of the upper half of the layers, where it is not known which follow words."""
     layers = range(sizes.decoder_layers // 2, sizes.decoder_layers)
     return [(layer, head) for layer in layers for head in range(sizes.decoder_attention_heads)]

@@ -1,4 +1,4 @@
-"""How a transcript grows: what a window is told, what it yields, where the next begins.
+"""How a transcript grows: what a window is prompted with, what it yields, where the next begins.
 
 Owns the policy of long transcription, after Radford et al., "Robust Speech Recognition via
 Large-Scale Weak Supervision" (2022), section 4.5, and OpenAI's `transcribe.py`. Knows no model
@@ -39,7 +39,7 @@ class Attempt:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nobody speaks: the model says so, and believes little of what it heard."""
+        """Whether there is no speech: the model says so, and its text is unlikely."""
         return self.no_speech_prob > MAX_NO_SPEECH_PROB and self.avg_logprob <= MIN_AVG_LOGPROB
 
     @property
@@ -51,7 +51,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Tokens `start .. stop` of an attempt, heard between two frames of the window."""
+    """Tokens `start .. stop` of an attempt, spoken between two frames of the window."""
 
     start: int
     stop: int
@@ -79,7 +79,7 @@ def temperatures(requested: float) -> tuple[float, ...]:
 
 
 def cut_window(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> Cut:
-    """Cut what was heard in a window, of which `num_frames` hold sound, at its timestamps.
+    """Cut the text of a window, of which `num_frames` hold sound, at its timestamps.
 
     Two timestamps in a row part two stretches. Where the last is followed by an unfinished one,
     that is thrown away, and the next window begins with it.

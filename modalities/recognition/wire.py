@@ -15,7 +15,7 @@ class TranscribeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Speech to be written down: samples at the model's rate, and how to write.
 
     `prompt_ids` are words that came before, `language` is empty where the model knows but one or
-    shall find out. `temperature` 0 takes the likeliest token. Where `is_last` is false more sound
+    detects it. `temperature` 0 takes the likeliest token. Where `is_last` is false more sound
     follows in another request: what does not fill a window any more is left to that.
     """
 
@@ -31,7 +31,7 @@ class TranscribeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class TranscriptToken(msgspec.Struct, frozen=True, array_like=True):
-    """One token of a transcript: when it is heard (seconds, -1 where unknown), how sure it is."""
+    """One token of a transcript: when it is spoken (seconds, -1 where unknown), its probability."""
 
     token_id: int
     start_s: float = -1.0

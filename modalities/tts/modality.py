@@ -6,21 +6,58 @@ Owns how such a model is recognised and who opens its halves. Loads neither.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from triptych.core.command import Command
+from triptych.core.errors import WeightsError
 from triptych.modalities.modality import Modality
 
-PHONEME_TYPES = frozenset({"kokoro", "triptych_voice"})
-PROMPT_TYPES = frozenset({"csm", "higgs_audio_v2"})
+_HERE = "triptych.modalities.tts"
+_FRONT = f"{_HERE}.api.frontend"
+_MODELS = f"{_HERE}.engine.models"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechFamily:
+    """Who opens models of a family: what makes a front end, and a blueprint or a loader."""
+
+    front_end: str
+    engine: str
+
+
+_PHONEMES = f"{_FRONT}.phoneme:open_phoneme_model"
+FAMILIES: Mapping[str, SpeechFamily] = {
+    "csm": SpeechFamily(f"{_FRONT}.prompt:open_csm", f"{_MODELS}.csm:CsmBlueprint"),
+    "higgs_audio_v2": SpeechFamily(
+        f"{_FRONT}.prompt:open_higgs", f"{_MODELS}.higgs:HiggsBlueprint"
+    ),
+    "kokoro": SpeechFamily(_PHONEMES, f"{_MODELS}.kokoro.loader:KokoroLoader"),
+    "triptych_voice": SpeechFamily(_PHONEMES, f"{_MODELS}.voice.blueprint:VoiceBlueprint"),
+}
+"""By `model_type`."""
+ORPHEUS = SpeechFamily(f"{_FRONT}.prompt:open_orpheus", f"{_MODELS}.orpheus:OrpheusBlueprint")
+"""Llamas whose config.json has a `speech` block."""
+
+
+def family_of(config: Mapping[str, Any]) -> SpeechFamily:
+    """The family of a model. Raises `WeightsError` naming those there are."""
+    model_type = config.get("model_type")
+    if family := FAMILIES.get(str(model_type)):
+        return family
+    if "speech" in config:
+        return ORPHEUS
+    raise WeightsError(
+        f"model_type {model_type!r} is no speech model that is known here:"
+        f" {', '.join(FAMILIES)}, and Llamas with a speech block."
+    )
 
 
 def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") in PHONEME_TYPES | PROMPT_TYPES or "speech" in config
+    return config.get("model_type") in FAMILIES or "speech" in config
 
 
-_HERE = "triptych.modalities.tts"
 _COMMANDS = (
     Command(
         "speak",
@@ -52,7 +89,7 @@ SPEECH = Modality(
     task=("speech", "speaks", "/v1/audio/speech"),
     matches=_matches,
     wire=(f"{_HERE}.wire:SpeechRequest", f"{_HERE}.wire:SpeechDelta"),
-    api=f"{_HERE}.api.open:open_api",
+    api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:open_speech_loader",
     default="triptych-voice",
     sources=(

@@ -20,18 +20,14 @@ SAMPLE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrameClock:
-    """How token steps become audio: `steps_per_frame` steps make a codec frame of `frame_s`.
+class FramePattern:
+    """How token steps become codec frames: `steps_per_frame` steps make one.
 
-    The first frame is whole only `delay_steps` steps later than that (delay patterns), and its
-    sound comes out `lookahead_frames` frames later (codecs that read ahead) or when the segment
-    ends.
+    The first is whole only `delay_steps` steps later than that (delay patterns).
     """
 
-    frame_s: float
     steps_per_frame: int = 1
     delay_steps: int = 0
-    lookahead_frames: int = 0
 
     def num_frames(self, num_steps: int) -> int:
         """Whole frames in the first `num_steps` steps of a segment."""
@@ -40,6 +36,18 @@ class FrameClock:
     def num_steps(self, num_frames: int) -> int:
         """Fewest steps of a segment that hold `num_frames` whole frames; 0 for none."""
         return self.delay_steps + num_frames * self.steps_per_frame if num_frames > 0 else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameClock(FramePattern):
+    """How token steps become audio: frames of `frame_s`.
+
+    A frame's sound comes out `lookahead_frames` frames later (codecs that read ahead) or when the
+    segment ends.
+    """
+
+    frame_s: float
+    lookahead_frames: int = 0
 
     @property
     def step_s(self) -> float:
@@ -52,10 +60,10 @@ class AudioRow:
     """One stream's part of an audio step: the next step codes of the segment it is speaking.
 
     `slot` is the codec row; it stays with the job from its first row to its end. A segment begins
-    with a row that `is_first` (the codec row starts anew) and ends with one that `is_last` (what
+    with a row that `is_first` (the codec row is reset) and ends with one that `is_last` (what
     the decoder holds back is flushed), which may be the same one; `codes` may be empty there.
-    `prompt` comes with `is_first` only: step codes of the voice that the decoder shall have heard
-    before, whose sound is not given out. `seed` keys the noise of codecs that add some.
+    `prompt` comes with `is_first` only: step codes of the voice that the decoder begins with,
+    whose sound is not given out. `seed` keys the noise of codecs that add some.
     """
 
     job_id: str
@@ -102,7 +110,7 @@ class VoicePrompt:
     """What a voice is to a speech-token model.
 
     `prompt_ids` begin every prompt (ids of words, and frame ids of sound); `codes` are the step
-    codes of that sound, for decoders that shall hear it first.
+    codes of that sound, which decoders begin with.
     """
 
     prompt_ids: tuple[int, ...] = ()

@@ -44,7 +44,7 @@ class VoiceClip(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="speak"):
-    """Everything one voice shall say, in order.
+    """Everything one voice will say, in order.
 
     `voice` is a name the model knows, `clip` a voice of the caller's instead. A request that
     `is_live` is listened to while it is made and has deadlines; one that is not (a file) takes

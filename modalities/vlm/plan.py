@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from triptych.core.errors import TriptychError
 from triptych.core.plan import Plan, StepResult
-from triptych.core.prompt_content import PromptPicture
+from triptych.core.prompt_content import PromptContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodePlan(Plan):
     """Features of some pictures, all different, none of which is in the cache."""
 
-    pictures: tuple[PromptPicture, ...]
+    pictures: tuple[PromptContent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.job import Job, JobState, Output, Sink
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import Plan
-from triptych.core.prompt_content import PictureSpan, PromptPicture
+from triptych.core.prompt_content import ContentSpan, PromptContent
 from triptych.core.tokens import TokenDelta
 from triptych.modalities.vlm.plan import EncodePlan
 from triptych.schedulers.batcher import Step, Unit
@@ -52,7 +52,7 @@ class VisionLimits:
     whole_spans: bool = False
     whole_prompts: bool = False
 
-    def chunk_end(self, spans: Iterable[PictureSpan], num_prompt_tokens: int, chunk: range) -> int:
+    def chunk_end(self, spans: Iterable[ContentSpan], num_prompt_tokens: int, chunk: range) -> int:
         """Where a chunk of a prompt ends so as not to cut what is whole.
 
         At `chunk.stop`, or where the span begins that it would cut, or else where that ends.
@@ -78,7 +78,7 @@ class VisionResources:
 class VisionJob(TokenJob):
     """A job with references to the features `refs`; it had `awaited` encoded for it."""
 
-    pictures: tuple[PromptPicture, ...]
+    pictures: tuple[PromptContent, ...]
     refs: set[bytes] = field(default_factory=set)
     awaited: set[bytes] = field(default_factory=set)
 
@@ -92,7 +92,7 @@ class VisionJob(TokenJob):
 class _EncodeRow(Unit):
     """A picture in a step that encodes."""
 
-    picture: PromptPicture
+    picture: PromptContent
 
     @property
     def digest(self) -> bytes:
@@ -102,7 +102,7 @@ class _EncodeRow(Unit):
 class VisionScheduler(TokenScheduler):
     """Schedules the `TokenRequest` jobs of one model that sees."""
 
-    _can_see = True
+    _takes_content = True
 
     def __init__(
         self,
@@ -141,12 +141,12 @@ class VisionScheduler(TokenScheduler):
     # Jobs.
 
     def _open(self, job: Job) -> TokenJob:
-        if self._vision.whole_prompts and not job.request.pictures:
+        if self._vision.whole_prompts and not job.request.contents:
             raise InvalidRequest("This model needs a picture with every prompt.", param="messages")
         opened = super()._open(job)
-        if not job.request.pictures:
+        if not job.request.contents:
             return opened
-        return VisionJob(job, job.is_paused, opened.row, job.request.pictures)
+        return VisionJob(job, job.is_paused, opened.row, job.request.contents)
 
     def _joined(self, opened: TokenJob) -> None:
         super()._joined(opened)
@@ -195,7 +195,7 @@ class VisionScheduler(TokenScheduler):
         chunk = range(start, min(end, limit))
         return self._vision.chunk_end(spans, row.num_prompt_tokens, chunk) if chunk else start
 
-    def _wanted(self, job: VisionJob) -> Iterator[PromptPicture]:
+    def _wanted(self, job: VisionJob) -> Iterator[PromptContent]:
         """Pictures that the job's next chunk may need and that it has no reference to."""
         start = self.tokens.num_covered(job.row)
         last = start + self._options.max_batch_input_tokens
@@ -214,7 +214,7 @@ class VisionScheduler(TokenScheduler):
 
     def _draft_encode(self, *, is_shared: bool) -> TokenStepDraft | None:
         """As many pictures as share a step; a short one where others wait for the device."""
-        chosen: dict[bytes, PromptPicture] = {}
+        chosen: dict[bytes, PromptContent] = {}
         due_s, num_patches = math.inf, 0
         most, budget_s = self._vision.max_step_patches, self._step_budget_s
         if is_shared and self._options.max_step_s:
@@ -341,12 +341,12 @@ def _send(job: VisionJob, sink: Sink, output: Output) -> None:
     """Pass on what a job yields, with how many of its pictures were found."""
     delta = output.payload
     if isinstance(delta, TokenDelta):
-        delta = msgspec.structs.replace(delta, num_cached_pictures=job.num_cached)
+        delta = msgspec.structs.replace(delta, num_cached_contents=job.num_cached)
         output = msgspec.structs.replace(output, payload=delta)
     sink(output)
 
 
-def _num_patches(picture: PromptPicture) -> int:
+def _num_patches(picture: PromptContent) -> int:
     """How much work it is to encode: what an encoder takes in, in patches."""
     num_values = max(math.prod(array.shape) for array in picture.inputs.values())
     return max(1, num_values // _PATCH_VALUES)

@@ -26,26 +26,24 @@ FOLDER = Path(__file__).parent / "embedded"
 JOINER_VERSION = 1
 """Counts up whenever the same two folders are joined in another way."""
 
-_EYES, _LANGUAGE = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+_VISION, _LANGUAGE = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json")
 _INDEX = f"{SINGLE_NAME}.index.json"
 
 
-def join(eyes: Path, language: Path, folder: Path) -> None:
+def join(vision: Path, language: Path, folder: Path) -> None:
     """Fill `folder` with what both folders hold together. Raises `WeightsError`."""
-    _link(eyes / SINGLE_NAME, folder / _EYES)
+    _link(vision / SINGLE_NAME, folder / _VISION)
     _link(language / SINGLE_NAME, folder / _LANGUAGE)
     for name in _TEXT_FILES:
         _link(language / name, folder / name)
-    _link(eyes / "preprocessor_config.json", folder / "preprocessor_config.json")
-    named = {name: file for file in (_EYES, _LANGUAGE) for name in read_header(folder / file)}
-    config = {**read_json(eyes / "config.json"), "text_config": read_json(language / "config.json")}
-    sampling = read_json(language / "generation_config.json") | read_json(
-        eyes / "generation_config.json"
-    )
+    _link(vision / "preprocessor_config.json", folder / "preprocessor_config.json")
+    named = {name: file for file in (_VISION, _LANGUAGE) for name in read_header(folder / file)}
+    text, whole = (read_json(each / "config.json") for each in (language, vision))
+    own, general = (read_json(each / "generation_config.json") for each in (vision, language))
     _write(folder / _INDEX, {"weight_map": named})
-    _write(folder / "config.json", config)
-    _write(folder / "generation_config.json", sampling)
+    _write(folder / "config.json", {**whole, "text_config": text})
+    _write(folder / "generation_config.json", {**general, **own})
 
 
 def _link(source: Path, target: Path) -> None:

@@ -51,10 +51,15 @@ from triptych.modalities.llm.api.bench.client import (
     negotiate,
     tokens_per_word,
 )
-from triptych.modalities.llm.api.bench.load import Run, closed_loop
-from triptych.modalities.llm.api.bench.report import machine
-from triptych.modalities.llm.api.bench.stats import Metrics, Spread, over_repeats, spread, summarize
-from triptych.modalities.llm.api.bench.workload import WORDS, Workload
+from triptych.modalities.llm.api.bench.load import WORDS, Run, Workload, closed_loop
+from triptych.modalities.llm.api.bench.report import (
+    Metrics,
+    Spread,
+    machine,
+    over_repeats,
+    spread,
+    summarize,
+)
 
 HERE = Path(__file__).parent
 QUESTION = "What is the capital of France?"

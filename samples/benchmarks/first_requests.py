@@ -33,7 +33,7 @@ def child(*, is_guarded: bool) -> None:
 
     resolved = resolve_keywords({"model": ("triptych-voice",)})
     (model,) = resolve_models(resolved, SilentProgress())
-    front = open_front_end(model, resolved.config.models)
+    front = open_front_end(model)
     start = threading.Barrier(NUM_THREADS)
     num_planned = Counter[int]()
 

@@ -29,7 +29,7 @@ import torch
 from triptych.core.kernels.native.build import supported_levels
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import AttentionConfig, KvCache
+from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep
 from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.layers.rotary import RopeConfig
 from triptych.core.threads import num_usable_cores
@@ -101,7 +101,7 @@ def make_step(
     ids_T = torch.randint(0, SHAPE.vocab_size, positions_T.shape)
 
     def step() -> torch.Tensor:
-        hidden_TC = decoder.forward(ids_T, positions_T, kv, batch)
+        hidden_TC = decoder.forward(ids_T, positions_T, PagedStep(kv, batch))
         return decoder.logits(hidden_TC[starts + num_tokens - 1])
 
     return step

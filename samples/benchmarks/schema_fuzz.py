@@ -28,7 +28,7 @@ from typing import Any
 
 import httpx
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import not_a_server_error
@@ -127,6 +127,17 @@ def picture() -> bytes:
     return file.getvalue()
 
 
+@st.composite
+def _whole(draw: st.DrawFn, cases: st.SearchStrategy[schemathesis.Case]) -> schemathesis.Case:
+    """`cases`, but for forms with files that schemathesis 4.30 fails to judge after a mutation."""
+    try:
+        return draw(cases)
+    except ValueError as error:
+        if "Unsupported type: 'Binary'" not in str(error):
+            raise
+        reject()
+
+
 class Fuzzer:
     """Sends requests that a document allows and forbids. `models` are the server's, by kind."""
 
@@ -157,7 +168,7 @@ class Fuzzer:
             suppress_health_check=list(HealthCheck),
         )
         cases = operation.as_strategy(generation_mode=mode)
-        send = given(case=cases, fits=st.booleans())(self._send)
+        send = given(case=_whole(cases), fits=st.booleans())(self._send)
         with contextlib.suppress(Unsatisfiable):  # a route without input has no invalid one
             quick(send)()
 

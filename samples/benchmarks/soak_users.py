@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from PIL import Image, ImageDraw
 
-from triptych.modalities.llm.api.bench.workload import WORDS
+from triptych.modalities.llm.api.bench.load import WORDS
 
 CHAT = "smollm2-135m-instruct"
 VISION = "triptych-vision"

@@ -35,8 +35,7 @@ from speech_world import PRESETS, Costs, Heard, Load, Policy, World
 from triptych.core.config import ScheduleOptions, SpeechOptions
 from triptych.core.kv.pages import PagePool
 from triptych.core.versions import versions
-from triptych.modalities.llm.api.bench import plot
-from triptych.modalities.llm.api.bench.report import machine
+from triptych.modalities.llm.api.bench.report import machine, require_matplotlib
 from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
 from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.schedulers.base import Scheduler
@@ -212,7 +211,7 @@ def table(name: str, results: Sequence[Result]) -> Table:
 
 def draw(results: dict[str, list[Result]], path: Path) -> None:
     """Listeners held, by workload and policy."""
-    figure = plot.require()(figsize=(9, 3.6), layout="constrained")
+    figure = require_matplotlib()(figsize=(9, 3.6), layout="constrained")
     held, first = figure.subplots(1, 2)
     held.set(title="listeners held without an underrun")
     first.set(title="first audio at ours' number, 95 % within", ylabel="ms", yscale="log")

@@ -22,8 +22,7 @@ from triptych import SpeechPipeline
 from triptych.modalities.tts.engine.codecs.decoder import StreamingDecoder, stream_row
 from triptych.modalities.tts.engine.codecs.window import OneShotCodec, WindowDecoder, WindowPolicy
 from triptych.modalities.tts.engine.models.voice import blueprint
-from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec
-from triptych.modalities.tts.engine.models.voice.streaming import adapter, voice_decoder
+from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec, adapter, voice_decoder
 
 TEXT = "The harbour was quiet that morning, and nobody spoke of the storm."
 CHUNK = 5

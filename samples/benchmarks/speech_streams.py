@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions, SpeechOptions
-from triptych.core.devices.opening import bring_up
+from triptych.core.devices.device import open_device
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.loader import open_speech_loader
@@ -197,7 +197,7 @@ def our_engine(folder: Path) -> Iterator[Ours]:
         schedule=ScheduleOptions(max_batch_size=NUM_LISTENERS),
         speech=SpeechOptions(max_streams=NUM_LISTENERS),
     )
-    device, ledger = bring_up(config.device)
+    device, ledger = open_device(config.device)
     resolved = ResolvedModel(name="csm", reference="csm", folder=str(folder), digest="random")
     loader = open_speech_loader(resolved, config, device, ledger)
     loop = asyncio.new_event_loop()

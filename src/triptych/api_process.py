@@ -7,32 +7,20 @@ socket, its own heartbeat, the drain. Imports no torch.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
-import os
 import socket
-import sys
 from pathlib import Path
 
 from triptych.compose import ChildSetup, build_app, build_codec
 from triptych.core import logs
-from triptych.core.errors import SetupError
-from triptych.core.transport.control import (
-    EXIT_SETUP_FAILED,
-    Beat,
-    ControlLine,
-    Failed,
-    Phase,
-    Ready,
-)
+from triptych.core.heap import give_large_blocks_back
+from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
 from triptych.core.transport.remote import RemoteClient
 from triptych.core.typed import decode_json
 
 BEAT_S = 1.0
 STALL_BUDGET_S = 30.0
 """A loop that does not come round within this is stuck, however busy the machine."""
-
-_M_MMAP_THRESHOLD = -3
 
 _log = logging.getLogger("triptych.api_process")
 
@@ -42,26 +30,9 @@ def main() -> None:
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
-    _give_memory_back()
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells what the supervisor tells
-    try:
-        asyncio.run(_run(line, setup))
-        code = 0
-    except SetupError as error:
-        line.send(Failed(error.message))
-        code = EXIT_SETUP_FAILED
-    except Exception:  # the process ends here; its supervisor starts another
-        _log.exception("the API process crashed")
-        code = 1
-    logging.shutdown()
-    os._exit(code)
-
-
-def _give_memory_back() -> None:
-    """Return what large bodies took as soon as it is free; glibc would keep ever more of it."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 2**20)
+    give_large_blocks_back()
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the supervisor shows the same
+    run_child(line, lambda: asyncio.run(_run(line, setup)), _log)
 
 
 async def _run(line: ControlLine, setup: ChildSetup) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from triptych.core.config import Config
 from triptych.core.lazy import load
-from triptych.core.transport.codec import MessageCodec
+from triptych.core.transport.messages import MessageCodec
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities import registry
 from triptych.modalities.modality import ApiSetup, modality_of
@@ -56,7 +56,7 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
     """The engine that owns the device. Raises `DeviceError` where there is none."""
     from triptych.schedulers.engine import Engine
 
-    device, ledger = load("triptych.core.devices.opening:bring_up")(config.device)
+    device, ledger = load("triptych.core.devices.device:open_device")(config.device)
     openers = [load(modality_of(model, registry.MODALITIES).engine) for model in models]
     loaders = [
         opener(model, config, device, ledger) for opener, model in zip(openers, models, strict=True)

@@ -7,7 +7,6 @@ supervisor, exit codes. Imports no web framework.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,15 +14,7 @@ from pathlib import Path
 from triptych.compose import ChildSetup, build_codec, build_engine
 from triptych.core import logs
 from triptych.core.config import Config
-from triptych.core.errors import SetupError, TriptychError
-from triptych.core.transport.control import (
-    EXIT_SETUP_FAILED,
-    Beat,
-    ControlLine,
-    Failed,
-    Phase,
-    Ready,
-)
+from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.transport.messages import Heartbeat
 from triptych.core.typed import decode_json
@@ -39,23 +30,10 @@ def main(build: BuildEngine = build_engine) -> None:
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
-    try:
-        code = _run(line, setup, build)
-    except SetupError as error:
-        line.send(Failed(error.message))
-        code = EXIT_SETUP_FAILED
-    except TriptychError as error:  # told where it happened
-        _log.error("the engine ends: %s", error.message)
-        code = 1
-    except Exception:  # the process ends here; its supervisor starts another
-        _log.exception("the engine crashed")
-        code = 1
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
+    run_child(line, lambda: _run(line, setup, build), _log)
 
 
-def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> int:
+def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
     engine = build(setup.config, setup.models)
     line.send(Phase("engine", _library_note()))
     server = EngineServer(engine, Path(setup.folder), build_codec())
@@ -73,7 +51,6 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> int:
         server.close(is_drained=False)
         raise
     server.close(is_drained=True)
-    return 0
 
 
 class StartReport:

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop. Raises `SetupError` in one actionable line."""
+    """Serve until stopped. Raises `SetupError` in one actionable line."""
     return serve(resolve_with_sources(args))
 
 
@@ -72,8 +72,9 @@ def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
         models = _resolve(resolved, startup)
-        # Those that nobody named share memory with the others all the same.
-        config = replace(config, models=replace(config.models, model=_references(models)))
+        # Models served by default share memory with the others all the same.
+        references = tuple(model.reference for model in models)
+        config = replace(config, models=replace(config.models, model=references))
         setup = ChildSetup(
             config=config,
             models=models,
@@ -85,7 +86,7 @@ def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
         specs = _specs(setup, programs)
         watcher.expect(spec.name for spec in specs)
         policy = Policy(drain_timeout_s=options.drain_timeout_s)
-        return asyncio.run(_supervise(specs, policy, watcher))
+        return asyncio.run(Supervisor(specs, policy, watcher).run())
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -104,10 +105,6 @@ def _resolve(resolved: Resolved, startup: Startup) -> tuple[ResolvedModel, ...]:
     return models
 
 
-def _references(models: tuple[ResolvedModel, ...]) -> tuple[str, ...]:
-    return tuple(model.reference for model in models)
-
-
 def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
     """The children, in the order in which they drain: the API finishes while the engine runs."""
     options = setup.config.server
@@ -118,23 +115,15 @@ def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
         config, fds = msgspec.json.encode(setup), (setup.listener_fd,)
         specs.append(ChildSpec(name=API, argv=programs.api, config=config, pass_fds=fds, env=env))
     if not options.external_engine:
-        config = msgspec.json.encode(_without_secrets(setup))
+        server = replace(options, api_key=(), api_key_file="")  # the engine needs no keys
+        bare = msgspec.structs.replace(setup, config=replace(setup.config, server=server))
+        config = msgspec.json.encode(bare)
         specs.append(ChildSpec(name=ENGINE, argv=programs.engine, config=config, env=env))
     return specs
 
 
-def _without_secrets(setup: ChildSetup) -> ChildSetup:
-    """The engine needs no API keys, so it gets none."""
-    server = replace(setup.config.server, api_key=(), api_key_file="")
-    return msgspec.structs.replace(setup, config=replace(setup.config, server=server))
-
-
-async def _supervise(specs: list[ChildSpec], policy: Policy, watcher: _Watcher) -> int:
-    return await Supervisor(specs, policy, watcher).run()
-
-
 class _Watcher:
-    """Shows the start, and tells the API process when its engine dies."""
+    """Shows the start, and reports the engine's death to the API process."""
 
     def __init__(self, startup: Startup, folder: Path, listener: socket.socket | None) -> None:
         self._startup = startup

@@ -32,7 +32,7 @@ class Startup:
             self._console.print(Text.assemble(("triptych ", "bold"), __version__))
 
     def progress(self) -> Progress:
-        """A bar for downloads and conversions, where somebody sees it."""
+        """A bar for downloads and conversions, on a terminal."""
         return RichProgress() if sys.stderr.isatty() and not self._is_json else SilentProgress()
 
     def phase(self, name: str, elapsed_s: float, note: str = "") -> None:

@@ -194,7 +194,7 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Role, Reads]:
     return found
 
 
-def test_whoever_an_option_is_for_reads_it(reads: Mapping[Role, Reads]) -> None:
+def test_an_option_is_read_by_each_of_its_roles(reads: Mapping[Role, Reads]) -> None:
     unread = {
         (name, role)
         for name, option in declared().items()
@@ -204,7 +204,7 @@ def test_whoever_an_option_is_for_reads_it(reads: Mapping[Role, Reads]) -> None:
     assert not unread
 
 
-def test_nobody_else_reads_it(reads: Mapping[Role, Reads]) -> None:
+def test_an_option_is_read_by_its_roles_alone(reads: Mapping[Role, Reads]) -> None:
     """The API is made for every kind of model, whichever there are; an engine for its own."""
     strange = {
         (name, role)

@@ -53,7 +53,7 @@ def test_a_process_does_not_load_the_others_half(modules, unwanted):
     assert not loaded_by(*modules) & unwanted
 
 
-def test_nothing_is_said_while_what_draws_is_loaded():
+def test_loading_diffusers_prints_no_warnings():
     program = "import triptych.modalities.diffusion.engine.loader"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=True, text=True
@@ -69,11 +69,11 @@ def test_nothing_is_said_while_what_draws_is_loaded():
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY = 'ACTIVE'"),
     ],
 )
-def test_torch_waits_awake_for_a_moment_only_unless_told_otherwise(environment, told):
+def test_openmp_spin_time_is_short_unless_the_environment_sets_it(environment, told):
     """OpenMP's runtime says at its start what it goes by; runtimes other than GCC's say less."""
     ours = {name: value for name, value in os.environ.items() if name not in _WAITING}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import triptych.core.devices.opening"],
+        [sys.executable, "-W", "ignore", "-c", "import triptych.core.devices.device"],
         env=ours | environment | {"OMP_DISPLAY_ENV": "VERBOSE"},
         capture_output=True,
         check=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from triptych.modalities.tts.api.frontend.phoneme_models import OPENAI_VOICES
+from triptych.modalities.tts.api.frontend.phoneme import OPENAI_VOICES
 from triptych.modalities.tts.api.text.normalize import Normalizer
 from triptych.modalities.tts.configs.kokoro import VOCABULARY
 from triptych.modalities.tts.sources.kokoro import HUB_ID, NAME

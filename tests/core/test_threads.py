@@ -11,7 +11,7 @@ import torch
 
 from triptych.core import threads
 from triptych.core.config import DeviceOptions
-from triptych.core.devices.opening import bring_up
+from triptych.core.devices.device import open_device
 from triptych.core.threads import UsableCores, num_usable_cores, usable_cores
 
 
@@ -97,10 +97,10 @@ def test_there_is_at_least_one():
 
 
 @pytest.mark.parametrize(("asked", "told"), [(0, "("), (3, "3 (--threads; ")])
-def test_the_log_says_how_many_threads_and_why(asked, told, caplog):
+def test_log_has_number_of_threads_and_reason(asked, told, caplog):
     before = torch.get_num_threads()
     with caplog.at_level(logging.INFO):
-        bring_up(DeviceOptions(device="cpu", threads=asked))
+        open_device(DeviceOptions(device="cpu", threads=asked))
     torch.set_num_threads(before)
     (line,) = (line for line in caplog.messages if line.startswith("threads to compute with: "))
     assert told in line

@@ -19,9 +19,8 @@ from triptych.core.config import Config, ModelOptions
 from triptych.core.devices.device import Device
 from triptych.core.errors import SetupError, WeightsError
 from triptych.core.ledger import Ledger
-from triptych.core.weights.opening import opening
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.resolve import ResolvedModel, resolve
+from triptych.core.weights.resolve import ResolvedModel, opening, resolve
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.engine.loader import LlmLoader

@@ -137,7 +137,7 @@ def test_32_latents_that_are_no_numbers_end_their_own_job_alone(atelier: Atelier
     assert is_close(atelier.picture("good"), expected)
 
 
-def test_28_whoever_leaves_is_gone_within_two_steps(atelier: Atelier) -> None:
+def test_28_cancelled_picture_is_gone_within_two_steps(atelier: Atelier) -> None:
     other = image_request(seed=2, num_steps=12)
     expected = drawn_alone(atelier.painter, other)
     atelier.submit("left", image_request(num_steps=50, num_images=2))

@@ -184,7 +184,7 @@ def test_sigterm_while_a_model_is_fetched_exits_0_and_leaves_no_installer(start)
     eventually(lambda: not installer.is_running() or installer.status() == "zombie")
 
 
-def test_the_engine_is_not_told_the_keys(monkeypatch):
+def test_engine_process_does_not_get_the_api_keys(monkeypatch):
     monkeypatch.setenv("TRIPTYCH_API_KEY", "hush")
     secret = ServerOptions(api_key=("hush",), api_key_file="/keys")
     setup = ChildSetup(config=Config(server=secret), models=(), folder="")
@@ -266,7 +266,7 @@ def test_engine_and_api_may_run_apart(start, tmp_path):
     assert api.chat().status_code == 503
 
 
-def test_the_log_tells_of_requests_but_not_of_prompts(start):
+def test_log_has_requests_but_no_prompts(start):
     server = start("--log-format", "json")
     server.wait_ready()
     request_id = server.chat(prompt="a very private matter").headers["x-request-id"]

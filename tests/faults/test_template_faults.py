@@ -82,7 +82,7 @@ async def test_a_loop_of_one_conversation_does_not_hold_up_another() -> None:
     await made.close()
 
 
-async def test_who_leaves_ends_the_work() -> None:
+async def test_disconnect_cancels_template_rendering() -> None:
     made = ChatTemplate(LOOPS, model="m")
     work = asyncio.create_task(made.render(MESSAGES))
     while not made._pool._jobs or not children():  # noqa: ASYNC110 - another process
@@ -95,7 +95,7 @@ async def test_who_leaves_ends_the_work() -> None:
     assert children() == []
 
 
-async def test_what_a_template_says_is_told_and_ends_nothing() -> None:
+async def test_error_raised_by_a_template_is_reported_and_keeps_the_child() -> None:
     made = ChatTemplate("{{ raise_exception('roles must alternate' + 'x' * 9999) }}", model="m")
     pids = set()
     for _ in range(2):

@@ -80,7 +80,7 @@ def test_step_caches(client: openai.OpenAI, cache: str) -> None:
     assert np.abs(whole - cached).mean() < (1 if cache == "off" else 40)
 
 
-def test_a_stream_shows_the_way(client: openai.OpenAI) -> None:
+def test_stream_has_previews(client: openai.OpenAI) -> None:
     own = {"seed": 1, "steps": NUM_STEPS, "progress": True}
     events = list(
         client.images.generate(prompt=APPLE, stream=True, partial_images=3, extra_body=own)

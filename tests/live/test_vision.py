@@ -112,6 +112,6 @@ def test_a_bad_picture_is_the_callers_fault(
     assert refused.value.param == "messages"
 
 
-def test_it_says_that_it_sees(server: Server) -> None:
+def test_model_card_lists_image_input(server: Server) -> None:
     (card,) = httpx.get(f"http://127.0.0.1:{server.port}/v1/models").json()["data"]
     assert card["input_modalities"] == ["text", "image"]

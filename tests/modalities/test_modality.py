@@ -51,7 +51,7 @@ async def test_it_is_served_by_its_own_halves(counter: ResolvedModel) -> None:
     await client.close()
 
 
-async def test_others_tell_what_it_is_for(counter: ResolvedModel, tmp_path: Path) -> None:
+async def test_other_routes_name_the_model_kind(counter: ResolvedModel, tmp_path: Path) -> None:
     text = write_text_folder(tmp_path / "text", hidden_size=8)
     app = build_app(Config(), [counter, text], FakeEngine())
     async with in_process(app) as http:

@@ -67,7 +67,9 @@ def test_options_of_other_pipelines(folder: str, options: dict[str, Any]) -> Non
         ({}, "chat"),
     ],
 )
-def test_config_tells_what_a_model_does(tmp_path: Path, config: dict[str, Any], role: str) -> None:
+def test_config_decides_the_role_of_a_model(
+    tmp_path: Path, config: dict[str, Any], role: str
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert role_of(ResolvedModel(name="m", reference="m", folder=str(tmp_path), digest="")) == role
 

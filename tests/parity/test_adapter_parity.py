@@ -12,8 +12,8 @@ from support.lora_files import kohya_keys, layers, peft_keys, save_adapter
 from torch import Tensor, nn
 
 from triptych.core.config import Config, ImageOptions
-from triptych.modalities.diffusion.engine.adapters import Adapters
-from triptych.modalities.diffusion.engine.loading import Components
+from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
+from triptych.modalities.diffusion.engine.loading.components import Components
 from triptych.modalities.diffusion.wire import AdapterUse
 
 pytestmark = [

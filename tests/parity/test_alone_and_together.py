@@ -7,7 +7,7 @@ import torch
 from support.image_runner import image_request
 
 from triptych.core.config import Config
-from triptych.core.devices.opening import bring_up
+from triptych.core.devices.device import open_device
 from triptych.core.options.table import make_config
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
@@ -30,8 +30,8 @@ def painter(
     options = {"model": (EMBEDDED_IMAGES.name,), "device": "cpu", "cache_dir": str(folder)}
     config: Config = make_config({**options, "dtype": request.param})
     (resolved,) = resolve_all(config.models, SilentProgress(), sources=(EMBEDDED_IMAGES,))
-    loaded = DiffusionLoader(resolved, config, *bring_up(config.device)).load(lambda done: None)
-    painter = loaded.runner._painter  # type: ignore[attr-defined]
+    loaded = DiffusionLoader(resolved, config, *open_device(config.device)).load(lambda done: None)
+    painter = loaded.runner._executor  # type: ignore[attr-defined]
     assert isinstance(painter, ImageExecutor)
     return painter
 

@@ -19,8 +19,7 @@ from triptych.core.layers.attention import KvCache
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
-from triptych.modalities.tts.engine.models.csm.blueprint import CsmBlueprint
-from triptych.modalities.tts.engine.models.csm.model import CsmModel
+from triptych.modalities.tts.engine.models.csm import CsmBlueprint, CsmModel
 
 Reference = transformers.CsmForConditionalGeneration
 NUM_FRAMES = 9
@@ -181,7 +180,7 @@ def test_speech_ends_with_a_frame_of_end_codes(rig: FrameRig, model: CsmModel) -
     assert [token_id == END_FRAME_ID for token_id in drawn] == [True, True, False, False]
 
 
-def test_a_row_of_nan_is_said_to_be_one(rig: FrameRig, model: CsmModel) -> None:
+def test_nan_row_is_flagged(rig: FrameRig, model: CsmModel) -> None:
     class Poison(FrameRecorder):
         def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
             hidden_TC = super().forward(inputs, kv)

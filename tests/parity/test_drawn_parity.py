@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from support.diffusers_pictures import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS
 from support.image_folders import save_pipeline
@@ -23,7 +23,6 @@ from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
@@ -33,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*upcast_vae.*:FutureWarning"),
 ]
 PIPELINES = sorted(name for name, found in SCHEDULERS.items() if len(found) >= 3)
-ASKED = PictureRequest(
+ASKED = ImageRequest(
     prompt="A red apple", negative_prompt="blurry", width=64, height=96, num_steps=3, seed=11
 )
 
@@ -69,18 +68,6 @@ def draw(
     return deltas, ledger
 
 
-def wire(request: PictureRequest, **fields: Any) -> ImageRequest:
-    return ImageRequest(
-        prompt=request.prompt,
-        negative_prompt=request.negative_prompt,
-        width=request.width,
-        height=request.height,
-        num_steps=request.num_steps,
-        seed=request.seed,
-        **fields,
-    )
-
-
 def picture_of(deltas: Sequence[ImageDelta], index: int = 0) -> np.ndarray:
     finished = [delta for delta in deltas if delta.picture == index and delta.partial_index < 0]
     (found,) = [delta.pixels for delta in finished if delta.pixels is not None]
@@ -93,7 +80,7 @@ def finished(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]
     seen: dict[int, tuple[Tensor, Tensor]] = {}
     decode = LatentDecoder.decode
 
-    def record(self: LatentDecoder, samples: Sequence[tuple[Tensor, PictureRequest]]) -> Any:
+    def record(self: LatentDecoder, samples: Sequence[tuple[Tensor, ImageRequest]]) -> Any:
         for sample, request in samples:
             seen[request.seed] = self._recipe.to_latents(sample, request), sample
         return decode(self, samples)
@@ -114,7 +101,7 @@ def test_pictures_are_those_of_diffusers(
     )
     for scheduler in SCHEDULERS[name][:3]:
         (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
-        deltas, _ = draw(tmp_path, tmp_path / "cache", other, wire(request))
+        deltas, _ = draw(tmp_path, tmp_path / "cache", other, request)
         components = {**parts, "scheduler": scheduler}
         expected = theirs(name, components, request, "latent")
         ours = finished[request.seed][expected.ndim == 2]
@@ -133,14 +120,12 @@ def test_a_picture_alone_and_in_company(
     """With every cache; the others differ in all there is, and ask for several pictures."""
     save_pipeline(tmp_path, "StableDiffusion3Pipeline")
     asked = [
-        wire(replace(ASKED, seed=20 + index, num_steps=12), cache=cache_of(name), has_progress=True)
+        replace(ASKED, seed=20 + index, num_steps=12, cache=cache_of(name), has_progress=True)
         for index, name in enumerate(CACHES)
     ]
     others = [
-        wire(
-            replace(ASKED, seed=30, width=96, prompt="Two penguins"), num_images=2, num_partials=2
-        ),
-        wire(replace(ASKED, seed=31, num_steps=7), guidance_scale=1.0, sampler="euler"),
+        replace(ASKED, seed=30, width=96, prompt="Two penguins", num_images=2, num_partials=2),
+        replace(ASKED, seed=31, num_steps=7, guidance_scale=1.0, sampler="euler"),
     ]
     alone = []
     for request in asked:

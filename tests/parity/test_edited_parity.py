@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -13,20 +12,32 @@ import torch
 from diffusers.pipelines.flux import pipeline_flux_kontext, pipeline_flux_kontext_inpaint
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from diffusers.pipelines.wan import pipeline_wan_video2video
+from msgspec.structs import replace
 from PIL import Image
 from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
 from torch import Tensor
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.diffusion.caches.methods import Level, first_block, planned
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.engine.caches.methods import (
+    CacheMethod,
+    Level,
+    first_block,
+    planned,
+)
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes import packed, qwen
-from triptych.modalities.diffusion.engine.recipes.latents import decode_latents, encode_picture
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.latents import (
+    decode_latents,
+    encode_picture,
+    picture_tensor,
+)
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
-from triptych.modalities.diffusion.spec import abilities_of
+from triptych.modalities.diffusion.spec import spec_of
+from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),
@@ -69,23 +80,22 @@ def drawn(seed: int, *channels: int, width: int = WIDTH, height: int = HEIGHT) -
     return Image.fromarray(pixels.astype(np.uint8)).resize((width, height))
 
 
-def tensor_of(picture: Image.Image) -> Tensor:
-    pixels = torch.from_numpy(np.array(picture)).float() / 255
-    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+def pixels_of(picture: Image.Image) -> Pixels:
+    return Pixels(width=picture.width, height=picture.height, rgb=picture.tobytes())
 
 
 PICTURE, MASK = drawn(1, 3), drawn(2)
-REQUEST = PictureRequest(
+REQUEST = ImageRequest(
     prompt="A red apple",
     negative_prompt="blurry",
     width=WIDTH,
     height=HEIGHT,
     num_steps=4,
     seed=11,
-    sources=(tensor_of(PICTURE),),
+    sources=(pixels_of(PICTURE),),
     strength=0.6,
 )
-MASKED = replace(REQUEST, mask=tensor_of(MASK))
+MASKED = replace(REQUEST, mask=MASK.tobytes())
 
 
 @cache
@@ -93,10 +103,10 @@ def parts_of(name: str, index: int = 0) -> dict[str, Any]:
     return {**components(name), "scheduler": SCHEDULERS[name][index]}
 
 
-def draw(recipe: Recipe, request: PictureRequest) -> Tensor:
+def draw(recipe: Recipe, request: ImageRequest, cache: CacheMethod | None = None) -> Tensor:
     """Finished latents, as the model has them."""
     pools = TensorPools()
-    row = recipe.prepare(request, pools)
+    row = recipe.prepare(request, pools, cache=cache)
     denoiser = Denoiser(open_model(recipe.model))
     while not row.is_done:
         denoiser.step([row])
@@ -107,11 +117,11 @@ def draw(recipe: Recipe, request: PictureRequest) -> Tensor:
 
 
 def theirs(
-    name: str, kind: str, parts: dict[str, Any], request: PictureRequest, **told: Any
+    name: str, kind: str, parts: dict[str, Any], request: ImageRequest, **told: Any
 ) -> Tensor:
     """Latents of diffusers' pipeline `kind` over the parts of `name`."""
     modules = {part: value for part, value in parts.items() if part != "scheduler"}
-    scale = open_recipe(name, parts).abilities.default_guidance
+    scale = open_recipe(name, parts).spec.default_guidance
     told["true_cfg_scale" if name.startswith("Qwen") else "guidance_scale"] = scale
     if not name.startswith(("Flux", "SanaSprint")):
         told["negative_prompt"] = request.negative_prompt
@@ -198,17 +208,17 @@ def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) 
         pictures = [drawn(seed, 3, width=64, height=64) for seed in (4, 5)][:num_pictures]
     else:  # the second's edges are cut
         pictures = [PICTURE, drawn(3, 3, width=104, height=72)][:num_pictures]
-    sources = tuple(tensor_of(picture) for picture in pictures)
+    sources = tuple(pixels_of(picture) for picture in pictures)
     second = REQUEST.negative_prompt if is_qwen else ""
     request = replace(REQUEST, negative_prompt=second, sources=sources, strength=None)
-    if num_pictures > recipe.abilities.max_references:
+    if num_pictures > recipe.spec.max_references:
         with pytest.raises(InvalidRequest, match="this model takes 1"):
             recipe.prepare(request, TensorPools())
         return
     told = dict(SIZE)
     if name == "FluxKontextPipeline":
         told["max_area"] = WIDTH * HEIGHT
-    image = pictures if recipe.abilities.max_references > 1 else pictures[0]
+    image = pictures if recipe.spec.max_references > 1 else pictures[0]
     expected = theirs(name, name, parts, request, image=image, **told)
     ours = draw(recipe, request)
     if name == "Flux2KleinPipeline":
@@ -219,25 +229,23 @@ def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) 
 def test_a_mask_of_everything_is_none_and_one_of_nothing_keeps_the_picture() -> None:
     parts = parts_of("FluxPipeline")
     recipe = open_recipe("FluxPipeline", parts)
-    everything, nothing = torch.ones(1, HEIGHT, WIDTH), torch.zeros(1, HEIGHT, WIDTH)
+    everything, nothing = b"\xff" * (HEIGHT * WIDTH), bytes(HEIGHT * WIDTH)
     changed = draw(recipe, REQUEST)
     assert torch.allclose(draw(recipe, replace(REQUEST, mask=everything)), changed, atol=1e-6)
     kept = recipe.decode(draw(recipe, replace(REQUEST, mask=nothing)), REQUEST)
     drawn_latents = torch.Generator().manual_seed(REQUEST.seed)
-    latents = encode_picture(recipe.vae, REQUEST.sources[0], drawn_latents)
+    latents = encode_picture(recipe.vae, picture_tensor(REQUEST.sources[0]), drawn_latents)
     assert torch.allclose(kept, decode_latents(recipe.vae, latents[None])[0], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", [one for one in SCHEDULERS if not abilities_of(one).needs_reference]
-)
+@pytest.mark.parametrize("name", [one for one in SCHEDULERS if not spec_of(one).needs_reference])
 def test_at_full_strength_a_picture_is_drawn_from_words(name: str) -> None:
     recipe = open_recipe(name, parts_of(name))
     request = replace(REQUEST, strength=1.0, num_steps=2)
     if name.startswith("Sana"):  # its tiny autoencoder halves once
         request = replace(request, width=32, height=64)
     plain = draw(recipe, replace(request, sources=(), strength=None))
-    if recipe.abilities.max_references:
+    if recipe.spec.max_references:
         assert not torch.allclose(draw(recipe, request), plain)
     else:
         assert torch.equal(draw(recipe, request), plain)
@@ -273,9 +281,9 @@ def test_caches_between_blocks_see_the_pictures_too(name: str) -> None:
     recipe = open_recipe(name, parts_of(name))
     request = replace(REQUEST, strength=None, num_steps=6)
     exact = draw(recipe, request)
-    assert distance(draw(recipe, replace(request, cache=first_block(threshold=0.0))), exact) < 1e-5
+    assert distance(draw(recipe, request, first_block(threshold=0.0)), exact) < 1e-5
     plan = planned([True, True, False, True, False, True], level=Level.SPAN)
-    assert 1e-6 < distance(draw(recipe, replace(request, cache=plan)), exact) < 0.3
+    assert 1e-6 < distance(draw(recipe, request, plan), exact) < 0.3
 
 
 def test_a_picture_without_a_prompt_is_varied_without_a_second_branch() -> None:
@@ -286,14 +294,17 @@ def test_a_picture_without_a_prompt_is_varied_without_a_second_branch() -> None:
     assert len(recipe.prompts(replace(asked, sources=()))) == 2
     pools = TensorPools()
     row = recipe.prepare(asked, pools)
-    assert row.sample.step == recipe.abilities.first_step(4, 0.8) == 1
+    assert row.sample.step == recipe.spec.first_step(4, 0.8) == 1
     row.release()
 
 
 def test_pictures_of_another_size_are_fitted() -> None:
     recipe = open_recipe("StableDiffusionPipeline", parts_of("StableDiffusionPipeline"))
-    small = torch.full((3, 20, 30), 0.25)
-    alike = replace(REQUEST, sources=(torch.full((3, HEIGHT, WIDTH), 0.25),))
+    small, large = (
+        Pixels(width=width, height=height, rgb=b"\x40" * (3 * width * height))
+        for width, height in ((30, 20), (WIDTH, HEIGHT))
+    )
+    alike = replace(REQUEST, sources=(large,))
     assert torch.allclose(
         draw(recipe, replace(REQUEST, sources=(small,))), draw(recipe, alike), atol=1e-5
     )

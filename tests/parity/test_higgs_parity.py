@@ -16,8 +16,7 @@ from support.speech_models import higgs, setup_of
 
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.engine.models.higgs.blueprint import HiggsBlueprint
-from triptych.modalities.tts.engine.models.higgs.model import HiggsModel
+from triptych.modalities.tts.engine.models.higgs import HiggsBlueprint, HiggsModel
 
 NUM_STEPS = 30
 BEGIN, END = 32, 33
@@ -95,7 +94,7 @@ def voice_context(
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]], dict[str, torch.Tensor]]:
     """A prompt with six frames of sound in it: its ids for transformers, its steps, its inputs."""
     codes_QF = np.random.default_rng(1).integers(0, 32, (10, 6))
-    steps_NQ = blueprint.delayed(codes_QF)
+    steps_NQ = blueprint.steps(codes_QF)
     ids = (1, 7, 52, *[51] * (len(steps_NQ) - 9), *[53] * 9, 54, 50, *WORDS)
     inputs = {
         "audio_input_ids": torch.from_numpy(steps_NQ)[None],
@@ -194,4 +193,4 @@ def test_a_voice_is_delayed_as_transformers_does(blueprint: HiggsBlueprint) -> N
 
     build = transformers.HiggsAudioV2Processor.build_delay_pattern
     expected_1QN = build(Marks, torch.from_numpy(stream)[None])
-    np.testing.assert_array_equal(blueprint.delayed(codes_QF), expected_1QN[0].T.numpy())
+    np.testing.assert_array_equal(blueprint.steps(codes_QF), expected_1QN[0].T.numpy())

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from triptych.modalities.tts.configs.kokoro import KOKORO_82M, read_kokoro_config
 from triptych.modalities.tts.engine.models.kokoro.convert import hub_tensors
-from triptych.modalities.tts.engine.models.kokoro.joints import finish
+from triptych.modalities.tts.engine.models.kokoro.layers import finish
 from triptych.modalities.tts.engine.models.kokoro.model import KokoroModel, SentenceRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference's own

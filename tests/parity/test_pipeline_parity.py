@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 from support.diffusers_pictures import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS, components, randomised, their_pipeline
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.caches.methods import first_block, planned
+from triptych.modalities.diffusion.engine.caches.methods import first_block, planned
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, row_seed
+from triptych.modalities.diffusion.engine.recipes.recipe import row_seed
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
-from triptych.modalities.diffusion.spec import abilities_of
+from triptych.modalities.diffusion.spec import spec_of
+from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*upcast_vae.*:FutureWarning"),
 ]
-REQUEST = PictureRequest(
+REQUEST = ImageRequest(
     prompt="A red apple", negative_prompt="blurry", width=64, height=96, num_steps=3, seed=11
 )
 CASES = [
     (name, index)
     for name, found in SCHEDULERS.items()
     for index in range(len(found))
-    if not abilities_of(name).needs_reference
+    if not spec_of(name).needs_reference
 ]
 
 
@@ -78,7 +78,7 @@ def test_the_medium_model_of_sd35_has_blocks_of_its_own() -> None:
     row.release()
 
 
-def test_flux_that_is_deaf_to_guidance_is_asked_twice() -> None:
+def test_flux_without_guidance_embedding_runs_two_branches() -> None:
     name, scheduler = "FluxPipeline", SCHEDULERS["FluxPipeline"][0]
     parts = components(name)
     config = {**parts["transformer"].config, "guidance_embeds": False}
@@ -131,9 +131,9 @@ def test_branches_skip_by_their_own_caches_and_come_close() -> None:
         first_block(threshold=0.5),
         planned([step not in {3, 5, 7} for step in range(num_steps)]),
     ):
-        row = recipe.prepare(replace(request, cache=cache), pools)
+        row = recipe.prepare(request, pools, cache=cache)
         run(denoiser, [row])
-        slots = [branch.slot for branch in row.branches]
+        slots = [branch.cache for branch in row.branches]
         assert len({id(slot) for slot in slots}) == 2
         assert all(slot is not None and slot.decisions.num_skipped > 0 for slot in slots)
         apart = (row.sample.sample - exact.sample.sample).square().mean()

@@ -31,7 +31,7 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.loader import open_speech_loader
-from triptych.modalities.tts.engine.models.csm.blueprint import CsmBlueprint
+from triptych.modalities.tts.engine.models.csm import CsmBlueprint
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
@@ -203,7 +203,9 @@ def test_higgs(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None
     np.testing.assert_allclose(sound(deltas), expected_S.numpy(), atol=1e-5)
 
 
-def test_a_segment_of_csm_hears_the_one_before(csm_model: tuple[Path, Any], tmp_path: Path) -> None:
+def test_csm_segment_is_prompted_with_the_previous_one(
+    csm_model: tuple[Path, Any], tmp_path: Path
+) -> None:
     folder, reference = csm_model
     first, second = (1, 5, 9, 30, 2), (1, 6, 6, 2)
     (deltas,) = say(folder, config_of(tmp_path), request(first, second, max_steps=6))

@@ -70,7 +70,7 @@ async def ask(
     prompt = rig.prompt(*parts)
     request = TokenRequest(
         prompt_ids=prompt.prompt_ids,
-        pictures=prompt.pictures,
+        contents=prompt.pictures,
         sampling=SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS),
     )
     tokens: list[int] = []

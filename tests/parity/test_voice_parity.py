@@ -18,9 +18,13 @@ from support.voice_model import CODEC, TALKER, Talker, save_voice
 
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.engine.models.voice.acoustic import AcousticPositions, Kind, windows
+from triptych.modalities.tts.engine.models.voice.acoustic import (
+    AcousticModel,
+    AcousticPositions,
+    Kind,
+    windows,
+)
 from triptych.modalities.tts.engine.models.voice.blueprint import VoiceBlueprint
-from triptych.modalities.tts.engine.models.voice.model import AcousticModel
 
 START = TALKER.num_symbols
 SENTENCES = ((0, 3, 7, 7, 1, 12, 19, 4, 0), (0, 5, 0), (0, 9, 2, 2, 17, 11, 0), (0, 8, 14, 6, 0))

@@ -53,7 +53,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"[a-z']+", text.lower())
 
 
-def test_what_was_said_is_what_is_written(speech: tuple[Pcm, ...]) -> None:
+def test_transcript_has_the_spoken_words(speech: tuple[Pcm, ...]) -> None:
     with TranscriptionPipeline.from_pretrained(progress=False, threads=1) as pipeline:
         for said, pcm_S in zip(SENTENCES, speech, strict=True):
             transcript = pipeline(pcm_S, has_word_times=True)
@@ -68,7 +68,7 @@ def test_what_was_said_is_what_is_written(speech: tuple[Pcm, ...]) -> None:
             assert max(lengths) < 2.0
 
 
-def test_long_speech_is_heard_as_transformers_hears_it(
+def test_long_speech_gives_the_tokens_of_transformers(
     speech: tuple[Pcm, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Token for token over several windows, each told what was heard before it, in float32."""

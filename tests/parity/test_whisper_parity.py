@@ -28,9 +28,8 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.recognition import windows
-from triptych.modalities.recognition.engine.alignment import median_filter, warp
 from triptych.modalities.recognition.engine.features import LogMel, Spectrogram
-from triptych.modalities.recognition.engine.model import WhisperNetwork
+from triptych.modalities.recognition.engine.model import WhisperNetwork, median_filter, warp
 from triptych.modalities.recognition.engine.recognizer import SpeechRecognizer, TranscriptionJob
 from triptych.modalities.recognition.spec import SAMPLE_RATE, WhisperSpec
 

@@ -211,7 +211,7 @@ def test_the_crowd_meets_all_there_is_to_meet(kernels: NativeKernels) -> None:
     company = live(decoder, layout, kernels, CROWD)
     counters = company.pool.counters
     assert min(counters.num_hits, counters.num_evictions) > 0
-    last = [deltas[-1] for deltas in company.deltas.values()]
+    last = [company.deltas(job_id)[-1] for job_id in company.jobs]
     assert sum(delta.num_preemptions for delta in last) > 0
     assert [delta.finish_reason for delta in last].count("cancelled") == 1
     assert company.num_mixed_steps > 0
@@ -254,7 +254,7 @@ def assert_same(
         has_same_bits = is_same(logits_V, logits[position])
         assert has_same_bits, f"logits of job {job_id} for position {position}: {difference=}"
         assert difference == 0.0, "finite, then"
-    got, wanted = company.deltas[job_id], deltas
+    got, wanted = company.deltas(job_id), deltas
     said = [token for delta in got for token in delta.token_ids]
     assert said == [token for delta in wanted for token in delta.token_ids][: len(said)]
     scored = [entry for delta in got for entry in (*delta.prompt_logprobs, *delta.logprobs)]

@@ -13,20 +13,19 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.engine_seams import Recorder
+from support.driver import SchedulerDriver
 from support.image_runner import image_request, open_painter
 from torch import Tensor
 
 from triptych.core.errors import OutOfMemory, TriptychError
-from triptych.core.job import Job
 from triptych.core.media.pixels import Pixels
-from triptych.core.plan import StepResult
-from triptych.modalities.diffusion.caches.decisions import Decisions
+from triptych.core.plan import Plan, StepResult
+from triptych.modalities.diffusion.engine.caches.decisions import Decisions
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
 from triptych.modalities.diffusion.engine.loader import measure
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner, Yield
-from triptych.modalities.diffusion.plan import DenoisePlan, PictureRow
+from triptych.modalities.diffusion.plan import DenoiseStepResult, PictureRow
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
 
@@ -64,7 +63,7 @@ class Witness:
         def note_latents(runner: DenoiseRunner, rows: Sequence[PictureRow]) -> list[Yield]:
             self._fail_if_told()
             for row in (runner._pictures[each.key].row for each in rows):
-                slots = [branch.slot for branch in row.branches if branch.slot is not None]
+                slots = [branch.cache for branch in row.branches if branch.cache is not None]
                 skips = [decided.pop(slot.decisions) for slot in slots]
                 self.decoded.append(Drawn(row.sample.sample.clone(), skips))
             return decode(runner, rows)
@@ -86,14 +85,13 @@ class Witness:
             raise torch.OutOfMemoryError("there is none left")
 
 
-class Studio:
-    """A scheduler and a runner with two plans in flight, as the engine has."""
+class Studio(SchedulerDriver):
+    """The scheduler of pictures and a real runner; a step takes a second."""
 
     def __init__(self, painter: ImageExecutor, witness: Witness, num_pictures: int) -> None:
         costs = DrawingCosts.of(painter.recipe)
-        self.runner = DenoiseRunner(painter, torch.device("cpu"))
         one = measure(painter, costs, image_request(), max_pixels=1 << 20)
-        self.scheduler = DenoiseScheduler(
+        scheduler = DenoiseScheduler(
             model="m",
             measure=lambda request: measure(painter, costs, request, max_pixels=1 << 20),
             max_pictures=6,
@@ -101,52 +99,22 @@ class Studio:
             max_jobs=1000,
             max_rows=6,
         )
-        self.outputs = Recorder()
+        runner = DenoiseRunner(painter, torch.device("cpu"))
+        super().__init__(scheduler, runner, model="m", depth=2)
         self.witness = witness
         self.made: dict[int, tuple[Pixels, Drawn]] = {}
-        self.in_flight: deque[tuple[DenoisePlan, StepResult | TriptychError]] = deque()
-        self.num_steps = 0
 
-    def submit(self, job_id: str, request: ImageRequest) -> None:
-        job = Job(
-            job_id=job_id, model="m", request=request, sink=self.outputs, arrival_s=self.num_steps
-        )
-        self.scheduler.submit(job)
+    def launch(self, plan: Plan) -> StepResult | TriptychError:
+        self.clock.advance(1.0)
+        outcome = super().launch(plan)
+        if plan.kind == "decode" and isinstance(outcome, DenoiseStepResult):
+            for row in outcome.rows:
+                assert row.pixels is not None
+                self.made[id(row.pixels)] = row.pixels, self.witness.decoded.popleft()
+        return outcome
 
-    def step(self) -> bool:
-        while len(self.in_flight) < 2 and self._launch():
-            pass
-        if not self.in_flight:
-            return False
-        plan, outcome = self.in_flight.popleft()
-        if isinstance(outcome, TriptychError):
-            self.scheduler.fail(plan, outcome, float(self.num_steps))
-        else:
-            self.scheduler.commit(plan, outcome, float(self.num_steps))
+    def settled(self, plan: Plan) -> None:
         self.scheduler.check()
-        return True
-
-    def run(self) -> None:
-        while self.step():
-            pass
-
-    def _launch(self) -> bool:
-        proposal = self.scheduler.propose(float(self.num_steps))
-        if proposal is None:
-            return False
-        plan = self.scheduler.book(proposal, self.num_steps, float(self.num_steps))
-        assert isinstance(plan, DenoisePlan)
-        self.num_steps += 1
-        try:
-            result = self.runner.launch(plan).result()
-        except OutOfMemory as error:
-            self.in_flight.append((plan, error))
-            return True
-        for row in result.rows if plan.kind == "decode" else ():
-            assert row.pixels is not None
-            self.made[id(row.pixels)] = row.pixels, self.witness.decoded.popleft()
-        self.in_flight.append((plan, result))
-        return True
 
     def drawn(self, job_id: str) -> dict[int, Drawn]:
         """The pictures that a job was sent: what was made and thrown away does not count."""

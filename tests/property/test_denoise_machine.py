@@ -130,7 +130,7 @@ class DenoiseMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.rig.in_flight) < self.rig.depth)
     @rule()
     def launch(self) -> None:
-        if self.rig.launch():
+        if self.rig.book():
             held = [measure(drawn.request).state_bytes for drawn in self.rig.painter.held.values()]
             assert len(held) <= self.max_pictures
             assert sum(held) <= self.max_state_bytes
@@ -138,7 +138,7 @@ class DenoiseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rig.in_flight)
     @rule()
     def settle(self) -> None:
-        self.rig.settle()
+        self.rig.commit()
 
     @invariant()
     def books_balance(self) -> None:

@@ -13,7 +13,6 @@ from support.token_driver import drive, random_world
 
 from triptych.core.kv import keys
 from triptych.core.kv.pages import Lease, PagePool
-from triptych.core.kv.recency import RecencyList
 from triptych.core.plan import Plan
 from triptych.schedulers import token_batch, token_state
 from triptych.schedulers.base import Proposal
@@ -25,6 +24,7 @@ _STUMBLES = (AssertionError, KeyError, IndexError, ValueError)
 
 _release = PagePool.release
 _acquire = PagePool.acquire
+_evict = PagePool._evict
 _admit = TokenState.admit
 _book = TokenScheduler.book
 _page_key = keys.page_key
@@ -49,14 +49,14 @@ def makes_held_pages_evictable(pool: PagePool, lease: Lease) -> None:
     _release(pool, lease)
     for page in lease.page_ids:
         if pool._num_holders[page] and page not in pool._cached:
-            pool._cached.append(page)
+            pool._cached[page] = None
 
 
 def finds_without_pinning(pool: PagePool, found_keys: Sequence[bytes] = ()) -> Lease:
     lease = _acquire(pool, found_keys)
     for page in lease.page_ids:
         if pool._num_holders[page] == 1:
-            pool._cached.append(page)
+            pool._cached[page] = None
     return lease
 
 
@@ -91,10 +91,9 @@ def shares_a_partial_page(state: TokenState, row: SequenceState) -> None:
         state.computing.pop(key, None)
 
 
-def evicts_the_newest(ring: RecencyList) -> int:
-    newest = ring._previous[ring._end]
-    ring.remove(newest)
-    return newest
+def evicts_the_newest(pool: PagePool) -> int:
+    pool._cached.move_to_end(next(reversed(pool._cached)), last=False)
+    return _evict(pool)
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ FAULTS = (
     Fault(publishes_before_commit, ((TokenScheduler, "book"),)),
     Fault(takes_the_last_page_from_the_cache, ((SequenceState, "lookup_keys"),)),
     Fault(shares_a_partial_page, ((TokenState, "publish"),)),
-    Fault(evicts_the_newest, ((RecencyList, "pop_oldest"),)),
+    Fault(evicts_the_newest, ((PagePool, "_evict"),)),
     Fault(finds_without_pinning, ((PagePool, "acquire"),)),
 )
 

@@ -133,7 +133,7 @@ def test_a_hundred_thousand_steps_lose_no_page(block: int) -> None:
 
 def test_the_same_calls_give_the_same_answers() -> None:
     lives = [drive(77, 400, random_world) for _ in range(2)]
-    assert lives[0].outputs == lives[1].outputs
+    assert lives[0].outputs.outputs == lives[1].outputs.outputs
     assert lives[0].scheduler.stats() == lives[1].scheduler.stats()
     assert lives[0].num_steps > 50
 
@@ -146,7 +146,7 @@ def test_the_driver_goes_everywhere() -> None:
         world = drive(seed, 300, random_world)
         for name, count in world.scheduler.stats().counters.items():
             totals[name] = totals.get(name, 0) + count
-        finals = [outputs[-1] for outputs in world.outputs.values()]
+        finals = [outputs[-1] for outputs in world.outputs.outputs.values()]
         codes |= {final.error.code for final in finals if final.error is not None}
         codes |= {final.payload.finish_reason for final in finals if final.payload is not None}
     assert min(totals.values()) > 20, totals

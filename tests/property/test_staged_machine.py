@@ -60,12 +60,12 @@ class StagedMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.rig.in_flight) < 2)
     @rule()
     def launch(self) -> None:
-        self.rig.launch()
+        self.rig.book()
 
     @precondition(lambda self: self.rig.in_flight)
     @rule()
     def settle(self) -> None:
-        self.rig.settle()
+        self.rig.commit()
 
     @invariant()
     def books_balance(self) -> None:

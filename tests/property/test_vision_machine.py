@@ -15,7 +15,7 @@ PARTS = st.lists(
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_lives(seed: int) -> None:
+def test_random_schedules_of_chats_with_pictures(seed: int) -> None:
     world = live(seed, 120)
     for job_id in world.jobs:
         said = world.output_ids(job_id)

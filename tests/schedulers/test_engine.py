@@ -202,7 +202,7 @@ def test_stop_ends_every_job() -> None:
     assert world.outputs.error_code("job") == "engine_down"
 
 
-def test_beats_tell_the_truth() -> None:
+def test_heartbeats_have_phase_turn_and_stall_budget() -> None:
     chat = Chat()
     world = World([chat.loader])
     world.submit("job", "chat", ask(prompt_of(1), 100))

@@ -113,7 +113,7 @@ def test_a_sticky_device_error_ends_the_engine(error: Exception) -> None:
     assert world.outputs.error_code("frames") == "internal_error"
 
 
-def test_repeated_failures_end_the_engine_and_every_job_hears_of_it() -> None:
+def test_repeated_failures_end_the_engine_and_fail_every_job() -> None:
     chat = Chat()
     chat.runner.errors = dict.fromkeys(range(1, 10), RuntimeError("broken"))
     world = World([chat.loader])
@@ -198,7 +198,7 @@ def test_no_beat_is_sent_while_a_step_hangs() -> None:
     assert len(world.lanes.started) == launched
 
 
-def test_a_start_that_fails_is_raised_and_told() -> None:
+def test_failed_start_raises_and_is_in_the_heartbeat() -> None:
     loader = FakeLoader("chat", lambda: (FakeFrames("chat"), FrameRunner()))
     loader.errors = [WeightsError("model.safetensors: tensor lm_head.weight is missing")]
     world = World([loader])

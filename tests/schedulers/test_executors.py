@@ -153,7 +153,7 @@ def test_a_loading_thread_ends_with_its_load_and_loads_keep_their_order(
     eventually(lambda: not loaders[1].is_alive())
 
 
-def test_taking_does_not_wait_longer_than_told(lanes: tuple[ThreadExecutors, VirtualClock]) -> None:
+def test_take_respects_its_timeout(lanes: tuple[ThreadExecutors, VirtualClock]) -> None:
     threads, _ = lanes
     threads.take(0.0)
     threads.take(-1.0)

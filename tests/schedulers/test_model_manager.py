@@ -185,7 +185,7 @@ def test_a_start_without_room_for_any_model_is_refused() -> None:
         bench.engine.run()
 
 
-def test_a_failed_load_is_told_and_can_be_tried_again() -> None:
+def test_failed_load_is_reported_and_can_be_retried() -> None:
     chat = loader("chat")
     chat.errors = [WeightsError("model.safetensors: tensor norm.weight has the wrong shape")]
     bench = Bench(chat, config=FIRST_USE)

@@ -26,10 +26,10 @@ def test_units_come_in_order_and_the_last_ends_the_job() -> None:
 def test_one_stage_of_a_unit_at_a_time_however_many_plans_are_in_flight() -> None:
     rig = Rig(depth=2)
     rig.submit("a", Request(units=(3,)))
-    assert rig.launch()
-    assert not rig.launch()
+    assert rig.book()
+    assert not rig.book()
     rig.submit("b", Request(units=(3,)))
-    assert rig.launch()
+    assert rig.book()
     rig.run()
     assert rig.has_ended("a")
     assert rig.has_ended("b")
@@ -62,7 +62,7 @@ def test_time_left_counts_what_such_units_took() -> None:
     rig.run()
     rig.submit("short", Request(units=(2,), target_s=3.0))
     rig.submit("long", Request(units=(20,), target_s=3.0))
-    assert rig.launch()
+    assert rig.book()
     assert order_of(rig.runner.log)[-1] == "long"
 
 
@@ -93,12 +93,12 @@ def test_a_cancelled_job_gives_its_place_back_within_one_stage() -> None:
     rig = Rig(depth=2, max_started=1)
     rig.submit("a", Request(units=(100,)))
     rig.submit("b", Request(units=(2,)))
-    rig.launch()
+    rig.book()
     rig.scheduler.cancel("a")
     rig.scheduler.cancel("a")
     assert rig.payloads("a") == ["cancelled"]
     assert rig.has_ended("a")
-    rig.settle()
+    rig.commit()
     rig.step()
     assert rig.runner.log[1].dropped == ("a",)
     assert set(rig.runner.under_way) == {("b", 0)}
@@ -161,12 +161,12 @@ def test_a_unit_ahead_of_its_turn_waits_for_those_who_are_due() -> None:
     rig = Rig(depth=2, units_per_job=2)
     rig.submit("a", Request(units=(3, 3), target_s=1.0))
     rig.submit("b", Request(units=(3,), target_s=5.0))
-    rig.launch()
-    rig.launch()
+    rig.book()
+    rig.book()
     assert order_of(rig.runner.log) == ["a", "b"]
 
 
-def test_a_proposal_that_is_out_of_date_is_made_anew() -> None:
+def test_stale_proposal_is_rebuilt_on_booking() -> None:
     rig = Rig()
     rig.submit("a", Request(units=(2,)))
     proposal = rig.scheduler.propose(rig.clock())
@@ -212,10 +212,10 @@ def test_a_step_that_raises_ends_its_jobs() -> None:
     rig = Rig(max_rows=2)
     rig.submit("a", Request(units=(3,)))
     rig.submit("b", Request(units=(3,)))
-    rig.launch()
+    rig.book()
     plan, _ = rig.in_flight[0]
     rig.in_flight[0] = (plan, InternalError("broken"))
-    rig.settle()
+    rig.commit()
     assert rig.outputs.error_code("a") == rig.outputs.error_code("b") == "internal_error"
     rig.run()
     assert rig.scheduler.stats().num_running == 0
@@ -240,7 +240,7 @@ def test_stats_count_what_is_under_way() -> None:
     assert rig.scheduler.stats().counters == {"stages_total": 4, "units_total": 2}
 
 
-def test_a_deadline_is_told_to_the_timeline() -> None:
+def test_due_time_leaves_room_for_remaining_stages() -> None:
     rig = Rig()
     rig.submit("a", Request(units=(4, 4)))
     rig.run()

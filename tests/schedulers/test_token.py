@@ -157,7 +157,7 @@ def test_proposing_changes_nothing_and_repeats_itself() -> None:
     world.finish_all()
 
 
-def test_a_stale_proposal_is_booked_anew() -> None:
+def test_stale_proposal_is_rebuilt_on_booking() -> None:
     world = World()
     world.submit("a", token_request((1, 2, 3), max_tokens=4))
     world.submit("b", token_request((4, 5, 6), max_tokens=4))
@@ -177,7 +177,7 @@ def test_nothing_is_booked_when_nothing_is_left() -> None:
     assert world.scheduler.book(proposal, 0, 0.0) is None
 
 
-def test_work_and_due_times_are_told() -> None:
+def test_proposals_carry_work_and_due_time() -> None:
     world = World(max_batch_size=2, target_first_token_s=2.0, target_inter_token_s=0.25)
     world.submit("a", token_request((1, 2, 3, 4, 5), max_tokens=9))
     proposal = world.scheduler.propose(0.0)

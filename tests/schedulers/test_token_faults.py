@@ -11,7 +11,7 @@ from triptych.core.job import JobState
 def errors(world: World) -> dict[str, str]:
     return {
         name: outputs[-1].error.code
-        for name, outputs in world.outputs.items()
+        for name, outputs in world.outputs.outputs.items()
         if outputs and outputs[-1].error is not None
     }
 
@@ -47,7 +47,7 @@ def test_a_waiting_job_can_be_cancelled() -> None:
     world.finish_all()
 
 
-def test_a_row_that_ended_in_flight_says_no_more() -> None:
+def test_row_ended_in_flight_sends_nothing_more() -> None:
     world = World(depth=2)
     ids = (1, 2, 3)
     probe = World()

@@ -18,7 +18,7 @@ def learned(*steps: tuple[int, float]) -> CostModel:
     return costs
 
 
-def test_a_device_nobody_knows_gets_a_small_chunk_first() -> None:
+def test_first_chunk_on_an_unmeasured_device_is_small() -> None:
     assert learned().fitting("prefill", "tokens", 0.1, 2048) == 128
     assert learned((128, 0.256)).fitting("prefill", "tokens", 0.1, 2048) == 50
 
@@ -34,7 +34,7 @@ def test_what_a_step_takes_by_itself_is_learned_from_steps_of_many_sizes() -> No
     assert abs(costs.fitting("prefill", "tokens", 0.3, 2048) - 200) <= 10
 
 
-def test_unmeasured_steps_tell_nothing() -> None:
+def test_unmeasured_steps_are_not_learned_from() -> None:
     assert learned((100, 0.0)).fitting("prefill", "tokens", 0.1, 2048) == 128
 
 

@@ -93,7 +93,7 @@ async def test_two_authorization_headers_do_not_help(app: FastAPI) -> None:
     assert reply.status_code == 401
 
 
-async def test_an_answer_to_a_wrong_key_tells_nothing_else(app: FastAPI) -> None:
+async def test_unauthorized_answers_reveal_no_route(app: FastAPI) -> None:
     async with in_process(app) as client:
         there = await client.get("/v1/models")
         absent = await client.get("/v1/nothing")

@@ -7,22 +7,23 @@ what it is compared with: one request, its prompt in one piece, nothing cached.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from support.driver import SchedulerDriver
 from triptych.core.config import ScheduleOptions
 from triptych.core.engine.text_head import CausalModel, TextHead
 from triptych.core.engine.token_runner import TokenRunner
-from triptych.core.job import Job, Output
+from triptych.core.errors import TriptychError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig, DecoderLayer
 from triptych.core.layers.linear import Linear
-from triptych.core.plan import StepResult, TokenPlan
+from triptych.core.plan import Plan, StepResult, TokenPlan
 from triptych.core.sampling.sampler import SampledTokens, Sampler
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.schedulers.token import TokenScheduler
@@ -88,7 +89,7 @@ class LogitsKeeper(Sampler):
         return given
 
 
-class Company:
+class Company(SchedulerDriver):
     """Jobs of one model, up to `depth` steps in flight. Fresh pages hold NaN."""
 
     def __init__(
@@ -109,7 +110,7 @@ class Company:
             page_size=layout.page_size,
             enable_prefix_caching=enable_prefix_caching,
         )
-        self.scheduler = TokenScheduler(
+        scheduler = TokenScheduler(
             model=MODEL, pool=self.pool, options=schedule, max_length=MAX_LENGTH, namespace=b"w"
         )
         kv = KvCache(layout, num_pages, CPU, native)
@@ -118,63 +119,35 @@ class Company:
         self._sampler = LogitsKeeper(
             vocab_size=model.vocab_size, max_batch_size=num_slots, device=CPU, native=native
         )
-        self._runner = TokenRunner(
+        runner = TokenRunner(
             TextHead(model, self._sampler, max_batch_size=num_slots, device=CPU),
             kv,
             max_batch_size=num_slots,
             max_length=MAX_LENGTH,
             device=CPU,
         )
-        self._depth = depth
-        self._in_flight: deque[tuple[TokenPlan, StepResult]] = deque()
-        self.num_steps = 0
+        super().__init__(scheduler, runner, model=MODEL, depth=depth)
         self.num_mixed_steps = 0  # parts of prompts beside answers
-        self.logits: dict[str, dict[int, torch.Tensor]] = {}
-        self.deltas: dict[str, list[TokenDelta]] = {}
+        self.logits: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
 
-    def submit(self, job_id: str, request: TokenRequest) -> None:
-        self.logits[job_id], self.deltas[job_id] = {}, []
-        job = Job(
-            job_id=job_id, model=MODEL, request=request, sink=self._keep, arrival_s=self._now_s
-        )
-        self.scheduler.submit(job)
-
-    def _keep(self, output: Output) -> None:
-        assert isinstance(output.payload, TokenDelta), output.error
-        self.deltas[output.job_id].append(output.payload)
-
-    def turn(self) -> bool:
-        """One turn of the engine's loop: launch ahead, then end the oldest step."""
-        is_booked = len(self._in_flight) < self._depth and self._launch()
-        if self._in_flight and (not is_booked or len(self._in_flight) == self._depth):
-            plan, result = self._in_flight.popleft()
-            self.scheduler.commit(plan, result, self._now_s)
-            return True
-        return is_booked
-
-    @property
-    def _now_s(self) -> float:
-        return self.num_steps * 0.01
-
-    def _launch(self) -> bool:
-        proposal = self.scheduler.propose(self._now_s)
-        if proposal is None:
-            return False
-        plan = self.scheduler.book(proposal, self.num_steps, self._now_s)
-        if plan is None:
-            return False
+    def launch(self, plan: Plan) -> StepResult | TriptychError:
         assert isinstance(plan, TokenPlan)
-        self.num_steps += 1
-        self._in_flight.append((plan, self._runner.launch(plan).result()))
+        self.clock.advance(0.01)
+        outcome = super().launch(plan)
+        assert isinstance(outcome, StepResult)
         self.num_mixed_steps += {bool(row.token_ids) for row in plan.rows} == {True, False}
         job_ids = {row.slot: row.job_id for row in plan.rows}
         for slot, position, logits_V in self._sampler.take():
             self.logits[job_ids[slot]][position] = logits_V
-        return True
+        return outcome
 
-    def run(self) -> None:
-        while self.turn():
-            pass
+    def deltas(self, job_id: str) -> list[TokenDelta]:
+        """What a job that did not fail was sent."""
+        assert all(output.error is None for output in self.outputs[job_id])
+        return self.payloads(job_id)
+
+    def run(self, max_steps: int = 20_000) -> None:
+        super().run(max_steps)
         assert self.pool.num_leased == 0
 
 
@@ -191,7 +164,7 @@ def alone(
     )
     company.submit("alone", request)
     company.run()
-    return company.logits["alone"], company.deltas["alone"]
+    return company.logits["alone"], company.deltas("alone")
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

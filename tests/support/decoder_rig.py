@@ -15,8 +15,7 @@ from triptych.core.decoders.tensor_names import decoder_targets, is_unused
 from triptych.core.engine.text_head import CausalModel, TextHead
 from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.decoder import Decoder
 from triptych.core.plan import SlotStart, TokenPlan, TokenRow, TokenStepResult
 from triptych.core.sampling.sampler import Sampler
@@ -51,10 +50,8 @@ class Recorder:
         self.vocab_size = model.vocab_size
         self.last_logits_RV = torch.empty(0)
 
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, kv: KvCache, batch: AttentionBatch
-    ) -> torch.Tensor:
-        return self.model.forward(ids, positions, kv, batch)
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, step: PagedStep) -> torch.Tensor:
+        return self.model.forward(ids, positions, step)
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         self.last_logits_RV = self.model.logits(hidden_RC)

@@ -7,16 +7,16 @@ two branches; `strength` s begins at the step that leaves s of the way.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.engine_seams import Done, Recorder
+from support.driver import SchedulerDriver
+from support.engine_seams import Done
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
-from triptych.core.job import Job
 from triptych.core.media.pixels import Pixels
-from triptych.core.plan import Plan
+from triptych.core.plan import Plan, StepResult
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
     DenoiseStepResult,
@@ -28,7 +28,6 @@ from triptych.modalities.diffusion.plan import (
 )
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
-from triptych.schedulers.virtual import VirtualClock
 
 NUM_PROMPT_TOKENS = 7
 _PIXELS_PER_TOKEN = 64
@@ -195,72 +194,30 @@ def picture_of(key: PictureKey, request: ImageRequest) -> Pixels:
     return Pixels(width=1, height=1, rgb=bytes([request.seed % 256, key.picture, 255]))
 
 
-class Rig:
-    """A scheduler and a runner, with up to two plans in flight, as the engine has."""
+class Rig(SchedulerDriver):
+    """The scheduler of pictures, and a painter that its plans go to."""
+
+    has_equal_intents = True
 
     def __init__(self, *, depth: int = 1, painter: FakePainter | None = None, **limits: int):
         defaults = {"max_pictures": 8, "max_state_bytes": 1 << 30, "max_jobs": 100, "max_rows": 8}
-        self.clock = VirtualClock()
-        self.scheduler = DenoiseScheduler(model="m", measure=measure, **{**defaults, **limits})
+        scheduler = DenoiseScheduler(model="m", measure=measure, **{**defaults, **limits})
         self.painter = painter or FakePainter()
-        self.outputs = Recorder()
-        self.jobs: dict[str, Job] = {}
-        self.depth = depth
+        super().__init__(scheduler, self.painter, model="m", depth=depth, now_s=1000.0)
         self.checks_every = 1
-        self.in_flight: deque[tuple[DenoisePlan, Done]] = deque()
-        self.num_steps = 0
 
-    def submit(self, job_id: str, request: ImageRequest, deadline_s: float | None = None) -> None:
-        job = Job(
-            job_id=job_id,
-            model="m",
-            request=request,
-            sink=self.outputs,
-            arrival_s=self.clock(),
-            deadline_s=deadline_s,
-        )
-        self.scheduler.submit(job)
-        self.jobs[job_id] = job
-
-    def launch(self) -> bool:
-        proposal = self.scheduler.propose(self.clock())
-        assert proposal == self.scheduler.propose(self.clock()), "proposing changes nothing"
-        if proposal is None:
-            return False
-        plan = self.scheduler.book(proposal, self.num_steps, self.clock())
+    def over(self, plan: Plan, outcome: StepResult | TriptychError) -> None:
         assert isinstance(plan, DenoisePlan)
-        self.num_steps += 1
-        self.in_flight.append((plan, self.painter.launch(plan)))
-        return True
-
-    def settle(self) -> None:
-        plan, done = self.in_flight.popleft()
         self.clock.advance(self.painter.elapsed_s[plan.step_id])
-        if isinstance(done.outcome, Exception):
+        if isinstance(outcome, TriptychError):
             self.painter.heard(plan)
-            assert isinstance(done.outcome, TriptychError)
-            self.scheduler.fail(plan, done.outcome, self.clock())
-        else:
-            self.scheduler.commit(plan, done.outcome, self.clock())
+
+    def settled(self, plan: Plan) -> None:
         if plan.step_id % self.checks_every == 0:
             self.scheduler.check()
 
-    def step(self) -> bool:
-        """Launch as far as the depth allows, then end the oldest step."""
-        while len(self.in_flight) < self.depth and self.launch():
-            pass
-        if self.in_flight:
-            self.settle()
-            return True
-        return False
-
-    def run(self) -> None:
-        while self.step():
-            pass
-
     def deltas(self, job_id: str) -> list[ImageDelta]:
-        outputs = self.outputs.outputs.get(job_id, [])
-        return [output.payload for output in outputs if output.payload is not None]
+        return self.payloads(job_id)
 
     def pictures(self, job_id: str) -> dict[int, Pixels]:
         return {
@@ -268,9 +225,6 @@ class Rig:
             for delta in self.deltas(job_id)
             if delta.pixels is not None and delta.partial_index < 0
         }
-
-    def has_ended(self, job_id: str) -> bool:
-        return self.outputs.final(job_id) is not None
 
     def plans(self, kind: str) -> list[DenoisePlan]:
         return [plan for plan in self.painter.log if plan.kind == kind]

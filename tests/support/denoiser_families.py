@@ -6,9 +6,7 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from support.denoiser_families_more import MORE
 from support.tiny_denoisers import (
-    COGVIDEO,
     HEADS,
     MASK,
     PACKED,
@@ -19,7 +17,7 @@ from support.tiny_denoisers import (
     Tiny,
     flux_ids,
 )
-from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 
 TINY: dict[str, Tiny] = {
     "FluxTransformer2DModel": Tiny(
@@ -44,10 +42,6 @@ TINY: dict[str, Tiny] = {
         sample=(16, 4),
         rows=PROMPT,
         shared=flux_ids,
-    ),
-    "BriaTransformer2DModel": Tiny(config=PACKED, sample=(16, 4), rows=PROMPT, shared=flux_ids),
-    "LongCatImageTransformer2DModel": Tiny(
-        config=PACKED, sample=(16, 4), rows=PROMPT, shared=flux_ids
     ),
     "OvisImageTransformer2DModel": Tiny(
         config={**PACKED, "out_channels": 4}, sample=(16, 4), rows=PROMPT, shared=flux_ids
@@ -107,11 +101,6 @@ TINY: dict[str, Tiny] = {
         fixed={"encoder_attention_mask": MASK},
         shared=lambda: {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}},
     ),
-    "DiTTransformer2DModel": Tiny(
-        config={**HEADS, "num_layers": 3, "sample_size": 8, "num_embeds_ada_norm": 10},
-        sample=(4, 8, 8),
-        fixed={"class_labels": torch.tensor(3)},
-    ),
     "SanaTransformer2DModel": Tiny(
         config={
             **HEADS,
@@ -125,24 +114,6 @@ TINY: dict[str, Tiny] = {
             "sample_size": 8,
         },
         sample=(4, 8, 8),
-        rows=PROMPT,
-        fixed={"encoder_attention_mask": MASK},
-    ),
-    "SanaVideoTransformer3DModel": Tiny(
-        config={
-            "num_attention_heads": 2,
-            "attention_head_dim": 12,
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_layers": 3,
-            "num_cross_attention_heads": 2,
-            "cross_attention_head_dim": 12,
-            "cross_attention_dim": 24,
-            "caption_channels": WIDTH,
-            "sample_size": 8,
-            "rope_max_seq_len": 32,
-        },
-        sample=(4, 2, 8, 8),
         rows=PROMPT,
         fixed={"encoder_attention_mask": MASK},
     ),
@@ -179,26 +150,6 @@ TINY: dict[str, Tiny] = {
         rows=PROMPT,
         fixed={"encoder_attention_mask": MASK.bool()},
     ),
-    "LuminaNextDiT2DModel": Tiny(
-        config={
-            "sample_size": 8,
-            "hidden_size": 16,
-            "num_layers": 3,
-            "num_attention_heads": 2,
-            "num_kv_heads": 1,
-            "multiple_of": 8,
-            "cross_attention_dim": WIDTH,
-        },
-        sample=(4, 8, 8),
-        rows=PROMPT,
-        fixed={"encoder_mask": MASK},
-        shared=lambda: {
-            "image_rotary_emb": diffusers.models.embeddings.get_2d_rotary_pos_embed_lumina(
-                8, 16, 16
-            ),
-            "cross_attention_kwargs": {},
-        },
-    ),
     "HiDreamImageTransformer2DModel": Tiny(
         config={
             **HEADS,
@@ -224,65 +175,27 @@ TINY: dict[str, Tiny] = {
         },
     ),
     "WanTransformer3DModel": Tiny(config=WAN, sample=(4, 1, 8, 8), rows=PROMPT),
-    "WanVACETransformer3DModel": Tiny(
-        config={**WAN, "vace_layers": [0, 2], "vace_in_channels": 6},
-        sample=(4, 1, 8, 8),
-        rows={**PROMPT, "control_hidden_states": (6, 1, 8, 8)},
-    ),
-    "SkyReelsV2Transformer3DModel": Tiny(config=WAN, sample=(4, 1, 8, 8), rows=PROMPT),
-    "ChronoEditTransformer3DModel": Tiny(
-        config={**WAN, "rope_temporal_skip_len": 2}, sample=(4, 1, 8, 8), rows=PROMPT
-    ),
-    "CogView3PlusTransformer2DModel": Tiny(
+    "UNet2DConditionModel": Tiny(
         config={
-            **HEADS,
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_layers": 3,
-            "text_embed_dim": WIDTH,
-            "time_embed_dim": 8,
-            "condition_dim": 4,
-            "pos_embed_max_size": 8,
             "sample_size": 8,
+            "block_out_channels": (8, 16),
+            "layers_per_block": 1,
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+            "norm_num_groups": 4,
+            "cross_attention_dim": WIDTH,
+            "attention_head_dim": 2,
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 4,
+            "projection_class_embeddings_input_dim": 32,
         },
         sample=(4, 8, 8),
-        rows={**PROMPT, "original_size": (2,), "target_size": (2,), "crop_coords": (2,)},
-    ),
-    "CogView4Transformer2DModel": Tiny(
-        config={
-            **HEADS,
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_layers": 3,
-            "text_embed_dim": WIDTH,
-            "time_embed_dim": 8,
-            "condition_dim": 4,
-            "sample_size": 8,
-            "rope_axes_dim": (8, 8),
+        rows={
+            **PROMPT,
+            "added_cond_kwargs.text_embeds": (8,),
+            "added_cond_kwargs.time_ids": (6,),
         },
-        sample=(4, 8, 8),
-        rows={**PROMPT, "original_size": (2,), "target_size": (2,), "crop_coords": (2,)},
     ),
-    "CogVideoXTransformer3DModel": Tiny(config=COGVIDEO, sample=(2, 4, 4, 4), rows=PROMPT),
-    "ConsisIDTransformer3DModel": Tiny(config=COGVIDEO, sample=(2, 4, 4, 4), rows=PROMPT),
-    "EasyAnimateTransformer3DModel": Tiny(
-        config={
-            **HEADS,
-            "attention_head_dim": 16,
-            "in_channels": 4,
-            "out_channels": 4,
-            "patch_size": 2,
-            "num_layers": 3,
-            "mmdit_layers": 3,
-            "time_embed_dim": 8,
-            "text_embed_dim": WIDTH,
-            "sample_width": 8,
-            "sample_height": 8,
-        },
-        sample=(4, 1, 8, 8),
-        rows=PROMPT,
-    ),
-    **MORE,
 }
 
 

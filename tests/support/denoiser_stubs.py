@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.engine.caches.slot import (
-    CacheSlot,
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.row_cache import (
+    RowCache,
     distances,
     keep_signals,
     predict,
@@ -176,7 +176,7 @@ class MixtureFlow:
 
 
 def cached_step(
-    rows: Sequence[tuple[SampleRow, CacheSlot]], model: Denoiser, signals: Tensor | None = None
+    rows: Sequence[tuple[SampleRow, RowCache]], model: Denoiser, signals: Tensor | None = None
 ) -> list[bool]:
     """One step of rows with caches of the output: who decides to, computes, in one batch."""
     at = [Point(row.step, row.noise_levels[row.step]) for row, _ in rows]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from support.diffusers_pipelines import their_pipeline
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.wire import ImageRequest
 
 
-def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, Any]:
+def extras_of(name: str, request: ImageRequest, recipe: Recipe) -> dict[str, Any]:
     """What their call is told beside prompt, size and steps."""
-    scale = recipe.abilities.default_guidance
+    scale = recipe.spec.default_guidance
     told: dict[str, Any] = {"negative_prompt": request.negative_prompt, "guidance_scale": scale}
     if name.startswith("Flux"):
         del told["negative_prompt"]
@@ -34,7 +35,7 @@ def extras_of(name: str, request: PictureRequest, recipe: Recipe) -> dict[str, A
     return told
 
 
-def request_for(name: str, request: PictureRequest) -> PictureRequest:
+def request_for(name: str, request: ImageRequest) -> ImageRequest:
     """What both can draw: Klein's pipeline takes no second prompt, HiDream's chooses the shape."""
     if name == "Flux2KleinPipeline":
         return replace(request, negative_prompt="")
@@ -44,7 +45,7 @@ def request_for(name: str, request: PictureRequest) -> PictureRequest:
     return replace(request, width=32, height=64) if name.startswith("Sana") else request
 
 
-def theirs(name: str, parts: dict[str, Any], request: PictureRequest, output: str) -> Tensor:
+def theirs(name: str, parts: dict[str, Any], request: ImageRequest, output: str) -> Tensor:
     recipe = open_recipe(name, parts)
     modules = {part: value for part, value in parts.items() if part != "scheduler"}
     pipeline = their_pipeline(name, modules, parts["scheduler"])

@@ -48,6 +48,7 @@ SCHEDULERS: dict[str, list[dict[str, Any]]] = {
     "FluxPipeline": _SPACED,
     "HiDreamImagePipeline": _SHIFTED_STEPWISE,
     "Lumina2Pipeline": _SPACED,
+    "OvisImagePipeline": _SPACED,
     "PixArtAlphaPipeline": _NOISE,
     "PixArtSigmaPipeline": _NOISE,
     "QwenImageEditPipeline": _SPACED[:1],
@@ -406,6 +407,11 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         **_one(t5, length=512),
         "transformer": build("WanTransformer3DModel"),
         "vae": video_vae(diffusers.AutoencoderKLWan),
+    },
+    "OvisImagePipeline": lambda: {
+        **_one(qwen),
+        "transformer": _packed("OvisImageTransformer2DModel", out_channels=16),
+        "vae": vae(shift=0.1),
     },
     "ZImagePipeline": lambda: {
         **_one(qwen),

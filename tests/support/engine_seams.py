@@ -307,9 +307,13 @@ class Recorder:
             self.outputs.setdefault(output.job_id, []).append(output)
             self._changed.notify_all()
 
+    def __getitem__(self, job_id: str) -> list[Output]:
+        """All that a job was sent."""
+        return self.outputs.setdefault(job_id, [])
+
     def final(self, job_id: str) -> Output | None:
         """The last output of a job, if it has ended."""
-        last = self.outputs.get(job_id, [None])[-1]
+        last = (self.outputs.get(job_id) or [None])[-1]
         return last if last is not None and last.is_final else None
 
     def wait_final(self, *job_ids: str, timeout_s: float = 30.0) -> None:

@@ -42,7 +42,7 @@ def image_model(name: str = "paint", **facts: Any) -> ImageModel:
     known = {"default_steps": 10, "default_guidance": 3.0, **facts}
     return ImageModel(
         name=name,
-        abilities=PipelineSpec(**known),
+        spec=PipelineSpec(**known),
         multiple=16,
         default_size=(128, 128),
         samplers=("euler", "heun"),
@@ -148,7 +148,7 @@ def make_image_service(
     """A service in front of `engine`. Without a `reader` pictures are read in this process."""
     config = Config(images=images or LORAS, schedule=ScheduleOptions(**schedule))
     found = models or (image_model(),)
-    return ImageService.from_config(config, found, engine, reader=reader or PictureReader(None))
+    return ImageService(config, found, engine, reader=reader or PictureReader(None))
 
 
 def make_image_app(
@@ -166,8 +166,12 @@ def make_image_app(
 
 
 def call(prompt: str = "a red apple", **fields: Any) -> ImageCall:
-    """A call of the service."""
-    return ImageCall(**{"model": "paint", "prompt": prompt, "call_id": "call", **fields})
+    """A call of the service; fields of it and of its request."""
+    own = {name: fields.pop(name) for name in ImageCall.__dataclass_fields__ if name in fields}
+    if (size := fields.pop("size", None)) is not None:
+        fields["width"], fields["height"] = size
+    request = ImageRequest(**{"prompt": prompt, **fields})
+    return ImageCall(**{"model": "paint", "call_id": "call", **own, "request": request})
 
 
 def generation(prompt: str = "a red apple", **fields: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
 COLOURS = ((200, 30, 30), (30, 160, 60), (40, 60, 200))
 MODEL = ImageModel(
     name="plain",
-    abilities=PipelineSpec(default_steps=6, default_guidance=2.0, max_references=2),
+    spec=PipelineSpec(default_steps=6, default_guidance=2.0, max_references=2),
     multiple=8,
     default_size=(64, 64),
     samplers=("euler", "heun"),
@@ -38,7 +38,7 @@ class PlainEngine(ActingEngine):
     is_endless: bool = False
 
     async def act(self, job_id: str, request: ImageRequest) -> None:
-        num_steps = request.num_steps or MODEL.abilities.default_steps
+        num_steps = request.num_steps or MODEL.spec.default_steps
         self.tell(job_id, ImageDelta(queue_position=1))
         step, is_endless = 0, self.is_endless
         while step < num_steps or is_endless:
@@ -76,7 +76,7 @@ def open_plain(engine: PlainEngine) -> ImagePipeline:
         enable_lora=True, lora_paths=("ink=i.safetensors", "gold=g.safetensors")
     )
     config = Config(images=adapters)
-    service = ImageService.from_config(config, [MODEL], engine, reader=PictureReader(None))
+    service = ImageService(config, [MODEL], engine, reader=PictureReader(None))
     return ImagePipeline(service, MODEL.name, LoopThread("test"))
 
 

@@ -10,7 +10,9 @@ import torch
 
 from support.diffusers_pipelines import SCHEDULERS, components
 from triptych.core.media.pixels import Pixels
-from triptych.modalities.diffusion.caches.methods import (
+from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
+from triptych.modalities.diffusion.engine.adapters.files import LowRank
+from triptych.modalities.diffusion.engine.caches.methods import (
     CacheMethod,
     Level,
     first_block,
@@ -19,13 +21,10 @@ from triptych.modalities.diffusion.caches.methods import (
     taylorseer,
     teacache,
 )
-from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
-from triptych.modalities.diffusion.engine.adapters.files import LowRank
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
-from triptych.modalities.diffusion.engine.preview import Preview
+from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder, Preview
 from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
@@ -78,7 +77,7 @@ def open_painter(
         caches=TinyCaches(),
         prompts=PromptCache(recipe, adapters, "tiny", PROMPTS_BYTES),
         adapters=adapters,
-        viewer=LatentDecoder(recipe, preview, whole_pixels=2**20),
+        decoder=LatentDecoder(recipe, preview, whole_pixels=2**20),
     )
 
 

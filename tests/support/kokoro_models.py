@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from triptych.modalities.tts.configs.kokoro import KOKORO_82M, read_kokoro_config
-from triptych.modalities.tts.engine.models.kokoro.model import Kokoro, KokoroModel
-from triptych.modalities.tts.engine.models.kokoro.voices import Voices
+from triptych.modalities.tts.engine.models.kokoro.layers import finish
+from triptych.modalities.tts.engine.models.kokoro.model import (
+    Kokoro,
+    KokoroModel,
+    SentenceRequest,
+    Voices,
+    audio,
+)
 
 TINY: dict[str, Any] = {
     **KOKORO_82M,
@@ -60,6 +66,20 @@ def tiny_voices() -> dict[str, Tensor]:
 def tiny_kokoro() -> Kokoro:
     model = tiny_model()
     return Kokoro(config=model.config, model=model, voices=Voices(tiny_voices()))
+
+
+def synthesize(
+    kokoro: Kokoro, phoneme_ids: Sequence[int], voice: str, *, speed: float = 1.0, seed: int = 0
+) -> Tensor:
+    """One sentence's samples [S], by the network alone."""
+    return render(kokoro, [kokoro.sentence(phoneme_ids, voice, speed=speed, seed=seed)])[0]
+
+
+@torch.inference_mode()
+def render(kokoro: Kokoro, sentences: Sequence[SentenceRequest]) -> list[Tensor]:
+    """The samples of sentences that share a batch."""
+    plans = [finish(kokoro.model.plan(sentence)) for sentence in sentences]
+    return [audio(row) for row in finish(kokoro.model.render(plans))]
 
 
 def their_name(name: str) -> str:

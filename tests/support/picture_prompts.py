@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from triptych.core.prompt_content import PictureSpan, PromptPicture, picture_ids
+from triptych.core.prompt_content import ContentSpan, PromptContent, content_ids
 from triptych.modalities.vlm.prepared import PreparedPicture
 
 
@@ -14,7 +14,7 @@ class SeeingPrompt:
     """What a `TokenRequest` takes: ids, those of picture positions among them, and the pictures."""
 
     prompt_ids: tuple[int, ...]
-    pictures: tuple[PromptPicture, ...]
+    pictures: tuple[PromptContent, ...]
 
 
 def join_prompt(
@@ -22,7 +22,7 @@ def join_prompt(
 ) -> SeeingPrompt:
     """Text as ids and pictures, in order; `encode` reads spelled special tokens as such."""
     ids: list[int] = []
-    pictures: list[PromptPicture] = []
+    pictures: list[PromptContent] = []
     for part in parts:
         if isinstance(part, PreparedPicture):
             pictures.append(_place(part, ids, encode))
@@ -33,9 +33,9 @@ def join_prompt(
 
 def _place(
     picture: PreparedPicture, ids: list[int], encode: Callable[[str], Sequence[int]]
-) -> PromptPicture:
+) -> PromptContent:
     """Spell `picture` at the end of `ids`."""
-    filled = iter(picture_ids(picture.digest, picture.num_features))
+    filled = iter(content_ids(picture.digest, picture.num_features))
     runs: list[tuple[int, int]] = []
     for part in picture.spelling:
         if isinstance(part, str):
@@ -43,5 +43,5 @@ def _place(
         else:
             runs.append((len(ids), part))
             ids += [next(filled) for _ in range(part)]
-    span = PictureSpan(digest=picture.digest, runs=tuple(runs), grid=picture.grid)
-    return PromptPicture(span=span, inputs=picture.inputs)
+    span = ContentSpan(digest=picture.digest, runs=tuple(runs), grid=picture.grid)
+    return PromptContent(span=span, inputs=picture.inputs)

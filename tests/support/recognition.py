@@ -22,7 +22,7 @@ from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
 from triptych.core.job import Output
 from triptych.core.media.audio.containers import encode_clip
-from triptych.core.media.audio.intake import ClipLimits, read_clip
+from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.recognition.api.routes import recognition_router
@@ -215,15 +215,6 @@ class DictatedEngine:
     async def close(self) -> None: ...
 
 
-class OwnThread:
-    """Decodes uploads within the limits, in this process."""
-
-    async def read(
-        self, data: bytes | bytearray | memoryview, *, sample_rate: int, limits: ClipLimits
-    ) -> Pcm:
-        return read_clip(bytes(data), sample_rate=sample_rate, limits=limits)
-
-
 def hearing_model(*, is_multilingual: bool = False) -> WhisperTokenizer:
     """What the API process knows of the small model."""
     generation = MULTILINGUAL if is_multilingual else {}
@@ -236,7 +227,7 @@ def recognition_service(
     """A service of the small model in front of `engine`."""
     model = hearing_model(is_multilingual=is_multilingual)
     admission = Admission(options=ScheduleOptions(**schedule))
-    return RecognitionService(engine, [model], admission, OwnThread())
+    return RecognitionService(engine, [model], admission, ClipReader(None))
 
 
 def recognition_app(engine: Any, *, is_multilingual: bool = False, **server: Any) -> FastAPI:

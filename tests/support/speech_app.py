@@ -20,8 +20,8 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.streams import JobStream
 from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice
 from triptych.modalities.tts.api.routes import speech_router
-from triptych.modalities.tts.api.service import SpeechService, VoiceSource
-from triptych.modalities.tts.api.text.chunks import ChunkLimits, split_utterances
+from triptych.modalities.tts.api.service import SpeechService
+from triptych.modalities.tts.api.text.chunks import split_utterances
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText
 from triptych.modalities.tts.wire import (
     SpeechDelta,
@@ -66,7 +66,7 @@ class SpellingFrontEnd:
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
     ) -> Iterator[PlannedSegment]:
         self.planned.append((spoken.text, voice, instructions, language))
-        for utterance in split_utterances(spoken, ChunkLimits(most=self.most)):
+        for utterance in split_utterances(spoken, self.most):
             text = utterance.text
             ids = tuple(ord(char) for char in text if char.isalpha() and char.isascii())
             lost = [at for at, char in enumerate(text) if char.isalpha() and not char.isascii()]
@@ -178,7 +178,7 @@ def make_speech_service(
     front: SpellingFrontEnd | None = None,
     *,
     max_characters: int = 4096,
-    voices: VoiceSource | None = None,
+    voices: OneVoice | None = None,
     default_seed: int | None = None,
     **schedule: int,
 ) -> SpeechService:
@@ -188,7 +188,7 @@ def make_speech_service(
         [front or SpellingFrontEnd()],
         Admission(options=ScheduleOptions(**schedule)),
         max_characters=max_characters,
-        voices=voices,
+        find_clip=None if voices is None else voices.clip,
         default_seed=default_seed,
     )
 

@@ -9,17 +9,16 @@ sound beforehand. `SpeechWorld` drives a scheduler and this runner like the engi
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from support.driver import SchedulerDriver
 from support.engine_seams import Done
 from triptych.core.config import ScheduleOptions, SpeechOptions
 from triptych.core.errors import RequestError, TriptychError, Unavailable
 from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
-from triptych.core.job import Job, Output
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import (
     Plan,
@@ -272,8 +271,11 @@ class FakeMouth:
         return AudioRowResult(pcm=pcm, is_finite=row.job_id not in self.bad_sound)
 
 
-class SpeechWorld:
-    """A speech scheduler, its pool, the fake runner and up to `depth` plans in flight."""
+class SpeechWorld(SchedulerDriver):
+    """The scheduler of speech, its pool and the fake mouth."""
+
+    look_s = 0.01
+    refusals = (RequestError, Unavailable)
 
     def __init__(
         self,
@@ -288,8 +290,7 @@ class SpeechWorld:
         self.model = model or speech_model()
         self.options = SpeechOptions(**speech)  # type: ignore[arg-type]
         self.pool = PagePool(num_pages=num_pages, page_size=page_size)
-        self.depth = depth
-        self.scheduler = SpeechScheduler(
+        scheduler = SpeechScheduler(
             model=self.model,
             pool=self.pool,
             schedule=schedule or ScheduleOptions(max_batch_size=8, max_batch_input_tokens=32),
@@ -297,84 +298,15 @@ class SpeechWorld:
             max_length=160,
             namespace=b"fake",
         )
-        self.runner = FakeMouth(self.model, page_size=page_size)
-        self.requests: dict[str, SpeechRequest] = {}
-        self.jobs: dict[str, Job] = {}
-        self.outputs: dict[str, list[Output[SpeechDelta]]] = {}
-        self.in_flight: deque[tuple[Plan, Done]] = deque()
-        self.now_s = 0.0
-        self.num_steps = 0
-
-    def submit(self, job_id: str, request: SpeechRequest) -> Job | TriptychError:
-        """Submit a job, or return why not."""
-        outputs: list[Output[SpeechDelta]] = []
-        job = Job(
-            job_id=job_id, model=MODEL, request=request, sink=outputs.append,
-            arrival_s=self.now_s,
-        )  # fmt: skip
-        try:
-            self.scheduler.submit(job)
-        except (RequestError, Unavailable) as error:
-            return error
-        self.requests[job_id], self.jobs[job_id] = request, job
-        self.outputs[job_id] = outputs
-        return job
-
-    def book(self) -> Plan | None:
-        """Propose, book and launch one plan, if there is one and depth allows."""
-        if len(self.in_flight) >= self.depth:
-            return None
-        self.now_s += 0.01
-        proposal = self.scheduler.propose(self.now_s)
-        if proposal is None:
-            return None
-        while proposal.not_before_s > self.now_s:
-            if self.in_flight:
-                return None
-            self.now_s = proposal.not_before_s  # by then it may have become later still
-            proposal = self.scheduler.propose(self.now_s)
-            assert proposal is not None, "what was to come has gone"
-        plan = self.scheduler.book(proposal, self.num_steps, self.now_s)
-        if plan is None:
-            return None
-        assert plan.kind == proposal.kind
-        self.num_steps += 1
-        self.in_flight.append((plan, self.runner.launch(plan)))
-        return plan
-
-    def commit(self) -> bool:
-        """End the oldest plan in flight."""
-        if not self.in_flight:
-            return False
-        plan, done = self.in_flight.popleft()
-        if isinstance(done.outcome, TriptychError):
-            self.scheduler.fail(plan, done.outcome, self.now_s)
-        else:
-            assert isinstance(done.outcome, StepResult)
-            self.scheduler.commit(plan, done.outcome, self.now_s)
-        return True
+        runner = FakeMouth(self.model, page_size=page_size)
+        super().__init__(scheduler, runner, model=MODEL, depth=depth)
 
     def fail_next(self, error: TriptychError) -> None:
         """The next plan to be launched raises."""
         self.runner.errors[len(self.runner.launched) + 1] = error
 
-    def turn(self) -> bool:
-        """One turn of the loop: launch ahead, then end the oldest step."""
-        is_booked = self.book() is not None
-        if len(self.in_flight) >= self.depth or not is_booked:
-            return self.commit() or is_booked
-        return is_booked
-
-    def run(self, max_turns: int = 20_000) -> None:
-        """Turn until nothing is left to do."""
-        for _ in range(max_turns):
-            if not self.turn():
-                return
-        raise AssertionError("the scheduler does not come to rest")
-
     def deltas(self, job_id: str) -> list[SpeechDelta]:
-        """What a job was sent, errors left out."""
-        return [output.payload for output in self.outputs[job_id] if output.payload is not None]
+        return self.payloads(job_id)
 
     def sound(self, job_id: str) -> bytes:
         """All samples a job was sent."""
@@ -400,10 +332,7 @@ class SpeechWorld:
 
     def finish_all(self) -> None:
         """Run to the end, then expect every sound right and everything given back."""
-        for job_id in self.jobs:
-            self.scheduler.set_paused(job_id, False)
-        self.run()
-        self.scheduler.check()
+        self.let_all_go_on()
         for job_id in self.jobs:
             self.check_sound(job_id)
         assert self.pool.num_leased == 0

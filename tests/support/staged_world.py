@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.engine_seams import Done, Recorder
+from support.driver import SchedulerDriver
+from support.engine_seams import Done
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.job import Job
-from triptych.core.plan import Plan
+from triptych.core.plan import Plan, StepResult
 from triptych.core.staged_plan import Stage, StagedPlan, StagedRowResult, StagedStepResult
 from triptych.schedulers.staged import StagedScheduler, StageLimits
-from triptych.schedulers.virtual import VirtualClock
 
 STAGE_S = 0.1
 
@@ -105,77 +104,26 @@ class StagedFake:
         return StagedRowResult(payload=told, next_stage=Stage("go", 1.0))
 
 
-class Rig:
-    """A scheduler and a runner, with up to two plans in flight, as the engine has."""
+class Rig(SchedulerDriver):
+    """The scheduler of stages, and units that are counters. A listener's time does not pass."""
+
+    has_patience = False
+    has_equal_intents = True
 
     def __init__(
         self, *, depth: int = 1, max_fit: int = 10_000, max_jobs: int = 100, **limits: Any
     ) -> None:
-        self.clock = VirtualClock()
-        self.scheduler = StagedScheduler(
+        scheduler = StagedScheduler(
             model="m", open_pace=Pace, max_jobs=max_jobs, limits=StageLimits(**limits)
         )
-        self.runner = StagedFake(max_fit=max_fit)
-        self.outputs = Recorder()
-        self.jobs: dict[str, Job] = {}
-        self.depth = depth
-        self.in_flight: deque[tuple[StagedPlan, StagedStepResult | Exception]] = deque()
-        self.num_steps = 0
+        runner = StagedFake(max_fit=max_fit)
+        super().__init__(scheduler, runner, model="m", depth=depth, now_s=1000.0)
 
-    def submit(self, job_id: str, request: Request) -> None:
-        job = Job(
-            job_id=job_id,
-            model="m",
-            request=request,
-            sink=self.outputs,
-            arrival_s=self.clock(),
-        )
-        self.jobs[job_id] = job
-        self.scheduler.submit(job)
-
-    def launch(self) -> bool:
-        proposal = self.scheduler.propose(self.clock())
-        assert proposal == self.scheduler.propose(self.clock()), "proposing changes nothing"
-        if proposal is None or proposal.not_before_s > self.clock():
-            return False
-        plan = self.scheduler.book(proposal, self.num_steps, self.clock())
-        assert isinstance(plan, StagedPlan)
-        self.num_steps += 1
-        try:
-            result: StagedStepResult | Exception = self.runner.launch(plan).result()
-        except Exception as error:
-            result = error
-        self.in_flight.append((plan, result))
-        return True
-
-    def settle(self) -> None:
-        plan, result = self.in_flight.popleft()
+    def over(self, plan: Plan, outcome: StepResult | TriptychError) -> None:
         self.clock.advance(STAGE_S)
-        if isinstance(result, Exception):
-            self.scheduler.fail(plan, result, self.clock())
-        else:
-            self.scheduler.commit(plan, result, self.clock())
+
+    def settled(self, plan: Plan) -> None:
         self.scheduler.check()
-
-    def payloads(self, job_id: str) -> list[object]:
-        outputs = self.outputs.outputs.get(job_id, [])
-        return [output.payload for output in outputs if output.payload is not None]
-
-    def has_ended(self, job_id: str) -> bool:
-        return self.outputs.final(job_id) is not None
-
-    def step(self) -> bool:
-        """Launch as far as the depth allows, then end the oldest step."""
-        while len(self.in_flight) < self.depth and self.launch():
-            pass
-        if self.in_flight:
-            self.settle()
-            return True
-        return False
-
-    def run(self) -> None:
-        while self.step():
-            pass
 
 
 def order_of(plans: Sequence[StagedPlan]) -> list[str]:

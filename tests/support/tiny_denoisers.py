@@ -45,27 +45,6 @@ WAN = {
     "num_layers": 3,
     "rope_max_seq_len": 32,
 }
-HUNYUAN = {
-    **HEADS,
-    "num_layers": 2,
-    "num_single_layers": 2,
-    "num_refiner_layers": 1,
-    "text_embed_dim": WIDTH,
-    "rope_axes_dim": (2, 2, 4),
-}
-COGVIDEO = {
-    **HEADS,
-    "in_channels": 4,
-    "out_channels": 4,
-    "time_embed_dim": 8,
-    "text_embed_dim": WIDTH,
-    "num_layers": 3,
-    "sample_width": 4,
-    "sample_height": 4,
-    "sample_frames": 5,
-    "max_text_seq_length": TEXT,
-    "use_rotary_positional_embeddings": False,
-}
 
 
 def flux_ids(axes: int = 3) -> dict[str, Tensor]:

@@ -9,16 +9,23 @@ output is known beforehand. `World` drives a scheduler and this runner like the 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from dataclasses import dataclass, field
 
+from support.driver import SchedulerDriver
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import RequestError, TriptychError, Unavailable
-from triptych.core.job import Job, Output
 from triptych.core.kv.pages import PagePool
-from triptych.core.plan import TokenPlan, TokenRow, TokenRowResult, TokenStepResult
+from triptych.core.plan import (
+    Plan,
+    StepResult,
+    TokenPlan,
+    TokenRow,
+    TokenRowResult,
+    TokenStepResult,
+)
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.schedulers.base import Proposal
 from triptych.schedulers.token import TokenScheduler
 
 VOCAB_SIZE = 50
@@ -216,8 +223,11 @@ class ShadowRunner:
         return tuple(TokenLogprob(token_id, -1.0) for token_id in targets)
 
 
-class World:
-    """A scheduler, its pool, the shadow runner and up to `depth` plans in flight."""
+class World(SchedulerDriver):
+    """The scheduler of tokens, its pool and the shadow runner."""
+
+    look_s = 0.01
+    refusals = (RequestError, Unavailable)
 
     def __init__(
         self,
@@ -232,100 +242,41 @@ class World:
         self.pool = pool or PagePool(num_pages=num_pages, page_size=page_size)
         self.options = ScheduleOptions(**options)  # type: ignore[arg-type]
         self.max_length = max_length
-        self.depth = depth
-        self.scheduler = TokenScheduler(
+        scheduler = TokenScheduler(
             model=MODEL,
             pool=self.pool,
             options=self.options,
             max_length=max_length,
             namespace=NAMESPACE,
         )
-        self.requests: dict[str, TokenRequest] = {}
+        super().__init__(scheduler, None, model=MODEL, depth=depth)
         self.runner = ShadowRunner(
             num_pages=self.pool.num_pages,
             page_size=self.pool.page_size,
             requests=self.requests,
         )
-        self.jobs: dict[str, Job] = {}
-        self.outputs: dict[str, list[Output]] = {}
-        self.in_flight: deque[tuple[TokenPlan, TokenStepResult]] = deque()
-        self.now_s = 0.0
-        self.num_steps = 0
         self.cached_since: dict[tuple[int, bytes], int] = {}
         self.num_notes = 0
 
-    def submit(self, job_id: str, request: TokenRequest) -> Job | TriptychError:
-        """Submit a job, or return why not."""
-        outputs: list[Output] = []
-        job = Job(
-            job_id=job_id,
-            model=MODEL,
-            request=request,
-            sink=outputs.append,
-            arrival_s=self.now_s,
-        )
-        try:
-            self.scheduler.submit(job)
-        except (RequestError, Unavailable) as error:
-            return error
-        self.requests[job_id] = request
-        self.jobs[job_id] = job
-        self.outputs[job_id] = outputs
-        return job
-
-    def book(self) -> TokenPlan | None:
-        """Propose, book and launch one plan, if there is one and depth allows."""
-        if len(self.in_flight) >= self.depth:
-            return None
-        self.now_s += 0.01
-        proposal = self.scheduler.propose(self.now_s)
-        if proposal is None:
-            return None
+    def take(self, proposal: Proposal) -> Plan | None:
         self.note_cached()
-        plan = self.scheduler.book(proposal, self.num_steps, self.now_s)
+        plan = super().take(proposal)
         self._check_evictions()
-        if plan is None:
-            return None
-        assert isinstance(plan, TokenPlan)
-        assert proposal.kind == plan.kind
-        self._check_plan(plan)
-        self.num_steps += 1
-        self.in_flight.append((plan, self.runner.run(plan)))
         return plan
 
-    def commit(self) -> bool:
-        """End the oldest plan in flight."""
-        if not self.in_flight:
-            return False
-        plan, result = self.in_flight.popleft()
+    def launch(self, plan: Plan) -> StepResult:
+        assert isinstance(plan, TokenPlan)
+        self._check_plan(plan)
+        return self.runner.run(plan)
+
+    def over(self, plan: Plan, outcome: StepResult | TriptychError) -> None:
+        assert isinstance(plan, TokenPlan)
         self.runner.finish(plan)
-        self.scheduler.commit(plan, result, self.now_s)
+        if isinstance(outcome, TriptychError):
+            self.runner.spoil(plan)
+
+    def settled(self, plan: Plan) -> None:
         self.note_cached()
-        return True
-
-    def fail(self, error: TriptychError) -> bool:
-        """The oldest plan in flight raises."""
-        if not self.in_flight:
-            return False
-        plan, _ = self.in_flight.popleft()
-        self.runner.finish(plan)
-        self.runner.spoil(plan)
-        self.scheduler.fail(plan, error, self.now_s)
-        return True
-
-    def turn(self) -> bool:
-        """One turn of the loop: launch ahead, then end the oldest step."""
-        is_booked = self.book() is not None
-        if len(self.in_flight) >= self.depth or not is_booked:
-            return self.commit() or is_booked
-        return is_booked
-
-    def run(self, max_turns: int = 10_000) -> None:
-        """Turn until nothing is left to do."""
-        for _ in range(max_turns):
-            if not self.turn():
-                return
-        raise AssertionError("the scheduler does not come to rest")
 
     def check(self) -> None:
         """Check every account."""
@@ -342,8 +293,7 @@ class World:
         }
 
     def deltas(self, job_id: str) -> list[TokenDelta]:
-        """What a job was sent, errors left out."""
-        return [output.payload for output in self.outputs[job_id] if output.payload is not None]
+        return self.payloads(job_id)
 
     def output_ids(self, job_id: str) -> tuple[int, ...]:
         """The tokens a job was sent."""
@@ -363,10 +313,7 @@ class World:
 
     def finish_all(self) -> None:
         """Run to the end, then expect every answer right and everything given back."""
-        for job_id in self.jobs:
-            self.scheduler.set_paused(job_id, False)
-        self.run()
-        self.check()
+        self.let_all_go_on()
         for job_id in self.jobs:
             self.check_answer(job_id)
         assert self.pool.num_leased == 0

@@ -18,11 +18,11 @@ from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.media.pixels import Pixels
 from triptych.core.plan import SlotStart
-from triptych.core.prompt_content import PromptPicture
+from triptych.core.prompt_content import PromptContent
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
+from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
-from triptych.modalities.vlm.engine.features import open_cache
 from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.processing.config import open_image_processor
 from triptych.modalities.vlm.processing.families import FAMILIES
@@ -44,7 +44,7 @@ class SeeingRecorder(Recorder):
 
 @dataclass
 class SeeingRow(Row):
-    pictures: tuple[PromptPicture, ...] = field(default=())
+    pictures: tuple[PromptContent, ...] = field(default=())
 
 
 class VisionRig(Rig):
@@ -105,7 +105,7 @@ class VisionRig(Rig):
     def _start(self, sequence: Row) -> SlotStart:
         start = super()._start(sequence)
         spans = tuple(picture.span for picture in getattr(sequence, "pictures", ()))
-        return replace(start, pictures=spans)
+        return replace(start, contents=spans)
 
 
 def generate(

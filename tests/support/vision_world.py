@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import deque
 from collections.abc import Sequence
 
+from support.driver import SchedulerDriver
 from support.token_driver import Driver, random_request
 from support.token_world import MODEL, NAMESPACE, ShadowRunner, Story, World, token_request
 from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowResult
-from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
 from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
+from triptych.schedulers.base import Proposal
 
 CLASH = FIRST_FRAME_ID + 1
 """The id of every picture position here, whatever the picture."""
@@ -42,15 +43,15 @@ def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
             continue
         name, length = part
         digest = hashlib.sha256(f"{name}{length}".encode()).digest()
-        span = PictureSpan(digest=digest, runs=((len(ids), length),))
-        pictures.append(PromptPicture(span=span, inputs={"pixel_values": patches(length)}))
+        span = ContentSpan(digest=digest, runs=((len(ids), length),))
+        pictures.append(PromptContent(span=span, inputs={"pixel_values": patches(length)}))
         ids += [CLASH] * length
     plain = token_request(tuple(ids), **options)  # type: ignore[arg-type]
     return TokenRequest(
         prompt_ids=plain.prompt_ids,
         sampling=plain.sampling,
         tenant=plain.tenant,
-        pictures=tuple(pictures),
+        contents=tuple(pictures),
     )
 
 
@@ -60,7 +61,7 @@ class SeeingStory(Story):
     def tell(self, num_tokens: int) -> None:
         for position in range(len(self.digests), num_tokens):
             super().tell(position + 1)
-            for picture in self.request.pictures:
+            for picture in self.request.contents:
                 if picture.span.start <= position < picture.span.end:
                     seen = self.digests[-1] + picture.span.digest
                     self.digests[-1] = hashlib.blake2b(seen, digest_size=12).digest()
@@ -105,7 +106,7 @@ class SeeingRunner(ShadowRunner):
         request = self.requests[row.job_id]
         self.stories.setdefault(row.job_id, SeeingStory(request))
         end = row.start + row.num_tokens
-        for picture in request.pictures:
+        for picture in request.contents:
             span = picture.span
             if span.start < end and row.start < span.end:
                 assert self.features.acquire(span.digest), "its features are there"
@@ -143,66 +144,38 @@ class SeeingWorld(World):
             page_size=self.pool.page_size,
             requests=self.requests,
         )
-        self.steps: deque[tuple[Plan, StepResult]] = deque()
         self.kinds: list[str] = []
 
-    def book(self) -> Plan | None:  # type: ignore[override]
-        if len(self.steps) >= self.depth:
-            return None
-        self.now_s += 0.01
-        proposal = self.scheduler.propose(self.now_s)
-        if proposal is None:
-            return None
-        plan = self.scheduler.book(proposal, self.num_steps, self.now_s)
-        if plan is None:
-            return None
-        self.num_steps += 1
-        self.kinds.append(plan.kind)
-        runner = self.runner
-        assert isinstance(runner, SeeingRunner)
-        # An encoder's features are there when its step is over, but they count from its launch.
-        result = runner.encode(plan) if isinstance(plan, EncodePlan) else self._run(plan)
-        self.steps.append((plan, result))
-        return plan
+    def take(self, proposal: Proposal) -> Plan | None:
+        return SchedulerDriver.take(self, proposal)
 
-    def commit(self) -> bool:
-        if not self.steps:
-            return False
-        plan, result = self.steps.popleft()
+    def launch(self, plan: Plan) -> StepResult:
+        self.kinds.append(plan.kind)
+        if isinstance(plan, EncodePlan):
+            # Its features are there when the step is over, but they count from its launch.
+            return self.runner.encode(plan)
+        assert isinstance(plan, TokenPlan)
+        return self.runner.run(plan)
+
+    def over(self, plan: Plan, outcome: StepResult | TriptychError) -> None:
         if isinstance(plan, TokenPlan):
-            self.runner.finish(plan)
-        self.scheduler.commit(plan, result, self.now_s)
-        return True
+            super().over(plan, outcome)
+
+    def settled(self, plan: Plan) -> None: ...
 
     def fail(self, error: TriptychError) -> bool:
-        if not self.steps:
-            return False
-        plan, result = self.steps.popleft()
-        if isinstance(plan, TokenPlan):
-            self.runner.finish(plan)
-            self.runner.spoil(plan)
-        else:
-            assert isinstance(plan, EncodePlan)
+        if self.in_flight and isinstance(plan := self.in_flight[0][0], EncodePlan):
+            result = self.in_flight[0][1]
             assert isinstance(result, EncodeStepResult)
             for picture, problem in zip(plan.pictures, result.errors, strict=True):
                 if problem is None:
                     self.features.release(picture.span.digest)
             self.features.clear()
-        self.scheduler.fail(plan, error, self.now_s)
-        return True
-
-    def turn(self) -> bool:
-        is_booked = self.book() is not None
-        if len(self.steps) >= self.depth or not is_booked:
-            return self.commit() or is_booked
-        return is_booked
+        return super().fail(error)
 
     def finish_all(self) -> None:
         """Run to the end; nothing is held by anybody."""
-        for job_id in self.jobs:
-            self.scheduler.set_paused(job_id, False)
-        self.run()
-        self.scheduler.check()
+        self.let_all_go_on()
         assert all(job.state.is_final for job in self.jobs.values())
         assert self.pool.num_leased == 0
         assert self.features.num_references == 0
@@ -213,10 +186,6 @@ class SeeingWorld(World):
         story, num_prompt = SeeingStory(request), len(request.prompt_ids)
         limit = min(request.sampling.max_tokens, self.max_length - num_prompt)
         return tuple(story.drawn_after(num_prompt + index) for index in range(limit))
-
-    def _run(self, plan: Plan) -> StepResult:
-        assert isinstance(plan, TokenPlan)
-        return self.runner.run(plan)
 
 
 class SeeingDriver(Driver):

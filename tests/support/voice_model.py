@@ -40,7 +40,7 @@ TALKER = AcousticConfig(
     num_symbols_after=3,
     max_held=3,
 )
-VOICE = VoiceConfig(codec=CODEC, talker=TALKER)
+VOICE = VoiceConfig(codec=CODEC, acoustic=TALKER)
 
 
 def voice_codec() -> VoiceCodec:

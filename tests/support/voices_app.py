@@ -41,6 +41,9 @@ class FakeFrontEnd:
     def check_voice(self, voice: str) -> str:
         return voice
 
+    def clip_ids(self, transcript: str) -> tuple[int, ...]:
+        return ()
+
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
     ) -> Iterator[PlannedSegment]:

@@ -135,7 +135,7 @@ INLINE vec activate(vec x, int activation) {
     return x / (1.0f + exp_vec(-z));
 }
 
-/* act(gate) * up; see core/kernels/silu_and_mul.py and gelu_and_mul.py. */
+/* act(gate) * up; see core/kernels/gated.py. */
 INLINE void gate(const void *gate_up, void *y, int64_t size, int activation, const int dtype) {
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {

@@ -100,20 +100,30 @@ class StepArguments(ctypes.Structure):
     )
 
 
-_PACK = (
-    ctypes.c_void_p,  # weight
-    *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
-    ctypes.c_int32,  # dtype
-    ctypes.c_void_p,  # packed
-    ctypes.c_int32,  # num_threads
-)
-_WRITE = (ctypes.POINTER(AttentionArguments), *(ctypes.c_void_p,) * 3)  # slots, k, v
-_NUCLEUS = (
-    ctypes.c_void_p,  # probs
-    *(ctypes.c_int64,) * 2,  # num_rows, size
-    *(ctypes.c_void_p,) * 3,  # top_k, top_p, thresholds
-    ctypes.c_int,  # num_threads
-)
+_FUNCTIONS = {
+    "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
+    "linear": (None, ctypes.POINTER(_Linear)),
+    "nucleus_thresholds": (
+        ctypes.c_int,
+        ctypes.c_void_p,  # probs
+        *(ctypes.c_int64,) * 2,  # num_rows, size
+        *(ctypes.c_void_p,) * 3,  # top_k, top_p, thresholds
+        ctypes.c_int,  # num_threads
+    ),
+    "pack_weight": (
+        None,
+        ctypes.c_void_p,  # weight
+        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
+        ctypes.c_int32,  # dtype
+        ctypes.c_void_p,  # packed
+        ctypes.c_int32,  # num_threads
+    ),
+    "paged_attention": (ctypes.c_int, ctypes.POINTER(AttentionArguments)),
+    "snake": (None, ctypes.POINTER(_Snake)),
+    # slots, k, v
+    "write_pages": (None, ctypes.POINTER(AttentionArguments), *(ctypes.c_void_p,) * 3),
+}
+"""What each function of the library returns and takes."""
 
 
 class NativeKernels:
@@ -122,42 +132,17 @@ class NativeKernels:
     `level` is the instruction level it was compiled for; see `core.kernels.native.build`.
     """
 
-    __slots__ = (
-        "_arena",
-        "_attention",
-        "_linear",
-        "_nucleus",
-        "_pack",
-        "_snake",
-        "_step",
-        "_write",
-        "level",
-    )
+    __slots__ = ("_arena", "_library", "level")
 
     def __init__(self, path: Path, level: str) -> None:
-        library = ctypes.CDLL(str(path))
-        if not library.allow_level():
+        self._library = ctypes.CDLL(str(path))
+        if not self._library.allow_level():
             raise BuildError(f"the system does not let programs use {level}")
         self.level = level
         self._arena = Arena()
-        self._attention = library.paged_attention
-        self._attention.argtypes = (ctypes.POINTER(AttentionArguments),)
-        self._write = library.write_pages
-        self._write.argtypes = _WRITE
-        self._write.restype = None
-        self._linear = library.linear
-        self._linear.argtypes = (ctypes.POINTER(_Linear),)
-        self._linear.restype = None
-        self._pack = library.pack_weight
-        self._pack.argtypes = _PACK
-        self._pack.restype = None
-        self._step = library.decoder_step
-        self._step.argtypes = (ctypes.POINTER(StepArguments),)
-        self._snake = library.snake
-        self._snake.argtypes = (ctypes.POINTER(_Snake),)
-        self._snake.restype = None
-        self._nucleus = library.nucleus_thresholds
-        self._nucleus.argtypes = _NUCLEUS
+        for name, (result, *arguments) in _FUNCTIONS.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
 
     @classmethod
     def open(cls, mode: str, folder: Path, isa: str = "auto") -> NativeKernels | None:
@@ -211,7 +196,7 @@ class NativeKernels:
         arguments.k_pages = k_pages_NPKD.data_ptr()
         arguments.v_pages = v_pages_NPKD.data_ptr()
         slots_T = batch.write_slots_T
-        self._write(arguments, slots_T.data_ptr(), k_TKD.data_ptr(), v_TKD.data_ptr())
+        self._library.write_pages(arguments, slots_T.data_ptr(), k_TKD.data_ptr(), v_TKD.data_ptr())
 
     def paged_attention(
         self,
@@ -236,7 +221,7 @@ class NativeKernels:
         arguments.q_stride = q_THD.stride(0)
         arguments.window = window or 0
         arguments.scale = scale
-        _check(self._attention(arguments))
+        _check(self._library.paged_attention(arguments))
         return out_THD.to(dtype)
 
     def can_pack(self, weight_OI: torch.Tensor) -> bool:
@@ -249,7 +234,7 @@ class NativeKernels:
         shape = packed_shape(num_outputs, num_inputs, weight_OI.dtype)
         packed = self._arena.empty(shape, weight_OI.dtype)
         weight_OI = weight_OI.contiguous()
-        self._pack(
+        self._library.pack_weight(
             weight_OI.data_ptr(),
             num_outputs,
             num_inputs,
@@ -278,7 +263,7 @@ class NativeKernels:
         y_TO = torch.empty(len(x_TI), num_outputs, dtype=out_dtype or x_TI.dtype)
         assert residual_TO is None or residual_TO.is_contiguous()
         assert residual_TO is None or residual_TO.dtype == y_TO.dtype
-        self._linear(
+        self._library.linear(
             _Linear(
                 x_TI.data_ptr(),
                 packed.data_ptr(),
@@ -305,7 +290,7 @@ class NativeKernels:
         assert (probs_BV.dtype, top_k_B.dtype) == (torch.float32, torch.int64)
         num_rows, vocab_size = probs_BV.shape
         thresholds_B = torch.empty(num_rows)
-        status = self._nucleus(
+        status = self._library.nucleus_thresholds(
             probs_BV.data_ptr(),
             num_rows,
             vocab_size,
@@ -336,7 +321,7 @@ class NativeKernels:
         assert {t.dtype for t in (x_BCT, gamma_BC, beta_BC, alpha_C)} == {torch.float32}
         assert gamma_BC.shape == beta_BC.shape == x_BCT.shape[:2]
         y_BCT = torch.empty(x_BCT.shape, dtype=dtype)
-        self._snake(
+        self._library.snake(
             _Snake(
                 x_BCT.data_ptr(),
                 gamma_BC.data_ptr(),
@@ -355,7 +340,7 @@ class NativeKernels:
 
     def decoder_step(self, arguments: StepArguments) -> None:
         """Run every layer; see `core.layers.native_layers`."""
-        _check(self._step(arguments))
+        _check(self._library.decoder_step(arguments))
 
 
 def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[int, int]:

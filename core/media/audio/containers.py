@@ -27,18 +27,20 @@ header alone. Of a FLAC stream of unknown length, libsndfile alone reads nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar
 
+import av
 import numpy as np
+import numpy.typing as npt
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.audio import framing
-from triptych.core.media.audio.codec import CodecSpec, PacketEncoder, to_int16
-from triptych.core.media.audio.resampling import Pcm, Resampler
+from triptych.core.media.audio.resampling import Pcm, Resampler, audio_frame
 
 _PACKETS_PER_PAGE = 32  # of at most 6 segments each, where 255 fit
 _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
@@ -75,9 +77,9 @@ class AudioEncoder:
         return self._take_head() + tail + self._container.finish()
 
     def final_head(self) -> bytes:
-        """What to write over the beginning of a finished stream, so that it tells its length.
+        """What to write over the beginning of a finished stream, so that it states its length.
 
-        Empty where the format tells none.
+        Empty where the format states none.
         """
         assert self._is_finished
         return self._container.final_head(self._num_samples)
@@ -107,7 +109,9 @@ def open_encoder(
     if (kind := _KINDS.get(audio_format)) is None:
         msg = f"response_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="response_format")
-    rate = _nearest_rate(sample_rate, kind.rates)
+    rate = sample_rate
+    if kind.rates:
+        rate = min((rate for rate in kind.rates if rate >= sample_rate), default=max(kind.rates))
     resampler = Resampler(sample_rate, rate)
     length = None if num_samples is None else resampler.target_length(num_samples)
     container = kind.open(_Stream(rate, length, bit_rate))
@@ -120,31 +124,100 @@ def encode_clip(audio_format: str, sample_rate: int, pcm_S: Pcm) -> bytes:
     return encoder.encode(pcm_S) + encoder.finish()
 
 
-def _nearest_rate(sample_rate: int, rates: Sequence[int]) -> int:
-    if not rates:
-        return sample_rate
-    return min((rate for rate in rates if rate >= sample_rate), default=max(rates))
-
-
 @dataclass(frozen=True, slots=True)
 class _Stream:
     sample_rate: int
     num_samples: int | None
     bit_rate: int | None
 
-    def codec(self, spec: CodecSpec) -> PacketEncoder:
-        return PacketEncoder(spec, self.sample_rate, self.bit_rate)
+
+# -- encoders ------------------------------------------------------------------------------------
 
 
-class _Container(Protocol):
-    def head(self) -> bytes: ...
-    def push(self, pcm_S: Pcm) -> bytes: ...
-    def finish(self) -> bytes: ...
-    def final_head(self, num_samples: int) -> bytes: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSpec:
+    """What libavcodec calls an encoder, and how it is set."""
+
+    name: str
+    sample_format: str
+    bit_rate: int | None = None
+    frame_s: Fraction | None = None
+    """Seconds of a frame, where the codec leaves its size open."""
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-class _Headless:
-    """A container that says nothing in front, and nothing of its length."""
+def _to_int16(pcm_S: Pcm) -> npt.NDArray[np.int16]:
+    """Round full scale to the 16-bit range, symmetrically. The samples are within full scale."""
+    return np.rint(pcm_S * 32767).astype(np.int16)
+
+
+class PacketEncoder:
+    """Packets of one mono stream at `sample_rate` (Hz)."""
+
+    def __init__(self, spec: CodecSpec, sample_rate: int, bit_rate: int | None) -> None:
+        context = av.CodecContext.create(spec.name, "w")
+        assert isinstance(context, av.AudioCodecContext)
+        context.sample_rate, context.time_base = sample_rate, Fraction(1, sample_rate)
+        context.format, context.layout = av.AudioFormat(spec.sample_format), av.AudioLayout("mono")
+        if spec.bit_rate:
+            context.bit_rate = bit_rate or spec.bit_rate
+        size = {"frame_size": str(int(sample_rate * spec.frame_s))} if spec.frame_s else {}
+        context.options = {**spec.options, **size}
+        context.open()
+        self.sample_rate = sample_rate
+        self.frame_size = context.frame_size
+        self.config = context.extradata or b""
+        """What a decoder must know before the first packet."""
+        self.delay = 0
+        """Samples in front of the sound in the first packet, once there was one."""
+        self.num_samples = 0
+        self._context = context
+        self._sample_format = spec.sample_format
+        self._pending: Pcm = np.zeros(0, np.float32)
+        self._num_packets = self._num_in = 0
+
+    def push(self, pcm_S: Pcm) -> list[bytes]:
+        """Take samples within full scale and return the packets that are ready."""
+        self.num_samples += len(pcm_S)
+        pending = np.concatenate([self._pending, pcm_S])
+        num_whole = len(pending) - len(pending) % self.frame_size
+        self._pending = pending[num_whole:].copy()
+        frames = pending[:num_whole].reshape(-1, self.frame_size)
+        return [packet for frame_S in frames for packet in self._encode(frame_S)]
+
+    def finish(self, *, pads: bool) -> list[bytes]:
+        """Return the last packets; where `pads`, silence fills the last frame."""
+        num_before = self._num_packets
+        tail = self._pending
+        if pads:
+            tail = np.pad(tail, (0, -len(tail) % self.frame_size))
+        packets = [*(self._encode(tail) if len(tail) else ()), *self._encode(None)]
+        # Drained codecs add silence of their own; what lies behind the sound is not sent.
+        num_needed = -(-(self.num_samples + self.delay) // self.frame_size)
+        assert self._num_packets >= num_needed
+        return packets[: num_needed - num_before]
+
+    def _encode(self, frame_S: Pcm | None) -> list[bytes]:
+        frame = None
+        if frame_S is not None:
+            samples = _to_int16(frame_S) if self._sample_format == "s16" else frame_S
+            frame = audio_frame(samples, self._sample_format, self.sample_rate, self._num_in)
+            self._num_in += len(frame_S)
+        packets = [packet for packet in self._context.encode(frame) if packet.size]
+        if packets and not self._num_packets:
+            self.delay = -(packets[0].pts or 0)
+        self._num_packets += len(packets)
+        return [bytes(packet) for packet in packets]
+
+
+# -- containers ----------------------------------------------------------------------------------
+
+
+class _Container(ABC):
+    """What is put around the sound. By default nothing in front, and nothing of its length."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
 
     def head(self) -> bytes:
         return b""
@@ -152,13 +225,16 @@ class _Headless:
     def final_head(self, num_samples: int) -> bytes:
         return b""
 
+    @abstractmethod
+    def push(self, pcm_S: Pcm) -> bytes: ...
 
-class _Pcm(_Headless):
-    def __init__(self, stream: _Stream) -> None:
-        self._stream = stream
+    @abstractmethod
+    def finish(self) -> bytes: ...
 
+
+class _Pcm(_Container):
     def push(self, pcm_S: Pcm) -> bytes:
-        return to_int16(pcm_S).astype("<i2").tobytes()
+        return _to_int16(pcm_S).astype("<i2").tobytes()
 
     def finish(self) -> bytes:
         return b""
@@ -172,12 +248,30 @@ class _Wav(_Pcm):
         return framing.wav_header(self._stream.sample_rate, num_samples)
 
 
-class _Flac:
-    # Any block size is allowed; the encoder's own choice at 24 kHz would wait for 96 ms.
-    SPEC = CodecSpec(name="flac", sample_format="s16", frame_s=Fraction(1, 50))
+class _Coded(_Container):
+    """A container of packets; silence fills the last frame."""
+
+    SPEC: ClassVar[CodecSpec]
+    PADS: ClassVar[bool] = True
 
     def __init__(self, stream: _Stream) -> None:
-        self._stream, self._codec = stream, stream.codec(self.SPEC)
+        super().__init__(stream)
+        self._codec = PacketEncoder(self.SPEC, stream.sample_rate, stream.bit_rate)
+
+    def push(self, pcm_S: Pcm) -> bytes:
+        return self._framed(self._codec.push(pcm_S))
+
+    def finish(self) -> bytes:
+        return self._framed(self._codec.finish(pads=self.PADS))
+
+    def _framed(self, packets: Sequence[bytes]) -> bytes:
+        return b"".join(packets)
+
+
+class _Flac(_Coded):
+    # Any block size is allowed; the encoder's own choice at 24 kHz would wait for 96 ms.
+    SPEC = CodecSpec(name="flac", sample_format="s16", frame_s=Fraction(1, 50))
+    PADS = False
 
     def head(self) -> bytes:
         return framing.flac_header(self._codec.config, self._stream.num_samples)
@@ -185,46 +279,22 @@ class _Flac:
     def final_head(self, num_samples: int) -> bytes:
         return framing.flac_header(self._codec.config, num_samples)
 
-    def push(self, pcm_S: Pcm) -> bytes:
-        return b"".join(self._codec.push(pcm_S))
 
-    def finish(self) -> bytes:
-        return b"".join(self._codec.finish(pads=False))
-
-
-class _Adts(_Headless):
+class _Adts(_Coded):
     SPEC = CodecSpec(name="aac", sample_format="fltp", bit_rate=96_000)
 
-    def __init__(self, stream: _Stream) -> None:
-        self._codec = stream.codec(self.SPEC)
-
-    def push(self, pcm_S: Pcm) -> bytes:
-        return self._frames(self._codec.push(pcm_S))
-
-    def finish(self) -> bytes:
-        return self._frames(self._codec.finish(pads=True))
-
-    def _frames(self, packets: Sequence[bytes]) -> bytes:
+    def _framed(self, packets: Sequence[bytes]) -> bytes:
         return b"".join(framing.adts_frame(self._codec.config, packet) for packet in packets)
 
 
-class _Mp3(_Headless):  # the Info frame copies its header from the first packet
+class _Mp3(_Coded):  # the Info frame copies its header from the first packet
     # Without the reservoir every frame stands alone, and comes out one frame sooner.
     SPEC = CodecSpec(
         name="libmp3lame", sample_format="fltp", bit_rate=96_000, options={"reservoir": "0"}
     )
+    _first_packet = b""
 
-    def __init__(self, stream: _Stream) -> None:
-        self._stream, self._codec = stream, stream.codec(self.SPEC)
-        self._first_packet = b""
-
-    def push(self, pcm_S: Pcm) -> bytes:
-        return self._frames(self._codec.push(pcm_S))
-
-    def finish(self) -> bytes:
-        return self._frames(self._codec.finish(pads=True))
-
-    def _frames(self, packets: Sequence[bytes]) -> bytes:
+    def _framed(self, packets: Sequence[bytes]) -> bytes:
         info = b""
         if packets and not self._first_packet:
             self._first_packet = packets[0]
@@ -238,11 +308,11 @@ class _Mp3(_Headless):  # the Info frame copies its header from the first packet
         return framing.mp3_info_frame(self._first_packet, self._codec.frame_size, num_samples)
 
 
-class _OggOpus(_Headless):  # its last page tells where the sound ends
+class _OggOpus(_Coded):  # its last page states where the sound ends
     SPEC = CodecSpec(name="libopus", sample_format="flt", bit_rate=64_000)
 
     def __init__(self, stream: _Stream) -> None:
-        self._codec = stream.codec(self.SPEC)
+        super().__init__(stream)
         self._pages = framing.OggOpusPages()
         self._scale = framing.OPUS_RATE // stream.sample_rate
         self._granule = 0
@@ -250,22 +320,21 @@ class _OggOpus(_Headless):  # its last page tells where the sound ends
     def head(self) -> bytes:
         return self._pages.header(self._codec.config)
 
-    def push(self, pcm_S: Pcm) -> bytes:
-        return b"".join(self._whole_pages(self._codec.push(pcm_S)))
-
     def finish(self) -> bytes:
         # The codec's delay leaves a packet of any sound for the last page, whose position trims it.
         packets = self._codec.finish(pads=True)
         split = (len(packets) - 1) // _PACKETS_PER_PAGE * _PACKETS_PER_PAGE
-        pages = b"".join(self._whole_pages(packets[:split]))
         end = self._scale * (self._codec.num_samples + self._codec.delay)
+        pages = self._framed(packets[:split])
         return pages + self._pages.page(packets[split:], end, is_last=True)
 
-    def _whole_pages(self, packets: Sequence[bytes]) -> Iterator[bytes]:
+    def _framed(self, packets: Sequence[bytes]) -> bytes:
+        pages = b""
         for start in range(0, len(packets), _PACKETS_PER_PAGE):
             page = packets[start : start + _PACKETS_PER_PAGE]
             self._granule += len(page) * self._codec.frame_size * self._scale
-            yield self._pages.page(page, self._granule)
+            pages += self._pages.page(page, self._granule)
+        return pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ What is read, and when reading stops, is `intake`'s. Imports no torch.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import pkgutil
@@ -17,7 +18,7 @@ import av
 import numpy as np
 
 from triptych.core.media.audio.containers import encode_clip
-from triptych.core.media.audio.intake import ClipLimits, stream_clip
+from triptych.core.media.audio.intake import ClipLimits, read_clip, stream_clip
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.child import DecodePool
 
@@ -42,9 +43,12 @@ def prepare() -> None:
 
 
 class ClipReader:
-    """Reads clips through a pool, which must serve this module."""
+    """Reads clips through a pool, which must serve this module.
 
-    def __init__(self, pool: DecodePool) -> None:
+    Without a pool, which is for one's own files alone, it reads them on a thread.
+    """
+
+    def __init__(self, pool: DecodePool | None) -> None:
         self._pool = pool
 
     async def read(
@@ -54,6 +58,9 @@ class ClipReader:
 
         Raises what `intake.stream_clip` and `DecodePool.run` raise.
         """
+        if self._pool is None:
+            whole = bytes(data)
+            return await asyncio.to_thread(read_clip, whole, sample_rate=sample_rate, limits=limits)
         decoded = await self._pool.run(
             "clip", data, sample_rate=sample_rate, limits=dataclasses.asdict(limits)
         )

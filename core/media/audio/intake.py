@@ -46,7 +46,7 @@ _MAX_BROKEN_PACKETS = 16
 _MAX_PEAK = 100.0
 """Of floats whose full scale is 1: louder ones are of another scale."""
 _LEAST_STREAMING_MARK = 0x7FFF_0000
-"""Sizes from here on are what writers put in who do not know it yet; so is 0."""
+"""Sizes from here on, and 0, mean that the writer did not know it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
@@ -42,11 +41,9 @@ class TensorSource(Protocol):
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """What there is, by name."""
-        ...
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor on the CPU. Raises `WeightsError` naming it and its file."""
-        ...
 
 
 class Checkpoint:
@@ -117,12 +114,7 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _of(self, file: str) -> Any:

@@ -34,7 +34,7 @@ def load_tensors(
 ) -> None:
     """Copy every target's tensor into place, casting to its type and device, one at a time.
 
-    `ignored` are tensors the model has no use for, as names or as a predicate. `report` hears the
+    `ignored` are tensors the model has no use for, as names or as a predicate. `report` gets the
     share of bytes done, 0 to 1. Nothing is copied unless everything fits: a missing, extra or
     mis-shaped tensor raises `WeightsError` naming it and its file.
     """

@@ -70,7 +70,6 @@ class Rebuild(Protocol):
         self, storage: StorageRef, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
     ) -> Any:
         """The tensor."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ class _StackMachine:
                 raise UnsafePickle("it calls what makes no tensor")
 
     def _drop_attributes(self, _: None) -> None:
-        """A state dict has its modules' versions as attributes: nobody needs them."""
+        """A state dict has its modules' versions as attributes, which are of no use."""
         attributes = self._stack.pop()
         if not isinstance(self._stack[-1], OrderedDict) or type(attributes) is not dict:
             raise UnsafePickle("it sets up an object")

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +20,14 @@ from fastapi.exceptions import RequestValidationError
 from PIL import Image
 from pydantic import ValidationError
 
+from triptych.core.cli_io import count_bar, read_lines, writing
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
-from triptych.core.lines import read_lines
 from triptych.core.options.table import resolve
-from triptych.core.progress_bars import count_bar
 from triptych.modalities.diffusion.api.pipeline import GeneratedImage, ImagePipeline
 from triptych.modalities.diffusion.api.protocol import GenerationBody
-from triptych.modalities.diffusion.arguments import parse_adapter, writing
+from triptych.modalities.diffusion.api.service import ImageCall
+from triptych.modalities.diffusion.arguments import parse_adapter
 
 _RESULTS = "results.jsonl"
 _LABELS = frozenset({"id", "custom_id"})
@@ -157,7 +158,7 @@ def _drawn(
 def _written(
     pictures: Sequence[GeneratedImage], body: GenerationBody, folder: Path, number: int
 ) -> Record:
-    """Write a line's pictures; returns what there is to tell of them."""
+    """Write a line's pictures; returns what its record says of them."""
     names = [f"{number:05}-{each.index + 1}.{body.output_format}" for each in pictures]
     for name, picture in zip(names, pictures, strict=True):
         data = picture.encode(body.output_format, quality=body.output_compression)
@@ -227,10 +228,9 @@ def _body(fields: Mapping[str, Any]) -> GenerationBody:
     return body
 
 
-def _call(body: GenerationBody) -> Record:
-    """The fields as the pipeline takes them."""
-    adapters = {use.name: use.scale for use in body.adapters}
-    return {**body.asked, "prompt": body.prompt, "adapters": adapters}
+def _call(body: GenerationBody) -> ImageCall:
+    request = body.request(tenant="")
+    return ImageCall(request=request, call_id=uuid.uuid4().hex, quality=body.known_quality)
 
 
 def _error(error: TriptychError) -> Record:

@@ -19,6 +19,7 @@ from rich import progress as bars
 from rich.console import Console, Group
 from rich.live import Live
 
+from triptych.core.cli_io import writing
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind
@@ -31,7 +32,7 @@ from triptych.modalities.diffusion.api.pipeline import (
     kind_of,
 )
 from triptych.modalities.diffusion.api.terminal import DISPLAYS, PictureStrip, choose_display
-from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size, writing
+from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size
 from triptych.modalities.diffusion.wire import StepCache
 from triptych.modalities.pipeline import Check
 
@@ -78,11 +79,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
         "--preview", choices=DISPLAYS, default="auto", help="how to show it while it is drawn"
     )
     parser.add_argument(
-        "--no-preview",
-        dest="preview",
-        action="store_const",
-        const="off",
-        help="show the bar alone",
+        "--no-preview", dest="preview", action="store_const", const="off", help="show the bar alone"
     )
     exclude = UNUSED.union(("image_store_mb", "image_store_ttl_s"))
     sections = ("models", "device", "images")
@@ -108,8 +105,8 @@ def run_imagine(args: argparse.Namespace) -> int:
             for progress in stream:
                 show(progress)
                 if progress.picture is not None:
-                    told = sink.take(progress.picture)
-                    console.print(told, highlight=False, markup=False, soft_wrap=True)
+                    line = sink.take(progress.picture)
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -121,19 +118,15 @@ def _read_prompt(args: argparse.Namespace) -> str:
     prompt = " ".join(args.prompt).strip()
     is_piped = prompt == _STDIO or not (args.prompt or args.image)
     if is_piped:
-        prompt = "" if sys.stdin.isatty() else _piped_prompt()
+        try:
+            prompt = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+        except UnicodeDecodeError as error:
+            raise ConfigError("What is piped in is not UTF-8 text.") from error
     if not (prompt or args.image):
         raise ConfigError(
             'Nothing to draw: say it, as in `triptych imagine "a red apple" -o a.png`.'
         )
     return prompt
-
-
-def _piped_prompt() -> str:
-    try:
-        return sys.stdin.read().strip()
-    except UnicodeDecodeError as error:
-        raise ConfigError("What is piped in is not UTF-8 text.") from error
 
 
 def _options(args: argparse.Namespace) -> DrawOptions:
@@ -167,27 +160,19 @@ class _Sink:
         quality = _DEFAULT_QUALITY if args.quality is None else args.quality
         if not 0 <= quality <= 100:
             raise ConfigError(f"--quality {quality}: must be 0 to 100.")
-        if args.output not in (None, _STDIO):
-            path = Path(args.output).expanduser()
-            if path.is_dir():
-                raise ConfigError(f"--output {args.output} is a folder: name a file in it.")
-            if not path.parent.is_dir():
-                raise ConfigError(f"--output {args.output}: there is no folder {path.parent.name}.")
-            kind = args.format or kind_of(path)
-            sink = cls(path, kind, quality, args.num_images > 1)
-        else:
-            sink = cls._stdout(args, quality)
-        if args.quality is not None and sink.kind == "png":
-            raise ConfigError("--quality is for JPEG and WebP: PNG keeps everything.")
-        return sink
-
-    @classmethod
-    def _stdout(cls, args: argparse.Namespace, quality: int) -> Self:
-        if args.num_images > 1:
+        path = None if args.output in (None, _STDIO) else Path(args.output).expanduser()
+        if path is None and args.num_images > 1:
             raise ConfigError("Several pictures need a file's name: -o picture.png.")
-        if sys.stdout.isatty():
+        if path is None and sys.stdout.isatty():
             raise ConfigError("Name a file to write the picture to: -o picture.png.")
-        return cls(None, args.format or "png", quality, is_numbered=False)
+        if path is not None and path.is_dir():
+            raise ConfigError(f"--output {args.output} is a folder: name a file in it.")
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"--output {args.output}: there is no folder {path.parent.name}.")
+        kind = args.format or (kind_of(path) if path else "png")
+        if args.quality is not None and kind == "png":
+            raise ConfigError("--quality is for JPEG and WebP: PNG keeps everything.")
+        return cls(path, kind, quality, is_numbered=args.num_images > 1)
 
     def take(self, picture: GeneratedImage) -> str:
         """Write a picture; returns a line that says so."""
@@ -233,10 +218,10 @@ class _Bar:
         self.columns = bars.Progress(
             bars.TextColumn("{task.description}"),
             bars.BarColumn(),
-            bars.TextColumn("{task.fields[told]}"),
+            bars.TextColumn("{task.fields[text]}"),
             console=console,
         )
-        self._task = self.columns.add_task("drawing", total=None, told="")
+        self._task = self.columns.add_task("drawing", total=None, text="")
         self._num_pictures = num_pictures
         self._latest: dict[int, GenerationProgress] = {}
         self._begun: tuple[float, int] | None = None
@@ -245,18 +230,18 @@ class _Bar:
         """A picture of the call is so far."""
         if not progress.num_steps:
             waits = progress.queue_position > 0
-            told = f"waiting, {progress.queue_position} before it" if waits else ""
-            self.columns.update(self._task, told=told)
+            text = f"waiting, {progress.queue_position} before it" if waits else ""
+            self.columns.update(self._task, text=text)
             return
         self._latest[progress.index] = progress
         done = sum(latest.step for latest in self._latest.values())
         computed = sum(latest.num_computed for latest in self._latest.values())
         total = progress.num_steps * self._num_pictures
-        told = f"{done}/{total} steps, {computed} computed{self._pace(done)}"
-        self.columns.update(self._task, completed=done, total=total, told=told)
+        text = f"{done}/{total} steps, {computed} computed{self._pace(done)}"
+        self.columns.update(self._task, completed=done, total=total, text=text)
 
     def _pace(self, done: int) -> str:
-        """The time of a step since the first that was told of, skipped ones counted."""
+        """The time of a step since the first that was shown, skipped ones counted."""
         now_s = time.monotonic()
         if self._begun is None:
             self._begun = now_s, done

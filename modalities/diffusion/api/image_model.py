@@ -16,7 +16,7 @@ from triptych.core.weights.layout import read_json
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.sampler_names import sampler_names
-from triptych.modalities.diffusion.spec import PipelineSpec, abilities_of
+from triptych.modalities.diffusion.spec import PipelineSpec, spec_of
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -36,7 +36,7 @@ class ImageModel:
     """
 
     name: str
-    abilities: PipelineSpec
+    spec: PipelineSpec
     multiple: int
     default_size: Size
     samplers: tuple[str, ...]
@@ -49,12 +49,12 @@ class ImageModel:
         vae = read_json(folder / "vae" / "config.json")
         denoiser = "transformer" if "transformer" in index.parts else "unet"
         model = read_json(folder / denoiser / "config.json")
-        abilities = abilities_of(index.pipeline, model, index.facts)
+        spec = spec_of(index.pipeline, model, index.facts)
         return cls(
             name=resolved.name,
-            abilities=abilities,
-            multiple=abilities.pixel_multiple(vae),
-            default_size=abilities.default_size(model, vae, index.facts),
+            spec=spec,
+            multiple=spec.pixel_multiple(vae),
+            default_size=spec.default_size(model, vae, index.facts),
             samplers=sampler_names(read_json(folder / "scheduler" / "scheduler_config.json")),
         )
 
@@ -82,18 +82,18 @@ class ImageModel:
         """Raises `InvalidRequest` for a picture that cannot be drawn, saying what can."""
         shown = f"{size[0]}x{size[1]}"
         if size[0] % self.multiple or size[1] % self.multiple:
-            told = f"both sides must be multiples of {self.multiple}"
+            rule = f"both sides must be multiples of {self.multiple}"
         elif min(size) < self.min_side or max(size) > self.max_side:
-            told = f"sides are {self.min_side} to {self.max_side} pixels"
+            rule = f"sides are {self.min_side} to {self.max_side} pixels"
         elif max(size) > MAX_ASPECT * min(size):
-            told = f"one side is at most {MAX_ASPECT} times the other"
+            rule = f"one side is at most {MAX_ASPECT} times the other"
         elif math.prod(size) > (most := min(self.max_pixels, max_pixels)):
-            told = f"a picture has at most {most} pixels"
+            rule = f"a picture has at most {most} pixels"
         else:
             return
         width, height = self.default_size
         raise InvalidRequest(
-            f"{self.name} cannot draw {shown}: {told}. Its own size is {width}x{height}.",
+            f"{self.name} cannot draw {shown}: {rule}. Its own size is {width}x{height}.",
             param="size",
         )
 

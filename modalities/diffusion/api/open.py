@@ -6,7 +6,7 @@ Owns what is plugged into what on the API's side of this modality.
 from __future__ import annotations
 
 from triptych.core.media.pictures import PictureReader
-from triptych.core.weights.opening import opening
+from triptych.core.weights.resolve import opening
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
 from triptych.modalities.diffusion.api.service import ImageService
@@ -18,7 +18,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
     models = [opening(model, ImageModel.open) for model in setup.models["image"]]
     links = picture_links(setup.config)
     setup.find_link = links.find
-    service = ImageService.from_config(
+    service = ImageService(
         setup.config,
         models,
         setup.client,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import io
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
 
@@ -33,7 +33,14 @@ from triptych.modalities.diffusion.api.service import (
     check_call,
 )
 from triptych.modalities.diffusion.modality import IMAGES
-from triptych.modalities.diffusion.wire import AdapterUse, CacheName, ImageDelta, StepCache
+from triptych.modalities.diffusion.wire import (
+    AUTO,
+    AdapterUse,
+    CacheName,
+    ImageDelta,
+    ImageRequest,
+    StepCache,
+)
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Check, Pipeline
 
@@ -81,7 +88,9 @@ class GeneratedImage:
 
     def encode(self, kind: PictureKind = "png", *, quality: int = 95) -> bytes:
         """The bytes of a file; `quality`, 0 to 100, is for JPEG and WebP."""
-        return encode_picture(_pixels(self.image), kind=kind, compression=quality)
+        width, height = self.image.size
+        pixels = Pixels(width=width, height=height, rgb=self.image.convert("RGB").tobytes())
+        return encode_picture(pixels, kind=kind, compression=quality)
 
     def save(self, path: str | Path, *, kind: PictureKind | None = None, quality: int = 95) -> None:
         """Write a file, in the format that its name ends with unless another is given.
@@ -99,7 +108,7 @@ class GeneratedImage:
 class GenerationProgress:
     """How far one picture of a call is. `preview` is a small picture of what it will be.
 
-    `picture` is set once it is finished. While the call waits `queue_position` tells how many are
+    `picture` is set once it is finished. While the call waits, `queue_position` counts those
     before it; it is -1 from then on.
     """
 
@@ -143,7 +152,7 @@ class ImagePipeline(Pipeline[ImageService]):
     ) -> Callable[[EngineClient], ImageService]:
         model = ImageModel.open(resolved)
         reader = PictureReader(None)  # the pictures are the user's own
-        return lambda client: ImageService.from_config(config, [model], client, reader=reader)
+        return lambda client: ImageService(config, [model], client, reader=reader)
 
     @property
     def model(self) -> ImageModel:
@@ -164,20 +173,20 @@ class ImagePipeline(Pipeline[ImageService]):
     def stream(
         self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[DrawOptions]
     ) -> Iterator[GenerationProgress]:
-        """Draw, and tell of each step. Leaving the loop early ends the work.
+        """Draw, and yield the progress of each step. Leaving the loop early ends the work.
 
         Each picture has up to `num_previews` previews on its way, at most 3.
         """
-        return self._loop.iterate(lambda: self._progress(prompt, options, num_previews))
+        return self._loop.iterate(lambda: self._drawn(prompt, options, num_previews))
 
     def astream(
         self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[DrawOptions]
     ) -> AsyncGenerator[GenerationProgress, None]:
         """Async twin of `stream`."""
-        return self._loop.iterate_async(lambda: self._progress(prompt, options, num_previews))
+        return self._loop.iterate_async(lambda: self._drawn(prompt, options, num_previews))
 
     def map(
-        self, entries: Sequence[Mapping[str, Any]]
+        self, entries: Sequence[Mapping[str, Any] | ImageCall]
     ) -> Iterator[list[GeneratedImage] | TriptychError]:
         """Draw many calls, as many at once as are admitted; their pictures come in order.
 
@@ -185,73 +194,97 @@ class ImagePipeline(Pipeline[ImageService]):
         harms no other.
         """
 
-        def draw(entry: Mapping[str, Any]) -> Coroutine[Any, Any, list[GeneratedImage]]:
+        async def draw(entry: Mapping[str, Any] | ImageCall) -> list[GeneratedImage]:
+            if isinstance(entry, ImageCall):
+                return await self._pictures(entry)
             options: Any = {name: value for name, value in entry.items() if name != "prompt"}
-            return self._whole(entry.get("prompt", ""), options)
+            return await self._whole(entry.get("prompt", ""), options)
 
-        largest = max((entry.get("num_images", 1) for entry in entries), default=1)
-        num_at_once = max(1, self._service.max_pictures // largest)
-        return self._map_entries(draw, entries, num_at_once)
+        largest = max(map(_num_images, entries), default=1)
+        return self._map_entries(draw, entries, max(1, self._service.max_pictures // largest))
 
     async def _whole(self, prompt: str, options: DrawOptions) -> list[GeneratedImage]:
-        async with aclosing(self._progress(prompt, options, 0, has_steps=False)) as stream:
+        return await self._pictures(image_call(prompt, options))
+
+    async def _pictures(self, call: ImageCall) -> list[GeneratedImage]:
+        async with aclosing(self._progress(call)) as stream:
             found = [progress.picture async for progress in stream]
         pictures = [picture for picture in found if picture is not None]
         return sorted(pictures, key=lambda picture: picture.index)
 
-    async def _progress(
-        self, prompt: str, options: DrawOptions, num_previews: int, *, has_steps: bool = True
+    def _drawn(
+        self, prompt: str, options: DrawOptions, num_previews: int
     ) -> AsyncGenerator[GenerationProgress, None]:
+        return self._progress(
+            image_call(prompt, options, num_partials=num_previews, has_progress=True)
+        )
+
+    async def _progress(self, call: ImageCall) -> AsyncGenerator[GenerationProgress, None]:
         started_s = time.monotonic()
-        call = _call(self._model, prompt, options, num_previews, has_steps=has_steps)
+        call = replace(call, model=self._model)
         async with aclosing(self._service.draw(call)) as drawing:
             async for delta in drawing:
-                yield _told(delta, drawing, time.monotonic() - started_s)
+                yield _progress(delta, drawing, time.monotonic() - started_s)
 
 
 def checking(prompt: str = "", **options: Unpack[DrawOptions]) -> Check:
-    """What raises as a call like this would, as far as that can be told without the weights."""
+    """What raises as a call like this would, as far as that is known without the weights."""
 
     def check(resolved: ResolvedModel, config: Config) -> None:
-        call = _call(resolved.name, prompt, options, 0, has_steps=False)
-        check_call(call, ImageModel.open(resolved), config.images)
+        check_call(image_call(prompt, options), ImageModel.open(resolved), config.images)
 
     return check
 
 
-def _call(
-    model: str, prompt: str, options: DrawOptions, num_previews: int, *, has_steps: bool
+def image_call(
+    prompt: str, options: DrawOptions, *, num_partials: int = 0, has_progress: bool = False
 ) -> ImageCall:
+    """A call of the service. Raises `ConfigError` for a picture that cannot be read."""
     rest: dict[str, Any] = dict(options)
     images, mask = rest.pop("image", None), rest.pop("mask", None)
-    cache, adapters = rest.pop("cache", "auto"), rest.pop("adapters", {})
     if images is None:
         images = ()
     elif isinstance(images, Image.Image | str | Path | bytes):
         images = (images,)
-    return ImageCall(
-        model=model,
+    quality = rest.pop("quality", "auto")
+    cache, adapters = rest.pop("cache", "auto"), rest.pop("adapters", {})
+    width, height = rest.pop("size", None) or (AUTO, AUTO)
+    request = ImageRequest(
         prompt=prompt,
-        call_id=uuid.uuid4().hex,
+        width=width,
+        height=height,
         cache=cache if isinstance(cache, StepCache) else StepCache(name=cache),
         adapters=tuple(AdapterUse(name, scale) for name, scale in adapters.items()),
+        num_partials=num_partials,
+        has_progress=has_progress,
+        **rest,
+    )
+    return ImageCall(
+        request=request,
+        call_id=uuid.uuid4().hex,
+        quality=quality,
         sources=tuple(PictureFile(_file(image)) for image in images),
         mask=None if mask is None else PictureFile(_mask_file(mask)),
-        num_partials=num_previews,
-        has_progress=has_steps,
-        **rest,
     )
 
 
-def _told(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> GenerationProgress:
-    image = None if delta.pixels is None else _image(delta.pixels)
+def _num_images(entry: Mapping[str, Any] | ImageCall) -> int:
+    if isinstance(entry, ImageCall):
+        return entry.request.num_images
+    return int(entry.get("num_images", 1))
+
+
+def _progress(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> GenerationProgress:
+    image = None
+    if (pixels := delta.pixels) is not None:
+        image = Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb)
     is_preview = delta.partial_index >= 0
     picture = None
     if image is not None and not is_preview:
         picture = GeneratedImage(
             image=image,
             index=delta.picture,
-            seed=drawing.request.seed,
+            seed=drawing.seed,
             num_steps=delta.num_steps,
             num_computed=delta.num_computed,
             elapsed_s=elapsed_s,
@@ -265,14 +298,6 @@ def _told(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> GenerationPr
         preview=image if is_preview else None,
         picture=picture,
     )
-
-
-def _image(pixels: Pixels) -> Image.Image:
-    return Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb)
-
-
-def _pixels(image: Image.Image) -> Pixels:
-    return Pixels(width=image.width, height=image.height, rgb=image.convert("RGB").tobytes())
 
 
 def _file(image: PictureInput) -> bytes:

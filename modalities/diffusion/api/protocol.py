@@ -11,14 +11,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AliasChoices,
-    Discriminator,
-    Field,
-    StringConstraints,
-    Tag,
-    model_validator,
-)
+from msgspec.structs import replace
+from pydantic import AliasChoices, Discriminator, Field, StringConstraints, Tag, model_validator
+from typing_extensions import override
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -41,7 +36,7 @@ from triptych.modalities.diffusion.api.service import (
     MAX_STEPS,
     Quality,
 )
-from triptych.modalities.diffusion.wire import AdapterUse, CacheName, StepCache
+from triptych.modalities.diffusion.wire import AUTO, AdapterUse, CacheName, ImageRequest, StepCache
 
 MAX_ADAPTERS = 8
 MAX_SOURCES = 16  # OpenAI's
@@ -210,45 +205,30 @@ class DrawFields(Strict):
         return self
 
     @property
-    def dimensions(self) -> tuple[int, int] | None:
-        """Width and height; `None` for `auto`."""
-        if self.size == "auto":
-            return None
-        width, _, height = self.size.partition("x")
-        return int(width), int(height)
-
-    @property
     def known_quality(self) -> Quality:
         """The quality by the name that it has today."""
         return _QUALITIES[self.quality]
 
-    @property
-    def step_cache(self) -> StepCache:
-        """The cache asked for."""
+    def request(self, tenant: str) -> ImageRequest:
+        """What is asked of the engine, as far as the fields say it."""
+        width, height = (AUTO, AUTO) if self.size == "auto" else map(int, self.size.split("x"))
         if isinstance(self.cache, str):
-            return StepCache(name=self.cache)
-        return StepCache(**self.cache.model_dump(exclude_none=True))
-
-    @property
-    def adapters(self) -> tuple[AdapterUse, ...]:
-        """The adapters asked for."""
-        return tuple(AdapterUse(use.name, use.scale) for use in self.lora)
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """The fields of an `ImageCall` that it decides."""
-        return {
-            "negative_prompt": self.negative_prompt,
-            "size": self.dimensions,
-            "num_images": self.n,
-            "quality": self.known_quality,
-            "num_steps": self.steps,
-            "guidance_scale": self.guidance,
-            "sampler": self.sampler,
-            "cache": self.step_cache,
-            "adapters": self.adapters,
-            "seed": self.seed,
-        }
+            cache = StepCache(name=self.cache)
+        else:
+            cache = StepCache(**self.cache.model_dump(exclude_none=True))
+        return ImageRequest(
+            negative_prompt=self.negative_prompt,
+            width=width,
+            height=height,
+            seed=self.seed,
+            num_images=self.n,
+            num_steps=self.steps,
+            guidance_scale=self.guidance,
+            sampler=self.sampler,
+            cache=cache,
+            adapters=tuple(AdapterUse(use.name, use.scale) for use in self.lora),
+            tenant=tenant,
+        )
 
 
 class PromptFields(DrawFields):
@@ -270,6 +250,15 @@ class PromptFields(DrawFields):
             raise InvalidRequest("Streams carry b64_json, no links.", param="response_format")
         return self
 
+    @override
+    def request(self, tenant: str) -> ImageRequest:
+        return replace(
+            super().request(tenant),
+            prompt=self.prompt,
+            num_partials=self.partial_images,
+            has_progress=self.progress,
+        )
+
 
 class GenerationBody(PromptFields, NullIsAbsent):
     """Body of `/v1/images/generations`."""
@@ -280,26 +269,27 @@ class GenerationBody(PromptFields, NullIsAbsent):
         return without_refused(value, _NOT_DRAWN_FROM)
 
 
-class EditFields(PromptFields):
+class _PictureFields(DrawFields):
+    """What the routes take that draw from a picture."""
+
+    strength: _Strength | None = Field(default=None, description="How far the picture may change.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfold(cls, value: Any) -> Any:
+        return unfolded(value)
+
+    @override
+    def request(self, tenant: str) -> ImageRequest:
+        return replace(super().request(tenant), strength=self.strength)
+
+
+class EditFields(_PictureFields, PromptFields):
     """Fields of `/v1/images/edits`, beside the files `image` (or `image[]`) and `mask`."""
 
-    strength: _Strength | None = Field(default=None, description="How far the picture may change.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _unfold(cls, value: Any) -> Any:
-        return unfolded(value)
-
-
-class VariationFields(DrawFields):
+class VariationFields(_PictureFields):
     """Fields of `/v1/images/variations`, beside the file `image`."""
-
-    strength: _Strength | None = Field(default=None, description="How far the picture may change.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _unfold(cls, value: Any) -> Any:
-        return unfolded(value)
 
 
 def unfolded(form: Any) -> Any:

@@ -1,6 +1,6 @@
-"""A call that is being drawn, and how its answer tells it.
+"""From the deltas of a call to the files and events of its answer.
 
-Owns the way from deltas to files and events. Knows nothing of requests, routes and links.
+Knows nothing of HTTP requests, routes and links.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StepClock:
 
 @dataclass(slots=True)
 class ImageReplyBuilder:
-    """One call being drawn, as its answer tells it.
+    """Builds the answer of one call, whole or as events.
 
     `form` is what its pictures came in, which lives and counts as memory as long as they do.
     """
@@ -92,11 +92,12 @@ class ImageReplyBuilder:
 
     def reply(self, data: list[PictureData]) -> ImagesReply:
         """The answer with all pictures."""
-        request = self.drawing.request
-        usage = ImageUsage.of(request, self.num_prompt_tokens, len(data))
-        created = int(time.time())
         return ImagesReply(
-            created=created, data=data, seed=request.seed, usage=usage, **self._about()
+            created=int(time.time()),
+            data=data,
+            seed=self.drawing.seed,
+            usage=ImageUsage.of(self.drawing.request, self.num_prompt_tokens, len(data)),
+            **self._about(),
         )
 
     def _note(self, delta: ImageDelta) -> bool:
@@ -138,7 +139,7 @@ class ImageReplyBuilder:
         return CompletedImage(
             type=f"{self.route}.completed",
             created_at=int(time.time()),
-            seed=request.seed,
+            seed=self.drawing.seed,
             usage=usage,
             **shown,
         )

@@ -25,7 +25,12 @@ from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
 from triptych.core.logs import fields
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES
-from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks
+from triptych.modalities.diffusion.api.links import (
+    FILES_ROUTE,
+    ID_CHARS,
+    PictureLinks,
+    PictureStore,
+)
 from triptych.modalities.diffusion.api.protocol import (
     MAX_SOURCES,
     DrawFields,
@@ -44,7 +49,6 @@ from triptych.modalities.diffusion.api.replies import (
 )
 from triptych.modalities.diffusion.api.reply_builder import ImageReplyBuilder
 from triptych.modalities.diffusion.api.service import ImageCall, ImageService, PictureFile
-from triptych.modalities.diffusion.api.store import ID_CHARS, PictureStore
 
 _IMAGES = {"type": "array", "items": dict(BINARY), "maxItems": MAX_SOURCES}
 _ANSWER: dict[int | str, dict[str, Any]] = {
@@ -66,9 +70,9 @@ _logger = logging.getLogger(__name__)
 def images_router(service: ImageService, links: PictureLinks) -> APIRouter:
     """Routes of the images API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["images"])
-    studio = _ImageEndpoints(service, links)
-    _add_generations(router, studio)
-    _add_edits(router, studio)
+    endpoints = _ImageEndpoints(service, links)
+    _add_generations(router, endpoints)
+    _add_edits(router, endpoints)
     _add_files(router, links)
     return router
 
@@ -85,15 +89,15 @@ def image_cards(service: ImageService) -> list[ModelCard]:
     return [ModelCard(id=name, task="image") for name in service.models]
 
 
-def _add_generations(router: APIRouter, studio: _ImageEndpoints) -> None:
+def _add_generations(router: APIRouter, endpoints: _ImageEndpoints) -> None:
     @router.post("/v1/images/generations", response_model=None, responses=_ANSWER)
     async def generations(body: GenerationBody, request: Request) -> Response:
         """Draw what a prompt says."""
         call = _call(body, Context.of(request))
-        return await studio.answer(call, body, request, "image_generation")
+        return await endpoints.answer(call, body, request, "image_generation")
 
 
-def _add_edits(router: APIRouter, studio: _ImageEndpoints) -> None:
+def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
     @router.post(
         "/v1/images/edits",
         response_model=None,
@@ -107,15 +111,8 @@ def _add_edits(router: APIRouter, studio: _ImageEndpoints) -> None:
         images = form.uploads("image", "image[]", beside=("mask",))
         if len(images) > MAX_SOURCES:
             raise InvalidRequest(f"At most {MAX_SOURCES} pictures are read.", param="image")
-        masks = form.files.get("mask", ())
-        call = _call(
-            body,
-            Context.of(request),
-            sources=_files(images),
-            mask=next(iter(_files(masks)), None),
-            strength=body.strength,
-        )
-        return await studio.answer(call, body, request, "image_edit", form)
+        call = _call(body, Context.of(request), images, form.files.get("mask", ()))
+        return await endpoints.answer(call, body, request, "image_edit", form)
 
     @router.post(
         "/v1/images/variations",
@@ -127,15 +124,8 @@ def _add_edits(router: APIRouter, studio: _ImageEndpoints) -> None:
         """Draw a picture anew, a little different."""
         form = await read_form(request)
         body = form.parsed(VariationFields)
-        image = form.file("image")
-        call = _call(
-            body,
-            Context.of(request),
-            prompt="",
-            sources=_files([image]),
-            strength=body.strength,
-        )
-        return await studio.answer(call, body, request, "image_edit", form)
+        call = _call(body, Context.of(request), [form.file("image")])
+        return await endpoints.answer(call, body, request, "image_edit", form)
 
 
 def _add_files(router: APIRouter, links: PictureLinks) -> None:
@@ -156,22 +146,19 @@ def _add_files(router: APIRouter, links: PictureLinks) -> None:
         return Response(picture.data, media_type=MEDIA_TYPES[picture.kind], headers=headers)
 
 
-def _files(uploads: Sequence[Upload]) -> tuple[PictureFile, ...]:
-    return tuple(PictureFile(upload.data, upload.media_type) for upload in uploads)
-
-
-def _call(body: DrawFields, context: Context, **given: Any) -> ImageCall:
-    if isinstance(body, PromptFields):
-        told = {"num_partials": body.partial_images, "has_progress": body.progress}
-        given |= {"prompt": body.prompt, **told}
+def _call(
+    body: DrawFields, context: Context, sources: Sequence[Upload] = (), masks: Sequence[Upload] = ()
+) -> ImageCall:
+    files = [PictureFile(upload.data, upload.media_type) for upload in (*sources, *masks[:1])]
     return ImageCall(
-        model=body.model or "",
+        request=body.request(context.principal.tenant),
         call_id=context.call_id,
-        tenant=context.principal.tenant,
+        model=body.model or "",
+        quality=body.known_quality,
+        sources=tuple(files[: len(sources)]),
+        mask=files[-1] if masks else None,
         key=context.principal.key,
         deadline_s=context.options.request_timeout_s,
-        **body.asked,
-        **given,
     )
 
 
@@ -195,16 +182,16 @@ class _ImageEndpoints:
         drawing = self.service.draw(call)
         if context.options.log_prompts:
             ids = {"request_id": context.request_id, "call_id": context.call_id}
-            _logger.info("image", extra=fields(**ids, text=[call.prompt]))
-        easel = ImageReplyBuilder(drawing, body, context, route, form)
+            _logger.info("image", extra=fields(**ids, text=[call.request.prompt]))
+        builder = ImageReplyBuilder(drawing, body, context, route, form)
         if isinstance(body, PromptFields) and body.stream:
             heartbeat_s = context.options.heartbeat_s
-            return EventStream(easel.events(), heartbeat_s=heartbeat_s, end=b"", is_named=True)
-        files = await easel.files()
+            return EventStream(builder.events(), heartbeat_s=heartbeat_s, end=b"", is_named=True)
+        files = await builder.files()
         if body.response_format == "url":
             kind = body.output_format
             data = [PictureData(url=self.links.add(file, kind, request)) for file in files]
         else:
             data = [PictureData(b64_json=base64.b64encode(file).decode()) for file in files]
-        reply = easel.reply(data)
+        reply = builder.reply(data)
         return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")

@@ -10,10 +10,12 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Literal, Self
+
+from msgspec.structs import replace
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config, ImageOptions
@@ -29,7 +31,7 @@ from triptych.core.media.pictures import PictureReader
 from triptych.core.text.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
 from triptych.modalities.diffusion.api.image_model import ImageModel, Size
-from triptych.modalities.diffusion.wire import AdapterUse, ImageDelta, ImageRequest, StepCache
+from triptych.modalities.diffusion.wire import AUTO, ImageDelta, ImageRequest, StepCache
 from triptych.schedulers.admission import Admission
 
 MAX_PROMPT_CHARS = 32_000  # OpenAI's
@@ -63,36 +65,27 @@ class PictureFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCall:
-    """One call for `num_images` pictures of a prompt.
+    """A request, and what this side alone needs to know of it.
 
-    Without a `size` it is the model's own, or has the shape of the first of `sources`: pictures to
-    begin from or to look at. `mask` is transparent where that may change, `strength` (0 to 1) how
-    far. What is `None` or empty is the model's own default; `quality` stands for a number of steps
-    where none is given, and without a `seed` one is drawn. `tenant` salts caches, `key` pays for
-    admission.
+    `sources` are pictures to begin from or to look at, `mask` is transparent where the first of
+    them may change. `quality` stands for a number of steps where the request has none. `key` pays
+    for admission.
     """
 
-    model: str
-    prompt: str
+    request: ImageRequest
     call_id: str
-    negative_prompt: str = ""
-    size: Size | None = None
-    num_images: int = 1
+    model: str = ""
     quality: Quality = "auto"
-    num_steps: int | None = None
-    guidance_scale: float | None = None
-    sampler: str = ""
-    cache: StepCache = field(default_factory=StepCache)
-    adapters: tuple[AdapterUse, ...] = ()
     sources: tuple[PictureFile, ...] = ()
     mask: PictureFile | None = None
-    strength: float | None = None
-    seed: int | None = None
-    num_partials: int = 0
-    has_progress: bool = False
-    tenant: str = ""
     key: str = ""
     deadline_s: float | None = None
+
+    @property
+    def size(self) -> Size | None:
+        """Width and height, where they are asked for."""
+        asked = self.request
+        return None if asked.width == asked.height == AUTO else (asked.width, asked.height)
 
 
 class ImageService:
@@ -100,44 +93,21 @@ class ImageService:
 
     def __init__(
         self,
-        client: EngineClient,
-        models: Sequence[ImageModel],
-        admission: Admission,
-        reader: PictureReader,
-        *,
-        options: ImageOptions,
-        default_seed: int | None = None,
-    ) -> None:
-        self.client = client
-        self.models: Mapping[str, ImageModel] = {model.name: model for model in models}
-        self._options = options
-        self._admission = admission
-        self._reader = reader
-        self._default_seed = default_seed
-        self._held_bytes = 0
-
-    @classmethod
-    def from_config(
-        cls,
         config: Config,
         models: Sequence[ImageModel],
         client: EngineClient,
         *,
         reader: PictureReader,
         admission: Admission | None = None,
-    ) -> Self:
-        """The service with the bounds and the seed of a configuration.
-
-        An `admission` is shared with other services.
-        """
-        return cls(
-            client,
-            models,
-            admission or Admission(options=config.schedule),
-            reader,
-            options=config.images,
-            default_seed=config.device.seed if config.device.seed >= 0 else None,
-        )
+    ) -> None:
+        """An `admission` is shared with other services."""
+        self.client = client
+        self.models: Mapping[str, ImageModel] = {model.name: model for model in models}
+        self._options = config.images
+        self._admission = admission or Admission(options=config.schedule)
+        self._reader = reader
+        self._default_seed = config.device.seed if config.device.seed >= 0 else None
+        self._held_bytes = 0
 
     @property
     def max_pictures(self) -> int:
@@ -155,14 +125,14 @@ class ImageService:
         return found
 
     def draw(self, call: ImageCall) -> Drawing:
-        """Draw a call. What can be told at once is checked before anything is started.
+        """Draw a call. What can be checked at once is checked before anything is started.
 
         Raises errors of `core.errors.RequestError` here or out of the first delta, which may also
         raise those of `core.errors.Unavailable`.
         """
         model = self.model(call.model)
         check_call(call, model, self._options)
-        return Drawing(model, partial(self._deltas, call, model))
+        return Drawing(model, call.request, partial(self._deltas, call, model))
 
     async def _deltas(
         self, call: ImageCall, model: ImageModel, drawing: Drawing
@@ -171,9 +141,10 @@ class ImageService:
         size = call.size or (model.size_like(shapes[0]) if shapes else model.default_size)
         model.check_size(size, max_pixels=self._options.max_image_pixels)
         sizes = _source_sizes(call, model, size, shapes)
-        num_tokens = _cost(call, model, size)
+        num_pixels = math.prod(size) * call.request.num_images * _num_steps(call, model)
+        num_tokens = math.ceil(num_pixels / PIXELS_PER_TOKEN)
         ticket = self._admission.admit(
-            key=call.key, num_jobs=call.num_images, num_tokens=num_tokens
+            key=call.key, num_jobs=call.request.num_images, num_tokens=num_tokens
         )
         with ticket, self._holding(3 * sum(map(math.prod, sizes))):
             request = drawing.request = await self._request(call, model, size, sizes)
@@ -194,15 +165,16 @@ class ImageService:
             ]
         if call.mask:
             with _naming("mask"):
-                told = call.mask.media_type
-                if await self._reader.measure(call.mask.data, media_type=told) != shapes[0]:
+                file = call.mask
+                shape = await self._reader.measure(file.data, media_type=file.media_type)
+                if shape != shapes[0]:
                     raise InvalidRequest("The mask must be as large as the first picture.")
         return shapes
 
     async def _request(
         self, call: ImageCall, model: ImageModel, size: Size, sizes: Sequence[Size]
     ) -> ImageRequest:
-        """What the engine is asked. Decodes the pictures."""
+        """The request with all that the engine needs. Decodes the pictures."""
         mask = b""
         with _naming("image"):
             sources = [
@@ -215,25 +187,17 @@ class ImageService:
                 mask = await self._reader.read_mask(
                     file.data, media_type=file.media_type, size=sizes[0]
                 )
-        seeds = (call.seed, self._default_seed, secrets.randbits(_SEED_BITS))
-        return ImageRequest(
-            prompt=call.prompt,
-            negative_prompt=call.negative_prompt,
+        seeds = (call.request.seed, self._default_seed, secrets.randbits(_SEED_BITS))
+        is_default = call.request.num_steps is None and STEPS_OF_QUALITY[call.quality] == 1
+        return replace(
+            call.request,
             width=size[0],
             height=size[1],
             seed=next(seed for seed in seeds if seed is not None),
-            num_images=call.num_images,
-            num_steps=_asked_steps(call, model),
-            guidance_scale=call.guidance_scale,
-            sampler=call.sampler,
+            num_steps=None if is_default else _num_steps(call, model),
             cache=_cache(call),
-            adapters=call.adapters,
             sources=tuple(sources),
             mask=mask,
-            strength=call.strength,
-            num_partials=call.num_partials,
-            has_progress=call.has_progress,
-            tenant=call.tenant,
         )
 
     @contextmanager
@@ -250,24 +214,26 @@ class ImageService:
 
 
 class Drawing:
-    """A call being drawn: its deltas, in order. Nothing happens before the first is asked for."""
+    """A call being drawn: its deltas, in order. Nothing happens before the first is asked for.
+
+    From the first delta on `request` is what the engine was asked.
+    """
 
     def __init__(
-        self, model: ImageModel, start: Callable[[Drawing], AsyncGenerator[ImageDelta, None]]
+        self,
+        model: ImageModel,
+        request: ImageRequest,
+        start: Callable[[Drawing], AsyncGenerator[ImageDelta, None]],
     ) -> None:
         self.model = model
-        self._request: ImageRequest | None = None
+        self.request = request
         self._deltas = start(self)
 
     @property
-    def request(self) -> ImageRequest:
-        """What the engine was asked. May be read from the first delta on."""
-        assert self._request is not None, "nothing was asked yet"
-        return self._request
-
-    @request.setter
-    def request(self, request: ImageRequest) -> None:
-        self._request = request
+    def seed(self) -> int:
+        """What the pictures are drawn with. May be read from the first delta on."""
+        assert self.request.seed is not None, "nothing was asked yet"
+        return self.request.seed
 
     def __aiter__(self) -> Self:
         return self
@@ -283,100 +249,86 @@ class Drawing:
 def check_call(call: ImageCall, model: ImageModel, options: ImageOptions) -> None:
     """Raises `RequestError`s for what cannot be drawn, whatever is in the pictures that come."""
     _check_fields(call, model)
-    check_uses(call.adapters, adapter_places(options))
+    check_uses(call.request.adapters, adapter_places(options))
     if call.size is not None:
         model.check_size(call.size, max_pixels=options.max_image_pixels)
 
 
 def _check_fields(call: ImageCall, model: ImageModel) -> None:
-    if not (call.prompt or call.sources):
+    asked = call.request
+    if not (asked.prompt or call.sources):
         raise InvalidRequest("The prompt is empty.", param="prompt")
     for name, value, low, high in (
-        ("prompt", len(call.prompt), 0, MAX_PROMPT_CHARS),
-        ("negative_prompt", len(call.negative_prompt), 0, MAX_PROMPT_CHARS),
-        ("n", call.num_images, 1, MAX_IMAGES),
-        ("steps", call.num_steps, 1, MAX_STEPS),
-        ("guidance", call.guidance_scale, 0, MAX_GUIDANCE),
-        ("seed", call.seed, -MAX_SEED, MAX_SEED),
-        ("partial_images", call.num_partials, 0, MAX_PARTIALS),
+        ("prompt", len(asked.prompt), 0, MAX_PROMPT_CHARS),
+        ("negative_prompt", len(asked.negative_prompt), 0, MAX_PROMPT_CHARS),
+        ("n", asked.num_images, 1, MAX_IMAGES),
+        ("steps", asked.num_steps, 1, MAX_STEPS),
+        ("guidance", asked.guidance_scale, 0, MAX_GUIDANCE),
+        ("seed", asked.seed, -MAX_SEED, MAX_SEED),
+        ("partial_images", asked.num_partials, 0, MAX_PARTIALS),
     ):
         if value is not None and not low <= value <= high:
             what = "the length of " if "prompt" in name else ""
             raise InvalidRequest(f"{what}{name} must be between {low} and {high}.", param=name)
-    check_text(call.prompt, "prompt")
-    check_text(call.negative_prompt, "negative_prompt")
-    if call.sampler and call.sampler not in model.samplers:
+    check_text(asked.prompt, "prompt")
+    check_text(asked.negative_prompt, "negative_prompt")
+    if asked.sampler and asked.sampler not in model.samplers:
         known = ", ".join(model.samplers)
         raise InvalidRequest(f"{model.name} has the samplers {known}.", param="sampler")
-    if call.negative_prompt:
-        _check_negative(call, model)
-    model.abilities.check_pictures(
+    if asked.negative_prompt:
+        _check_negative(asked, model)
+    model.spec.check_pictures(
         len(call.sources),
         num_steps=_num_steps(call, model),
-        strength=call.strength,
+        strength=asked.strength,
         has_mask=call.mask is not None,
     )
 
 
-def _check_negative(call: ImageCall, model: ImageModel) -> None:
+def _check_negative(asked: ImageRequest, model: ImageModel) -> None:
     """Raises `RequestError`s where nothing would steer away from the negative prompt."""
-    if not model.abilities.has_negative:
+    if not model.spec.has_negative:
         raise UnsupportedOption(
             f"{model.name} takes no negative prompt: say in the prompt what there shall be.",
             param="negative_prompt",
         )
-    scale = call.guidance_scale
+    scale = asked.guidance_scale
     if scale is None:
-        scale = model.abilities.default_guidance
-    if not model.abilities.is_guided(scale):
+        scale = model.spec.default_guidance
+    if not model.spec.is_guided(scale):
         raise InvalidRequest(
             "A negative prompt steers only where guidance is above "
-            f"{model.abilities.neutral_guidance:g}, and here it is {scale:g}.",
+            f"{model.spec.neutral_guidance:g}, and here it is {scale:g}.",
             param="negative_prompt",
         )
 
 
-def _asked_steps(call: ImageCall, model: ImageModel) -> int | None:
-    """The steps to ask the engine for; None leaves them to it."""
-    if call.num_steps is None and STEPS_OF_QUALITY[call.quality] == 1:
-        return None
-    return _num_steps(call, model)
-
-
 def _num_steps(call: ImageCall, model: ImageModel) -> int:
-    if call.num_steps is not None:
-        return call.num_steps
-    return math.ceil(model.abilities.default_steps * STEPS_OF_QUALITY[call.quality])
+    if call.request.num_steps is not None:
+        return call.request.num_steps
+    return math.ceil(model.spec.default_steps * STEPS_OF_QUALITY[call.quality])
 
 
 def _cache(call: ImageCall) -> StepCache:
     """High quality computes every step, unless a cache is asked for."""
-    is_free = call.cache.name == "auto" and call.quality == "high"
-    return StepCache(name="off") if is_free else call.cache
-
-
-def _cost(call: ImageCall, model: ImageModel, size: Size) -> int:
-    """The call in admitted tokens: pixels times steps."""
-    num_pixels = math.prod(size) * call.num_images * _num_steps(call, model)
-    return math.ceil(num_pixels / PIXELS_PER_TOKEN)
+    is_free = call.request.cache.name == "auto" and call.quality == "high"
+    return StepCache(name="off") if is_free else call.request.cache
 
 
 def _source_sizes(
     call: ImageCall, model: ImageModel, size: Size, shapes: Sequence[Size]
 ) -> list[Size]:
     """How large pictures go to the engine: one to begin from as large as what is drawn of it."""
-    sizes = [_shrunk(shape, model.default_pixels) for shape in shapes]
-    abilities = model.abilities
-    is_edited = call.mask is not None or call.strength is not None or not abilities.max_references
-    if sizes and abilities.begins and is_edited:
+    scales = [min(1.0, math.sqrt(model.default_pixels / math.prod(shape))) for shape in shapes]
+    sizes = [
+        (max(1, round(width * scale)), max(1, round(height * scale)))
+        for (width, height), scale in zip(shapes, scales, strict=True)
+    ]
+    spec = model.spec
+    is_edited = call.mask or call.request.strength is not None or not spec.max_references
+    if sizes and is_edited:
         sizes[0] = size
     return sizes
-
-
-def _shrunk(size: Size, max_pixels: int) -> Size:
-    scale = min(1.0, math.sqrt(max_pixels / math.prod(size)))
-    width, height = (max(1, round(side * scale)) for side in size)
-    return width, height
 
 
 @contextmanager

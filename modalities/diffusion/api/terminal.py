@@ -1,6 +1,6 @@
 """Pictures in a terminal: as they are where it can show them, else in half blocks of colour.
 
-Owns which terminals show pictures, and how they are told to. Knows no model.
+Owns which terminals show pictures, and by which commands. Knows no model.
 
 Formats: kitty's graphics protocol (sw.kovidgoyal.net/kitty/graphics-protocol), iTerm2's inline
 images (iterm2.com/documentation-images.html).

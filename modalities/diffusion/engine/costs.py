@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from triptych.modalities.diffusion.caches.methods import CacheMethod, Level
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.plan import PictureCost
+from triptych.modalities.diffusion.wire import ImageRequest
 
 _FLOAT_BYTES = 4
 _NUM_STATES = 5  # a sampler of third order: the sample, its outputs, where a step began
@@ -32,17 +32,19 @@ class DrawingCosts:
 
     @classmethod
     def of(cls, recipe: Recipe) -> DrawingCosts:
-        """Encodes a prompt as long as any is taken, which tells more than a configuration."""
+        """Encodes a prompt of the greatest length: a configuration does not say what that takes."""
         (text,) = recipe.encode_all(recipe.prompts(own_request(recipe))[:1])
         return cls(recipe, sum(tensor.nbytes for tensor in text.values()))
 
-    def of_picture(self, request: PictureRequest) -> PictureCost:
+    def of_picture(self, request: ImageRequest, cache: CacheMethod | None = None) -> PictureCost:
         """What the scheduler wants to know."""
-        num_tokens = self._num_tokens(request) * (1 + len(request.sources) * self._looks_at_sources)
+        num_looked_at = len(request.sources) if self.recipe.spec.max_references else 0
+        num_tokens = request.width * request.height // self.recipe.pixel_multiple**2
+        num_tokens *= 1 + num_looked_at
         latent_bytes = math.prod(self.recipe.latent_shape(request)) * _FLOAT_BYTES
         num_branches = len(self.recipe.prompts(request))
-        cached = self._cached_bytes(request.cache, latent_bytes, num_tokens)
-        kept = 3 * latent_bytes if request.mask is not None else 0
+        cached = self._cached_bytes(cache, latent_bytes, num_tokens)
+        kept = 3 * latent_bytes if request.mask else 0
         kept += (num_branches - 1) * latent_bytes  # what one said that was asked ahead
         cells = _SPARE * (_NUM_STATES * latent_bytes + num_branches * cached)
         return PictureCost(
@@ -62,13 +64,6 @@ class DrawingCosts:
         item_bytes = int(vae.dtype.itemsize)
         return num_pixels * _LIVE_CHANNELS * _full_size_channels(vae.config) * item_bytes
 
-    def _num_tokens(self, request: PictureRequest) -> int:
-        return request.width * request.height // self.recipe.pixel_multiple**2
-
-    @property
-    def _looks_at_sources(self) -> bool:
-        return self.recipe.abilities.max_references > 0
-
     def _cached_bytes(self, method: CacheMethod | None, latent_bytes: int, num_tokens: int) -> int:
         """What one branch's cache keeps; where it looks into the model, a signal beside it."""
         if method is None:
@@ -80,11 +75,12 @@ class DrawingCosts:
         return (num_kept + 1) * num_tokens * width_of(model.config) * int(model.dtype.itemsize)
 
 
-def own_request(recipe: Recipe) -> PictureRequest:
+def own_request(recipe: Recipe) -> ImageRequest:
     """A long prompt for a picture of the size that the model draws best."""
     width, height = recipe.default_size
-    sources = (torch.full((3, height, width), 0.5),) if recipe.abilities.needs_reference else ()
-    return PictureRequest(prompt=_LONG_PROMPT, width=width, height=height, sources=sources)
+    grey = Pixels(width=width, height=height, rgb=b"\x80" * (3 * width * height))
+    sources = (grey,) if recipe.spec.needs_reference else ()
+    return ImageRequest(prompt=_LONG_PROMPT, width=width, height=height, sources=sources)
 
 
 def width_of(config: Any) -> int:

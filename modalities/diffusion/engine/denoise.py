@@ -4,7 +4,7 @@ Owns a picture's row from noise to finished latents. Knows no request, no text a
 `recipes` makes rows of prompts and pictures of latents.
 
 Guidance branches are rows to the model: each has its own conditioning and its own cache, so a
-branch may skip while the other computes, and guidance may end before the picture does.
+branch may skip while the other computes.
 
 Legend: R pictures, B branches of all pictures.
 """
@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from triptych.modalities.diffusion.caches.extrapolation import Point
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
-from triptych.modalities.diffusion.engine.evaluation import evaluate
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
-from triptych.modalities.diffusion.engine.fused_skips import FusedSkip, leap
+from triptych.modalities.diffusion.engine.caches.evaluation import evaluate
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip, take_skips
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
+from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning, DenoiseModel
 from triptych.modalities.diffusion.engine.samplers.rows import (
     SampleRow,
     advance,
@@ -43,14 +42,14 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class GuidanceBranch:
-    """One side of guidance: what it is told, and its cache.
+    """One side of guidance: its conditioning, and its cache.
 
     `batch_key`: with whom it may share a run, which the loop works out once. `answer`: its
     velocity of the row's step, if it was asked ahead. `num_asked` counts what it was asked.
     """
 
     conditioning: Conditioning
-    slot: CacheSlot | None = None
+    cache: RowCache | None = None
     batch_key: Hashable = None
     answer: Tensor | None = None
     num_asked: int = 0
@@ -58,26 +57,19 @@ class GuidanceBranch:
     @property
     def num_runs(self) -> int:
         """Steps at which the model was run for it."""
-        return self.slot.decisions.num_computed if self.slot else self.num_asked
+        return self.cache.decisions.num_computed if self.cache else self.num_asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guidance:
     """How two branches become one: `scale` times the first less `scale` - 1 times the second.
 
-    `start` and `stop` are shares of the steps outside which the first branch stands alone.
     `keeps_norm`: the result gets back the first branch's norm over the last axis, which a large
     scale would inflate (Qwen-Image, Lumina 2).
     """
 
     scale: float = 1.0
     keeps_norm: bool = False
-    start: float = 0.0
-    stop: float = 1.0
-
-    def holds_at(self, step: int, num_steps: int) -> bool:
-        """Whether the second branch is asked at this step."""
-        return self.start <= step / num_steps < self.stop
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -120,37 +112,30 @@ class DenoiseRow:
         step = self.sample.step
         return Point(step, self.sample.noise_levels[step])
 
-    def active_at(self, step: int) -> list[GuidanceBranch]:
-        """The branches asked at a step."""
-        if len(self.branches) == 1:
-            return self.branches
-        holds = self.guidance.holds_at(step, self.num_steps)
-        return self.branches if holds else self.branches[:1]
-
-    def foresee(self) -> list[int]:
+    def planned_runs(self) -> list[int]:
         """How many branches may need a run of the model, for each step of the whole way.
 
         None where all are known to be skipped, and before the row's first step, where it stands.
         """
         num_rows = [0] * self.num_steps
-        ahead = range(self.sample.step, self.num_steps)
+        steps = range(self.sample.step, self.num_steps)
         for branch in self.branches:
-            steps = [step for step in ahead if branch in self.active_at(step)]
-            computes = branch.slot.foresee(steps) if branch.slot else [True] * len(steps)
+            computes = branch.cache.may_compute(steps) if branch.cache else [True] * len(steps)
             for step, may_compute in zip(steps, computes, strict=True):
                 num_rows[step] += may_compute
         return num_rows
 
-    def leap(self, num_steps: int) -> FusedSkip | None:
+    def fused_skip(self, num_steps: int) -> FusedSkip | None:
         """The next steps as one map; `None` where they are none, or not known to be skipped."""
         if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
             return None
-        steps = range(self.sample.step, self.sample.step + num_steps)
-        active = [self.active_at(step) for step in steps]
-        if any(branch.slot is None for branches in active for branch in branches):
+        caches = [branch.cache for branch in self.branches if branch.cache is not None]
+        if len(caches) < len(self.branches):
             return None
-        leap = FusedSkip(self.sample, [self._shares(branches) for branches in active])
-        return leap if leap.is_possible else None
+        scale = self.guidance.scale
+        shares = (scale, 1 - scale) if len(caches) == 2 else (1.0,)
+        skip = FusedSkip(self.sample, num_steps, list(zip(caches, shares, strict=True)))
+        return skip if skip.is_possible else None
 
     def forget_answers(self) -> None:
         """The step was taken that branches were asked of."""
@@ -161,15 +146,8 @@ class DenoiseRow:
         """Give back everything the row holds."""
         release_row(self.sample)
         for branch in self.branches:
-            if branch.slot is not None:
-                branch.slot.release()
-
-    def _shares(self, branches: Sequence[GuidanceBranch]) -> list[tuple[CacheSlot, float]]:
-        """What guidance makes of the caches' outputs."""
-        scale = self.guidance.scale
-        of_output = (scale, 1 - scale) if len(branches) == 2 else (1.0,)
-        slots = [branch.slot for branch in branches if branch.slot is not None]
-        return list(zip(slots, of_output, strict=True))
+            if branch.cache is not None:
+                branch.cache.release()
 
 
 # Rows of one shape, and their velocities after guidance, `[R, ...]`.
@@ -183,7 +161,7 @@ class Denoiser:
         self.model = model
 
     def step(self, rows: Sequence[DenoiseRow], watch: Watch | None = None) -> None:
-        """One step of each row. None may be done. `watch` is told before the step is taken.
+        """One step of each row. None may be done. `watch` is called before the step is taken.
 
         Where it raises, each row has either taken its step or can be asked to take it again.
         """
@@ -194,8 +172,9 @@ class Denoiser:
             advance([row.sample for row in members], velocities)
             for row in members:
                 row.forget_answers()
-                if row.kept is not None:
-                    _restore(row.sample, row.kept)
+                if (kept := row.kept) is not None:  # what an edit must not change, as noisy as now
+                    before = noised(row.sample, kept.clean, kept.noise)
+                    overwrite(row.sample, torch.lerp(before, row.sample.sample, kept.mask))
 
     def advance(
         self, rows: Sequence[DenoiseRow], num_steps: Sequence[int], watch: Watch | None = None
@@ -203,7 +182,7 @@ class Denoiser:
         """Each row takes its number of steps, of which all but the last should be skipped.
 
         So rows whose plans differ meet at their computed steps, and a run is as full as can be.
-        `watch` is told of the last ones alone.
+        `watch` is called for the last ones alone.
         """
         self._skip(rows, [count - 1 for count in num_steps])
         self.step(rows, watch)
@@ -216,7 +195,7 @@ class Denoiser:
         """
         self._skip(rows, num_steps)
         for members in _by_shape(rows):
-            branches = [row.active_at(row.sample.step)[0] for row in members]
+            branches = [row.branches[0] for row in members]
             answers = self._ask(members, list(range(len(members))), branches)
             for branch, answer in zip(branches, answers, strict=True):
                 branch.answer = answer
@@ -227,17 +206,16 @@ class Denoiser:
         }
         skipping = [row for row in rows if row.sample.step < ends[id(row)]]
         for members in _by_shape(skipping):
-            leaps = [row.leap(ends[id(row)] - row.sample.step) for row in members]
-            leap([found for found in leaps if found is not None])
+            skips = [row.fused_skip(ends[id(row)] - row.sample.step) for row in members]
+            take_skips([skip for skip in skips if skip is not None])
         while left := [row for row in skipping if row.sample.step < ends[id(row)]]:
             self.step(left)
 
     def _guided(self, rows: list[DenoiseRow]) -> Tensor:
         """Velocities of rows of one shape, `[R, ...]`."""
-        active = [row.active_at(row.sample.step) for row in rows]
-        guided = [index for index, branches in enumerate(active) if len(branches) == 2]
+        guided = [index for index, row in enumerate(rows) if len(row.branches) == 2]
         of_row = [*range(len(rows)), *guided]
-        branches = [found[0] for found in active] + [active[index][1] for index in guided]
+        branches = [row.branches[0] for row in rows] + [rows[i].branches[1] for i in guided]
         velocities_B = self._ask(rows, of_row, branches)
         if not guided:
             return velocities_B
@@ -275,26 +253,25 @@ class Denoiser:
             times=sent(torch.tensor(times), inputs_R.device),
             conditioning=[branch.conditioning for branch in branches],
         )
-        slots = [branch.slot for branch in branches]
+        caches = [branch.cache for branch in branches]
         points = [row.point for row in rows]
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, branch in enumerate(branches):
             if branch.batch_key is None:
-                branch.batch_key = self._batch_key(inputs_R.shape[1:], branch)
+                is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
+                is_exact = is_on_cpu or (branch.cache is not None and branch.cache.keeps_hidden)
+                branch.batch_key = self.model.batch_key(
+                    inputs_R.shape[1:], branch.conditioning, is_exact=is_exact
+                )
             groups[branch.batch_key].append(index)
         if len(groups) == 1:
-            return evaluate(self.model, batch, slots, [points[row] for row in of_row])
+            return evaluate(self.model, batch, caches, [points[row] for row in of_row])
         parts = []
         for members in groups.values():
             at = [points[of_row[index]] for index in members]
-            chosen = [slots[index] for index in members]
+            chosen = [caches[index] for index in members]
             parts.append((members, evaluate(self.model, batch.select(members), chosen, at)))
         return joined(parts)
-
-    def _batch_key(self, sample_shape: torch.Size, branch: GuidanceBranch) -> Hashable:
-        is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
-        is_exact = is_on_cpu or (branch.slot is not None and branch.slot.keeps_hidden)
-        return self.model.batch_key(sample_shape, branch.conditioning, is_exact=is_exact)
 
 
 def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:
@@ -302,12 +279,6 @@ def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:
     for row in rows:
         groups[row.sample.pool].append(row)
     return list(groups.values())
-
-
-def _restore(sample: SampleRow, kept: Kept) -> None:
-    """Put back what an edit must not change, as noisy as the rest is now."""
-    before = noised(sample, kept.clean, kept.noise)
-    overwrite(sample, torch.lerp(before, sample.sample, kept.mask))
 
 
 def _guide(guidances: Sequence[Guidance], prompted: Tensor, negative: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What drawing takes: one model's recipe, loop, caches and state, joined.
+"""One model's recipe, denoise loop, caches and state, joined.
 
 Owns the way from a request as it came over the wire to a row, and from a row to pixels. Knows no
 plan and no queue: the runner decides what is done when.
@@ -9,46 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from triptych.core.errors import TriptychError
-from triptych.core.media.pixels import Pixels
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.diffusion.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
+from triptych.modalities.diffusion.engine.caches.choice import CacheBook
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.prompts import Asked, HeldTexts, PromptCache
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
-from triptych.modalities.diffusion.wire import ImageRequest, StepCache
+from triptych.modalities.diffusion.wire import ImageRequest
 
 P = ParamSpec("P")
 Found = TypeVar("Found")
-
-
-class CacheChoice(Protocol):
-    """Which method a request's step cache is; see `cache_choice.CacheBook`."""
-
-    def method(self, choice: StepCache, num_steps: int, sampler: str = "") -> CacheMethod | None:
-        """Raises `RequestError` for what this model does not have."""
-        ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RunningPicture:
     """A picture under way. `release` once, however it ends.
 
-    Up to `step`, of which `num_computed` ran the model, its steps were told of, and `num_rows` that
+    Up to `step`, of which `num_computed` ran the model, its steps were counted, and `num_rows` that
     the model was run for. Of the last step taken: its velocity's sum, finite if all of it was, at
     `place` in `sums`; the preview wanted.
     """
 
-    request: PictureRequest
+    request: ImageRequest
     row: DenoiseRow
     texts: HeldTexts
     step: int
@@ -76,24 +68,26 @@ class RunningPicture:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A picture that can be drawn."""
+    """A picture that can be drawn: the one of this index."""
 
-    request: PictureRequest
+    request: ImageRequest
+    index: int
+    cache: CacheMethod | None
     asked: Asked
 
 
 class ImageExecutor:
-    """Draws with one model. All calls come from one thread, but for `understand`."""
+    """Draws with one model. All calls come from one thread, but for `cache_of`."""
 
     def __init__(
         self,
         recipe: Recipe,
         denoiser: Denoiser,
         *,
-        caches: CacheChoice,
+        caches: CacheBook,
         prompts: PromptCache,
         adapters: Adapters,
-        viewer: LatentDecoder,
+        decoder: LatentDecoder,
     ) -> None:
         self.recipe = recipe
         self.pools = TensorPools()
@@ -101,34 +95,14 @@ class ImageExecutor:
         self._caches = caches
         self._prompts = prompts
         self._adapters = adapters
-        self._viewer = viewer
+        self._decoder = decoder
 
-    def understand(
-        self, request: ImageRequest, index: int = 0, *, with_pictures: bool = True
-    ) -> PictureRequest:
-        """One of the pictures of a request. Raises `RequestError` for what cannot be drawn.
-
-        Without `with_pictures` those that came with it are only counted.
-        """
-        pictures = request.sources if with_pictures else ()
-        asked = PictureRequest(
-            prompt=request.prompt,
-            negative_prompt=request.negative_prompt,
-            width=request.width,
-            height=request.height,
-            num_steps=request.num_steps,
-            guidance_scale=request.guidance_scale,
-            sampler=request.sampler,
-            seed=request.seed,
-            sample_index=index,
-            sources=tuple(map(_picture, pictures)) or (torch.empty(0),) * len(request.sources),
-            mask=_mask(request),
-            strength=request.strength,
-        )
+    def cache_of(self, request: ImageRequest) -> CacheMethod | None:
+        """The step cache of a request. Raises `RequestError` for what cannot be drawn."""
         self._adapters.check(request.adapters)
-        self.recipe.check(asked)
-        num_steps = self.recipe.num_steps(asked)
-        return replace(asked, cache=self._caches.method(request.cache, num_steps, request.sampler))
+        self.recipe.check(request)
+        num_steps = self.recipe.num_steps(request)
+        return self._caches.method(request.cache, num_steps, request.sampler)
 
     def begin(
         self, asked: Sequence[tuple[ImageRequest, int]]
@@ -137,8 +111,8 @@ class ImageExecutor:
 
         What cannot be drawn yields its error. Where this raises, nothing was begun.
         """
-        self.pools.trim()  # sizes that nobody draws any more keep no memory
-        orders = [_caught(self._order, request, index) for request, index in asked]
+        self.pools.trim()  # unused sizes keep no memory
+        orders = [_caught(self._order, *each) for each in asked]
         good = [order for order in orders if isinstance(order, _Order)]
         with ExitStack() as stack:
             held = self._prompts.hold([order.asked for order in good])
@@ -155,20 +129,19 @@ class ImageExecutor:
 
         `shown`: whose preview is wanted.
         """
-        of_row = {id(picture.row): picture for picture in pictures}
-        wanted = {
-            id(picture) for picture, is_shown in zip(pictures, shown, strict=True) if is_shown
+        of_row = {
+            id(picture.row): (picture, is_shown)
+            for picture, is_shown in zip(pictures, shown, strict=True)
         }
 
         def watch(rows: list[DenoiseRow], velocities: Tensor) -> None:
-            sums = HostCopy(velocities.flatten(1).sum(1))
+            sums, wanted = HostCopy(velocities.flatten(1).sum(1)), []
             for place, row in enumerate(rows):
-                picture = of_row[id(row)]
+                picture, is_shown = of_row[id(row)]
                 picture.sums, picture.place = sums, place
-            places = [place for place, row in enumerate(rows) if id(of_row[id(row)]) in wanted]
-            if places:
-                members = [of_row[id(rows[place])] for place in places]
-                self._foretell(members, velocities[places])
+                wanted += [picture] * is_shown
+            if wanted:
+                self._preview(wanted, velocities[[picture.place for picture in wanted]])
 
         self._denoiser.advance([picture.row for picture in pictures], num_steps, watch)
 
@@ -178,7 +151,7 @@ class ImageExecutor:
 
     def decode(self, pictures: Sequence[RunningPicture]) -> list[tuple[HostCopy, HostCopy]]:
         """The finished pictures, `[height, width, 3]` bytes, and whether each is finite."""
-        return self._viewer.decode([(each.row.sample.sample, each.request) for each in pictures])
+        return self._decoder.decode([(each.row.sample.sample, each.request) for each in pictures])
 
     def close(self) -> None:
         """Forget everything; asserts that no picture is left."""
@@ -187,35 +160,38 @@ class ImageExecutor:
         self.pools.trim()
 
     def _order(self, request: ImageRequest, index: int) -> _Order:
-        understood = self.understand(request, index)
-        acting = self._adapters.check(request.adapters)
-        prompts = self.recipe.prompts(understood)
-        return _Order(understood, Asked(prompts, request.tenant, acting))
+        cache, acting = self.cache_of(request), self._adapters.check(request.adapters)
+        asked = Asked(self.recipe.prompts(request), request.tenant, acting)
+        return _Order(request, index, cache, asked)
 
     def _open(
         self, order: _Order, texts: HeldTexts, stack: ExitStack
     ) -> RunningPicture | TriptychError:
         """Prepare a picture; on an error in the stack's time it is let go of."""
-        self._viewer.make_room(order.request)
-        row = _caught(self.recipe.prepare, order.request, self.pools, texts.texts)
+        self._decoder.make_room(order.request)
+        row = _caught(
+            self.recipe.prepare,
+            order.request,
+            self.pools,
+            texts.texts,
+            index=order.index,
+            cache=order.cache,
+        )
         if not isinstance(row, DenoiseRow):
             texts.release()
             return row
         stack.callback(row.release)
         for branch in row.branches:
             branch.conditioning = replace(branch.conditioning, adapters=order.asked.adapters)
-            if branch.slot is not None:
-                told = branch.conditioning
-                branch.slot.belong_to((row.sample.pool.shape, told.key, told.adapters))
         return RunningPicture(request=order.request, row=row, texts=texts, step=row.sample.step)
 
-    def _foretell(self, pictures: list[RunningPicture], velocities: Tensor) -> None:
+    def _preview(self, pictures: list[RunningPicture], velocities: Tensor) -> None:
         """Previews of pictures of one shape, before they take the step of these velocities."""
         cleans = clean_samples([picture.row.sample for picture in pictures], velocities)
         for picture, clean in zip(pictures, cleans, strict=True):
             kept = picture.row.kept
             shown = clean if kept is None else torch.lerp(kept.clean, clean, kept.mask)
-            picture.preview = self._viewer.foretell(shown, picture.request)
+            picture.preview = self._decoder.preview(shown, picture.request)
 
 
 def _caught(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | TriptychError:
@@ -223,19 +199,3 @@ def _caught(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Foun
         return call(*args, **kwargs)
     except TriptychError as error:
         return error
-
-
-def _picture(pixels: Pixels) -> Tensor:
-    rows = torch.frombuffer(bytearray(pixels.rgb), dtype=torch.uint8)
-    return rows.view(pixels.height, pixels.width, 3).permute(2, 0, 1).float() / 255
-
-
-def _mask(request: ImageRequest) -> Tensor | None:
-    """1 where the first picture shall change."""
-    if not request.mask:
-        return None
-    if not request.sources:
-        return torch.empty(0)  # which the recipe refuses
-    first = request.sources[0]
-    rows = torch.frombuffer(bytearray(request.mask), dtype=torch.uint8)
-    return rows.view(1, first.height, first.width).float() / 255

@@ -7,13 +7,93 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
+from triptych.core.errors import WeightsError
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.diffusion.engine.preview import Preview
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+from triptych.modalities.diffusion.spec import downscale
+from triptych.modalities.diffusion.wire import ImageRequest
+
+FILE_NAME = "preview.safetensors"
+_SIDE = 12  # latents a side of the pictures that a map is fitted to
+_NUM_PICTURES = 6
+_RIDGE = 1e-3
+
+
+class Preview:
+    """`weight_3C` and `bias_3` make of a latent the mean colour, 0..1, of what it stands for."""
+
+    def __init__(self, weight_3C: Tensor, bias_3: Tensor) -> None:
+        self._weight_3C = weight_3C
+        self._bias_3 = bias_3
+
+    @classmethod
+    def open(cls, folder: Path, recipe: Recipe) -> Preview:
+        """The map beside the model, else one that fits its autoencoder. Raises `WeightsError`."""
+        path, device = folder / FILE_NAME, recipe.device
+        if not path.is_file():
+            return cls.fit(recipe)
+        return cls(*[tensor.to(device, torch.float32) for tensor in _read(path)])
+
+    @classmethod
+    def fit(cls, recipe: Recipe) -> Preview:
+        """The best map, by least squares, for pictures that the autoencoder has encoded.
+
+        The pictures are random smooth colours and random flat blocks, the same ones each time.
+        """
+        seen, colours = _examples(recipe)
+        with_one = torch.cat([seen, torch.ones_like(seen[:, :1])], dim=1)
+        ridge = _RIDGE * len(with_one) * torch.eye(with_one.shape[1]).to(with_one)
+        found = torch.linalg.solve(with_one.T @ with_one + ridge, with_one.T @ colours).float()
+        return cls(found[:-1].T.contiguous(), found[-1])
+
+    def draw(self, latents_CHW: Tensor) -> Tensor:
+        """The colours, `[3, H, W]` in 0..1."""
+        latents_NC = latents_CHW.flatten(1).T.float()
+        colours_N3 = torch.addmm(self._bias_3, latents_NC, self._weight_3C.T)
+        return colours_N3.T.reshape(3, *latents_CHW.shape[1:]).clamp(0, 1)
+
+
+@torch.no_grad()
+def _examples(recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Latents `[N, C]`, and the mean colours `[N, 3]` of what they stand for."""
+    side = _SIDE * downscale(recipe.vae.config)
+    request = ImageRequest(prompt="", width=side, height=side)
+    seen, colours = [], []
+    for picture_3HW in _pictures(side).to(recipe.device):
+        sample = recipe.picture_sample(picture_3HW, None)
+        latents_CHW = recipe.to_latents(sample, request)
+        seen.append(latents_CHW.flatten(1).T)
+        _, height, width = latents_CHW.shape
+        pooled = adaptive_avg_pool2d(picture_3HW, (height, width))
+        colours.append(pooled.flatten(1).T)
+    return torch.cat(seen).double(), torch.cat(colours).double()
+
+
+def _pictures(side: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand((_NUM_PICTURES, 3, 5, 5), generator=generator)
+    half = _NUM_PICTURES // 2
+    smooth = interpolate(coarse[:half], (side, side), mode="bicubic").clamp(0, 1)
+    return torch.cat([smooth, interpolate(coarse[half:], (side, side), mode="nearest")])
+
+
+def _read(path: Path) -> tuple[Tensor, Tensor]:
+    try:
+        tensors = load_file(path)
+        weight_3C, bias_3 = tensors["weight"], tensors["bias"]
+    except (SafetensorError, OSError, KeyError) as error:
+        raise WeightsError(f"{path.name} holds no weight and bias of a linear map.") from error
+    if weight_3C.ndim != 2 or len(weight_3C) != 3 or bias_3.shape != (3,):
+        raise WeightsError(f"{path.name} must hold a weight of 3 x channels and a bias of 3.")
+    return weight_3C, bias_3
 
 
 class LatentDecoder:
@@ -25,13 +105,13 @@ class LatentDecoder:
         self._whole_pixels = whole_pixels
         self._shares_runs = recipe.device.type != "cpu"
 
-    def make_room(self, request: PictureRequest) -> None:
+    def make_room(self, request: ImageRequest) -> None:
         """Set the autoencoder to whole pictures or to overlapping tiles, before it works."""
         vae, num_pixels = self._recipe.vae, request.width * request.height
         (vae.disable_tiling if num_pixels <= self._whole_pixels else vae.enable_tiling)()
 
     def decode(
-        self, samples: Sequence[tuple[Tensor, PictureRequest]]
+        self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
         """Finished pictures, bytes `[height, width, 3]`, and whether each is finite.
 
@@ -50,12 +130,12 @@ class LatentDecoder:
                 shown.update(zip(chosen, self._decode([samples[i] for i in chosen]), strict=True))
         return [shown[index] for index in range(len(samples))]
 
-    def foretell(self, clean: Tensor, request: PictureRequest) -> HostCopy:
-        """A preview of a sample that is clean, or foretold to be: bytes, a pixel per latent."""
+    def preview(self, clean: Tensor, request: ImageRequest) -> HostCopy:
+        """A preview of a sample that is clean, or predicted to be: bytes, a pixel per latent."""
         return HostCopy(_bytes(self._preview.draw(self._recipe.to_latents(clean, request))))
 
     def _decode(
-        self, samples: Sequence[tuple[Tensor, PictureRequest]]
+        self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
         self.make_room(samples[0][1])
         pixels_N3HW = self._recipe.decode_all(samples)

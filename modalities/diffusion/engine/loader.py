@@ -1,4 +1,4 @@
-"""Brings one image model onto the device: components, memory, painter, runner, scheduler.
+"""Brings one image model onto the device: components, memory, executor, runner, scheduler.
 
 Owns the order of these and how memory is shared out among them. Knows no HTTP and no policy.
 """
@@ -17,20 +17,19 @@ from triptych.core.engine.loader import DeviceLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.errors import InvalidRequest
 from triptych.core.layers.native_linear import pack_linears
-from triptych.modalities.diffusion.cache_choice import CacheBook
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
+from triptych.modalities.diffusion.engine.caches.choice import CacheBook
 from triptych.modalities.diffusion.engine.costs import DrawingCosts, own_request
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
-from triptych.modalities.diffusion.engine.loading import (
+from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder, Preview
+from triptych.modalities.diffusion.engine.loading.components import (
     Components,
     component_bytes,
     open_components,
 )
-from triptych.modalities.diffusion.engine.preview import Preview
 from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
@@ -68,15 +67,15 @@ class DiffusionLoader(DeviceLoader):
             with torch.inference_mode():
                 costs = DrawingCosts.of(recipe)
                 room = self._share_out(memory, costs)
-                painter = self._painter(components, recipe, room)
-            runner = DenoiseRunner(painter, self._device.torch)
+                executor = self._executor(components, recipe, room)
+            runner = DenoiseRunner(executor, self._device.torch)
             stack.callback(runner.close)
             close = stack.pop_all().close
         images = self._config.images
         scheduler = DenoiseScheduler(
             model=self.name,
             measure=lambda request: measure(
-                painter, costs, request, max_pixels=images.max_image_pixels
+                executor, costs, request, max_pixels=images.max_image_pixels
             ),
             max_pictures=images.max_images_in_flight,
             max_state_bytes=room.state_bytes,
@@ -121,7 +120,7 @@ class DiffusionLoader(DeviceLoader):
         memory.reserve("pictures", state_bytes)
         return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1))
 
-    def _painter(self, components: Components, recipe: Recipe, room: _Room) -> ImageExecutor:
+    def _executor(self, components: Components, recipe: Recipe, room: _Room) -> ImageExecutor:
         folder = Path(self._resolved.folder)
         model = open_model(recipe.model)
         adapters = model.adapters = Adapters.open(self._config, components)
@@ -136,12 +135,12 @@ class DiffusionLoader(DeviceLoader):
             ),
             prompts=PromptCache(recipe, adapters, self._resolved.digest, _PROMPTS_BYTES),
             adapters=adapters,
-            viewer=LatentDecoder(recipe, Preview.open(folder, recipe), room.whole_pixels),
+            decoder=LatentDecoder(recipe, Preview.open(folder, recipe), room.whole_pixels),
         )
 
 
 def measure(
-    painter: ImageExecutor, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
+    executor: ImageExecutor, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
 ) -> PictureCost:
     """What a picture of the request takes. Raises `RequestError` where it cannot be drawn."""
     if request.width * request.height > max_pixels:
@@ -149,4 +148,4 @@ def measure(
             f"A picture has at most {max_pixels} pixels, not {request.width}x{request.height}.",
             param="size",
         )
-    return costs.of_picture(painter.understand(request, with_pictures=False))
+    return costs.of_picture(request, executor.cache_of(request))

@@ -1,4 +1,4 @@
-"""Prompts encoded once, for all pictures that are told the same, now or later.
+"""Prompts encoded once, for all pictures of the same prompt, now or later.
 
 Owns the keys. What an encoding is, and how it comes about, is the recipe's.
 """
@@ -66,8 +66,10 @@ class PromptCache:
         with ExitStack() as stack:
             for found, each in zip(keys, asked, strict=True):
                 for key, prompt in zip(found, each.prompts, strict=True):
-                    if not self._acquire(key, stack):
+                    if self._cache.acquire(key) is None:
                         unknown[each.adapters][key] = prompt
+                    else:
+                        stack.callback(self._cache.release, key)
             for adapters, prompts in unknown.items():
                 self._encode(adapters, prompts, stack)
             return [self._hold(found) for found in keys]
@@ -76,13 +78,6 @@ class PromptCache:
         """Forget everything; asserts that no picture uses any of it."""
         self._cache.clear()
         assert not self._cache.num_bytes, "a picture that is over still holds its prompts"
-
-    def _acquire(self, key: str, stack: ExitStack) -> bool:
-        """Whether the prompt is known; so, it stays until the stack ends."""
-        is_known = self._cache.acquire(key) is not None
-        if is_known:
-            stack.callback(self._cache.release, key)
-        return is_known
 
     def _encode(
         self, adapters: tuple[AdapterUse, ...], prompts: dict[str, BranchPrompt], stack: ExitStack

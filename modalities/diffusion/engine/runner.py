@@ -33,7 +33,7 @@ from triptych.schedulers.health import translate
 
 RowT = TypeVar("RowT", PictureRow, PictureStart)
 Yield = Callable[[], PictureRowResult]
-"""Waits for the device, and tells what a step yielded of one picture."""
+"""Waits for the device, and returns what a step yielded of one picture."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 class DenoiseRunner:
     """Implements `core.plan.Runner` for `DenoisePlan`s."""
 
-    def __init__(self, painter: ImageExecutor, device: torch.device) -> None:
-        self._painter = painter
+    def __init__(self, executor: ImageExecutor, device: torch.device) -> None:
+        self._executor = executor
         self._device = device
         self._pictures: dict[PictureKey, RunningPicture] = {}
 
@@ -50,7 +50,7 @@ class DenoiseRunner:
         """Start a step; on a CPU the work is done when this returns. Raises `OutOfMemory`.
 
         Where it raises, a picture may have taken some of its steps already; planned again, it takes
-        those that are left, and all of them are told of.
+        those that are left, and all of them are counted.
         """
         assert isinstance(plan, DenoisePlan), "a plan of the denoise scheduler"
         for key in plan.dropped:
@@ -68,8 +68,8 @@ class DenoiseRunner:
         """Let go of the model and of everything under way."""
         for key in tuple(self._pictures):
             self._drop(key)
-        self._painter.close()
-        del self._painter
+        self._executor.close()
+        del self._executor
 
     @property
     def num_pictures(self) -> int:
@@ -88,11 +88,11 @@ class DenoiseRunner:
                 return []
 
     def _encode(self, starts: Sequence[PictureStart]) -> list[Yield]:
-        begun = self._painter.begin([(start.request, start.key.picture) for start in starts])
+        begun = self._executor.begin([(start.request, start.key.picture) for start in starts])
         for start, found in zip(starts, begun, strict=True):
             if isinstance(found, RunningPicture):
                 self._pictures[start.key] = found
-        return [_begun(self._painter, found) for found in begun]
+        return [_begun(self._executor, found) for found in begun]
 
     def _denoise(self, rows: Sequence[PictureRow]) -> list[Yield]:
         pictures = self._known(rows)
@@ -105,8 +105,8 @@ class DenoiseRunner:
         going = [i for i, row in enumerate(rows) if not row.asks_ahead and left[i] > 0]
         if asking:
             asked = [pictures[index] for index in asking]
-            self._painter.ask_ahead(asked, [left[index] for index in asking])
-        self._painter.advance(
+            self._executor.ask_ahead(asked, [left[index] for index in asking])
+        self._executor.advance(
             [pictures[index] for index in going],
             [left[index] for index in going],
             [rows[index].has_preview for index in going],
@@ -114,7 +114,7 @@ class DenoiseRunner:
         return [_stepped(*each) for each in zip(pictures, rows, ends, strict=True)]
 
     def _decode(self, rows: Sequence[PictureRow]) -> list[Yield]:
-        decoded = self._painter.decode(self._known(rows))
+        decoded = self._executor.decode(self._known(rows))
         for row in rows:
             self._drop(row.key)
         return [_decoded(*copies) for copies in decoded]
@@ -150,7 +150,7 @@ class PendingPictures:
 def _separably(do: Callable[[Sequence[RowT]], list[Yield]], rows: Sequence[RowT]) -> list[Yield]:
     """Do it to all rows at once; where that fails, to each alone, so that no other pays for it.
 
-    What is nobody's in particular is raised: want of memory, and what fails every row alone, too.
+    What concerns no single row is raised: want of memory, and what fails every row alone, too.
     """
     try:
         return do(rows)
@@ -175,19 +175,19 @@ def _attempt(do: Callable[[Sequence[RowT]], list[Yield]], row: RowT) -> Yield | 
 
 
 def _failed(error: Exception) -> Yield:
-    told = translate(error)
-    _log.error("a picture failed: %s", told.message, exc_info=error)
-    return lambda: PictureRowResult(error=told)
+    public = translate(error)
+    _log.error("a picture failed: %s", public.message, exc_info=error)
+    return lambda: PictureRowResult(error=public)
 
 
-def _begun(painter: ImageExecutor, found: RunningPicture | TriptychError) -> Yield:
+def _begun(executor: ImageExecutor, found: RunningPicture | TriptychError) -> Yield:
     if isinstance(found, TriptychError):
         result = PictureRowResult(error=found)
     else:
         course = PlannedSteps(
-            num_rows=tuple(found.row.foresee()),
+            num_rows=tuple(found.row.planned_runs()),
             first_step=found.step,
-            num_prompt_tokens=painter.recipe.num_prompt_tokens(found.request),
+            num_prompt_tokens=executor.recipe.num_prompt_tokens(found.request),
         )
         result = PictureRowResult(course=course)
     return lambda: result
@@ -195,9 +195,9 @@ def _begun(painter: ImageExecutor, found: RunningPicture | TriptychError) -> Yie
 
 def _stepped(picture: RunningPicture, row: PictureRow, end: int) -> Yield:
     """Note that the scheduler counts on these steps from now on."""
-    # A step that is not taken yet is told of with the branch that takes it.
-    num_told = picture.num_computed if row.asks_ahead else picture.num_runs
-    num_computed, picture.num_computed = num_told - picture.num_computed, num_told
+    # A step that is not taken yet is counted with the branch that takes it.
+    num_counted = picture.num_computed if row.asks_ahead else picture.num_runs
+    num_computed, picture.num_computed = num_counted - picture.num_computed, num_counted
     num_rows, picture.num_rows = picture.num_rows_run - picture.num_rows, picture.num_rows_run
     picture.step = end
     sums, place, preview = picture.sums, picture.place, picture.preview

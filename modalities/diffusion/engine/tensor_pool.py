@@ -19,7 +19,7 @@ Weights = Sequence[Sequence[float]]
 
 
 class TensorPool:
-    """Cells of one shape and dtype. A cell belongs to whoever took it until it is given back.
+    """Cells of one shape and dtype. A cell belongs to its taker until it is given back.
 
     A cell just taken is zero. Not thread-safe: the engine's thread owns it.
     """
@@ -109,7 +109,7 @@ class TensorPools:
         return sum(pool.num_bytes for pool in self._pools.values())
 
     def trim(self) -> None:
-        """Let go of pools that no row uses, such as those of a size nobody draws any more."""
+        """Drop pools that no row uses, such as those of a size that is no longer drawn."""
         self._pools = {key: pool for key, pool in self._pools.items() if pool.num_used}
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from triptych.core.cli_io import count_bar
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
-from triptych.core.progress_bars import count_bar
 from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
 from triptych.modalities.embedding.api.service import Floats
 
@@ -61,7 +61,11 @@ def run_embed(args: argparse.Namespace) -> int:
         task = bar.add_task("Embedding", total=len(texts))
         vectors = embed(texts, **options, on_progress=lambda n: bar.update(task, completed=n))
         if args.similar_to:
-            _print_order(texts, _likeness(vectors, embed(args.similar_to, **options)[0]))
+            of = embed(args.similar_to, **options)[0]
+            norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(of)
+            cosines: list[float] = (vectors @ of / np.maximum(norms, 1e-12)).tolist()
+            for text, value in sorted(zip(texts, cosines, strict=True), key=lambda it: -it[1]):
+                sys.stdout.write(f"{value:6.3f}  {text}\n")
             return 0
     _write(args.output, texts, vectors)
     return 0
@@ -85,18 +89,6 @@ def _read_texts(args: argparse.Namespace) -> list[str]:
     if not texts:
         raise ConfigError("There is no text in the input.")
     return texts
-
-
-def _likeness(vectors: Floats, of: Floats) -> Sequence[float]:
-    """Cosines."""
-    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(of)
-    cosines: list[float] = (vectors @ of / np.maximum(norms, 1e-12)).tolist()
-    return cosines
-
-
-def _print_order(texts: Sequence[str], likeness: Sequence[float]) -> None:
-    for text, value in sorted(zip(texts, likeness, strict=True), key=lambda pair: -pair[1]):
-        sys.stdout.write(f"{value:6.3f}  {text}\n")
 
 
 def _write(output: str | None, texts: Sequence[str], vectors: Floats) -> None:

@@ -68,7 +68,7 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
     ) -> Floats:
         """Vectors `[N, D]` of N texts, in their order.
 
-        `on_progress` hears, on the pipeline's own thread, how many texts are done. Raises
+        `on_progress` is called on the pipeline's own thread with the number of texts done. Raises
         `RequestError`s.
         """
         return self._loop.run(self._embed(texts, options, on_progress))

@@ -1,6 +1,7 @@
 """`/v1/embeddings`, as OpenAI speaks it.
 
-Owns the request's fields, and the answer. What surrounds every route is `core.http`'s.
+Owns the request's fields, the answer, and what is plugged into what on the API's side. What
+surrounds every route is `core.http`'s.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.fields import Label, Name, NullIsAbsent, inert
 from triptych.core.http.models import ModelCard
+from triptych.core.weights.resolve import opening
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
+from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.llm.api.protocol import TokenIds, prompt_kind
+from triptych.modalities.modality import ApiPart, ApiSetup
 
 InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
 _Batch = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
@@ -94,6 +98,18 @@ class EmbeddingsReply(BaseModel):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
+
+
+def open_api(setup: ApiSetup) -> ApiPart:
+    """Embeddings of encoders, and of chat models, whose states are pooled."""
+    own = [model.name for model in setup.models["embedding"]]
+    able = [*setup.models["embedding"], *setup.models["chat"]]
+    opened = [opening(model, EmbeddingModel.open, setup.config.models) for model in able]
+    service = EmbeddingService.from_config(
+        setup.config, opened, setup.client, admission=setup.admission
+    )
+    cards = [card for card in embedding_cards(service) if card.id in own]
+    return ApiPart([embeddings_router(service)], cards)
 
 
 def embeddings_router(service: EmbeddingService) -> APIRouter:

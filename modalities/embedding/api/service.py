@@ -12,19 +12,20 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest, UnknownModel, UnsupportedOption
+from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.text.threads import on_text_thread
-from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.tokens import TokenRequest
 from triptych.modalities.embedding.api.text import EmbeddingModel
-from triptych.modalities.embedding.wire import EmbedDelta, EmbedRequest
+from triptych.modalities.embedding.wire import EmbedRequest
+from triptych.modalities.service import ModelService
 from triptych.schedulers.admission import Admission
 
 Floats = npt.NDArray[np.float32]
@@ -60,8 +61,10 @@ class Embedded:
     num_tokens: int
 
 
-class EmbeddingService:
-    """Serves embeddings from an engine client."""
+class EmbeddingService(ModelService[EmbeddingModel]):
+    """Serves embeddings from an engine client. Without `pools` there is a vector per token."""
+
+    kind = "embedding model"
 
     def __init__(
         self,
@@ -71,9 +74,7 @@ class EmbeddingService:
         *,
         pools: bool = True,
     ) -> None:
-        self.client = client
-        self.models = {model.name: model for model in models}
-        self._admission = admission
+        super().__init__(client, models, admission)
         self._pools = pools
 
     @classmethod
@@ -85,23 +86,9 @@ class EmbeddingService:
         *,
         admission: Admission | None = None,
     ) -> Self:
-        """The service of `models` with the bounds of a configuration.
-
-        An `admission` is shared with other services.
-        """
+        """The service of `models` with the bounds of a configuration."""
         admission = admission or Admission(options=config.schedule)
         return cls(client, models, admission, pools=config.models.pool_embeddings)
-
-    @property
-    def max_jobs(self) -> int:
-        """The jobs that may be admitted at once."""
-        return self._admission.max_jobs
-
-    def model(self, name: str) -> EmbeddingModel:
-        """The model called `name`. Raises `UnknownModel`, naming those there are."""
-        if name not in self.models:
-            raise UnknownModel.among(self.models, name, "embedding model")
-        return self.models[name]
 
     async def embed(self, call: EmbedCall) -> Embedded:
         """The vectors of a call. Cancelling it ends the work. Raises `TriptychError`s."""
@@ -119,12 +106,8 @@ class EmbeddingService:
     async def _ask_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
         """The vectors of all texts, of one job."""
         request = EmbedRequest(texts=tuple(ids), tenant=call.tenant)
-        outputs = self.client.submit(
-            call.model, request, job_id=call.call_id, deadline_s=call.deadline_s
-        )
-        async with aclosing(outputs) as stream:
-            deltas = [output.payload async for output in stream]
-        return [d.vectors for d in deltas if isinstance(d, EmbedDelta) and d.vectors]
+        deltas = await self._run(call, request, call.call_id)
+        return [delta.vectors for delta in deltas if delta.vectors]
 
     async def _ask_decoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
         """The final states of all texts: jobs of their own, whose beginnings may be cached."""
@@ -133,15 +116,8 @@ class EmbeddingService:
         async def ask(index: int) -> bytes:
             request = TokenRequest(prompt_ids=ids[index], sampling=_STATE, tenant=call.tenant)
             async with places:
-                outputs = self.client.submit(
-                    call.model,
-                    request,
-                    job_id=f"{call.call_id}.{index}",
-                    deadline_s=call.deadline_s,
-                )
-                async with aclosing(outputs) as stream:
-                    deltas = [output.payload async for output in stream]
-            return b"".join(delta.state for delta in deltas if isinstance(delta, TokenDelta))
+                deltas = await self._run(call, request, f"{call.call_id}.{index}")
+            return b"".join(delta.state for delta in deltas)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -149,6 +125,12 @@ class EmbeddingService:
         except BaseExceptionGroup as errors:  # one text's error is the call's
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
+
+    async def _run(self, call: EmbedCall, request: Any, job_id: str) -> list[Any]:
+        """The deltas of a job."""
+        outputs = self.client.submit(call.model, request, job_id=job_id, deadline_s=call.deadline_s)
+        async with aclosing(outputs) as stream:
+            return [output.payload async for output in stream if output.payload is not None]
 
     def _check(self, model: EmbeddingModel, dimensions: int) -> None:
         if model.is_causal and not self._pools:

@@ -72,11 +72,15 @@ class EmbeddingModel:
                 f"{resolved.name} pools in a way that decoders here do not: only the last token's"
                 " state is taken, as it is."
             )
+        num_dimensions = sizes.hidden_size
+        if spec.dense:
+            last = read_json(folder / spec.dense[-1] / "config.json")
+            num_dimensions = int(last["out_features"])
         model = cls(
             name=resolved.name,
             is_causal=is_causal,
             max_length=min(spec.max_length or sizes.max_length, sizes.max_length),
-            num_dimensions=_num_dimensions(folder, spec, sizes.hidden_size),
+            num_dimensions=num_dimensions,
             vocab_size=sizes.vocab_size,
             normalizes=spec.normalizes,
             reader=once(lambda: TextReader.open(folder, resolved.name)),
@@ -92,7 +96,7 @@ class EmbeddingModel:
         """Token ids of every text, with the model's own marks around them.
 
         Texts of more than `max_tokens` are cut there; 0 cuts none, and refuses those that are over
-        the model's length (-1: cut at that), untokenized where that can be told from theirs. Raises
+        the model's length (-1: cut at that), untokenized where theirs shows it. Raises
         `InvalidRequest`.
         """
         if not all(texts):
@@ -167,9 +171,3 @@ def _causal_sizes(config: Mapping[str, Any], options: ModelOptions) -> _CausalSi
         hidden_size=int(next(widths, 0)),
         vocab_size=count_field(config, "vocab_size"),
     )
-
-
-def _num_dimensions(folder: Path, spec: PoolingSpec, hidden_size: int) -> int:
-    if not spec.dense:
-        return hidden_size
-    return int(read_json(folder / spec.dense[-1] / "config.json")["out_features"])

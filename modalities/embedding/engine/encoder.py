@@ -203,17 +203,12 @@ class Encoder(nn.Module):
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             place = f"{prefix}{names.layer.format(number)}."
-            parts = zip(layer.qkv.weight.chunk(3), layer.qkv.bias.chunk(3), strict=True)
-            for name, (weight, bias) in zip(
-                (names.query, names.key, names.value), parts, strict=True
-            ):
-                yield TensorTarget(f"{place}{name}.weight", weight)
-                yield TensorTarget(f"{place}{name}.bias", bias)
-            yield from _both(place + names.output, layer.output)
-            yield from _both(place + names.output_norm, layer.output_norm)
-            yield from _both(place + names.up, layer.up)
-            yield from _both(place + names.down, layer.down)
-            yield from _both(place + names.down_norm, layer.down_norm)
+            for part, whole in (("weight", layer.qkv.weight), ("bias", layer.qkv.bias)):
+                three = (names.query, names.key, names.value)
+                for name, value in zip(three, whole.chunk(3), strict=True):
+                    yield TensorTarget(f"{place}{name}.{part}", value)
+            for name in ("output", "output_norm", "up", "down", "down_norm"):
+                yield from _both(place + getattr(names, name), getattr(layer, name))
 
 
 def _both(name: str, module: nn.Linear | nn.LayerNorm) -> Iterator[TensorTarget]:

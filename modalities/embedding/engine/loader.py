@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,7 +57,9 @@ class EmbeddingLoader(DeviceLoader):
             dtype, device = memory.dtype(checkpoint.dtype), self._device.torch
             sizes = EncoderSizes.read(checkpoint.config)
             spec = PoolingSpec.read(self._folder)
-            step_tokens = self._step_tokens()
+            step_tokens = self._config.schedule.max_batch_input_tokens
+            if self._device.is_cpu:
+                step_tokens = min(step_tokens, _CPU_STEP_TOKENS)
             memory.reserve("weights", Encoder.weight_bytes(checkpoint, dtype))
             memory.reserve("activations", activation_bytes(sizes, step_tokens, dtype))
             encoder = Encoder.load(checkpoint, dtype=dtype, device=device, report=report)
@@ -70,7 +73,7 @@ class EmbeddingLoader(DeviceLoader):
             close = stack.pop_all().close
         scheduler = StagedScheduler(
             model=self.name,
-            open_pace=_Paces(sizes).open,
+            open_pace=partial(_open_pace, sizes),
             max_jobs=self._config.schedule.max_queue_size,
             limits=StageLimits(
                 max_rows=MAX_STEP_TEXTS,
@@ -81,24 +84,16 @@ class EmbeddingLoader(DeviceLoader):
         )
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
-    def _step_tokens(self) -> int:
-        most = self._config.schedule.max_batch_input_tokens
-        return min(most, _CPU_STEP_TOKENS) if self._device.is_cpu else most
 
-
-class _Paces:
-    def __init__(self, sizes: EncoderSizes) -> None:
-        self._sizes = sizes
-
-    def open(self, job: Job) -> BatchPace:
-        """A text is due never: who speaks or chats goes first. Raises `InvalidRequest`."""
-        request: EmbedRequest = job.request
-        lengths = [len(text) for text in request.texts]
-        if not lengths or not min(lengths) or max(lengths) > self._sizes.max_length:
-            raise InvalidRequest(f"A text holds 1 to {self._sizes.max_length} tokens.")
-        if any(max(text) >= self._sizes.vocab_size for text in request.texts):
-            raise InvalidRequest("A text holds a token that the model does not know.")
-        return BatchPace(STAGE, lengths)
+def _open_pace(sizes: EncoderSizes, job: Job) -> BatchPace:
+    """Texts have no deadline: speech and chat go first. Raises `InvalidRequest`."""
+    request: EmbedRequest = job.request
+    lengths = [len(text) for text in request.texts]
+    if not lengths or not min(lengths) or max(lengths) > sizes.max_length:
+        raise InvalidRequest(f"A text holds 1 to {sizes.max_length} tokens.")
+    if any(max(text) >= sizes.vocab_size for text in request.texts):
+        raise InvalidRequest("A text holds a token that the model does not know.")
+    return BatchPace(STAGE, lengths)
 
 
 def activation_bytes(sizes: EncoderSizes, num_tokens: int, dtype: torch.dtype) -> int:

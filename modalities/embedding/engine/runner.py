@@ -10,10 +10,8 @@ Shape suffixes: T tokens of a text, N texts, C hidden, D dimensions of a vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,8 +116,7 @@ def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Modu
     """The projections behind pooling, in float32. Raises `WeightsError` for damaged ones."""
     layers: list[nn.Module] = []
     for place in spec.dense:
-        with ExitStack() as stack:
-            checkpoint = stack.enter_context(Checkpoint.open(folder / place))
+        with Checkpoint.open(folder / place) as checkpoint:
             config = checkpoint.config
             linear = nn.Linear(
                 int(config["in_features"]),
@@ -129,12 +126,8 @@ def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Modu
             )
             targets = [TensorTarget(f"linear.{n}", value) for n, value in linear.named_parameters()]
             load_tensors(checkpoint, targets)
-        layers += [linear.requires_grad_(False), _activation(config)]
+        name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+        if name not in _PROJECTIONS:
+            raise WeightsError(f"The projection's activation {name[:40]!r} is not known here.")
+        layers += [linear.requires_grad_(False), _PROJECTIONS[name]()]
     return nn.Sequential(*layers)
-
-
-def _activation(config: dict[str, Any]) -> nn.Module:
-    name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
-    if name not in _PROJECTIONS:
-        raise WeightsError(f"The projection's activation {name[:40]!r} is not known here.")
-    return _PROJECTIONS[name]()

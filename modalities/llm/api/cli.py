@@ -16,12 +16,12 @@ from typing import IO, Any
 from rich.console import Console
 from rich.markup import escape
 
+from triptych.core.cli_io import count_bar, read_lines
 from triptych.core.errors import ConfigError, RequestError, TriptychError
-from triptych.core.lines import read_lines
 from triptych.core.options.declaration import Role
 from triptych.core.options.table import add_options
-from triptych.core.progress_bars import count_bar
-from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline, Message
+from triptych.modalities.llm.api.multimodal import Message
+from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline
 
 _LABELS = frozenset({"id", "custom_id"})
 """Fields of an entry that are the caller's own: they come back with the answer."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -18,13 +17,8 @@ from triptych.core.tokens import TokenLogprob
 _PRIMING_TOKENS = 8  # enough prompt to decide whether the first new token keeps its leading space
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """What a push released: text, the log-probabilities of its tokens, and the stop string met."""
-
-    text: str
-    logprobs: tuple[TokenLogprob, ...]
-    stop: str | None = None
+Released = tuple[str, tuple[TokenLogprob, ...]]
+"""Text that is safe to show, and the log-probabilities of its tokens."""
 
 
 class StopFilter:
@@ -64,10 +58,10 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class Detokenizer:
-    """Decodes one row's tokens as they come.
+    """Decodes one row's tokens as they come, up to the stop string that is met, if any (`stop`).
 
     A token's log-probability is released with the last character of its text, so that tokens of a
-    stop string, which nobody sees, are not reported either.
+    stop string, which are not shown, are not reported either.
     """
 
     def __init__(
@@ -78,11 +72,12 @@ class Detokenizer:
             ids=list(prompt_ids[-_PRIMING_TOKENS:]), skip_special_tokens=True
         )
         self._filter = StopFilter(stops)
+        self.stop: str | None = None
         self._num_decoded_chars = 0
         self._num_released_chars = 0
         self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()  # first char, end, entry
 
-    def push(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob]) -> TextPiece:
+    def push(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob]) -> Released:
         """Decode further tokens (with their log-probabilities, or none) into safe text."""
         text = ""
         begins: list[int] = []
@@ -93,23 +88,23 @@ class Detokenizer:
             self._num_decoded_chars += len(chunk)
         ends = [*begins[1:], self._num_decoded_chars]
         self._waiting.extend(zip(begins, ends, logprobs, strict=False))
-        safe, stop = self._filter.push(text)
-        return self._release(safe, stop)
+        safe, self.stop = self._filter.push(text)
+        return self._release(safe)
 
-    def flush(self) -> TextPiece:
+    def flush(self) -> Released:
         """Release everything held back. Half a character at the very end is dropped."""
-        piece = self._release(self._filter.flush(), None)
+        text, logprobs = self._release(self._filter.flush())
         rest = tuple(entry for _, _, entry in self._waiting)
         self._waiting.clear()
-        return TextPiece(piece.text, piece.logprobs + rest)
+        return text, logprobs + rest
 
-    def _release(self, safe: str, stop: str | None) -> TextPiece:
+    def _release(self, safe: str) -> Released:
         self._num_released_chars += len(safe)
         released = self._num_released_chars
         entries = []
         # A token cut by a stop string still counts as shown if any of its text is.
         while self._waiting and (
-            self._waiting[0][1] <= released if stop is None else self._waiting[0][0] < released
+            self._waiting[0][1] <= released if self.stop is None else self._waiting[0][0] < released
         ):
             entries.append(self._waiting.popleft()[2])
-        return TextPiece(safe, tuple(entries), stop)
+        return safe, tuple(entries)

@@ -135,16 +135,14 @@ class Message(Strict):
         return self
 
     def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
-        """The message as chat templates know it: they have no developers.
+        """The message as encoders of prompts take it; chat templates know no developers.
 
         What URLs of pictures hold is asked of `find`.
         """
         fields = self.model_dump(exclude_none=True, exclude={"cache_control"})
         if not isinstance(self.content, str):
             fields["content"] = [
-                part.source(find).part()
-                if isinstance(part, ImagePart)
-                else {"type": "text", "text": part.text}
+                part.source(find) if isinstance(part, ImagePart) else part.text
                 for part in self.content
             ]
         return {**fields, "role": "system" if self.role == "developer" else self.role}

@@ -1,20 +1,21 @@
-"""Pictures in conversations, as far as text knows of them.
+"""Conversations with pictures in them, as far as text knows of those.
 
-Owns what a picture in a message is, and what a model that sees must be able to do. Knows neither
-pixels nor encoders: whoever plugs the parts together gives each model its eyes.
+Owns what a message may hold, and what makes a prompt of a conversation. Knows neither pixels nor
+encoders of pictures: the encoder of a model that sees is opened elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triptych.core.media.fetch import Fetched
-from triptych.core.prompt_content import PromptPicture
+from triptych.core.tokens import TokenRequest
 
-PICTURE = "image"
-"""The `type` of a message's part that is a picture, as chat templates know it."""
+Message = Mapping[str, Any]
+"""A `role`, a `content`, and what else a chat template may know. The content is a text, a list of
+texts and `PictureSource`s, or `None`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,36 +26,23 @@ class PictureSource:
     file: Fetched | None = None
     is_coarse: bool = False
 
-    def part(self) -> dict[str, Any]:
-        """The picture as a part of a message."""
-        return {"type": PICTURE, PICTURE: self}
 
+class PromptEncoder(Protocol):
+    """Makes prompts for one model."""
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation as its model takes it: ids, and the pictures that fill some of them."""
+    async def encode_messages(
+        self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+    ) -> TokenRequest:
+        """A conversation as the model takes it, yet without sampling parameters.
 
-    ids: tuple[int, ...]
-    pictures: tuple[PromptPicture, ...] = ()
-
-
-class MultimodalEncoder(Protocol):
-    """What one model sees with."""
-
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tenant: str = "", **template_kwargs: Any
-    ) -> ChatPrompt:
-        """A conversation with pictures in it, which no other tenant's are found among.
-
-        Raises errors of `core.errors.RequestError`.
+        Its content is found in caches by requests of the same `tenant` alone. Raises errors of
+        `core.errors.RequestError`.
         """
         ...
 
 
-def pictures_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[PictureSource]:
+def pictures_of(messages: Sequence[Message]) -> list[PictureSource]:
     """The pictures of a conversation, in order."""
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list | tuple) else ():
-            if part.get("type") == PICTURE:
-                yield part[PICTURE]
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return [part for part in parts if isinstance(part, PictureSource)]

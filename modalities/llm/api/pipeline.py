@@ -16,23 +16,22 @@ import msgspec
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.tokens import TokenRequest
 from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.multimodal import PICTURE, PictureSource
+from triptych.modalities.llm.api.multimodal import Message, PictureSource
 from triptych.modalities.llm.api.service import (
-    GenerateCall,
     LlmService,
     SampleDelta,
+    TextCall,
     TokenText,
     TokenUsage,
-    sampling_params,
 )
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.modality import CHAT
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
 
-Message = Mapping[str, Any]
 Conversation = str | Sequence[Message]
 
 
@@ -158,12 +157,12 @@ class ChatPipeline(Pipeline[LlmService]):
     async def _replies(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
     ) -> list[ChatAnswer]:
-        call = await self._call(conversations, options)
-        rows = [_Assembly() for _ in range(len(call.prompts) * call.num_samples)]
-        async for delta in self._service.generate(call):
-            rows[delta.index].add(delta)
-        samples = tuple(row.finish() for row in rows)
+        call, requests = await self._ask(conversations, options)
         n = call.num_samples
+        deltas: list[list[SampleDelta]] = [[] for _ in range(len(requests) * n)]
+        async for delta in self._service.generate(call, requests):
+            deltas[delta.index].append(delta)
+        samples = tuple(map(_sample, deltas))
         return [ChatAnswer(samples=samples[at : at + n]) for at in range(0, len(samples), n)]
 
     async def _texts(
@@ -171,41 +170,58 @@ class ChatPipeline(Pipeline[LlmService]):
     ) -> AsyncGenerator[str, None]:
         if options.get("n", 1) != 1:
             raise InvalidRequest("stream gives one sample: call it with n=1.", param="n")
-        call = await self._call([conversation], options)
-        async with aclosing(self._service.generate(call)) as deltas:
+        call, requests = await self._ask([conversation], options)
+        async with aclosing(self._service.generate(call, requests)) as deltas:
             async for delta in deltas:
                 if delta.text:
                     yield delta.text
 
-    async def _call(
+    async def _ask(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
-    ) -> GenerateCall:
+    ) -> tuple[TextCall, Sequence[TokenRequest]]:
+        """What the service is asked."""
         prompts = [
             await self._service.encode_chat(self._model, self._messages(conversation))
             for conversation in conversations
         ]
         own = _call_options(options)
-        longest = max(len(prompt.ids) for prompt in prompts)
-        given = {
-            name: value for name, value in options.items() if name not in own.__struct_fields__
-        }
-        given["max_tokens"] = self._service.resolve_max_tokens(self._model, longest, own.max_tokens)
-        return GenerateCall(
+        given = {k: v for k, v in options.items() if k not in own.__struct_fields__}
+        given["max_tokens"] = own.max_tokens
+        call = TextCall(
             model=self._model,
-            prompts=tuple(prompt.ids for prompt in prompts),
-            pictures=tuple(prompt.pictures for prompt in prompts),
             call_id=uuid.uuid4().hex,
             stop=(own.stop,) if isinstance(own.stop, str) else own.stop,
             num_samples=own.n,
             seed=own.seed,
-            sampling=sampling_params(
-                self._service.model(self._model), ignore_eos=own.ignore_eos, given=given
-            ),
         )
+        return call, self._service.sampled(self._model, prompts, given, ignore_eos=own.ignore_eos)
 
     def _messages(self, conversation: Any) -> Sequence[Message]:
-        """A conversation as messages. Raises `InvalidRequest` where it is none."""
-        return as_messages(conversation)
+        """A text or a list of messages as the latter. Raises `InvalidRequest` for anything else."""
+        if isinstance(conversation, str):
+            return [{"role": "user", "content": conversation}]
+        if not isinstance(conversation, Sequence) or not conversation:
+            raise InvalidRequest(
+                "A conversation is a text or a list of messages, and never empty.",
+                param="messages",
+            )
+        return [self._message(message) for message in conversation]
+
+    def _message(self, message: Any) -> Message:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise _no_message()
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            return {**message, "content": [self._part(part) for part in content]}
+        if content is not None and not isinstance(content, str):
+            raise _no_message()
+        return message
+
+    def _part(self, part: Any) -> str | PictureSource:
+        """A part of a message's content."""
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            raise _no_message()
+        return str(part["text"])
 
 
 class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,55 +251,20 @@ def _as_batch(conversation: Any) -> list[Any] | None:
     return list(conversation)
 
 
-def as_messages(conversation: Any) -> Sequence[Message]:
-    """A text or a list of messages as the latter. Raises `InvalidRequest` for anything else."""
-    if isinstance(conversation, str):
-        return [{"role": "user", "content": conversation}]
-    if not isinstance(conversation, Sequence) or not conversation:
-        raise InvalidRequest(
-            "A conversation is a text or a list of messages, and never empty.", param="messages"
-        )
-    if not all(map(_is_message, conversation)):
-        raise InvalidRequest(
-            'A message is {"role": ..., "content": ...}; its content is a text, or parts of text.',
-            param="messages",
-        )
-    return conversation
+def _no_message() -> InvalidRequest:
+    return InvalidRequest(
+        'A message is {"role": ..., "content": ...}; its content is a text, or parts of text.',
+        param="messages",
+    )
 
 
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    if isinstance(content, list | tuple):
-        return all(isinstance(part, Mapping) and _is_part(part) for part in content)
-    return content is None or isinstance(content, str)
-
-
-def _is_part(part: Mapping[str, Any]) -> bool:
-    return isinstance(part.get("text"), str) or isinstance(part.get(PICTURE), PictureSource)
-
-
-class _Assembly:
-    """Collects one sample's deltas."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._logprobs: list[TokenText] = []
-        self._last: SampleDelta | None = None
-
-    def add(self, delta: SampleDelta) -> None:
-        self._text.append(delta.text)
-        self._logprobs.extend(delta.logprobs)
-        self._last = delta
-
-    def finish(self) -> ChatSample:
-        assert self._last is not None
-        assert self._last.finish_reason is not None
-        return ChatSample(
-            text="".join(self._text),
-            finish_reason=self._last.finish_reason,
-            stop_reason=self._last.stop_reason,
-            usage=self._last.usage,
-            logprobs=tuple(self._logprobs),
-        )
+def _sample(deltas: Sequence[SampleDelta]) -> ChatSample:
+    last = deltas[-1]
+    assert last.finish_reason is not None
+    return ChatSample(
+        text="".join(delta.text for delta in deltas),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        usage=last.usage,
+        logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+    )

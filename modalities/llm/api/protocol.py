@@ -25,6 +25,8 @@ from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.messages import Message, TemplateFields, is_list
 from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION
 
+_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+
 
 def _within(name: str, description: str) -> Any:
     low, high = SAMPLING_RANGES[name]
@@ -175,6 +177,11 @@ class SamplingFields(Strict):
         return self
 
     @property
+    def default_tokens(self) -> int | None:
+        """Tokens of an answer where no number is given; `None`: as many as fit."""
+        return None
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop or ()))
@@ -187,7 +194,7 @@ class SamplingFields(Strict):
 
     @property
     def has_running_usage(self) -> bool:
-        """Whether every chunk of a stream tells the token counts so far."""
+        """Whether every chunk of a stream holds the token counts so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(self) -> dict[str, Any]:
@@ -292,6 +299,11 @@ class CompletionRequest(SamplingFields):
                 f"Prompts times n must be at most {limits.MAX_ROWS}.", param="prompt"
             )
         return self
+
+    @property
+    def default_tokens(self) -> int | None:
+        """OpenAI's, unless as many as fit are asked for."""
+        return None if self.max_tokens == -1 else _DEFAULT_COMPLETION_TOKENS
 
     @property
     def prompts(self) -> list[str | list[int]]:

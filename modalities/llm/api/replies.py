@@ -9,10 +9,11 @@ from __future__ import annotations
 import codecs
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -149,6 +150,7 @@ class CompletionReply(_Reply):
 
 
 Chunk = ChatChunk | CompletionReply
+ReplyT = TypeVar("ReplyT", bound=_Reply)
 
 
 class Tokens(BaseModel):
@@ -194,100 +196,6 @@ class UsageTotals:
         )
 
 
-class Shape(Protocol):
-    """How one route dresses deltas. `chunks` yields no usage; `usage_chunk` nothing but."""
-
-    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
-        """Events for one delta: none where there is nothing to show."""
-        ...
-
-    def usage_chunk(self, usage: UsageReply) -> BaseModel:
-        """The last event of a stream that asked for usage."""
-        ...
-
-    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
-        """The whole answer, from every sample's deltas in order."""
-        ...
-
-
-class _Header:
-    """What every answer and chunk of one request has in common."""
-
-    def __init__(self, model: TextModel, answer_id: str, *, has_usage: bool = False) -> None:
-        self._head: dict[str, Any] = {
-            "id": answer_id,
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": _fingerprint(model),
-        }
-        self._no_usage: dict[str, Any] = {"usage": None} if has_usage else {}
-
-
-class ChatShape(_Header):
-    """Chat answers."""
-
-    def __init__(
-        self, model: TextModel, call_id: str, *, has_logprobs: bool, has_usage: bool
-    ) -> None:
-        super().__init__(model, f"chatcmpl-{call_id}", has_usage=has_usage)
-        self._has_logprobs = has_logprobs
-        self._begun: set[int] = set()
-
-    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
-        """The role first, once; then text; then why it ended."""
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            yield self._chunk(delta.index, MessageDelta(role="assistant", content=""))
-        if delta.text or delta.logprobs:
-            text = MessageDelta(content=delta.text)
-            yield self._chunk(delta.index, text, logprobs=self._logprobs(delta.logprobs))
-        if delta.finish_reason is not None:
-            yield self._chunk(delta.index, MessageDelta(), finish=delta.finish_reason)
-
-    def usage_chunk(self, usage: UsageReply) -> BaseModel:
-        """A chunk without choices."""
-        return ChatChunk(**self._head, object="chat.completion.chunk", choices=[], usage=usage)
-
-    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
-        """The whole answer."""
-        choices = [self._choice(index, deltas) for index, deltas in enumerate(samples)]
-        return ChatReply(**self._head, object="chat.completion", choices=choices, usage=usage)
-
-    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice:
-        text = "".join(delta.text for delta in deltas)
-        entries = [entry for delta in deltas for entry in delta.logprobs]
-        finish = deltas[-1].finish_reason
-        assert finish is not None
-        return ChatChoice(
-            index=index,
-            message=AnswerMessage(role="assistant", content=text, refusal=None),
-            logprobs=self._logprobs(entries),
-            finish_reason=finish,
-        )
-
-    def _chunk(
-        self,
-        index: int,
-        delta: MessageDelta,
-        *,
-        logprobs: ChatLogprobs | None = None,
-        finish: FinishReason | None = None,
-    ) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish)
-        return ChatChunk(
-            **self._head, object="chat.completion.chunk", choices=[choice], **self._no_usage
-        )
-
-    def _logprobs(self, entries: Sequence[TokenText]) -> ChatLogprobs | None:
-        if not self._has_logprobs:
-            return None
-        content = [
-            ChatLogprob(**_chat_token(entry), top_logprobs=list(map(_top, entry.top)))
-            for entry in entries
-        ]
-        return ChatLogprobs(content=content, refusal=None)
-
-
 class _Offsets:
     """Where tokens begin in a text: a token that begins within a character, at that character."""
 
@@ -302,32 +210,111 @@ class _Offsets:
         return offset
 
 
-class CompletionShape(_Header):
-    """Text completions."""
+class Shape(ABC):
+    """How one route dresses deltas. Nothing but `usage_chunk` and `reply` holds token counts."""
+
+    _id: ClassVar[str]
+    _reply: ClassVar[type[Chunk | ChatReply]]
+    _chunk: ClassVar[type[Chunk]]
 
     def __init__(
         self, model: TextModel, call_id: str, *, has_logprobs: bool, has_usage: bool
     ) -> None:
-        super().__init__(model, f"cmpl-{call_id}", has_usage=has_usage)
+        self._head: dict[str, Any] = {
+            "id": f"{self._id}-{call_id}",
+            "created": int(time.time()),
+            "model": model.name,
+            "system_fingerprint": _fingerprint(model),
+        }
         self._has_logprobs = has_logprobs
+        self._no_usage: dict[str, Any] = {"usage": None} if has_usage else {}
+        self._begun: set[int] = set()
         self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
+
+    @abstractmethod
+    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
+        """Events for one delta: none where there is nothing to show."""
+
+    @abstractmethod
+    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice | CompletionChoice:
+        """A whole sample, or a piece of one."""
+
+    def usage_chunk(self, usage: UsageReply) -> Chunk:
+        """The last event of a stream that asked for usage: one without choices."""
+        return self._made(self._chunk, [], usage=usage)
+
+    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
+        """The whole answer, from every sample's deltas in order."""
+        choices = [self._choice(index, deltas) for index, deltas in enumerate(samples)]
+        return self._made(self._reply, choices, usage=usage)
+
+    def _made(self, kind: type[ReplyT], choices: Sequence[BaseModel], **usage: Any) -> ReplyT:
+        """Sets `object`, too: fields that were not set are not sent."""
+        fields = {"object": kind.model_fields["object"].default, "choices": choices, **usage}
+        return kind(**self._head, **fields)
+
+
+class ChatShape(Shape):
+    """Chat answers."""
+
+    _id, _reply, _chunk = "chatcmpl", ChatReply, ChatChunk
+
+    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
+        """The role first, once; then text; then why it ended."""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            yield self._piece(delta.index, MessageDelta(role="assistant", content=""))
+        if delta.text or delta.logprobs:
+            text = MessageDelta(content=delta.text)
+            yield self._piece(delta.index, text, logprobs=self._logprobs(delta.logprobs))
+        if delta.finish_reason is not None:
+            yield self._piece(delta.index, MessageDelta(), finish=delta.finish_reason)
+
+    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice:
+        text = "".join(delta.text for delta in deltas)
+        finish = deltas[-1].finish_reason
+        assert finish is not None
+        return ChatChoice(
+            index=index,
+            message=AnswerMessage(role="assistant", content=text, refusal=None),
+            logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
+            finish_reason=finish,
+        )
+
+    def _piece(
+        self,
+        index: int,
+        delta: MessageDelta,
+        *,
+        logprobs: ChatLogprobs | None = None,
+        finish: FinishReason | None = None,
+    ) -> ChatChunk:
+        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish)
+        return self._made(ChatChunk, [choice], **self._no_usage)
+
+    def _logprobs(self, entries: Sequence[TokenText]) -> ChatLogprobs | None:
+        if not self._has_logprobs:
+            return None
+        content = [
+            ChatLogprob(
+                **_token_fields(entry),
+                top_logprobs=[TopLogprob(**_token_fields(top)) for top in entry.top],
+            )
+            for entry in entries
+        ]
+        return ChatLogprobs(content=content, refusal=None)
+
+
+class CompletionShape(Shape):
+    """Text completions."""
+
+    _id, _reply, _chunk = "cmpl", CompletionReply, CompletionReply
 
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
         """At most one event."""
         if delta.text or delta.logprobs or delta.finish_reason is not None:
             choice = self._choice(delta.index, [delta])
-            yield CompletionReply(
-                **self._head, object="text_completion", choices=[choice], **self._no_usage
-            )
-
-    def usage_chunk(self, usage: UsageReply) -> BaseModel:
-        """An event without choices."""
-        return CompletionReply(**self._head, object="text_completion", choices=[], usage=usage)
-
-    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
-        """The whole answer."""
-        choices = [self._choice(index, deltas) for index, deltas in enumerate(samples)]
-        return CompletionReply(**self._head, object="text_completion", choices=choices, usage=usage)
+            yield self._made(CompletionReply, [choice], **self._no_usage)
 
     def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> CompletionChoice:
         entries = [entry for delta in deltas for entry in delta.logprobs]
@@ -339,6 +326,7 @@ class CompletionShape(_Header):
         )
 
     def _logprobs(self, index: int, entries: Sequence[TokenText]) -> CompletionLogprobs:
+        """The first token of a prompt has no log-probability."""
         return CompletionLogprobs(
             tokens=[entry.text for entry in entries],
             token_logprobs=[
@@ -354,13 +342,9 @@ class CompletionShape(_Header):
         )
 
 
-def _chat_token(entry: TokenText) -> dict[str, Any]:
+def _token_fields(entry: TokenText) -> dict[str, Any]:
     logprob = _finite(entry.logprob or 0.0)
     return {"token": entry.text, "bytes": list(entry.data), "logprob": logprob}
-
-
-def _top(entry: TokenText) -> TopLogprob:
-    return TopLogprob.model_validate(_chat_token(entry))
 
 
 def _finite(logprob: float) -> float:

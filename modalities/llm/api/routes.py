@@ -1,6 +1,7 @@
 """The OpenAI text API: chat, completions, tokenize, detokenize.
 
-Owns the way from a validated request to a call of the service, and from its deltas to an answer.
+Owns the way from a validated request to a call of the service, and from its deltas to an answer;
+and what is plugged into what on the API's side of this modality.
 What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
 """
 
@@ -8,9 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -24,7 +24,8 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.fetch import Fetched
-from triptych.modalities.llm.api.multimodal import ChatPrompt
+from triptych.core.tokens import TokenRequest
+from triptych.core.weights.resolve import opening
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -42,18 +43,26 @@ from triptych.modalities.llm.api.replies import (
     Shape,
     Tokens,
     UsageTotals,
+    card_of,
 )
-from triptych.modalities.llm.api.service import (
-    GenerateCall,
-    LlmService,
-    SampleDelta,
-    sampling_params,
-)
-from triptych.modalities.modality import FindLink, no_link
-
-_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
+from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
 
 _logger = logging.getLogger(__name__)
+
+
+def open_api(setup: ApiSetup) -> ApiPart:
+    """Chat with every model that writes text, those with encoders of pictures included."""
+    encoders = setup.prompt_encoders
+    texts = [opening(model, TextModel.open, setup.config.models) for model in setup.models["chat"]]
+    texts += [encoder.text for encoder in encoders.values()]
+    service = LlmService.from_config(
+        setup.config, texts, setup.client, encoders=encoders, admission=setup.admission
+    )
+    setup.ending.push_async_callback(service.close)
+    cards = [card_of(text, sees=text.name in encoders) for text in texts]
+    return ApiPart([llm_router(service, setup.find_link)], cards)
 
 
 def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:
@@ -69,15 +78,13 @@ def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink)
         """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
         prompt = await _encode_chat(service, body, request, find_link)
-        call = _call(service, body, context, (prompt.ids,), default_tokens=None)
-        call = replace(call, pictures=(prompt.pictures,))
         shape = ChatShape(
             service.model(body.model),
             context.call_id,
             has_logprobs=bool(body.logprobs),
             has_usage=body.has_usage_chunk,
         )
-        return await _answer(service, body, context, call, shape)
+        return await _answer(service, body, context, [prompt], shape)
 
     router.add_api_route(
         "/v1/chat/completions",
@@ -96,16 +103,18 @@ def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts."""
         context = Context.of(request)
-        prompts = tuple([await _encode(service, body, prompt) for prompt in body.prompts])
-        default_tokens = None if body.max_tokens == -1 else _DEFAULT_COMPLETION_TOKENS
-        call = _call(service, body, context, prompts, default_tokens=default_tokens)
+        tenant = context.principal.tenant
+        prompts = [
+            TokenRequest(prompt_ids=await _encode(service, body, prompt), tenant=tenant)
+            for prompt in body.prompts
+        ]
         shape = CompletionShape(
             service.model(body.model),
             context.call_id,
             has_logprobs=body.logprobs is not None,
             has_usage=body.has_usage_chunk,
         )
-        return await _answer(service, body, context, call, shape)
+        return await _answer(service, body, context, prompts, shape)
 
 
 def _add_tokens(router: APIRouter, service: LlmService) -> None:
@@ -117,7 +126,7 @@ def _add_tokens(router: APIRouter, service: LlmService) -> None:
         else:
             messages = [message.for_template() for message in body.messages]
             prompt = await service.encode_chat(body.model, messages, **body.template_options())
-            ids = prompt.ids
+            ids = prompt.prompt_ids
         model = service.model(body.model)
         reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
         if body.return_token_strs:
@@ -138,7 +147,7 @@ def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str
 
 async def _encode_chat(
     service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
-) -> ChatPrompt:
+) -> TokenRequest:
     """The conversation as its model takes it; its pictures' files are let go of."""
     urls = data_urls(request)
 
@@ -168,45 +177,37 @@ async def _encode(
     )
 
 
-def _call(
+async def _answer(
     service: LlmService,
     body: SamplingFields,
     context: Context,
-    prompts: tuple[tuple[int, ...], ...],
-    *,
-    default_tokens: int | None,
-) -> GenerateCall:
-    given = body.sampling()
-    longest = max(map(len, prompts))
-    room = service.resolve_max_tokens(body.model, longest, given["max_tokens"])
-    if given["max_tokens"] is None:
-        given["max_tokens"] = room if default_tokens is None else min(room, default_tokens)
-    model = service.model(body.model)
-    return GenerateCall(
+    prompts: Sequence[TokenRequest],
+    shape: Shape,
+) -> Response:
+    requests = service.sampled(
+        body.model,
+        prompts,
+        body.sampling(),
+        ignore_eos=bool(body.ignore_eos),
+        default_tokens=body.default_tokens,
+        priority=body.priority or 0,
+    )
+    call = TextCall(
         model=body.model,
-        prompts=prompts,
-        sampling=sampling_params(model, ignore_eos=bool(body.ignore_eos), given=given),
         call_id=context.call_id,
         num_samples=body.n or 1,
         seed=body.seed,
         stop=body.stops,
-        tenant=context.principal.tenant,
         key=context.principal.key,
-        priority=body.priority or 0,
         deadline_s=context.options.request_timeout_s,
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
     )
-
-
-async def _answer(
-    service: LlmService, body: SamplingFields, context: Context, call: GenerateCall, shape: Shape
-) -> Response:
     usage = UsageTotals(call.num_samples)
-    deltas = _observed(service.generate(call), body, context, usage)
+    deltas = _observed(service.generate(call, requests), body, context, usage)
     if body.stream:
         documents = _documents(deltas, shape, usage, body)
         return EventStream(documents, heartbeat_s=context.options.heartbeat_s)
-    samples: list[list[SampleDelta]] = [[] for _ in range(len(call.prompts) * call.num_samples)]
+    samples: list[list[SampleDelta]] = [[] for _ in range(len(prompts) * call.num_samples)]
     async with aclosing(deltas) as stream:
         async for delta in stream:
             samples[delta.index].append(delta)

@@ -1,15 +1,14 @@
 """Text in, text out: what HTTP routes and the Python pipeline share.
 
-Owns the way of a call from messages to a stream of text: template, admission, one engine job per
-sample, detokenising, stop strings, usage. Knows nothing of HTTP or torch.
+Owns the way of a call from messages to a stream of text: prompts, checks, admission, one engine job
+per sample, detokenising, stop strings, usage. Knows nothing of HTTP or torch.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -18,24 +17,17 @@ import msgspec
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import (
-    ContextLengthExceeded,
-    InvalidRequest,
-    Overloaded,
-    PayloadTooLarge,
-    UnknownModel,
-)
+from triptych.core.errors import ContextLengthExceeded, InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
-from triptych.core.prompt_content import PromptPicture
 from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.typed import convert
-from triptych.modalities.llm.api.detokenizer import Detokenizer, TextPiece
-from triptych.modalities.llm.api.merge import merge
-from triptych.modalities.llm.api.multimodal import ChatPrompt, MultimodalEncoder, pictures_of
+from triptych.modalities.llm.api.detokenizer import Detokenizer
+from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of
 from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.service import HoldLimit, ModelService, default_seed, merge
 from triptych.schedulers.admission import Admission
 
 _NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
@@ -43,28 +35,21 @@ _NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateCall:
-    """One call: every prompt is sampled `num_samples` times.
+class TextCall:
+    """What is a call's own, beside its requests: each of those is sampled `num_samples` times.
 
-    `sampling` is shared by all samples; the service sets its `sample_index`, and its `seed` from
-    `seed` here (`None` draws one). `tenant` salts the prefix cache, `key` pays for admission.
-    With `echo` each sample's text begins with its prompt. `pictures` are those of each prompt,
-    where there are any.
+    The service sets the requests' `seed` (without one here it draws one) and `sample_index`. `key`
+    pays for admission. With `echo` each sample's text begins with its prompt.
     """
 
     model: str
-    prompts: tuple[tuple[int, ...], ...]
-    sampling: SamplingParams
     call_id: str
     num_samples: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    tenant: str = ""
     key: str = ""
-    priority: int = 0
     deadline_s: float | None = None
     echo: bool = False
-    pictures: tuple[tuple[PromptPicture, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +95,8 @@ class SampleDelta:
     usage: TokenUsage
 
 
-class LlmService:
-    """Serves text generation from an engine client."""
+class LlmService(ModelService[TextModel]):
+    """Serves text generation from an engine client. `encoders` make prompts for models that see."""
 
     def __init__(
         self,
@@ -119,15 +104,12 @@ class LlmService:
         models: Sequence[TextModel],
         admission: Admission,
         *,
-        eyes: Mapping[str, MultimodalEncoder] = MappingProxyType({}),
+        encoders: Mapping[str, PromptEncoder] = MappingProxyType({}),
         default_seed: int | None = None,
     ) -> None:
-        self.client = client
-        self.eyes = eyes
-        self.models: Mapping[str, TextModel] = {model.name: model for model in models}
-        self._admission = admission
-        self._default_seed = default_seed
-        self._picture_bytes = 0
+        super().__init__(client, models, admission, default_seed=default_seed)
+        self._encoders = encoders
+        self._pictures = HoldLimit("Too many pictures are being looked at; try later.")
 
     @classmethod
     def from_config(
@@ -136,23 +118,16 @@ class LlmService:
         models: Sequence[TextModel],
         client: EngineClient,
         *,
-        eyes: Mapping[str, MultimodalEncoder] = MappingProxyType({}),
+        encoders: Mapping[str, PromptEncoder] = MappingProxyType({}),
         admission: Admission | None = None,
     ) -> Self:
-        """The service of `models` with the seed of a configuration, and its bounds; it is started.
-
-        Models that see have their `eyes` there. An `admission` is shared with other services.
-        """
-        seed = config.device.seed if config.device.seed >= 0 else None
+        """The service, started, with the bounds and the seed of a configuration."""
         admission = admission or Admission(options=config.schedule)
-        service = cls(client, models, admission, eyes=eyes, default_seed=seed)
+        service = cls(
+            client, models, admission, encoders=encoders, default_seed=default_seed(config)
+        )
         service.start()
         return service
-
-    @property
-    def max_jobs(self) -> int:
-        """Most samples one call may ask for, over all its prompts."""
-        return self._admission.max_jobs
 
     def start(self) -> None:
         """Begin what the first conversations would otherwise wait for."""
@@ -164,35 +139,20 @@ class LlmService:
         for model in self.models.values():
             await model.close()
 
-    def model(self, name: str) -> TextModel:
-        """The model called `name`. Raises `UnknownModel`, naming those there are."""
-        if name not in self.models:
-            raise UnknownModel.among(self.models, name)
-        return self.models[name]
-
     async def encode_chat(
-        self,
-        model: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tenant: str = "",
-        **template_kwargs: Any,
-    ) -> ChatPrompt:
-        """A conversation as `model` takes it.
-
-        Pictures are of use to `tenant` alone: calls with them are made for the same one.
-        """
-        text = self.model(model)
-        if model in self.eyes:
-            eyes = self.eyes[model]
-            return await eyes.encode_chat(messages, tenant=tenant, **template_kwargs)
-        if any(pictures_of(messages)):
-            seeing = ", ".join(self.eyes) or "none; `--model triptych-vision` is one"
+        self, model: str, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+    ) -> TokenRequest:
+        """A conversation as `model` takes it; `sampled` makes a request of it."""
+        encoder: PromptEncoder = self.model(model)
+        if model in self._encoders:
+            encoder = self._encoders[model]
+        elif pictures_of(messages):
+            seeing = ", ".join(self._encoders) or "none; `--model triptych-vision` is one"
             raise InvalidRequest(
                 f"{model} reads text alone. Models here that see pictures: {seeing}.",
                 param="messages",
             )
-        return ChatPrompt(await text.encode_chat(messages, **template_kwargs))
+        return await encoder.encode_messages(messages, tenant=tenant, **template_kwargs)
 
     async def encode_text(self, model: str, text: str, **reading: bool) -> tuple[int, ...]:
         """Token ids of plain text; `reading` is what `TextModel.encode_text` takes."""
@@ -207,80 +167,86 @@ class LlmService:
             len(token_ids), decode, token_ids, skip_special_tokens=skip_special_tokens
         )
 
-    def resolve_max_tokens(self, model: str, num_prompt_tokens: int, requested: int | None) -> int:
-        """How many tokens may be generated. Raises `ContextLengthExceeded` if none or too few."""
-        text = self.model(model)
-        _check_length(text, num_prompt_tokens, 1 if requested is None else requested)
-        return text.context_length - num_prompt_tokens if requested is None else requested
+    def sampled(
+        self,
+        model: str,
+        prompts: Sequence[TokenRequest],
+        given: Mapping[str, Any],
+        *,
+        ignore_eos: bool = False,
+        default_tokens: int | None = None,
+        priority: int = 0,
+    ) -> list[TokenRequest]:
+        """Requests for `prompts` with the sampling parameters that a caller gave.
 
-    def generate(self, call: GenerateCall) -> AsyncGenerator[SampleDelta, None]:
+        Without `max_tokens` each yields as many as the longest leaves room for, at most
+        `default_tokens` where there are any. Raises `InvalidRequest` as `sampling_params` does.
+        """
+        text = self.model(model)
+        if given.get("max_tokens") is None:
+            longest = max(len(prompt.prompt_ids) for prompt in prompts)
+            room = max(1, text.context_length - longest)  # `generate` refuses what has none
+            given = {**given, "max_tokens": min(room, default_tokens or room)}
+        sampling = sampling_params(text, ignore_eos=ignore_eos, given=given)
+        return [
+            msgspec.structs.replace(prompt, sampling=sampling, priority=priority)
+            for prompt in prompts
+        ]
+
+    def generate(
+        self, call: TextCall, requests: Sequence[TokenRequest]
+    ) -> AsyncGenerator[SampleDelta, None]:
         """Run a call; deltas of all samples come merged, in the order they are made.
 
         Closing the iterator cancels every sample. Checks the call before anything is submitted.
         """
         model = self.model(call.model)
-        _validate(call, model)
-        return self._admitted(call, model)
+        _check_call(call)
+        for request in requests:
+            _check_request(request, call.seed or 0, model)
+        return self._admitted(call, requests, model)
 
     async def _admitted(
-        self, call: GenerateCall, model: TextModel
+        self, call: TextCall, requests: Sequence[TokenRequest], model: TextModel
     ) -> AsyncGenerator[SampleDelta, None]:
-        num_rows = len(call.prompts) * call.num_samples
-        num_prompt_tokens = sum(map(len, call.prompts)) * call.num_samples
-        num_tokens = num_prompt_tokens + num_rows * call.sampling.max_tokens
-        seed = next(
-            s for s in (call.seed, self._default_seed, secrets.randbits(62)) if s is not None
+        n, seed = call.num_samples, self._seed(call.seed)
+        num_tokens = n * sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
+        num_bytes = n * sum(content.num_bytes for r in requests for content in r.contents)
+        if num_bytes > MAX_HELD_PICTURE_BYTES:
+            raise PayloadTooLarge(
+                "The pictures are too large for so many samples: ask for fewer.", param="n"
+            )
+        admitted = self._admission.admit(
+            key=call.key, num_jobs=n * len(requests), num_tokens=num_tokens
         )
-        admitted = self._admission.admit(key=call.key, num_jobs=num_rows, num_tokens=num_tokens)
-        with admitted, self._holding(call):
+        with admitted, self._pictures.holding(num_bytes, MAX_HELD_PICTURE_BYTES):
             samples = [
-                self._sample(call, model, prompt_index, sample_index, seed)
-                for prompt_index in range(len(call.prompts))
-                for sample_index in range(call.num_samples)
+                self._sample(call, index, _nth_sample(request, seed, index % n), model)
+                for index, request in enumerate(r for r in requests for _ in range(n))
             ]
             async with aclosing(merge(samples)) as merged:
                 async for delta in merged:
                     yield delta
 
-    @contextmanager
-    def _holding(self, call: GenerateCall) -> Iterator[None]:
-        """Count the call's pictures, which the engine has until it ends."""
-        pictures = (picture for several in call.pictures for picture in several)
-        num_bytes = call.num_samples * sum(picture.num_bytes for picture in pictures)
-        if num_bytes > MAX_HELD_PICTURE_BYTES:
-            raise PayloadTooLarge(
-                "The pictures are too large for so many samples: ask for fewer.", param="n"
-            )
-        if self._picture_bytes + num_bytes > MAX_HELD_PICTURE_BYTES:
-            raise Overloaded("Too many pictures are being looked at; try later.", retry_after_s=5.0)
-        self._picture_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self._picture_bytes -= num_bytes
-
     async def _sample(
-        self, call: GenerateCall, model: TextModel, prompt_index: int, sample_index: int, seed: int
+        self, call: TextCall, index: int, request: TokenRequest, model: TextModel
     ) -> AsyncGenerator[SampleDelta, None]:
-        index = prompt_index * call.num_samples + sample_index
-        request = TokenRequest(
-            prompt_ids=call.prompts[prompt_index],
-            sampling=msgspec.structs.replace(call.sampling, seed=seed, sample_index=sample_index),
-            pictures=call.pictures[prompt_index] if call.pictures else (),
-            priority=call.priority,
-            tenant=call.tenant,
-        )
         outputs = self.client.submit(
             call.model, request, job_id=f"{call.call_id}.{index}", deadline_s=call.deadline_s
         )
-        row = _SampleText(index, request, model, call)
+        sample = _SampleText(index, request, model, call)
         async with aclosing(outputs) as stream:
             async for output in stream:
                 if isinstance(output.payload, TokenDelta):
-                    delta = row.push(output.payload)
+                    delta = sample.push(output.payload)
                     yield delta
                     if delta.finish_reason is not None:
                         return
+
+
+def _nth_sample(request: TokenRequest, seed: int, index: int) -> TokenRequest:
+    sampling = msgspec.structs.replace(request.sampling, seed=seed, sample_index=index)
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def sampling_params(
@@ -308,13 +274,11 @@ def sampling_params(
 class _SampleText:
     """Turns one job's token deltas into text deltas."""
 
-    def __init__(
-        self, index: int, request: TokenRequest, model: TextModel, call: GenerateCall
-    ) -> None:
+    def __init__(self, index: int, request: TokenRequest, model: TextModel, call: TextCall) -> None:
         self._index = index
         self._model = model
         self._num_prompt_tokens = len(request.prompt_ids)
-        self._num_image_tokens = sum(entry.span.num_features for entry in request.pictures)
+        self._num_image_tokens = sum(entry.span.num_features for entry in request.contents)
         self._num_cached_tokens = 0
         self._num_cached_images = 0
         self._num_output_tokens = 0
@@ -325,24 +289,25 @@ class _SampleText:
     def push(self, delta: TokenDelta) -> SampleDelta:
         """The text delta of one engine delta; the first also carries an echoed prompt."""
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
-        self._num_cached_images = max(self._num_cached_images, delta.num_cached_pictures)
+        self._num_cached_images = max(self._num_cached_images, delta.num_cached_contents)
         self._num_output_tokens += len(delta.token_ids) + (delta.stop_token_id is not None)
         echo_text, echo_logprobs = self._take_echo(delta)
-        piece = self._detokenizer.push(delta.token_ids, delta.logprobs)
+        text, logprobs = self._detokenizer.push(delta.token_ids, delta.logprobs)
+        stop = self._detokenizer.stop
         finish: Literal["stop", "length"] | None = None
-        if piece.stop is not None:
+        if stop is not None:
             finish = "stop"
         elif delta.finish_reason is not None:
             finish = "length" if delta.finish_reason == "length" else "stop"
-            rest = self._detokenizer.flush()
-            piece = TextPiece(piece.text + rest.text, piece.logprobs + rest.logprobs)
+            rest, rest_logprobs = self._detokenizer.flush()
+            text, logprobs = text + rest, logprobs + rest_logprobs
         return SampleDelta(
             index=self._index,
-            text=echo_text + piece.text,
+            text=echo_text + text,
             token_ids=delta.token_ids,
-            logprobs=echo_logprobs + tuple(map(self._token_text, piece.logprobs)),
+            logprobs=echo_logprobs + tuple(map(self._token_text, logprobs)),
             finish_reason=finish,
-            stop_reason=piece.stop if piece.stop is not None else delta.stop_token_id,
+            stop_reason=delta.stop_token_id if stop is None else stop,
             usage=TokenUsage(
                 num_prompt_tokens=self._num_prompt_tokens,
                 num_cached_tokens=self._num_cached_tokens,
@@ -387,30 +352,28 @@ def _as_shown(tokens: tuple[TokenText, ...], text: str) -> tuple[TokenText, ...]
     return (*tokens[:index], first, *tokens[index + 1 :])
 
 
-def _validate(call: GenerateCall, model: TextModel) -> None:
+def _check_call(call: TextCall) -> None:
     if not 1 <= call.num_samples <= MAX_SAMPLES:
         raise InvalidRequest(f"n must be between 1 and {MAX_SAMPLES}.", param="n")
     if len(call.stop) > MAX_STOP_STRINGS or any(not stop for stop in call.stop):
         raise InvalidRequest(
             f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty.", param="stop"
         )
-    msgspec.structs.replace(call.sampling, seed=call.seed or 0).validate(model.vocab_size)
-    least_picture_id = FIRST_FRAME_ID if any(call.pictures) else math.inf
-    for prompt in call.prompts:
-        if not prompt:
-            raise InvalidRequest("The prompt is empty.", param="prompt")
-        words = (token_id for token_id in prompt if token_id < least_picture_id)
-        if any(not 0 <= token_id < model.vocab_size for token_id in words):
-            raise InvalidRequest(
-                f"Token ids lie between 0 and {model.vocab_size - 1}.", param="prompt"
-            )
-        _check_length(model, len(prompt), call.sampling.max_tokens)
 
 
-def _check_length(model: TextModel, num_prompt_tokens: int, num_output_tokens: int) -> None:
-    if num_prompt_tokens + num_output_tokens > model.context_length:
+def _check_request(request: TokenRequest, seed: int, model: TextModel) -> None:
+    """Raise `RequestError`s for what the model cannot take: the one check of length, too."""
+    msgspec.structs.replace(request.sampling, seed=seed).validate(model.vocab_size)
+    prompt_ids = request.prompt_ids
+    if not prompt_ids:
+        raise InvalidRequest("The prompt is empty.", param="prompt")
+    least_content_id = FIRST_FRAME_ID if request.contents else math.inf
+    words = (token_id for token_id in prompt_ids if token_id < least_content_id)
+    if any(not 0 <= token_id < model.vocab_size for token_id in words):
+        raise InvalidRequest(f"Token ids lie between 0 and {model.vocab_size - 1}.", param="prompt")
+    if len(prompt_ids) + request.sampling.max_tokens > model.context_length:
         raise ContextLengthExceeded(
-            f"{model.name} takes {model.context_length} tokens of context: {num_prompt_tokens} of"
-            f" prompt and {num_output_tokens} of output do not fit. Shorten the prompt or lower"
-            " max_tokens."
+            f"{model.name} takes {model.context_length} tokens of context: {len(prompt_ids)} of"
+            f" prompt and {request.sampling.max_tokens} of output do not fit. Shorten the prompt or"
+            " lower max_tokens."
         )

@@ -1,12 +1,14 @@
 """A model's chat template: where it comes from, and what it makes of a conversation.
 
-Owns the limits of one rendering and what a caller hears when they end it. How a template runs is
-`template_child`'s, in a process that can be killed: a loop inside it would hold a thread for ever.
+Owns the limits of one rendering, the errors of one that is ended, and how the last message is
+continued: by a mark behind its words, at which the rendered conversation is cut, as transformers
+does it. How a template runs is `template_child`'s, in a process that can be killed: a loop inside
+it would hold a thread for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +38,8 @@ LIMITS = DecodeLimits(
     num_requests_per_child=2**31,
     niceness=0,
 )
+_END_MARK = "\ue000continue\ue001"
+"""What no caller can write: stand-ins for a caller's private use characters hold a number."""
 _NUM_CHILDREN = 2
 """One works; another is started where a conversation comes while it does."""
 
@@ -75,10 +79,10 @@ class ChatTemplate:
         self._pool.start(1)
 
     async def render(self, messages: Any, **values: Any) -> str:
-        """The conversation as one string. Raises `InvalidRequest` with what the template says.
+        """The conversation as one string.
 
-        Raises `TemplateFailed` where it was ended, and what `DecodePool.run` raises of
-        `Unavailable`.
+        Raises `InvalidRequest` with the template's own message, `TemplateFailed` where it was
+        ended, and what `DecodePool.run` raises of `Unavailable`.
         """
         try:
             packed = msgspec.msgpack.encode({"messages": messages, **values})
@@ -131,3 +135,32 @@ def _source_of(config: Mapping[str, Any]) -> str | None:
         entries = (entry for entry in source if isinstance(entry, dict))
         source = next((e.get("template") for e in entries if e.get("name") == "default"), None)
     return source if isinstance(source, str) else None
+
+
+def marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, the last of them with the mark. Raises `InvalidRequest` if it ends in none."""
+    *before, last = messages
+    content = last.get("content")
+    if isinstance(content, str):
+        return [*before, {**last, "content": f"{content}{_END_MARK} "}]
+    *parts, end = content or [{}]
+    if end.get("type") != "text":
+        raise InvalidRequest(
+            "continue_final_message needs a last message that ends with text.", param="messages"
+        )
+    return [*before, {**last, "content": [*parts, {**end, "text": f"{end['text']}{_END_MARK} "}]}]
+
+
+def cut(rendered: str) -> str:
+    """The rendered conversation up to the mark.
+
+    Spaces before it are those of the message, unless the template trims messages: then it would
+    have trimmed these, too. Raises `InvalidRequest` where the mark is not to be found.
+    """
+    before, mark, after = rendered.rpartition(_END_MARK)
+    if not mark:
+        raise InvalidRequest(
+            "The chat template does not show the last message, so it cannot be continued.",
+            param="continue_final_message",
+        )
+    return before if after.startswith(" ") else before.rstrip()

@@ -88,7 +88,7 @@ class Rendering:
     def __call__(self, values: Mapping[str, Any]) -> Generator[bytes, None, str]:
         """Yields what the template makes of `values`; returns why it does not, or nothing.
 
-        Raises `MemoryError`, which is no word of the template's.
+        Raises `MemoryError`, which is not the template's own.
         """
         try:
             if self._template is None:

@@ -24,12 +24,13 @@ from triptych.core.text.byte_level import unspell
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
 from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.tokens import TokenRequest
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.continuation import cut, marked
 from triptych.modalities.llm.api.detokenizer import Detokenizer
+from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
-from triptych.modalities.llm.api.template import ChatTemplate
+from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -97,7 +98,8 @@ class TextModel:
             literal_tokenizer=literal,
             specials=SpecialTokens(tokenizer),
             least_tokens=LeastTokens.of(tokenizer),
-            is_byte_level=_is_byte_level(tokenizer),
+            is_byte_level=tokenizer.decoder is not None
+            and b'"ByteLevel"' in tokenizer.decoder.__getstate__(),
         )
 
     def start(self) -> None:
@@ -123,19 +125,19 @@ class TextModel:
         (encoding,) = encode(tokenizer, [text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
-    ) -> tuple[int, ...]:
-        """Token ids of a conversation through the chat template.
-
-        Raises what `render` and `encode_rendered` raise.
-        """
-        plain = [_plain(message) for message in messages]
+    async def encode_messages(
+        self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+    ) -> TokenRequest:
+        """Implements `multimodal.PromptEncoder` for conversations without pictures."""
+        plain = [
+            {**message, "content": "".join(message.get("content") or "")} for message in messages
+        ]
         escaped = await self.escape(plain)
         rendered = await self.render(escaped, **template_kwargs)
-        return await self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        ids = await self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        return TokenRequest(prompt_ids=ids, tenant=tenant)
 
-    async def escape(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    async def escape(self, messages: Sequence[Message]) -> list[Any]:
         """`messages` with a stand-in for each special token that they spell."""
         escaped: list[Any] = await on_text_thread(
             _num_chars(messages), self.specials.escape, messages
@@ -152,7 +154,7 @@ class TextModel:
 
     async def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         *,
         continue_final_message: bool = False,
         **template_kwargs: Any,
@@ -228,14 +230,6 @@ class TextModel:
         return tuple(ids)
 
 
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose content is one string: templates of text models expect no parts."""
-    content = message.get("content")
-    if isinstance(content, list | tuple):
-        content = "".join(str(part.get("text", "")) for part in content)
-    return {**message, "content": content if content is not None else ""}
-
-
 def _num_chars(value: Any) -> int:
     """Characters of all texts in `value`."""
     if isinstance(value, str):
@@ -245,10 +239,6 @@ def _num_chars(value: Any) -> int:
     elif not isinstance(value, list | tuple):
         return 0
     return sum(map(_num_chars, value))
-
-
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

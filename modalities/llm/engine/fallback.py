@@ -32,7 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
-from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.quiet import without_progress_bar
@@ -44,20 +44,18 @@ ATTENTION = "triptych_paged"
 _LEGACY_FIELDS = frozenset(
     ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
 )
-_UNSUPPORTEDATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
+_UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
 
 
 @dataclass(slots=True)
-class PagedStep:
-    """What attention needs of the step under way; handed through the model's keyword arguments."""
+class _TracedStep(PagedStep):
+    """A step that notes which layers have used the cache."""
 
-    kv: KvCache
-    batch: AttentionBatch
     layers_seen: list[int] = field(default_factory=list)
 
 
 class FallbackBlueprint:
-    """Implements `core.decoders.blueprint.Blueprint` with a class of transformers."""
+    """Implements `core.decoders.native.Blueprint` with a class of transformers."""
 
     def __init__(
         self,
@@ -106,17 +104,7 @@ class FallbackBlueprint:
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
         """Load through transformers, prove completeness, and try two tokens."""
         try:
-            with without_progress_bar():
-                model, info = self._kind.from_pretrained(
-                    checkpoint.folder,
-                    config=self._config,
-                    dtype=self._dtype,
-                    use_safetensors=True,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    ignore_mismatched_sizes=True,  # they are reported, and refused below
-                    output_loading_info=True,
-                )
+            model, info = load_whole(self._kind, checkpoint, config=self._config, dtype=self._dtype)
         except RuntimeError as error:
             raise WeightsError("transformers cannot convert the weights of this model.") from error
         check_complete(info, checkpoint)
@@ -141,14 +129,10 @@ class FallbackModel:
         self._head._modules[model.base_model_prefix] = self._given
 
     def forward(
-        self,
-        token_ids_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        kv: KvCache,
-        batch: AttentionBatch,
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
         """The last hidden state of every token, normalised: `hidden_TC`."""
-        return self._forward(token_ids_T, positions_T, PagedStep(kv, batch))
+        return self._run(step, positions_T, input_ids=token_ids_T.unsqueeze(0))
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
         """Scores of the whole vocabulary for each row: `logits_RV`."""
@@ -170,16 +154,11 @@ class FallbackModel:
             host_query_lengths_B=np.array([2]),
             host_context_lengths_B=np.array([2]),
         )
-        step = PagedStep(kv, batch)
+        step = _TracedStep(kv, batch)
         with torch.inference_mode():
-            self.logits(self._forward(ids, positions, step)[-1:])
+            self.logits(self.forward(ids, positions, step)[-1:])
         if sorted(step.layers_seen) != list(range(layout.num_layers)):
-            raise WeightsError(_refusal("not every layer of it is attention over its own cache"))
-
-    def _forward(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
-    ) -> torch.Tensor:
-        return self._run(step, positions_T, input_ids=token_ids_T.unsqueeze(0))
+            raise WeightsError(refusal("not every layer of it is attention over its own cache"))
 
     def _run(
         self, step: PagedStep, positions_T: torch.Tensor, **inputs: torch.Tensor
@@ -218,16 +197,17 @@ def _attend(
     """Transformers' attention interface on our pages; the mask is the batch's business."""
     step = options.get("triptych_step")
     if not isinstance(step, PagedStep):
-        raise WeightsError(_refusal("it does not hand its arguments down to attention"))
-    if any(options.get(name) is not None for name in _UNSUPPORTEDATTENTION):
-        raise WeightsError(_refusal("its attention has soft caps, sinks or biases"))
+        raise WeightsError(refusal("it does not hand its arguments down to attention"))
+    if any(options.get(name) is not None for name in _UNSUPPORTED_ATTENTION):
+        raise WeightsError(refusal("its attention has soft caps, sinks or biases"))
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module has one
-    step.layers_seen.append(layer)
+    if isinstance(step, _TracedStep):
+        step.layers_seen.append(layer)
     layout = step.kv.layout
     shape = (layout.num_kv_heads, layout.head_dim)
     if not layer < layout.num_layers or k_TKD.shape[1:] != shape or v_TKD.shape[1:] != shape:
-        raise WeightsError(_refusal("its layers cache keys and values of different shapes"))
+        raise WeightsError(refusal("its layers cache keys and values of different shapes"))
     k_pages, v_pages = step.kv.k_pages[layer], step.kv.v_pages[layer]
     write_pages(k_TKD, v_TKD, k_pages, v_pages, step.batch)
     scale, window = options.get("scaling"), options.get("sliding_window")
@@ -265,8 +245,23 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     layer_types = set(getattr(parsed, "layer_types", None) or ())
     is_plain = layer_types <= {"full_attention", "sliding_attention"} and not kind._is_stateful
     if not is_plain or not kind._supports_attention_backend or config_kind.sub_configs:
-        raise WeightsError(_refusal("it keeps state of another kind, or has parts beside text"))
+        raise WeightsError(refusal("it keeps state of another kind, or has parts beside text"))
     return kind, parsed
+
+
+def load_whole(kind: Any, checkpoint: Checkpoint, **given: Any) -> tuple[Any, Mapping[str, Any]]:
+    """A checkpoint as transformers' class `kind`, and a report for `check_complete`."""
+    with without_progress_bar():
+        model, info = kind.from_pretrained(
+            checkpoint.folder,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are reported
+            output_loading_info=True,
+            **given,
+        )
+    return model, info
 
 
 def check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
@@ -288,5 +283,6 @@ def pin_rope(model: torch.nn.Module, max_length: int) -> None:
             module.rope_type = "pinned"  # type: ignore[assignment]  # no update rule has this name
 
 
-def _refusal(reason: str) -> str:
+def refusal(reason: str) -> str:
+    """Why a model of transformers is not served."""
     return f"This model cannot run on the paged cache: {reason}. Choose a model of another family."

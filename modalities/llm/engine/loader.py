@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 
-from triptych.core.decoders.blueprint import Blueprint
 from triptych.core.decoders.families import is_native
-from triptych.core.decoders.native import NativeBlueprint
+from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.text_head import TextHead
-from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvCache
+from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.lazy import load
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.token import TokenScheduler
+
+_FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
 
 
 class LlmLoader(TokenLoader):
@@ -30,52 +33,64 @@ class LlmLoader(TokenLoader):
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
-            dtype = memory.dtype(checkpoint.dtype)
+            dtype, config = memory.dtype(checkpoint.dtype), checkpoint.config
             native = memory.native_kernels()
-            blueprint = self._blueprint(checkpoint, dtype, native)
+            kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_native(config))
+            blueprint: Blueprint = kind(config, **self._sizes(dtype, native))
             memory.reserve("weights", blueprint.weight_bytes())
-            memory.reserve("activations", self._activation_bytes(blueprint))
+            num_rows = self._config.schedule.max_batch_size
+            num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
+            memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
             layout = blueprint.kv_layout(*memory.cache_format(dtype))
             num_pages = memory.reserve_pages(layout, blueprint.max_length)
-            max_batch_size, device = self._config.schedule.max_batch_size, self._device.torch
+            device = self._device.torch
             model = blueprint.build(checkpoint, report)
             sampler = self._sampler(blueprint.vocab_size, native)
-            runner = TokenRunner(
-                TextHead(model, sampler, max_batch_size=max_batch_size, device=device),
+            runner = self._runner(
+                TextHead(model, sampler, max_batch_size=num_rows, device=device),
                 KvCache(layout, num_pages, device, native),
-                max_batch_size=max_batch_size,
-                max_length=blueprint.max_length,
-                device=device,
+                blueprint.max_length,
             )
             stack.callback(runner.close)
-            scheduler = TokenScheduler(
-                model=self.name,
-                pool=self._pool(layout, num_pages),
-                options=self._config.schedule,
-                max_length=blueprint.max_length,
-                namespace=self._namespace(layout, blueprint.max_length),
-            )
+            scheduler = TokenScheduler(**self._schedule(layout, num_pages, blueprint.max_length))
             close = stack.pop_all().close
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
-    def _blueprint(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, native: NativeKernels | None
-    ) -> Blueprint:
-        wanted, config = self._config.models.model_impl, checkpoint.config
-        max_length, device = self._config.models.max_length, self._device.torch
-        is_ours = wanted == "native" or (wanted == "auto" and is_native(config))
+    def _kind(
+        self, ours: Any, fallback: str, native: NativeKernels | None, *, is_known: bool
+    ) -> Any:
+        """The blueprints to use: those of our decoder, or of transformers, at `fallback`."""
+        wanted = self._config.models.model_impl
+        is_ours = wanted == "native" or (wanted == "auto" and is_known)
         self._check_invariance(native, is_native=is_ours)
-        if not is_ours:
-            from triptych.modalities.llm.engine.fallback import FallbackBlueprint
+        return ours if is_ours else load(fallback)
 
-            return FallbackBlueprint(
-                config, max_length=max_length, dtype=dtype, device=device, native=native
-            )
-        return NativeBlueprint(
-            config, max_length=max_length, dtype=dtype, device=device, native=native
+    def _sizes(self, dtype: torch.dtype, native: NativeKernels | None) -> dict[str, Any]:
+        """What every blueprint is opened with."""
+        return {
+            "max_length": self._config.models.max_length,
+            "dtype": dtype,
+            "device": self._device.torch,
+            "native": native,
+        }
+
+    def _runner(self, head: TokenHead, kv: KvCache, max_length: int) -> TokenRunner:
+        return TokenRunner(
+            head,
+            kv,
+            max_batch_size=self._config.schedule.max_batch_size,
+            max_length=max_length,
+            device=self._device.torch,
         )
 
-    def _activation_bytes(self, blueprint: Blueprint) -> int:
-        options = self._config.schedule
-        num_rows = options.max_batch_size
-        return blueprint.activation_bytes(options.max_batch_input_tokens + num_rows, num_rows)
+    def _schedule(
+        self, layout: KvLayout, num_pages: int, max_length: int, *, shares: bool = True
+    ) -> dict[str, Any]:
+        """What every scheduler of tokens is opened with."""
+        return {
+            "model": self.name,
+            "pool": self._pool(layout, num_pages, shares=shares),
+            "options": self._config.schedule,
+            "max_length": max_length,
+            "namespace": self._namespace(layout, max_length),
+        }

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from triptych.core.cli_io import STDIN, writing
 from triptych.core.errors import ConfigError, RequestError
 from triptych.core.options.table import add_options
 from triptych.modalities.recognition.api.formats import as_srt, as_text, as_vtt
@@ -28,7 +28,7 @@ SUFFIXES: Mapping[str, str] = MappingProxyType(
     {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json", "verbose_json": ".json"}
 )
 """Formats, and how their files are called."""
-_STDIN = "-"
+_TASKS: tuple[Task, Task] = ("transcribe", "translate")
 
 
 def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,13 +55,13 @@ def run_transcribe(args: argparse.Namespace) -> int:
         raise ConfigError("--words goes with --format verbose_json.")
     if not 0 <= args.temperature <= 1:
         raise ConfigError("--temperature lies between 0 and 1.")
-    files = args.file or [_STDIN]
-    if files == [_STDIN] and sys.stdin.isatty():
+    files = args.file or [STDIN]
+    if files == [STDIN] and sys.stdin.isatty():
         raise ConfigError("Nothing to hear: give files, or pipe one in.")
     _check_targets(files, args)
     num_failed = 0
     console = Console(stderr=True)
-    with _open_pipeline(args) as pipeline, _bar(console) as bar:
+    with TranscriptionPipeline.from_arguments(args) as pipeline, _bar(console) as bar:
         for file in files:
             task = bar.add_task(Path(file).name, total=None)
             try:
@@ -82,26 +82,19 @@ def _transcribe(
 ) -> Transcript:
     bar, task = progress
     deltas = []
-    audio = sys.stdin.buffer.read() if file == _STDIN else Path(file)
-    for delta in pipeline.deltas(audio, **_call_options(args)):
-        deltas.append(delta)
-        bar.update(task, total=delta.duration_s, completed=delta.heard_s)
-    return gather(deltas)
-
-
-def _call_options(args: argparse.Namespace) -> TranscribeOptions:
-    return TranscribeOptions(
+    audio = sys.stdin.buffer.read() if file == STDIN else Path(file)
+    options = TranscribeOptions(
         language=args.language,
-        task=_task(args),
+        task=_TASKS[args.translate],
         prompt=args.prompt,
         temperature=args.temperature,
         seed=args.request_seed,
         has_word_times=args.words,
     )
-
-
-def _task(args: argparse.Namespace) -> Task:
-    return "translate" if args.translate else "transcribe"
+    for delta in pipeline.deltas(audio, **options):
+        deltas.append(delta)
+        bar.update(task, total=delta.duration_s, completed=delta.heard_s)
+    return gather(deltas)
 
 
 def _render(transcript: Transcript, args: argparse.Namespace) -> str:
@@ -110,7 +103,8 @@ def _render(transcript: Transcript, args: argparse.Namespace) -> str:
         return write(transcript)
     if args.format == "json":
         return json_reply(transcript, has_logprobs=False).model_dump_json(exclude_unset=True) + "\n"
-    verbose = verbose_reply(transcript, _task(args), has_segments=True, has_words=args.words)
+    task = _TASKS[args.translate]
+    verbose = verbose_reply(transcript, task, has_segments=True, has_words=args.words)
     return verbose.model_dump_json(exclude_unset=True) + "\n"
 
 
@@ -138,27 +132,19 @@ def _write(text: str, file: str, args: argparse.Namespace) -> None:
         sys.stdout.flush()
         return
     target = _target(file, args)
-    try:
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output {target}: cannot be written ({error.strerror}).") from error
 
 
-def _open_pipeline(args: argparse.Namespace) -> TranscriptionPipeline:
-    return TranscriptionPipeline.from_arguments(args)
-
-
-@contextmanager
-def _bar(console: Console) -> Iterator[Progress]:
+def _bar(console: Console) -> Progress:
     """Seconds heard, of those there are."""
-    columns = (
+    return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed:.0f} s"),
         TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        yield bar

@@ -7,7 +7,6 @@ this process. Sound is the caller's own here, and is decoded in this process too
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -18,7 +17,8 @@ import numpy as np
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest
-from triptych.core.media.audio.intake import ClipLimits, read_clip
+from triptych.core.media.audio.decode import ClipReader
+from triptych.core.media.audio.intake import ClipLimits
 from triptych.core.media.audio.resampling import Pcm, Resampler
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.modality import Modality
@@ -38,6 +38,7 @@ from triptych.modalities.recognition.api.transcript import (
 )
 from triptych.modalities.recognition.modality import RECOGNITION
 from triptych.modalities.recognition.spec import SAMPLE_RATE, Task
+from triptych.schedulers.admission import Admission
 
 Audio: TypeAlias = "str | Path | bytes | Pcm"
 """A file's path or its bytes, or mono samples [S] at 16 kHz."""
@@ -53,18 +54,6 @@ class TranscribeOptions(TypedDict, total=False):
     temperature: float
     seed: int | None
     has_word_times: bool
-
-
-class OwnIntake:
-    """Decodes files of the user's own, on a thread of this process."""
-
-    async def read(
-        self, data: bytes | bytearray | memoryview, *, sample_rate: int, limits: ClipLimits
-    ) -> Pcm:
-        """All of `data` as mono samples at `sample_rate`, within `OWN_LIMITS`."""
-        return await asyncio.to_thread(
-            read_clip, bytes(data), sample_rate=sample_rate, limits=OWN_LIMITS
-        )
 
 
 class TranscriptionPipeline(Pipeline[RecognitionService]):
@@ -85,7 +74,8 @@ class TranscriptionPipeline(Pipeline[RecognitionService]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], RecognitionService]:
         model = WhisperTokenizer.open(resolved)
-        return lambda client: RecognitionService.from_config(config, [model], client, OwnIntake())
+        admission, reader = Admission(options=config.schedule), ClipReader(None)
+        return lambda client: RecognitionService(client, [model], admission, reader)
 
     def __call__(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript:
         """Write down a recording.
@@ -132,18 +122,22 @@ class TranscriptionPipeline(Pipeline[RecognitionService]):
         self, audio: Audio, options: TranscribeOptions
     ) -> AsyncGenerator[TranscriptDelta, None]:
         pcm_S = await self._read(audio)
-        call = TranscribeCall(model=self._model, call_id=uuid.uuid4().hex, **options)
+        call = TranscribeCall(model=self._model, **options)
         async with aclosing(self._service.transcribe(call, pcm_S)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def _read(self, audio: Audio) -> Pcm:
         if isinstance(audio, np.ndarray):
-            check_sound(_checked(audio))
+            if audio.ndim != 1 or audio.dtype.kind != "f" or not np.isfinite(audio).all():
+                raise InvalidRequest(
+                    "Samples are one finite float each, mono at 16 kHz: an array of one dimension."
+                )
+            check_sound(audio)
             return audio
         if isinstance(audio, str | Path):
             audio = await asyncio.to_thread(_file_bytes, Path(audio))
-        return await self._service.read(audio)
+        return await self._service.read(audio, OWN_LIMITS)
 
 
 def resample(pcm_S: Pcm, sample_rate: int) -> Pcm:
@@ -157,11 +151,3 @@ def _file_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"{path.name} cannot be read ({error.strerror}).") from error
-
-
-def _checked(pcm_S: Pcm) -> Pcm:
-    if pcm_S.ndim != 1 or pcm_S.dtype.kind != "f" or not np.isfinite(pcm_S).all():
-        raise InvalidRequest(
-            "Samples are one finite float each, mono at 16 kHz: an array of one dimension."
-        )
-    return pcm_S

@@ -7,7 +7,7 @@ an unknown field. Forms carry text, so numbers are read out of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -22,6 +22,7 @@ from triptych.modalities.recognition.api.transcript import (
     TranscriptSegment,
 )
 from triptych.modalities.recognition.api.words import WordTiming
+from triptych.modalities.recognition.spec import Task
 
 MAX_PROMPT_CHARS = 8192
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
@@ -51,6 +52,7 @@ class RecognitionFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    task: ClassVar[Task]
     model: Name
     prompt: Annotated[str, StringConstraints(max_length=MAX_PROMPT_CHARS)] = Field(
         default="", description="What was said before, or words that will come up."
@@ -86,10 +88,18 @@ class RecognitionFields(BaseModel):
 class TranslationFields(RecognitionFields):
     """The fields of `/v1/audio/translations`."""
 
+    task = "translate"
+    # The values of the fields that it does not have:
+    language: ClassVar = ""
+    include: ClassVar = ()
+    has_word_times: ClassVar = False
+    has_segments: ClassVar = True
+
 
 class TranscriptionFields(RecognitionFields):
     """The fields of `/v1/audio/transcriptions`."""
 
+    task = "transcribe"
     language: Annotated[str, StringConstraints(max_length=40)] = Field(
         default="", description="ISO 639-1 code or English name; empty to find out."
     )
@@ -201,7 +211,7 @@ class TranscriptionReply(BaseModel):
 class VerboseReply(BaseModel):
     """The answer in verbose_json."""
 
-    task: Literal["transcribe", "translate"]
+    task: Task
     language: str
     duration: float
     text: str
@@ -250,6 +260,9 @@ class TextDone(BaseModel):
     usage: Usage
 
 
+Body = TranscriptionFields | TranslationFields
+
+
 def json_reply(transcript: Transcript, *, has_logprobs: bool) -> TranscriptionReply:
     """The answer in json; what was not asked for is left out."""
     given = _logprobs(transcript.segments, has_logprobs)
@@ -270,11 +283,7 @@ def text_done(transcript: Transcript, *, has_logprobs: bool) -> TextDone:
 
 
 def verbose_reply(
-    transcript: Transcript,
-    task: Literal["transcribe", "translate"],
-    *,
-    has_segments: bool,
-    has_words: bool,
+    transcript: Transcript, task: Task, *, has_segments: bool, has_words: bool
 ) -> VerboseReply:
     """The answer in verbose_json."""
     given: dict[str, Any] = {}

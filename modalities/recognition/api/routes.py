@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -21,10 +21,13 @@ from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import form_body, read_form
 from triptych.core.logs import fields
+from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.resampling import Pcm
+from triptych.core.weights.resolve import opening
+from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.recognition.api.formats import as_srt, as_text, as_vtt
 from triptych.modalities.recognition.api.protocol import (
-    RecognitionFields,
+    Body,
     TextDelta,
     TextDone,
     TextSegment,
@@ -37,18 +40,29 @@ from triptych.modalities.recognition.api.protocol import (
     text_done,
     verbose_reply,
 )
-from triptych.modalities.recognition.api.service import (
-    RecognitionService,
-    TranscribeCall,
+from triptych.modalities.recognition.api.service import RecognitionService, TranscribeCall
+from triptych.modalities.recognition.api.transcript import (
+    Transcript,
+    TranscriptDelta,
+    WhisperTokenizer,
+    gather,
 )
-from triptych.modalities.recognition.api.transcript import Transcript, TranscriptDelta, gather
 
 _PLAIN: dict[str, tuple[Callable[[Transcript], str], str]] = {
     "text": (as_text, "text/plain"),
     "srt": (as_srt, "text/plain"),
     "vtt": (as_vtt, "text/vtt"),
 }
+Form = TypeVar("Form", TranscriptionFields, TranslationFields)
 _logger = logging.getLogger(__name__)
+
+
+def open_api(setup: ApiSetup) -> ApiPart:
+    """Recognition."""
+    models = [opening(model, WhisperTokenizer.open) for model in setup.models["recognition"]]
+    reader = ClipReader(setup.pool)
+    service = RecognitionService(setup.client, models, setup.admission, reader)
+    return ApiPart([recognition_router(service)], recognition_cards(service))
 
 
 def recognition_router(service: RecognitionService) -> APIRouter:
@@ -63,23 +77,11 @@ def recognition_router(service: RecognitionService) -> APIRouter:
     )
     async def transcriptions(request: Request) -> Response:
         """Write down what is said in a file."""
-        form = await read_form(request)
-        upload = form.file("file")
-        body = form.parsed(TranscriptionFields)
-        context = Context.of(request)
-        call = _call(
-            body,
-            context,
-            task="transcribe",
-            language=body.language,
-            has_word_times=body.has_word_times,
-        )
-        service.check(call)
-        pcm_S = await service.read(upload.data)
-        deltas = _observed(service, call, pcm_S, context)
+        body, deltas = await _begin(service, request, TranscriptionFields)
         if body.stream:
-            return EventStream(_events(deltas, body), heartbeat_s=context.options.heartbeat_s)
-        return _answer(await _collect(deltas), body)
+            heartbeat_s = Context.of(request).options.heartbeat_s
+            return EventStream(_events(deltas, body), heartbeat_s=heartbeat_s)
+        return await _answer(deltas, body)
 
     @router.post(
         "/v1/audio/translations",
@@ -89,14 +91,8 @@ def recognition_router(service: RecognitionService) -> APIRouter:
     )
     async def translations(request: Request) -> Response:
         """Write down in English what is said in a file."""
-        form = await read_form(request)
-        upload = form.file("file")
-        body = form.parsed(TranslationFields)
-        context = Context.of(request)
-        call = _call(body, context, task="translate")
-        service.check(call)
-        pcm_S = await service.read(upload.data)
-        return _answer(await _collect(_observed(service, call, pcm_S, context)), body)
+        body, deltas = await _begin(service, request, TranslationFields)
+        return await _answer(deltas, body)
 
     return router
 
@@ -113,18 +109,27 @@ def _answers(stream: Mapping[str, Any]) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": model, "content": content, "description": "The transcript."}}
 
 
-def _call(body: RecognitionFields, context: Context, **given: Any) -> TranscribeCall:
-    return TranscribeCall(
+async def _begin(
+    service: RecognitionService, request: Request, kind: type[Form]
+) -> tuple[Form, AsyncGenerator[TranscriptDelta, None]]:
+    """What a form asks for, and its transcript, once both were found fit."""
+    form = await read_form(request)
+    upload = form.file("file")
+    body = form.parsed(kind)
+    context = Context.of(request)
+    call = TranscribeCall(
         model=body.model,
-        call_id=context.call_id,
+        language=body.language,
+        task=body.task,
         prompt=body.prompt,
         temperature=body.temperature,
         seed=body.seed,
-        tenant=context.principal.tenant,
-        key=context.principal.key,
-        deadline_s=context.options.request_timeout_s,
-        **given,
+        has_word_times=body.has_word_times,
+        caller=context.caller,
     )
+    service.check(call)
+    pcm_S = await service.read(upload.data)
+    return body, _observed(service, call, pcm_S, context)
 
 
 async def _observed(
@@ -143,29 +148,20 @@ async def _observed(
         _logger.info("transcript", extra=fields(**ids, text="".join(pieces)))
 
 
-async def _collect(deltas: AsyncGenerator[TranscriptDelta, None]) -> Transcript:
+async def _answer(deltas: AsyncGenerator[TranscriptDelta, None], body: Body) -> Response:
     async with aclosing(deltas) as stream:
-        return gather([delta async for delta in stream])
-
-
-def _answer(transcript: Transcript, body: RecognitionFields) -> Response:
+        transcript = gather([delta async for delta in stream])
     if body.response_format in _PLAIN:
         write, media_type = _PLAIN[body.response_format]
         return PlainTextResponse(write(transcript), media_type=media_type)
-    reply = _document(transcript, body)
-    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
-
-
-def _document(transcript: Transcript, body: RecognitionFields) -> BaseModel:
-    asked = body if isinstance(body, TranscriptionFields) else None
+    reply: BaseModel
     if body.response_format == "json":
-        return json_reply(transcript, has_logprobs=bool(asked and asked.include))
-    return verbose_reply(
-        transcript,
-        "transcribe" if asked else "translate",
-        has_segments=asked is None or asked.has_segments,
-        has_words=asked is not None and asked.has_word_times,
-    )
+        reply = json_reply(transcript, has_logprobs=bool(body.include))
+    else:
+        reply = verbose_reply(
+            transcript, body.task, has_segments=body.has_segments, has_words=body.has_word_times
+        )
+    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
 async def _events(

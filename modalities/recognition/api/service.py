@@ -1,29 +1,25 @@
 """Sound in, transcripts out: what HTTP routes and the Python pipeline share.
 
-Owns the way of a recording: intake, admission, engine jobs part by part, segments, the bound on
+Owns the way of a recording: decoding, admission, engine jobs part by part, segments, the bound on
 how much sound is held. Knows nothing of HTTP or torch.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import Protocol, Self
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
 from triptych.core.client import EngineClient
-from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest, Overloaded, UnknownModel
+from triptych.core.errors import InvalidRequest
+from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
 from triptych.core.media.audio.resampling import Pcm
-from triptych.modalities.recognition.api.transcript import (
-    TranscriptDelta,
-    TranscriptSegment,
-    WhisperTokenizer,
-)
+from triptych.core.service import Caller, HeldAmount, choose_seed, find_model
+from triptych.modalities.recognition.api.transcript import TranscriptDelta, WhisperTokenizer
 from triptych.modalities.recognition.spec import MAX_PART_S, SAMPLE_RATE, Task
 from triptych.modalities.recognition.windows import MAX_PROMPT_TEMPERATURE
 from triptych.modalities.recognition.wire import TranscribeDelta, TranscribeRequest
@@ -37,31 +33,18 @@ _TOKENS_PER_SECOND = 8
 """What admission counts a second of sound for: more than anybody says."""
 
 
-class Intake(Protocol):
-    """Decodes what was uploaded (`audio.decode.ClipReader`)."""
-
-    async def read(
-        self, data: bytes | bytearray | memoryview, *, sample_rate: int, limits: ClipLimits
-    ) -> Pcm:
-        """All of `data` as mono samples at `sample_rate`; raises `RequestError`s."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscribeCall:
     """One call. `temperature` 0 starts greedy and rises where that fails; `seed` `None` draws."""
 
     model: str
-    call_id: str
     language: str = ""
     task: Task = "transcribe"
     prompt: str = ""
     temperature: float = 0.0
     seed: int | None = None
     has_word_times: bool = False
-    tenant: str = ""
-    key: str = ""
-    deadline_s: float | None = None
+    caller: Caller = field(default_factory=Caller)
 
 
 class RecognitionService:
@@ -72,48 +55,33 @@ class RecognitionService:
         client: EngineClient,
         models: Sequence[WhisperTokenizer],
         admission: Admission,
-        intake: Intake,
+        reader: ClipReader,
     ) -> None:
         self.client = client
         self.models = {model.name: model for model in models}
         self._admission = admission
-        self._intake = intake
-        self._held_s = 0.0
-
-    @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        models: Sequence[WhisperTokenizer],
-        client: EngineClient,
-        intake: Intake,
-        *,
-        admission: Admission | None = None,
-    ) -> Self:
-        """The service of `models` with the bounds of a configuration.
-
-        An `admission` is shared with other services.
-        """
-        return cls(client, models, admission or Admission(options=config.schedule), intake)
-
-    def model(self, name: str) -> WhisperTokenizer:
-        """The model called `name`. Raises `UnknownModel`, naming those there are."""
-        if name not in self.models:
-            raise UnknownModel.among(self.models, name, "transcription model")
-        return self.models[name]
+        self._reader = reader
+        self._held = HeldAmount(MAX_HELD_S, "Too much sound is being transcribed; try later.")
 
     def check(self, call: TranscribeCall) -> WhisperTokenizer:
         """The call's model, once it can do what is asked. Raises `RequestError`s."""
-        model = self.model(call.model)
+        model = find_model(self.models, call.model, "transcription model")
         model.check_task(call.task)
         model.check_language(call.language)
         if not 0 <= call.temperature <= 1:
             raise InvalidRequest("temperature must be between 0 and 1.", param="temperature")
         return model
 
-    async def read(self, data: bytes | bytearray | memoryview) -> Pcm:
-        """Decode an upload. Raises what the intake does, and `InvalidRequest` for silence."""
-        pcm_S = await self._intake.read(data, sample_rate=SAMPLE_RATE, limits=TRANSCRIPTION_LIMITS)
+    async def read(
+        self, data: bytes | bytearray | memoryview, limits: ClipLimits | None = None
+    ) -> Pcm:
+        """Decode a file, by default within the limits of uploads.
+
+        Raises what the reader does, and `InvalidRequest` for silence.
+        """
+        pcm_S = await self._reader.read(
+            data, sample_rate=SAMPLE_RATE, limits=limits or TRANSCRIPTION_LIMITS
+        )
         check_sound(pcm_S)
         return pcm_S
 
@@ -121,32 +89,27 @@ class RecognitionService:
         self, call: TranscribeCall, pcm_S: Pcm
     ) -> AsyncGenerator[TranscriptDelta, None]:
         """Write down mono samples at 16 kHz, window by window. Closing it cancels the work."""
-        model = self.check(call)
+        model, caller = self.check(call), call.caller
         duration_s = len(pcm_S) / SAMPLE_RATE
         num_tokens = int(duration_s * _TOKENS_PER_SECOND) + 1
-        ticket = self._admission.admit(key=call.key, num_jobs=1, num_tokens=num_tokens)
-        with ticket, self._holding(duration_s):
+        ticket = self._admission.admit(key=caller.principal.key, num_jobs=1, num_tokens=num_tokens)
+        with ticket, self._held.hold(duration_s):
             recording = _Recording(model, call, duration_s)
-            while not recording.is_over:
-                request = recording.next_request(pcm_S)
+            for part in count():
+                request = recording.next_request(pcm_S, part)
                 outputs = self.client.submit(
-                    call.model, request, job_id=recording.job_id, deadline_s=call.deadline_s
+                    call.model,
+                    request,
+                    job_id=f"{caller.call_id}.{part}",
+                    deadline_s=caller.deadline_s,
                 )
                 async with aclosing(outputs) as stream:
                     async for output in stream:
                         if isinstance(output.payload, TranscribeDelta):
                             yield recording.take(output.payload)
                 recording.end_part(request)
-
-    @contextmanager
-    def _holding(self, duration_s: float) -> Iterator[None]:
-        if self._held_s + duration_s > MAX_HELD_S:
-            raise Overloaded("Too much sound is being transcribed; try later.", retry_after_s=5.0)
-        self._held_s += duration_s
-        try:
-            yield
-        finally:
-            self._held_s -= duration_s
+                if request.is_last:
+                    return
 
 
 def check_sound(pcm_S: Pcm) -> None:
@@ -164,20 +127,13 @@ class _Recording:
         self._model = model
         self._call = call
         self._duration_s = duration_s
-        self._seed = secrets.randbits(62) if call.seed is None else call.seed
+        self._seed = choose_seed(call.seed)
         self._context = list(model.prompt_ids(call.prompt))
         self._language = model.check_language(call.language)
-        self._num_parts = self._num_segments = 0
-        self._start = self._heard = 0
+        self._num_segments = self._start = self._heard = 0
         self._has_text = False
-        self.is_over = False
 
-    @property
-    def job_id(self) -> str:
-        """The engine's name for the part under way."""
-        return f"{self._call.call_id}.{self._num_parts}"
-
-    def next_request(self, pcm_S: Pcm) -> TranscribeRequest:
+    def next_request(self, pcm_S: Pcm, part: int) -> TranscribeRequest:
         """What the engine is asked next."""
         part_S = pcm_S[self._start : self._start + MAX_PART_S * SAMPLE_RATE]
         return TranscribeRequest(
@@ -186,28 +142,31 @@ class _Recording:
             task=self._call.task,
             prompt_ids=tuple(self._context[-self._model.spec.max_prompt_tokens :]),
             temperature=self._call.temperature,
-            seed=self._seed + self._num_parts,
+            seed=self._seed + part,
             has_word_times=self._call.has_word_times,
             is_last=self._start + len(part_S) == len(pcm_S),
-            tenant=self._call.tenant,
+            tenant=self._call.caller.principal.tenant,
         )
 
     def take(self, delta: TranscribeDelta) -> TranscriptDelta:
-        """What the engine said, as the caller hears it."""
+        """What the engine heard, in the caller's terms. The whole text begins without a space."""
         self._heard = round(delta.heard_s * SAMPLE_RATE)
         self._language = delta.language or self._language
         offset_s = self._start / SAMPLE_RATE
         segments = tuple(
-            self._model.segment(heard, self._num_segments + n, offset_s, self._language)
-            for n, heard in enumerate(delta.segments)
+            self._model.segment(timed, self._num_segments + n, offset_s, self._language)
+            for n, timed in enumerate(delta.segments)
         )
         self._num_segments += len(segments)
         for segment in segments:
             self._context.extend(segment.token_ids)
             if segment.temperature > MAX_PROMPT_TEMPERATURE:
                 self._context.clear()
+        text = "".join(segment.text for segment in segments)
+        text = text if self._has_text else text.lstrip()
+        self._has_text |= bool(text)
         return TranscriptDelta(
-            text=self._text(segments),
+            text=text,
             segments=segments,
             language=self._language,
             heard_s=min(offset_s + delta.heard_s, self._duration_s),
@@ -218,14 +177,4 @@ class _Recording:
         """The engine is done with a part; the next begins where it stopped."""
         assert self._heard or request.is_last, "a whole part has at least a window"
         self._start += self._heard
-        self._num_parts += 1
         self._heard = 0
-        self.is_over = request.is_last
-
-    def _text(self, segments: Sequence[TranscriptSegment]) -> str:
-        """What they add to the text, which begins without a space."""
-        text = "".join(segment.text for segment in segments)
-        if not self._has_text:
-            text = text.lstrip()
-        self._has_text |= bool(text)
-        return text

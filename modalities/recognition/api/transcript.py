@@ -1,6 +1,6 @@
 """What a recogniser's answers say: text, segments, words.
 
-Owns what the API process knows of a model (tokenizer, languages) and how heard tokens become a
+Owns what the API process knows of a model (tokenizer, languages) and how timed tokens become a
 transcript. Knows nothing of HTTP or torch.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -19,7 +20,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.recognition.api.languages import LANGUAGES, language_code
 from triptych.modalities.recognition.api.words import WordTiming, words_of
 from triptych.modalities.recognition.spec import Task, WhisperSpec
-from triptych.modalities.recognition.wire import TimedTokens, TranscriptToken
+from triptych.modalities.recognition.wire import TimedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,29 +129,32 @@ class WhisperTokenizer:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def segment(
-        self, heard: TimedTokens, index: int, offset_s: float, language: str
+        self, timed: TimedTokens, index: int, offset_s: float, language: str
     ) -> TranscriptSegment:
-        """A heard segment in words, in a recording of which its part begins at `offset_s`."""
-        tokens = [_later(token, offset_s) for token in heard.tokens]
+        """A segment in words, of a part that begins at `offset_s` of the recording."""
+        tokens = [
+            replace(token, start_s=token.start_s + offset_s, end_s=token.end_s + offset_s)
+            for token in timed.tokens
+        ]
         ids = tuple(token.token_id for token in tokens)
-        has_times = all(token.end_s >= 0 for token in heard.tokens)
+        data = [unspell(self.tokenizer.id_to_token(token_id) or "") for token_id in ids]
+        has_times = all(token.end_s >= 0 for token in timed.tokens)
         return TranscriptSegment(
             index=index,
-            start_s=heard.start_s + offset_s,
-            end_s=heard.end_s + offset_s,
+            start_s=timed.start_s + offset_s,
+            end_s=timed.end_s + offset_s,
             text=self.decode(ids),
             token_ids=ids,
-            tokens=tuple(map(self._scored, tokens)),
+            tokens=tuple(
+                ScoredToken(spelled.decode("utf-8", errors="replace"), spelled, token.logprob)
+                for spelled, token in zip(data, tokens, strict=True)
+            ),
             words=words_of(tokens, self.decode, language) if has_times else (),
-            avg_logprob=heard.avg_logprob,
-            no_speech_prob=heard.no_speech_prob,
-            compression_ratio=heard.compression_ratio,
-            temperature=heard.temperature,
+            avg_logprob=timed.avg_logprob,
+            no_speech_prob=timed.no_speech_prob,
+            compression_ratio=timed.compression_ratio,
+            temperature=timed.temperature,
         )
-
-    def _scored(self, token: TranscriptToken) -> ScoredToken:
-        data = unspell(self.tokenizer.id_to_token(token.token_id) or "")
-        return ScoredToken(data.decode("utf-8", errors="replace"), data, token.logprob)
 
 
 def gather(deltas: Sequence[TranscriptDelta]) -> Transcript:
@@ -161,10 +165,4 @@ def gather(deltas: Sequence[TranscriptDelta]) -> Transcript:
         segments=tuple(segment for delta in deltas for segment in delta.segments),
         language=deltas[-1].language,
         duration_s=deltas[-1].duration_s,
-    )
-
-
-def _later(token: TranscriptToken, offset_s: float) -> TranscriptToken:
-    return TranscriptToken(
-        token.token_id, token.start_s + offset_s, token.end_s + offset_s, token.logprob
     )

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as Whisper hears them, made piece by piece.
+"""Log-mel spectrograms for Whisper, made piece by piece.
 
 Owns the short-time Fourier transform over pieces of a sound and what joins them. Filters and all
 constants are transformers' `WhisperFeatureExtractor`'s, whose result this equals.
@@ -23,16 +23,11 @@ class LogMel:
     def __init__(self, spec: WhisperSpec, device: torch.device) -> None:
         extractor = WhisperFeatureExtractor(feature_size=spec.config.num_mel_bins)
         assert (extractor.hop_length, extractor.sampling_rate) == (HOP_SAMPLES, SAMPLE_RATE)
-        self.window_frames = spec.window_frames
+        self.window_frames, self.device = spec.window_frames, device
         self._size = extractor.n_fft
         self._window_S = torch.hann_window(self._size, device=device)
         filters = torch.from_numpy(extractor.mel_filters).to(device, torch.float32)
         self._filters_MB = filters.T.contiguous()
-
-    @property
-    def device(self) -> torch.device:
-        """Where spectrograms are made."""
-        return self._window_S.device
 
     def decades(self, pcm_S: Tensor, start: int, num_frames: int) -> Tensor:
         """Powers [M, num_frames] from frame `start` on, as their logarithms to base 10.
@@ -60,7 +55,7 @@ class LogMel:
 class Spectrogram:
     """The spectrogram of one sound: filled in order, then read window by window.
 
-    A sound shorter than a window is heard with the silence that fills it up; behind a longer one
+    A sound shorter than a window is padded with silence; behind a longer one
     there is nothing (zeros), as transformers has it.
     """
 
@@ -92,7 +87,7 @@ class Spectrogram:
             self._pcm_S = self._pcm_S[:0]
 
     def window(self, start: int) -> Tensor:
-        """What the encoder hears [M, window] from frame `start` on."""
+        """The encoder's input [M, window] from frame `start` on."""
         assert self.is_made
         decades_MF = self._pieces[0][:, start : start + self._mel.window_frames]
         bounded_MF = (decades_MF.clamp(min=self._peak - _DYNAMIC_RANGE) + 4.0) / 4.0

@@ -68,7 +68,7 @@ class RecognitionLoader(DeviceLoader):
 
 
 def open_pace(job: Job) -> JobPace:
-    """A recording is due never: who speaks or chats goes first. Raises `InvalidRequest`."""
+    """A recording has no deadline: speech and chats go first. Raises `InvalidRequest`."""
     request: TranscribeRequest = job.request
     num_samples = len(request.pcm) // _SAMPLE_BYTES
     if len(request.pcm) % _SAMPLE_BYTES or not 0 < num_samples <= MAX_PART_S * SAMPLE_RATE:

@@ -1,8 +1,9 @@
 """One recording on its way to text, stage by stage.
 
-Owns the order of the work (spectrogram, encode, decode, align, the next window) and the decoding
-of a window with its fallbacks. What a window is told and where it is cut is `windows`' business,
-when a stage runs is the scheduler's.
+Owns the order of the work (spectrogram, encode, decode, align, the next window), the decoding of a
+window with its fallbacks, and which tokens may follow: the grammar of timestamps after OpenAI's
+`decoding.py` (`ApplyTimestampRules`). A window's prompt and where it is cut are `windows`'
+business, when a stage runs is the scheduler's. Shape suffixes: V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from triptych.core.engine.staged_runner import Yield, advance_each
 from triptych.core.errors import NonFinite
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.staged_plan import Stage
-from triptych.modalities.recognition.engine.alignment import token_positions
 from triptych.modalities.recognition.engine.features import LogMel, Spectrogram
-from triptych.modalities.recognition.engine.model import WhisperNetwork, WhisperWindow
-from triptych.modalities.recognition.engine.rules import TokenRules
-from triptych.modalities.recognition.spec import FRAMES_PER_POSITION, FRAMES_PER_S
+from triptych.modalities.recognition.engine.model import (
+    WhisperNetwork,
+    WhisperWindow,
+    token_positions,
+)
+from triptych.modalities.recognition.spec import FRAMES_PER_POSITION, FRAMES_PER_S, WhisperSpec
 from triptych.modalities.recognition.windows import (
     Attempt,
     Stretch,
@@ -38,6 +41,51 @@ from triptych.modalities.recognition.wire import (
     TranscribeRequest,
     TranscriptToken,
 )
+
+
+class TokenRules:
+    """The grammar of one model, with its masks on the device."""
+
+    def __init__(self, spec: WhisperSpec, device: torch.device) -> None:
+        self._spec = spec
+        never = (*spec.suppressed_ids, spec.no_timestamps_id)
+        self._never = torch.tensor(never, device=device)
+        self._never_first = torch.tensor(spec.suppressed_first_ids, dtype=torch.long, device=device)
+
+    def apply(self, logits_V: Tensor, token_ids: Sequence[int]) -> Tensor:
+        """`logits_V` (float32, changed in place) without what may not follow `token_ids`."""
+        logits_V[self._never] = -torch.inf
+        if token_ids:
+            self._continue(logits_V, token_ids)
+        else:
+            self._begin(logits_V)
+        first = self._spec.first_timestamp_id
+        is_time = logits_V[first:].logsumexp(0) > logits_V[:first].max()
+        # Not an `if`: the answer would have to come from the device first.
+        logits_V[:first].masked_fill_(is_time, -torch.inf)
+        return logits_V
+
+    def _begin(self, logits_V: Tensor) -> None:
+        first = self._spec.first_timestamp_id
+        logits_V[self._never_first] = -torch.inf
+        logits_V[:first] = -torch.inf
+        if self._spec.max_first_timestamp is not None:
+            logits_V[first + self._spec.max_first_timestamp + 1 :] = -torch.inf
+
+    def _continue(self, logits_V: Tensor, token_ids: Sequence[int]) -> None:
+        spec = self._spec
+        first = spec.first_timestamp_id
+        is_after_time = spec.is_timestamp(token_ids[-1])
+        is_second = is_after_time and (len(token_ids) < 2 or spec.is_timestamp(token_ids[-2]))
+        times = [token_id for token_id in token_ids if spec.is_timestamp(token_id)]
+        if is_second:  # a pair is complete, or the window's first time is: text must follow
+            logits_V[first:] = -torch.inf
+        elif is_after_time:  # half a pair: the other half, or the end
+            logits_V[: spec.end_id] = -torch.inf
+        if times:
+            earliest = times[-1] if is_after_time and not is_second else times[-1] + 1
+            logits_V[first:earliest] = -torch.inf
+
 
 TOKENS_PER_STAGE = 8
 """So few that chat beside it hardly notices, so many that a stage's own cost does not count."""
@@ -54,7 +102,7 @@ class SpeechRecognizer:
 
     @classmethod
     def of(cls, network: WhisperNetwork, tokenizer: Tokenizer) -> SpeechRecognizer:
-        """The recogniser that a network makes."""
+        """The recognizer that a network makes."""
         return cls(
             network=network,
             mel=LogMel(network.spec, network.device),
@@ -74,41 +122,41 @@ class SpeechRecognizer:
 class TranscriptionJob:
     """One request under way (`core.engine.staged_runner.Work`)."""
 
-    def __init__(self, recogniser: SpeechRecognizer, request: TranscribeRequest) -> None:
-        self._recogniser = recogniser
-        self._spec = recogniser.network.spec
+    def __init__(self, recognizer: SpeechRecognizer, request: TranscribeRequest) -> None:
+        self._recognizer = recognizer
+        self._spec = recognizer.network.spec
         self._request = request
         pcm_S = np.frombuffer(request.pcm, np.dtype("<f4"))
-        self._spectrogram = Spectrogram(recogniser.mel, torch.from_numpy(pcm_S.copy()))
-        self._reading = TranscriptCursor(self._spec, request.prompt_ids)
+        self._spectrogram = Spectrogram(recognizer.mel, torch.from_numpy(pcm_S.copy()))
+        self._cursor = TranscriptCursor(self._spec, request.prompt_ids)
         self._language = request.language or ("" if self._spec.languages else "en")
         self._num_drawn = 0
-        self._said: TranscribeDelta | None = None
+        self._delta: TranscribeDelta | None = None
         self._stages = self._run()
         self.next_stage = next(self._stages, None)
 
     def advance(self) -> TranscribeDelta | None:
         """Do the next stage. Raises `NonFinite` where the network computes no number."""
         self.next_stage = next(self._stages, None)
-        said, self._said = self._said, None
-        return said
+        delta, self._delta = self._delta, None
+        return delta
 
     def _run(self) -> Iterator[Stage]:
         while not self._spectrogram.is_made:
-            yield Stage("listen", self._recogniser.mel.window_frames)
+            yield Stage("listen", self._recognizer.mel.window_frames)
             self._spectrogram.make()
         while not self._is_over:
             yield from self._window()
 
     @property
     def _is_over(self) -> bool:
-        left = self._spectrogram.num_frames - self._reading.frame
+        left = self._spectrogram.num_frames - self._cursor.frame
         return left <= 0 or (not self._request.is_last and left < self._spec.window_frames)
 
     def _window(self) -> Iterator[Stage]:
-        start = self._reading.frame
+        start = self._cursor.frame
         num_frames = min(self._spec.window_frames, self._spectrogram.num_frames - start)
-        network = self._recogniser.network
+        network = self._recognizer.network
         yield Stage("encode", 1)
         hidden_1PD = network.embed(self._spectrogram.window(start))
         for layer in range(self._spec.config.encoder_layers):
@@ -119,14 +167,15 @@ class TranscriptionJob:
             yield Stage("decode", 1)
             self._language = self._detect(decoder)
         attempt = yield from self._decode(decoder)
-        stretches = self._reading.take(attempt, num_frames)
-        tokens = [_heard(attempt, at) for at in range(len(attempt.token_ids))]
+        stretches = self._cursor.take(attempt, num_frames)
+        drawn = zip(attempt.token_ids, attempt.logprobs, strict=True)
+        tokens = [TranscriptToken(token_id, logprob=logprob) for token_id, logprob in drawn]
         if self._request.has_word_times and stretches:
             yield Stage("align", num_frames)
             self._align(decoder, stretches, tokens, (start, num_frames))
-        self._say(attempt, stretches, tokens, start)
+        self._finish(attempt, stretches, tokens, start)
 
-    def _say(
+    def _finish(
         self,
         attempt: Attempt,
         stretches: tuple[Stretch, ...],
@@ -149,16 +198,16 @@ class TranscriptionJob:
             )
             for stretch in stretches
         )
-        self._said = TranscribeDelta(
+        self._delta = TranscribeDelta(
             segments=segments,
             language=self._language,
-            heard_s=min(self._reading.frame, self._spectrogram.num_frames) / FRAMES_PER_S,
+            heard_s=min(self._cursor.frame, self._spectrogram.num_frames) / FRAMES_PER_S,
             finish_reason="stop" if self._is_over else None,
         )
 
     def _detect(self, decoder: WhisperWindow) -> str:
         """The likeliest language, from what would follow the start token."""
-        logits_V = self._recogniser.network.logits(decoder.feed([self._spec.start_id]))[0]
+        logits_V = self._recognizer.network.logits(decoder.feed([self._spec.start_id]))[0]
         decoder.rewind(0)
         codes, ids = zip(*self._spec.languages.items(), strict=True)
         language: str = codes[int(logits_V[list(ids)].argmax())]
@@ -167,22 +216,58 @@ class TranscriptionJob:
     def _decode(self, decoder: WhisperWindow) -> Generator[Stage, None, Attempt]:
         """Try temperatures until a result is good; the last stands, good or not."""
         start_ids = self._spec.start_ids(self._language, self._request.task)
-        prompt_ids = (*self._reading.prompt_ids, *start_ids)
+        prompt_ids = (*self._cursor.prompt_ids, *start_ids)
         start_at = len(prompt_ids) - len(start_ids)
         yield Stage("decode", TOKENS_PER_STAGE)
         hidden_TD = decoder.feed(prompt_ids)
-        logits_TV = self._recogniser.network.logits(hidden_TD[[start_at, -1]])
+        logits_TV = self._recognizer.network.logits(hidden_TD[[start_at, -1]])
         no_speech_prob = float(logits_TV[0].softmax(0)[self._spec.no_speech_id])
         if not math.isfinite(no_speech_prob):
             raise _no_number()
         for temperature in temperatures(self._request.temperature):
             decoder.rewind(len(prompt_ids))
-            draft = _WindowAttempt(self, temperature, len(prompt_ids))
-            yield from draft.grow(decoder, logits_TV[1].clone())
-            attempt = draft.attempt(no_speech_prob)
+            attempt = yield from self._attempt(
+                decoder, logits_TV[1].clone(), temperature, len(prompt_ids), no_speech_prob
+            )
             if attempt.is_good:
                 break
         return attempt
+
+    def _attempt(
+        self,
+        decoder: WhisperWindow,
+        logits_V: Tensor,
+        temperature: float,
+        num_prompt_tokens: int,
+        no_speech_prob: float,
+    ) -> Generator[Stage, None, Attempt]:
+        """Draw tokens until the end token or the bound, so many a stage."""
+        spec, shared = self._spec, self._recognizer
+        max_tokens = min(spec.max_new_tokens, spec.config.max_target_positions - num_prompt_tokens)
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        end_logprob = 0.0
+        while len(token_ids) < max_tokens:
+            if token_ids:
+                if len(token_ids) % TOKENS_PER_STAGE == 0:
+                    yield Stage("decode", TOKENS_PER_STAGE)
+                logits_V = shared.network.logits(decoder.feed(token_ids[-1:]))[0]
+            shared.rules.apply(logits_V, token_ids)
+            token_id, logprob = self.draw(logits_V, temperature)
+            if token_id == spec.end_id:
+                end_logprob = logprob
+                break
+            token_ids.append(token_id)
+            logprobs.append(logprob)
+        text = shared.tokenizer.decode([at for at in token_ids if spec.is_text(at)]).strip()
+        return Attempt(
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            avg_logprob=(sum(logprobs) + end_logprob) / (len(token_ids) + 1),
+            no_speech_prob=no_speech_prob,
+            compression_ratio=compression_ratio(text),
+            temperature=temperature,
+        )
 
     def draw(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
         """A token and its log-probability (of the undisturbed distribution).
@@ -224,63 +309,14 @@ class TranscriptionJob:
         num_positions = max(num_frames // FRAMES_PER_POSITION, 1)
         attention_HTP = decoder.attention(token_ids, num_positions)
         spoken = slice(len(opening) - 1, -1)
-        heard = token_positions(attention_HTP, spoken, spec.config.median_filter_width)
-        times = [(start + FRAMES_PER_POSITION * int(position)) / FRAMES_PER_S for position in heard]
+        positions = token_positions(attention_HTP, spoken, spec.config.median_filter_width)
+        times = [
+            (start + FRAMES_PER_POSITION * int(position)) / FRAMES_PER_S for position in positions
+        ]
         for place, start_s, end_s in zip(places, times, times[1:], strict=False):
             token = tokens[place]
             tokens[place] = TranscriptToken(token.token_id, start_s, end_s, token.logprob)
 
 
-class _WindowAttempt:
-    """One attempt at a window, growing."""
-
-    def __init__(
-        self, hearing: TranscriptionJob, temperature: float, num_prompt_tokens: int
-    ) -> None:
-        self._hearing = hearing
-        self._recogniser = hearing._recogniser
-        self._spec = self._recogniser.network.spec
-        self._temperature = temperature
-        room = self._spec.config.max_target_positions - num_prompt_tokens
-        self._max_tokens = min(self._spec.max_new_tokens, room)
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._end_logprob = 0.0
-
-    def grow(self, decoder: WhisperWindow, logits_V: Tensor) -> Iterator[Stage]:
-        """Draw tokens until the end token or the bound, so many a stage."""
-        while True:
-            self._recogniser.rules.apply(logits_V, self._token_ids)
-            token_id, logprob = self._hearing.draw(logits_V, self._temperature)
-            if token_id == self._spec.end_id:
-                self._end_logprob = logprob
-                return
-            self._token_ids.append(token_id)
-            self._logprobs.append(logprob)
-            if len(self._token_ids) == self._max_tokens:
-                return
-            if len(self._token_ids) % TOKENS_PER_STAGE == 0:
-                yield Stage("decode", TOKENS_PER_STAGE)
-            logits_V = self._recogniser.network.logits(decoder.feed([token_id]))[0]
-
-    def attempt(self, no_speech_prob: float) -> Attempt:
-        """What came of it."""
-        text_ids = [token_id for token_id in self._token_ids if self._spec.is_text(token_id)]
-        text = self._recogniser.tokenizer.decode(text_ids).strip()
-        total = sum(self._logprobs) + self._end_logprob
-        return Attempt(
-            token_ids=tuple(self._token_ids),
-            logprobs=tuple(self._logprobs),
-            avg_logprob=total / (len(self._token_ids) + 1),
-            no_speech_prob=no_speech_prob,
-            compression_ratio=compression_ratio(text),
-            temperature=self._temperature,
-        )
-
-
 def _no_number() -> NonFinite:
     return NonFinite("The model computed no finite numbers for this sound.")
-
-
-def _heard(attempt: Attempt, at: int) -> TranscriptToken:
-    return TranscriptToken(attempt.token_ids[at], logprob=attempt.logprobs[at])

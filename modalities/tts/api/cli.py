@@ -1,6 +1,6 @@
 """`triptych speak`: the speech pipeline at a terminal.
 
-Owns where the sound goes (a file, a pipe, a player) and what is told meanwhile, on stderr.
+Owns where the sound goes (a file, a pipe, a player) and what is reported meanwhile, on stderr.
 Everything else is the pipeline's.
 """
 
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -21,13 +21,13 @@ from typing import BinaryIO, cast
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
+from triptych.core.cli_io import STDIN, read_text, writing
 from triptych.core.errors import ConfigError
 from triptych.core.media.audio.containers import FORMATS, AudioEncoder, open_encoder
 from triptych.core.options.table import add_options
 from triptych.modalities.tts.api.pipeline import SpeakOptions, SpeechPipeline, format_of
 from triptych.modalities.tts.api.progress import SpeechPiece
 
-_STDIO = "-"
 PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "ffplay": ("-autoexit", "-nodisp", "-loglevel", "error", "-"),
@@ -36,7 +36,7 @@ PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "play": ("-q", "-t", "wav", "-"),
     }
 )
-"""Programs that play a WAV stream from stdin, and how they are told to."""
+"""Programs that play a WAV stream from stdin, and their flags for it."""
 
 
 def add_speak_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def run_speak(args: argparse.Namespace) -> int:
         seed=args.request_seed,
     )
     with _open_pipeline(args) as pipeline:
-        is_file = args.output not in (None, _STDIO)
+        is_file = args.output not in (None, STDIN)
         pieces = _reported(
             pipeline.pieces(text, is_live=not is_file, **options), pipeline.sample_rate
         )
@@ -88,19 +88,10 @@ def _read_text(args: argparse.Namespace) -> str:
         raise ConfigError("Give the text, or a file with --input, and not both.")
     if args.text:
         return " ".join(args.text)
-    if args.input in (None, _STDIO):
-        if sys.stdin.isatty():
-            raise ConfigError("Nothing to say: give a text, or pipe one in.")
-        return _decoded("stdin", sys.stdin.read)
-    return _decoded(args.input, lambda: Path(args.input).read_text(encoding="utf-8"))
-
-
-def _decoded(name: str, read: Callable[[], str]) -> str:
-    try:
-        return read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"--input {name}: cannot be read ({reason}).") from error
+    path = args.input or STDIN
+    if path == STDIN and sys.stdin.isatty():
+        raise ConfigError("Nothing to say: give a text, or pipe one in.")
+    return read_text("--input", path)
 
 
 def _choose_format(args: argparse.Namespace) -> str:
@@ -110,7 +101,7 @@ def _choose_format(args: argparse.Namespace) -> str:
             raise ConfigError("--play plays WAV and writes no file: leave out -o and --format.")
         _find_player()
         return "wav"
-    if args.output not in (None, _STDIO):
+    if args.output not in (None, STDIN):
         return str(args.format or format_of(args.output))
     if sys.stdout.isatty():
         raise ConfigError(
@@ -134,15 +125,11 @@ def _open_sink(args: argparse.Namespace) -> Iterator[BinaryIO]:
     if args.play:
         with subprocess.Popen(_find_player(), stdin=subprocess.PIPE) as player:  # noqa: S603
             yield cast("BinaryIO", player.stdin)
-    elif args.output in (None, _STDIO):
+    elif args.output in (None, STDIN):
         yield sys.stdout.buffer
     else:
-        try:
-            with Path(args.output).open("wb") as file:
-                yield file
-        except OSError as error:
-            reason = error.strerror or "it takes no bytes"
-            raise ConfigError(f"--output {args.output}: cannot be written ({reason}).") from error
+        with writing(args.output), Path(args.output).open("wb") as file:
+            yield file
 
 
 def _write(
@@ -162,7 +149,7 @@ def _write(
 
 
 def _reported(pieces: Iterator[SpeechPiece], sample_rate: int) -> Iterator[SpeechPiece]:
-    """Pass pieces through, and tell on stderr how it goes: as it goes on a terminal, at the end."""
+    """Pass pieces through; report progress on stderr, on a terminal as it goes, else at the end."""
     console = Console(stderr=True)
     bar = Progress(
         SpinnerColumn(),
@@ -179,10 +166,10 @@ def _reported(pieces: Iterator[SpeechPiece], sample_rate: int) -> Iterator[Speec
             first_s = first_s or elapsed_s
             num_samples += len(piece.pcm_S)
             speech_s = num_samples / sample_rate
-            told = f"{speech_s:.1f} s of speech, {speech_s / elapsed_s:.1f} times real time"
-            bar.update(task, description=told)
+            report = f"{speech_s:.1f} s of speech, {speech_s / elapsed_s:.1f} times real time"
+            bar.update(task, description=report)
             yield piece
-    console.print(f"{told}, the first after {first_s * 1000:.0f} ms", highlight=False)
+    console.print(f"{report}, the first after {first_s * 1000:.0f} ms", highlight=False)
     if piece.coverage < 1.0 or piece.finish_reason != "stop":
         console.print(
             f"[yellow]{piece.coverage:.1%} of the text was spoken ({piece.finish_reason}).[/]",

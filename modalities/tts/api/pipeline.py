@@ -6,8 +6,7 @@ Owns the `SpeechPipeline` object: the same engine and speech service as the serv
 from __future__ import annotations
 
 import base64
-import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +22,19 @@ from triptych.core.media.audio import decode
 from triptych.core.media.audio.containers import FORMATS, encode_clip
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.child import DecodePool
+from triptych.core.service import configured_seed
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import Voice
 from triptych.modalities.tts.api.progress import SpeechPiece, SpeechUsage
-from triptych.modalities.tts.api.service import Speaking, SpeechCall, SpeechService
+from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
 from triptych.modalities.tts.modality import SPEECH
 from triptych.modalities.tts.wire import SpeechFinish, VoiceClip
+from triptych.schedulers.admission import Admission
 
 MAX_CHARACTERS = 1_000_000
 """Longest text of one call: a thick book."""
@@ -94,18 +95,6 @@ def format_of(path: str | Path) -> str:
     return audio_format
 
 
-class _OwnVoices:
-    """The custom voices of this machine, whichever of the configured keys they belong to."""
-
-    def __init__(self, voices: VoiceService, owners: Sequence[str]) -> None:
-        self._voices = voices
-        self._owners = owners
-
-    def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
-        found = (self._voices.clip(voice_id, each, model) for each in self._owners)
-        return next((clip for clip in found if clip is not None), None)
-
-
 class SpeechPipeline(Pipeline[SpeechService]):
     """A speech model in this process.
 
@@ -123,14 +112,22 @@ class SpeechPipeline(Pipeline[SpeechService]):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], SpeechService]:
-        front = open_front_end(resolved, config.models)
-        pool = DecodePool.from_options(
-            config.server, [decode.__name__]
-        )  # never started: no uploads
+        front = open_front_end(resolved)
+        pool = DecodePool([decode.__name__])  # never started: no uploads
         voices = VoiceService(VoiceStore.from_config(config), [front], pool)
-        own = _OwnVoices(voices, owners(config.server))
-        return lambda client: SpeechService.from_config(
-            config, [front], client, voices=own, max_characters=MAX_CHARACTERS
+
+        def find_clip(voice_id: str, _: str, model: str) -> VoiceClip | None:
+            """A voice of this machine, whichever of the configured keys it belongs to."""
+            found = (voices.clip(voice_id, owner, model) for owner in owners(config.server))
+            return next((clip for clip in found if clip is not None), None)
+
+        return lambda client: SpeechService(
+            client,
+            [front],
+            Admission(options=config.schedule),
+            max_characters=MAX_CHARACTERS,
+            find_clip=find_clip,
+            default_seed=configured_seed(config),
         )
 
     @property
@@ -172,7 +169,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
         return self._loop.iterate(lambda: self._pieces(text, options, is_live=is_live))
 
     async def _whole(self, text: str, options: SpeakOptions) -> Speech:
-        pieces = [piece async for piece in self._speak(text, options, is_live=False)]
+        pieces = [piece async for piece in self._pieces(text, options, is_live=False)]
         last = pieces[-1]
         assert last.finish_reason is not None
         return Speech(
@@ -184,21 +181,13 @@ class SpeechPipeline(Pipeline[SpeechService]):
         )
 
     async def _samples(self, text: str, options: SpeakOptions) -> AsyncGenerator[Pcm, None]:
-        async with aclosing(self._speak(text, options, is_live=True)) as pieces:
+        async with aclosing(self._pieces(text, options, is_live=True)) as pieces:
             async for piece in pieces:
                 if len(piece.pcm_S):
                     yield piece.pcm_S
 
-    async def _pieces(
+    def _pieces(
         self, text: str, options: SpeakOptions, *, is_live: bool
     ) -> AsyncGenerator[SpeechPiece, None]:
-        async with aclosing(self._speak(text, options, is_live=is_live)) as pieces:
-            async for piece in pieces:
-                yield piece
-
-    def _speak(self, text: str, options: SpeakOptions, *, is_live: bool) -> Speaking:
-        return self._service.speak(
-            SpeechCall(
-                model=self._model, text=text, call_id=uuid.uuid4().hex, is_live=is_live, **options
-            )
-        )
+        call = SpeechCall(model=self._model, text=text, is_live=is_live, **options)
+        return self._service.speak(call).pieces

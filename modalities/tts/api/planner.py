@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.tts.api.frontend.base import PlannedSegment
 from triptych.modalities.tts.api.text.coverage import Coverage
 from triptych.modalities.tts.api.text.guard import estimate_seconds
 from triptych.modalities.tts.api.text.spoken import Boundary
-from triptych.modalities.tts.wire import SpeechSegment
 
 FIRST_PART_S = 20.0
 PART_S = 60.0
@@ -26,22 +24,13 @@ PART_S = 60.0
 
 One job for everything would have to wait until the last word has its phonemes (a millisecond for
 every hundred letters); one for each sentence would lose what a model carries over from sentence to
-sentence. So the first part is what is planned in a moment, and later ones, planned meanwhile, are
-a minute long, cut where a paragraph ends if one does in their second half.
+sentence. So the first part is what is planned in a moment. Later ones, planned while it is spoken,
+are a minute long, cut where a paragraph ends if one does in their second half.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SpeechJobPart:
-    """Neighbouring pieces of a text that one job speaks, and those among them without sound."""
-
-    index: int
-    planned: tuple[PlannedSegment, ...]
-
-    @property
-    def segments(self) -> tuple[SpeechSegment, ...]:
-        """What the engine is asked to say; may be nothing."""
-        return tuple(entry.segment for entry in self.planned if not entry.is_silent)
+SpeechPart: TypeAlias = tuple[PlannedSegment, ...]
+"""Neighbouring pieces of a text that one job speaks, and those among them without sound."""
 
 
 class SpeechPlanner:
@@ -52,7 +41,7 @@ class SpeechPlanner:
 
     def __init__(self, write: Callable[[], Iterator[PlannedSegment]]) -> None:
         self._write = write
-        self._parts: asyncio.Queue[SpeechJobPart | None] = asyncio.Queue()
+        self._parts: asyncio.Queue[SpeechPart | None] = asyncio.Queue()
         self._task: asyncio.Task[Coverage] | None = None
 
     async def __aenter__(self) -> Self:
@@ -69,22 +58,22 @@ class SpeechPlanner:
         self._task.cancel()
         await asyncio.wait((self._task,))
         if not self._task.cancelled():
-            self._task.exception()  # whoever wanted to know has asked
+            self._task.exception()  # `whole` has raised it, if it was awaited
 
-    async def next_part(self) -> SpeechJobPart | None:
+    async def next_part(self) -> SpeechPart | None:
         """The next part, `None` after the last one; raises what planning raised."""
         part = await self._parts.get()
         if part is None:
             await self.whole()
         return part
 
-    def next_if_ready(self) -> SpeechJobPart | None:
+    def next_if_ready(self) -> SpeechPart | None:
         """The next part, if there is one already."""
         if self._parts.empty():
             return None
         part = self._parts.get_nowait()
         if part is None:
-            self._parts.put_nowait(None)  # for who waits for the end
+            self._parts.put_nowait(None)  # for `next_part`
         return part
 
     async def whole(self) -> Coverage:
@@ -97,7 +86,7 @@ class SpeechPlanner:
         parts = _parts(self._write)
         try:
             while part := await asyncio.to_thread(next, parts, None):
-                for entry in part.planned:
+                for entry in part:
                     coverage.expect(entry.utterance)
                     coverage.speak(entry.utterance, entry.voiced_fraction)
                 self._parts.put_nowait(part)
@@ -106,21 +95,20 @@ class SpeechPlanner:
         return coverage
 
 
-def _parts(write: Callable[[], Iterator[PlannedSegment]]) -> Iterator[SpeechJobPart]:
+def _parts(write: Callable[[], Iterator[PlannedSegment]]) -> Iterator[SpeechPart]:
     """Cut a plan into parts, each with something to say in it.
 
     Raises `InvalidRequest` where there is nothing at all.
     """
     planned: list[PlannedSegment] = []
-    index, length_s, is_full = 0, 0.0, False
+    most_s, length_s, is_full = FIRST_PART_S, 0.0, False
     for entry in write():
         if is_full and not entry.is_silent:
-            yield SpeechJobPart(index, tuple(planned))
-            planned, index, length_s, is_full = [], index + 1, 0.0, False
+            yield tuple(planned)
+            planned, most_s, length_s, is_full = [], PART_S, 0.0, False
         planned.append(entry)
         if not entry.is_silent:
             length_s += estimate_seconds(entry.utterance.text)
-            most_s = PART_S if index else FIRST_PART_S
             is_paragraph = entry.utterance.boundary is Boundary.PARAGRAPH
             is_full = length_s >= (most_s / 2 if is_paragraph else most_s)
     if all(entry.is_silent for entry in planned):  # later parts begin with sound
@@ -128,4 +116,4 @@ def _parts(write: Callable[[], Iterator[PlannedSegment]]) -> Iterator[SpeechJobP
             "The model has no sounds for any of these words: send text in a language it speaks.",
             param="input",
         )
-    yield SpeechJobPart(index, tuple(planned))
+    yield tuple(planned)

@@ -12,12 +12,11 @@ import msgspec
 
 from triptych.core.media.audio.resampling import Pcm
 from triptych.modalities.tts.api.frontend.base import PlannedSegment
-from triptych.modalities.tts.api.planner import SpeechJobPart
+from triptych.modalities.tts.api.planner import SpeechPart
 from triptych.modalities.tts.api.text.coverage import Coverage, spoken_fraction
 from triptych.modalities.tts.api.text.guard import expected_duration
+from triptych.modalities.tts.plan import SAMPLE_BYTES
 from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish
-
-BYTES_PER_SAMPLE = 4
 
 
 class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,20 +57,20 @@ class SpeechProgress:
         self._sample_rate = sample_rate
         self._speed = speed
         self._coverage = Coverage()
-        self._part: SpeechJobPart | None = None
+        self._part: SpeechPart | None = None
         self._left: deque[PlannedSegment] = deque()
         self._num_samples = 0
         self._before = self._usage = SpeechUsage()
 
-    def take(self, part: SpeechJobPart, delta: SpeechDelta) -> None:
+    def take(self, part: SpeechPart, delta: SpeechDelta) -> None:
         """Enter what a job said of its part. Parts come one after another, whole."""
         if part is not self._part:
             self._part, self._before = part, self._usage
-            self._left = deque(part.planned)
-            for entry in part.planned:
+            self._left = deque(part)
+            for entry in part:
                 self._coverage.expect(entry.utterance)
         self._usage = self._before.plus(delta)
-        self._num_samples += len(delta.pcm) // BYTES_PER_SAMPLE
+        self._num_samples += len(delta.pcm) // SAMPLE_BYTES
         if delta.segment_finish is not None:
             self._end_segment(delta.segment_finish)
         if delta.finish_reason is not None:

@@ -26,15 +26,21 @@ from triptych.core.http.models import ModelCard, ModelList
 from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
+from triptych.core.service import configured_seed
+from triptych.core.weights.resolve import opening
+from triptych.modalities.modality import ApiPart, ApiSetup
+from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.protocol import (
     AudioDelta,
     AudioDone,
-    Reading,
     SpeechBody,
     VoiceId,
 )
 from triptych.modalities.tts.api.service import Speaking, SpeechCall, SpeechService
+from triptych.modalities.tts.api.voices.routes import voices_router
+from triptych.modalities.tts.api.voices.service import VoiceService
+from triptych.modalities.tts.api.voices.store import VoiceStore
 
 COVERAGE_HEADER = "x-speech-coverage"
 SAMPLE_RATE_HEADER = "x-speech-sample-rate"
@@ -50,6 +56,23 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
 _logger = logging.getLogger(__name__)
 
 
+def open_api(setup: ApiSetup) -> ApiPart:
+    """Speech, and the voices that it is spoken in."""
+    fronts = [opening(model, open_front_end) for model in setup.models["speech"]]
+    voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
+    service = SpeechService(
+        setup.client,
+        fronts,
+        setup.admission,
+        max_characters=setup.config.speech.max_speech_characters,
+        find_clip=voices.clip,
+        default_seed=configured_seed(setup.config),
+    )
+    cards = speech_cards(service)
+    routers = [speech_router(service), speech_models_router(cards), voices_router(voices)]
+    return ApiPart(routers, cards)
+
+
 def speech_router(service: SpeechService) -> APIRouter:
     """The route of speech in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["speech"])
@@ -60,7 +83,7 @@ def speech_router(service: SpeechService) -> APIRouter:
         context = Context.of(request)
         speaking = service.speak(_call(body, context))
         encoder = await asyncio.to_thread(open_encoder, body.response_format, speaking.sample_rate)
-        encoded = _encoded(_observed(speaking, body, context), encoder)
+        encoded = _encoded(speaking, encoder, body, context)
         if body.stream_format == "sse":
             return EventStream(_events(encoded), heartbeat_s=context.options.heartbeat_s, end=b"")
 
@@ -99,49 +122,34 @@ def speech_cards(service: SpeechService) -> list[ModelCard]:
 
 
 def _call(body: SpeechBody, context: Context) -> SpeechCall:
-    reading = body.normalize or Reading()
+    asked = {"model", "speed", "instructions", "language", "seed"}
+    reading = {} if body.normalize is None else body.normalize.model_dump()
     return SpeechCall(
-        model=body.model,
         text=body.input,
-        call_id=context.call_id,
         voice=body.voice.id if isinstance(body.voice, VoiceId) else body.voice or "",
-        speed=body.speed,
-        instructions=body.instructions or "",
-        language=body.language or "",
-        dialect=reading.dialect,
-        acronyms=reading.acronyms,
-        emoji=reading.emoji,
-        seed=body.seed,
-        tenant=context.principal.tenant,
-        key=context.principal.key,
-        owner=context.principal.owner,
-        deadline_s=context.options.request_timeout_s,
+        caller=context.caller,
+        **body.model_dump(include=asked, exclude_none=True),
+        **reading,
     )
 
 
-async def _observed(
-    speaking: Speaking, body: SpeechBody, context: Context
-) -> AsyncGenerator[SpeechPiece, None]:
-    """Pass pieces through; count and time them, and log the text where the operator wants it."""
+async def _encoded(
+    speaking: Speaking, encoder: AudioEncoder, body: SpeechBody, context: Context
+) -> AsyncGenerator[tuple[bytes, SpeechPiece], None]:
+    """Each piece with the bytes of the file that it makes ready, maybe none.
+
+    Counts and times the pieces, and logs the text where the operator wants it.
+    """
     ids = {"request_id": context.request_id, "call_id": context.call_id}
     clock = context.metrics.audio_clock(body.model, context.arrived_s)
     if context.options.log_prompts:
         _logger.info("speech", extra=fields(**ids, text=[body.input]))
-    async with aclosing(speaking):
-        async for piece in speaking:
+    async with aclosing(speaking.pieces) as pieces:
+        async for piece in pieces:
             clock.tick(len(piece.pcm_S) / speaking.sample_rate)
             if piece.finish_reason not in (None, "stop"):
                 end = {"finish_reason": piece.finish_reason, "coverage": round(piece.coverage, 3)}
                 _logger.warning("speech did not end by itself", extra=fields(**ids, **end))
-            yield piece
-
-
-async def _encoded(
-    pieces: AsyncGenerator[SpeechPiece, None], encoder: AudioEncoder
-) -> AsyncGenerator[tuple[bytes, SpeechPiece], None]:
-    """Each piece with the bytes of the file that it makes ready, maybe none."""
-    async with aclosing(pieces):
-        async for piece in pieces:
             yield await asyncio.to_thread(_encode, encoder, piece), piece
 
 

@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol, Self
+from typing import Literal, TypeAlias
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from triptych.core.client import EngineClient, OutputStream
-from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest, NotFound, UnknownModel, UnsupportedOption
+from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
 from triptych.core.limits import MAX_SAMPLES, MAX_SEED
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.audio.speed import TimeStretch
+from triptych.core.service import Caller, choose_seed, find_model
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment
-from triptych.modalities.tts.api.planner import SpeechJobPart, SpeechPlanner
-from triptych.modalities.tts.api.progress import BYTES_PER_SAMPLE, SpeechPiece, SpeechProgress
+from triptych.modalities.tts.api.planner import SpeechPart, SpeechPlanner
+from triptych.modalities.tts.api.progress import SpeechPiece, SpeechProgress
 from triptych.modalities.tts.api.text.clean import Emoji
 from triptych.modalities.tts.api.text.coverage import Coverage
 from triptych.modalities.tts.api.text.guard import check_spoken, check_text, estimate_seconds
 from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 from triptych.modalities.tts.api.voices.record import is_voice_id
-from triptych.modalities.tts.scheduling.playback import Playback
+from triptych.modalities.tts.plan import SAMPLE_BYTES
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, VoiceClip
 from triptych.schedulers.admission import Admission
 
@@ -48,15 +47,14 @@ _SILENCE: Pcm = np.zeros(0, np.float32)
 class SpeechCall:
     """One text to be spoken.
 
-    `voice` is a name the model knows (empty: its default), or the id of a voice that `owner` made.
-    `dialect`, `acronyms` and `emoji` say how the text is read; without a dialect it is that of the
-    language, or of the voice. Without a `seed` one is drawn. `tenant` salts caches, `key` pays for
-    admission. `is_live`: somebody listens while it is made.
+    `voice` is a name the model knows (empty: its default), or the id of a voice that the caller
+    made. `dialect`, `acronyms` and `emoji` say how the text is read; without a dialect it is that
+    of the language, or of the voice. Without a `seed` one is drawn. `is_live`: it is played
+    while it is made.
     """
 
     model: str
     text: str
-    call_id: str
     voice: str = ""
     speed: float = 1.0
     instructions: str = ""
@@ -66,21 +64,27 @@ class SpeechCall:
     emoji: Emoji = "drop"
     seed: int | None = None
     is_live: bool = True
-    tenant: str = ""
-    key: str = ""
-    owner: str = ""
-    deadline_s: float | None = None
+    caller: Caller = field(default_factory=Caller)
 
 
-class VoiceSource(Protocol):
-    """Where callers' own voices are kept."""
+@dataclass(frozen=True, slots=True)
+class Speaking:
+    """A call being spoken. Nothing happens before the first piece is asked for.
 
-    def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
-        """What `model` shall imitate; `None` where `owner` has no such voice. May block.
+    Closing `pieces` cancels what runs. `speakable` says what of the text has sounds at all; it may
+    be awaited from the first piece on.
+    """
 
-        Raises `InvalidRequest` for a voice that was made for another model.
-        """
-        ...
+    sample_rate: int
+    pieces: AsyncGenerator[SpeechPiece, None]
+    speakable: Callable[[], Awaitable[Coverage]]
+
+
+FindClip: TypeAlias = Callable[[str, str, str], VoiceClip | None]
+"""What a model is to imitate, by the id of a voice, its owner and the model. May block.
+
+`None` where the owner has no such voice. Raises `InvalidRequest` for one of another model.
+"""
 
 
 class SpeechService:
@@ -93,116 +97,86 @@ class SpeechService:
         admission: Admission,
         *,
         max_characters: int,
-        voices: VoiceSource | None = None,
+        find_clip: FindClip | None = None,
         default_seed: int | None = None,
     ) -> None:
         self.client = client
         self.front_ends: Mapping[str, FrontEnd] = {front.name: front for front in front_ends}
         self.max_characters = max_characters
         self._admission = admission
-        self._voices = voices
+        self._find_clip = find_clip
         self._default_seed = default_seed
         self._normalizers: dict[NormalizeOptions, Normalizer] = {}
 
-    @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        front_ends: Sequence[FrontEnd],
-        client: EngineClient,
-        *,
-        voices: VoiceSource | None = None,
-        max_characters: int = 0,
-        admission: Admission | None = None,
-    ) -> Self:
-        """The service with the bounds and the seed of a configuration.
-
-        `max_characters` replaces the longest text of the configuration where it is given. An
-        `admission` is shared with other services.
-        """
-        return cls(
-            client,
-            front_ends,
-            admission or Admission(options=config.schedule),
-            max_characters=max_characters or config.speech.max_speech_characters,
-            voices=voices,
-            default_seed=config.device.seed if config.device.seed >= 0 else None,
-        )
-
     def front_end(self, name: str) -> FrontEnd:
         """The front end of the model called `name`. Raises `UnknownModel`."""
-        if name not in self.front_ends:
-            raise UnknownModel.among(self.front_ends, name, "speech model")
-        return self.front_ends[name]
+        return find_model(self.front_ends, name, "speech model")
 
     def speak(self, call: SpeechCall) -> Speaking:
-        """Speak a call. What can be told at once is checked before anything is started.
+        """Speak a call. All that can be checked at once is checked before anything is started.
 
         Raises errors of `core.errors.RequestError` here or out of the first piece, which may also
         raise those of `core.errors.Unavailable`.
         """
         front = self.front_end(call.model)
-        check_text(call.text, max_characters=self.max_characters)
+        check_text(call.text, self.max_characters)
         voice = _check(call, front)
-        script = SpeechPlanner(partial(self._write, call, front, voice))
-        return Speaking(front.sample_rate, script, self._pieces(call, front, voice, script))
+        planner = SpeechPlanner(partial(self._plan, call, front, voice))
+        pieces = self._pieces(call, front, voice, planner)
+        return Speaking(front.sample_rate, pieces, planner.whole)
 
     async def _pieces(
-        self, call: SpeechCall, front: FrontEnd, voice: str, script: SpeechPlanner
+        self, call: SpeechCall, front: FrontEnd, voice: str, planner: SpeechPlanner
     ) -> AsyncGenerator[SpeechPiece, None]:
-        is_stretched = call.speed != 1.0 and not front.takes_speed
-        speed = 1.0 if is_stretched else call.speed
-        account = SpeechProgress(front.sample_rate, speed)
-        rate = call.speed if is_stretched else 1.0
-        stretch = TimeStretch(rate, front.sample_rate) if is_stretched else None
+        speed, rate = (call.speed, 1.0) if front.takes_speed else (1.0, call.speed)
+        progress = SpeechProgress(front.sample_rate, speed)
+        stretch = TimeStretch(rate, front.sample_rate) if rate != 1.0 else None
         num_tokens = math.ceil(estimate_seconds(call.text) / call.speed * TOKENS_PER_S)
-        with self._admission.admit(key=call.key, num_jobs=1, num_tokens=num_tokens):
+        key = call.caller.principal.key
+        with self._admission.admit(key=key, num_jobs=1, num_tokens=num_tokens):
             request = await self._request(call, front, voice, speed)
-            listener = Playback(time.monotonic())
+            ends_s = 0.0  # when the listener has heard all that was given
 
-            def submit(part: SpeechJobPart) -> OutputStream:
-                lead_s = listener.lead_s(time.monotonic()) if listener.has_begun else 0.0
-                return self._submit(call, request, part, max(0.0, lead_s))
+            def submit(index: int, part: SpeechPart) -> OutputStream:
+                lead_s = max(0.0, ends_s - time.monotonic())
+                return self._submit(call, replace(request, lead_s=lead_s), index, part)
 
-            async with script, aclosing(_in_order(script, submit)) as deltas:
+            async with planner, aclosing(_in_order(planner, submit)) as deltas:
                 async for part, delta in deltas:
-                    account.take(part, delta)
-                    if delta.pcm:
-                        seconds = len(delta.pcm) / BYTES_PER_SAMPLE / front.sample_rate / rate
-                        listener.give(seconds, time.monotonic())
+                    progress.take(part, delta)
+                    seconds = len(delta.pcm) / SAMPLE_BYTES / front.sample_rate / rate
+                    if seconds:
+                        ends_s = max(ends_s, time.monotonic()) + seconds
                     pcm_S = np.frombuffer(delta.pcm, "<f4").astype(np.float32)
                     if stretch is not None:
                         pcm_S = await asyncio.to_thread(stretch.push, pcm_S)
                     if len(pcm_S):
-                        yield account.piece(pcm_S)
+                        yield progress.piece(pcm_S)
                 tail_S = _SILENCE if stretch is None else await asyncio.to_thread(stretch.flush)
-                yield account.piece(tail_S, is_last=True)
+                yield progress.piece(tail_S, is_last=True)
 
     async def _request(
         self, call: SpeechCall, front: FrontEnd, voice: str, speed: float
     ) -> SpeechRequest:
         """What all jobs of a call have in common."""
-        seeds = (call.seed, self._default_seed, secrets.randbits(62))
+        seed = choose_seed(call.seed, self._default_seed)
         return SpeechRequest(
             segments=(),
-            sampling=msgspec.structs.replace(
-                front.sampling, seed=next(seed for seed in seeds if seed is not None)
-            ),
+            sampling=replace(front.sampling, seed=seed),
             voice=voice,
             clip=await self._clip(call),
             speed=speed,
             is_live=call.is_live,
-            tenant=call.tenant,
+            tenant=call.caller.principal.tenant,
         )
 
     async def _clip(self, call: SpeechCall) -> VoiceClip | None:
         """The caller's own voice, if one is asked for. Raises `NotFound`."""
         if not is_voice_id(call.voice):
             return None
-        clip = None
-        if self._voices is not None:
-            find = self._voices.clip
-            clip = await asyncio.to_thread(find, call.voice, call.owner, call.model)
+        clip, owner = None, call.caller.principal.owner
+        if self._find_clip is not None:
+            clip = await asyncio.to_thread(self._find_clip, call.voice, owner, call.model)
         if clip is None:
             raise NotFound(
                 "You have no such voice; GET /v1/audio/voices, or `triptych voices`, lists yours.",
@@ -211,27 +185,19 @@ class SpeechService:
         return clip
 
     def _submit(
-        self, call: SpeechCall, request: SpeechRequest, part: SpeechJobPart, lead_s: float
+        self, call: SpeechCall, request: SpeechRequest, index: int, part: SpeechPart
     ) -> OutputStream:
-        sampling = msgspec.structs.replace(request.sampling, sample_index=part.index % MAX_SAMPLES)
+        segments = tuple(entry.segment for entry in part if not entry.is_silent)
+        sampling = replace(request.sampling, sample_index=index % MAX_SAMPLES)
         return self.client.submit(
             call.model,
-            msgspec.structs.replace(
-                request, segments=part.segments, sampling=sampling, lead_s=lead_s
-            ),
-            job_id=f"{call.call_id}.{part.index}",
-            deadline_s=call.deadline_s,
+            replace(request, segments=segments, sampling=sampling),
+            job_id=f"{call.caller.call_id}.{index}",
+            deadline_s=call.caller.deadline_s,
         )
 
-    def _write(self, call: SpeechCall, front: FrontEnd, voice: str) -> Iterator[PlannedSegment]:
+    def _plan(self, call: SpeechCall, front: FrontEnd, voice: str) -> Iterator[PlannedSegment]:
         """Read the text out and plan it. Raises `InvalidRequest` where nothing would be heard."""
-        spoken = self._normalizer(call, front, voice)(call.text)
-        check_spoken(spoken)
-        return front.plan(
-            spoken, voice=voice, instructions=call.instructions, language=call.language
-        )
-
-    def _normalizer(self, call: SpeechCall, front: FrontEnd, voice: str) -> Normalizer:
         own = (known.language for known in front.voices if voice.startswith(known.name))
         language = call.language or next(own, "")  # of a mixture, the first voice's
         options = NormalizeOptions(
@@ -242,32 +208,11 @@ class SpeechService:
         )
         if options not in self._normalizers:
             self._normalizers[options] = Normalizer(options)
-        return self._normalizers[options]
-
-
-class Speaking:
-    """A call being spoken: its pieces, in order. Nothing happens before the first is asked for."""
-
-    def __init__(
-        self, sample_rate: int, script: SpeechPlanner, pieces: AsyncGenerator[SpeechPiece, None]
-    ) -> None:
-        self.sample_rate = sample_rate
-        self._script = script
-        self._pieces = pieces
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SpeechPiece:
-        return await anext(self._pieces)
-
-    async def aclose(self) -> None:
-        """Speak no further: what runs is cancelled."""
-        await self._pieces.aclose()
-
-    async def speakable(self) -> Coverage:
-        """What of the text has sounds at all. May be asked from the first piece on."""
-        return await self._script.whole()
+        spoken = self._normalizers[options](call.text)
+        check_spoken(spoken)
+        return front.plan(
+            spoken, voice=voice, instructions=call.instructions, language=call.language
+        )
 
 
 def _check(call: SpeechCall, front: FrontEnd) -> str:
@@ -296,28 +241,35 @@ def _check(call: SpeechCall, front: FrontEnd) -> str:
 
 
 async def _in_order(
-    script: SpeechPlanner, submit: Callable[[SpeechJobPart], OutputStream]
-) -> AsyncGenerator[tuple[SpeechJobPart, SpeechDelta], None]:
-    """What the jobs of all parts say, one after another; closing this cancels them.
+    planner: SpeechPlanner, submit: Callable[[int, SpeechPart], OutputStream]
+) -> AsyncGenerator[tuple[SpeechPart, SpeechDelta], None]:
+    """The deltas of all parts' jobs, one after another; closing this cancels the jobs.
 
     A job is submitted when the one before it comes to its last segment: early enough that no gap
     arises, and so late that only one job at a time runs ahead of its listener.
     """
-    jobs: deque[tuple[SpeechJobPart, OutputStream]] = deque()
+    jobs: deque[tuple[SpeechPart, OutputStream]] = deque()
+    num_submitted = 0
+
+    def begin(part: SpeechPart) -> None:
+        nonlocal num_submitted
+        jobs.append((part, submit(num_submitted, part)))
+        num_submitted += 1
+
     try:
         while True:
             if not jobs:
-                if (first := await script.next_part()) is None:
+                if (first := await planner.next_part()) is None:
                     return
-                jobs.append((first, submit(first)))
+                begin(first)
             part, outputs = jobs[0]
-            num_left = len(part.segments)
+            num_left = sum(not entry.is_silent for entry in part)
             async for output in outputs:
                 delta = output.payload
                 assert isinstance(delta, SpeechDelta)
                 num_left -= delta.segment_finish is not None
-                if num_left <= 1 and len(jobs) == 1 and (ahead := script.next_if_ready()):
-                    jobs.append((ahead, submit(ahead)))
+                if num_left <= 1 and len(jobs) == 1 and (ahead := planner.next_if_ready()):
+                    begin(ahead)
                 yield part, delta
             jobs.popleft()
     finally:

@@ -129,7 +129,7 @@ VOICE_PREFIX = "voices."
 """Before the names of the tensors that are voices."""
 
 MODEL_TYPE = "kokoro"
-"""What tells the folders we write from others'; the hub's config.json says nothing of the kind."""
+"""Marks the folders we write; the hub's config.json has no model type."""
 
 KOKORO_82M: Mapping[str, Any] = {
     "n_token": 178,

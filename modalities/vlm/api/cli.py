@@ -75,11 +75,8 @@ def _read_operands(operands: list[str]) -> tuple[list[PictureInput], str]:
 
 
 def _is_picture(operand: str) -> bool:
-    is_named_so = operand.lower().endswith(_SUFFIXES) and " " not in operand
-    return operand == _STDIN or is_named_so or _is_file(operand)
-
-
-def _is_file(operand: str) -> bool:
+    if operand == _STDIN or (operand.lower().endswith(_SUFFIXES) and " " not in operand):
+        return True
     try:
         return Path(operand).expanduser().is_file()
     except OSError:  # a question can be longer than any file's name

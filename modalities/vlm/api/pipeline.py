@@ -6,7 +6,7 @@ Owns the `VisionPipeline` object: the same engine and text service as the server
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -18,8 +18,8 @@ from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.lazy import load
 from triptych.core.media.fetch import Fetched
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.multimodal import PICTURE, PictureSource
-from triptych.modalities.llm.api.pipeline import ChatPipeline, Message, as_messages
+from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.llm.api.pipeline import ChatPipeline
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.modality import CHAT
 from triptych.modalities.modality import Modality, modality_of
@@ -47,17 +47,21 @@ class SeeingChatPipeline(ChatPipeline):
     ) -> Callable[[EngineClient], LlmService]:
         if not _sees(resolved):
             return super()._open_service(resolved, config)
-        lens = PictureProcessorCache.from_config(InProcessPreparation(resolved), config)
+        pictures = PictureProcessorCache.from_config(InProcessPreparation(resolved), config)
         facts = load("triptych.modalities.vlm.processing.probe:read_facts")(resolved.folder)
-        eyes = VisionPromptEncoder.open(resolved, facts, lens, config)
+        encoder = VisionPromptEncoder.open(resolved, facts, pictures, config)
         return lambda client: LlmService.from_config(
-            config, [eyes.text], client, eyes={resolved.name: eyes}
+            config, [encoder.text], client, encoders={resolved.name: encoder}
         )
 
-    def _messages(self, conversation: Any) -> Sequence[Message]:
-        if isinstance(conversation, Sequence) and not isinstance(conversation, str):
-            conversation = [_with_sources(message) for message in conversation]
-        return as_messages(conversation)
+    def _part(self, part: Any) -> str | PictureSource:
+        match part:
+            case {"type": "image_url"}:
+                url = part.get("image_url")
+                return picture_source(url.get("url") if isinstance(url, Mapping) else None)
+            case {"type": "image"}:
+                return picture_source(part.get("image"))
+        return super()._part(part)
 
 
 class VisionPipeline(SeeingChatPipeline):
@@ -112,26 +116,8 @@ def _asked(pictures: Any, question: str) -> Any:
     if not question:
         return pictures
     several = pictures if isinstance(pictures, list | tuple) else [pictures]
-    parts = [{"type": PICTURE, PICTURE: picture} for picture in several]
+    parts = [{"type": "image", "image": picture} for picture in several]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
-
-
-def _with_sources(message: Any) -> Any:
-    """A message with its pictures in the form that the service takes."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list | tuple):
-        return message
-    return {**message, "content": [_with_source(part) for part in content]}
-
-
-def _with_source(part: Any) -> Any:
-    if not isinstance(part, Mapping) or part.get("type") not in (PICTURE, "image_url"):
-        return part
-    picture = part.get(PICTURE)
-    if part["type"] == "image_url":
-        field = part.get("image_url")
-        picture = field.get("url") if isinstance(field, Mapping) else None
-    return picture_source(picture).part()
 
 
 def picture_source(picture: PictureInput | None) -> PictureSource:

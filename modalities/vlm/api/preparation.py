@@ -1,7 +1,9 @@
-"""From a caller's picture file to what its model takes.
+"""From a caller's picture file to what its model takes, and what the API must know of the model.
 
 Owns the way there, through a limited child (`processing.worker`), and a bounded memory of what came
-out, by content: a picture that comes again is neither decoded nor processed. Knows no prompts.
+out, by content: a picture that comes again is neither decoded nor processed. transformers knows the
+defaults of every configuration, but loads torch where it finds it, which the API process must not:
+so `processing.probe`, run as a program, is asked for them. Knows no prompts.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -17,18 +21,20 @@ from typing import Protocol, Self
 import msgspec
 
 from triptych.core.config import Config
+from triptych.core.errors import WeightsError
 from triptych.core.lazy import load
 from triptych.core.media.child import DecodeLimits, DecodePool
 from triptych.core.media.fetch import Fetched
 from triptych.core.media.pictures import PictureLimits
-from triptych.core.typed import decode_msgpack
+from triptych.core.typed import decode_json, decode_msgpack
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.vlm.prepared import PreparedPicture
+from triptych.modalities.vlm.prepared import FactsReply, PreparedPicture, VisionFacts
 
 _PROCESSING = "triptych.modalities.vlm.processing"
 _CHILD_MEMORY_BYTES = 768 * 2**20
 """Of one picture, on top of what a child holds: a processor makes several copies of it."""
 _MAX_WAITING = 256
+_PROBE_TIMEOUT_S = 120.0
 
 
 class PreparePicture(Protocol):
@@ -113,13 +119,10 @@ class PictureProcessorCache:
         """What is kept."""
         return self._num_bytes
 
-    async def look(
+    async def prepared(
         self, file: Fetched, *, model: str, max_pixels: int, tenant: str = ""
     ) -> PreparedPicture:
-        """The picture as `model` takes it; each tenant's is prepared for itself.
-
-        Raises what preparing it raises.
-        """
+        """The picture as `model` takes it, apart for each tenant. Raises what preparing raises."""
         key = await asyncio.to_thread(_key, file, model, max_pixels, tenant)
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -133,7 +136,7 @@ class PictureProcessorCache:
             return await asyncio.shield(run.task)
         finally:
             run.num_waiting -= 1
-            if not run.num_waiting:  # nobody wants it any more, or it is done
+            if not run.num_waiting:  # it is done, or not wanted any more
                 run.task.cancel()
                 self._running.pop(key, None)
 
@@ -159,3 +162,24 @@ def _key(file: Fetched, model: str, max_pixels: int, tenant: str) -> bytes:
     digest = hashlib.sha256(msgspec.msgpack.encode((model, max_pixels, file.media_type, tenant)))
     digest.update(file.data)
     return digest.digest()
+
+
+def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:
+    """The facts of each folder, in order. Raises as `read_facts` does."""
+    try:
+        done = subprocess.run(
+            (sys.executable, "-P", "-m", "triptych.modalities.vlm.processing.probe"),
+            input=msgspec.json.encode(folders),
+            capture_output=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WeightsError("A model that sees takes too long to be read.") from error
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").splitlines() or ["no reason given"]
+        raise WeightsError(f"A model that sees cannot be read: {lines[-1][-300:]}")
+    answer = decode_json(done.stdout, FactsReply)
+    if answer.error:
+        raise WeightsError(answer.error)
+    return answer.facts

@@ -1,19 +1,22 @@
-"""Conversations with pictures in them, as a model that sees takes them.
+"""Prompts of conversations with pictures in them, for a model that sees.
 
 Owns the way from messages to a prompt: fetching what URLs name, the chat template, where pictures
-stand in what it made, and the ids of the positions that they fill. A conversation is encoded as one
-text, in which each run of picture positions is one token that no caller can spell. Knows nothing of
-HTTP; torch and transformers are not needed.
+stand in what it made, and the ids of the positions that they fill:
+
+    parts of messages -> what the template writes, a placeholder for each picture
+                      -> the model's separators, and one token (`RUN`) for each run of positions
+                      -> ids, those of content in place of that token
+
+A conversation is encoded as one text, since tokens depend on what is beside them; no caller can
+spell the placeholder or that token. Knows nothing of HTTP; torch and transformers are not needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Sequence
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -21,33 +24,31 @@ import msgspec
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.media.fetch import MediaFetcher
-from triptych.core.prompt_content import PictureSpan, PromptPicture, digest_of_tenant, picture_ids
+from triptych.core.prompt_content import ContentSpan, PromptContent, content_ids, digest_of_tenant
 from triptych.core.text.threads import on_text_thread
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES
-from triptych.core.weights.opening import opening
-from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.multimodal import PICTURE, ChatPrompt, PictureSource, pictures_of
+from triptych.core.tokens import TokenRequest
+from triptych.core.transport.messages import MAX_MESSAGE_BYTES
+from triptych.core.weights.resolve import ResolvedModel, opening
+from triptych.modalities.llm.api.multimodal import Message, PictureSource, pictures_of
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.vlm.api.facts import ask_facts
-from triptych.modalities.vlm.api.preparation import PictureProcessorCache, PooledPreparation
+from triptych.modalities.modality import ApiPart, ApiSetup
+from triptych.modalities.vlm.api.preparation import (
+    PictureProcessorCache,
+    PooledPreparation,
+    ask_facts,
+)
 from triptych.modalities.vlm.prepared import PreparedPicture, VisionFacts
 
 RUN = "\uf8fe"
 """Stands for one run of picture positions in a rendered conversation."""
 _COARSE_PIXELS = 512 * 512  # OpenAI's
+_PICTURE_PART = {"type": "image"}
+"""A picture as chat templates know it."""
 _PROBE = "probe"
 
 
-@dataclass(frozen=True, slots=True)
-class _Takes:
-    """In which forms a chat template takes a message's content."""
-
-    parts: bool
-    strings: bool
-
-
 class VisionPromptEncoder:
-    """Implements `modalities.llm.api.multimodal.MultimodalEncoder` for `text`, one model that sees.
+    """Implements `modalities.llm.api.multimodal.PromptEncoder` for `text`, one model that sees.
 
     `placeholder` is what its chat template puts for a picture. Pictures of one conversation take
     `max_bytes` together, as the model takes them.
@@ -56,61 +57,90 @@ class VisionPromptEncoder:
     def __init__(
         self,
         text: TextModel,
-        lens: PictureProcessorCache,
-        fetcher: MediaFetcher,
+        pictures: PictureProcessorCache,
         config: Config,
         *,
         placeholder: str,
         max_bytes: int = sys.maxsize,
     ) -> None:
         self.text = text
-        self._lens = lens
-        self._fetcher = fetcher
+        self._pictures = pictures
+        self._fetcher = MediaFetcher.from_options(config.server)
         self._options = config.vision
         self._placeholder = placeholder
         self._max_bytes = max_bytes
         self._run_id = text.tokenizer.token_to_id(RUN)
-        self._takes: _Takes | None = None
+        self._forms: tuple[bool, bool] | None = None
 
     @classmethod
     def open(
         cls,
         model: ResolvedModel,
         facts: VisionFacts,
-        lens: PictureProcessorCache,
+        pictures: PictureProcessorCache,
         config: Config,
         *,
         max_bytes: int = sys.maxsize,
     ) -> VisionPromptEncoder:
         """Raises as `TextModel.open` does."""
-        text = TextModel.open(
-            model, config.models, text_config=facts.text, specials=(facts.placeholder, RUN)
-        )
-        fetcher = MediaFetcher.from_options(config.server)
-        return cls(text, lens, fetcher, config, placeholder=facts.placeholder, max_bytes=max_bytes)
+        specials = (facts.placeholder, RUN)
+        text = TextModel.open(model, config.models, text_config=facts.text, specials=specials)
+        return cls(text, pictures, config, placeholder=facts.placeholder, max_bytes=max_bytes)
 
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tenant: str = "", **template_kwargs: Any
-    ) -> ChatPrompt:
-        """A conversation with pictures in it; see `llm.api.multimodal.MultimodalEncoder`."""
-        sources = list(pictures_of(messages))
+    async def encode_messages(
+        self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+    ) -> TokenRequest:
+        """A conversation with pictures in it; see `llm.api.multimodal.PromptEncoder`."""
+        pictures = await self._prepare(pictures_of(messages), tenant)
+        self._check_size(pictures)
+        escaped = await self.text.escape(messages)
+        forms = self._forms = self._forms or await self._find_forms()
+        shown = [self._shown(message, *forms) for message in escaped]
+        texts = (await self.text.render(shown, **template_kwargs)).split(self._placeholder)
+        if len(texts) - 1 != len(pictures):
+            raise InvalidRequest(
+                f"The chat template of {self.text.name} shows {len(texts) - 1} of"
+                f" {len(pictures)} pictures.",
+                param="messages",
+            )
+        spelled = [
+            "".join(RUN if isinstance(part, int) else part for part in picture.spelling)
+            for picture in pictures
+        ]
+        rendered = "".join(chain.from_iterable(zip(texts, [*spelled, ""], strict=True)))
+        ids = await self.text.encode_rendered(rendered, has_stand_ins=escaped != messages)
+        return await on_text_thread(len(ids), self._fill, ids, pictures, tenant)
+
+    async def _prepare(
+        self, sources: Sequence[PictureSource], tenant: str
+    ) -> Sequence[PreparedPicture]:
+        """The pictures as the model takes them, in order."""
         if len(sources) > self._options.max_pictures:
             raise InvalidRequest(
                 f"A chat holds at most {self._options.max_pictures} pictures here, not"
                 f" {len(sources)}.",
                 param="messages",
             )
-        looks = [asyncio.create_task(self._look(source, tenant)) for source in sources]
+        tasks = [asyncio.create_task(self._prepare_one(source, tenant)) for source in sources]
         try:
-            pictures = await asyncio.gather(*looks)
+            return await asyncio.gather(*tasks)
         except RequestError as error:
             error.param = "messages"
             raise
         finally:
-            for look in looks:
-                look.cancel()
-        self._check_size(pictures)
-        return await self._encode(messages, pictures, template_kwargs)
+            for task in tasks:
+                task.cancel()
+
+    async def _prepare_one(self, source: PictureSource, tenant: str) -> PreparedPicture:
+        file = source.file or await self._fetcher.fetch(source.url)
+        most = self._options.max_picture_pixels
+        picture = await self._pictures.prepared(
+            file,
+            model=self.text.name,
+            max_pixels=min(most, _COARSE_PIXELS) if source.is_coarse else most,
+            tenant=tenant,
+        )
+        return msgspec.structs.replace(picture, digest=digest_of_tenant(picture.digest, tenant))
 
     def _check_size(self, pictures: Sequence[PreparedPicture]) -> None:
         num_bytes = sum(picture.num_bytes for picture in pictures)
@@ -122,39 +152,9 @@ class VisionPromptEncoder:
                 param="messages",
             )
 
-    async def _look(self, source: PictureSource, tenant: str) -> PreparedPicture:
-        file = source.file or await self._fetcher.fetch(source.url)
-        most = self._options.max_picture_pixels
-        max_pixels = min(most, _COARSE_PIXELS) if source.is_coarse else most
-        picture = await self._lens.look(
-            file, model=self.text.name, max_pixels=max_pixels, tenant=tenant
-        )
-        digest = digest_of_tenant(picture.digest, tenant)
-        return msgspec.structs.replace(picture, digest=digest)
-
-    async def _encode(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        pictures: Sequence[PreparedPicture],
-        template_kwargs: Mapping[str, Any],
-    ) -> ChatPrompt:
-        plain = [_without_sources(message) for message in messages]
-        escaped = await self.text.escape(plain)
-        takes = self._takes = self._takes or await self._find_out()
-        shown = [self._shown(message, takes) for message in escaped]
-        pieces = (await self.text.render(shown, **template_kwargs)).split(self._placeholder)
-        if len(pieces) - 1 != len(pictures):
-            raise InvalidRequest(
-                f"The chat template of {self.text.name} shows {len(pieces) - 1} of"
-                f" {len(pictures)} pictures.",
-                param="messages",
-            )
-        spelled = [*map(_spell, pictures), ""]
-        rendered = "".join(text for pair in zip(pieces, spelled, strict=True) for text in pair)
-        ids = await self.text.encode_rendered(rendered, has_stand_ins=escaped != plain)
-        return await on_text_thread(len(ids), self._fill, ids, pictures)
-
-    def _fill(self, ids: Sequence[int], pictures: Sequence[PreparedPicture]) -> ChatPrompt:
+    def _fill(
+        self, ids: Sequence[int], pictures: Sequence[PreparedPicture], tenant: str
+    ) -> TokenRequest:
         """Put the pictures' own ids where their runs are."""
         runs = iter(
             (index, length)
@@ -162,7 +162,7 @@ class VisionPromptEncoder:
             for length in picture.spelling
             if isinstance(length, int)
         )
-        streams = [iter(picture_ids(one.digest, one.num_features)) for one in pictures]
+        streams = [iter(content_ids(one.digest, one.num_features)) for one in pictures]
         filled: list[int] = []
         places: list[list[tuple[int, int]]] = [[] for _ in pictures]
         for token_id in ids:
@@ -173,25 +173,34 @@ class VisionPromptEncoder:
             places[index].append((len(filled), length))
             filled += islice(streams[index], length)
         assert next(runs, None) is None, "every run is in the prompt"
-        return ChatPrompt(tuple(filled), tuple(map(_picture, pictures, places)))
+        contents = (
+            PromptContent(
+                span=ContentSpan(digest=one.digest, runs=tuple(runs), grid=one.grid),
+                inputs=one.inputs,
+            )
+            for one, runs in zip(pictures, places, strict=True)
+        )
+        return TokenRequest(prompt_ids=tuple(filled), contents=tuple(contents), tenant=tenant)
 
-    def _shown(self, message: Mapping[str, Any], takes: _Takes) -> dict[str, Any]:
+    def _shown(self, message: Message, takes_parts: bool, takes_strings: bool) -> dict[str, Any]:
         """A message in the form that the template takes: as parts, or as one string."""
-        content = message.get("content")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-        has_picture = any(part["type"] == PICTURE for part in parts)
-        if takes.parts if has_picture else not takes.strings:
-            return {**message, "content": parts}
-        words = (self._placeholder if part["type"] == PICTURE else part["text"] for part in parts)
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else content
+        has_picture = not all(isinstance(part, str) for part in parts)
+        if takes_parts if has_picture else not takes_strings:
+            shown = [
+                {"type": "text", "text": part} if isinstance(part, str) else _PICTURE_PART
+                for part in parts
+            ]
+            return {**message, "content": shown}
+        words = (part if isinstance(part, str) else self._placeholder for part in parts)
         return {**message, "content": "".join(words)}
 
-    async def _find_out(self) -> _Takes:
-        """Asked of the template itself, when the first conversation comes."""
-        picture = [{"type": PICTURE}, {"type": "text", "text": _PROBE}]
-        return _Takes(
-            parts=(await self._probe(picture)).count(self._placeholder) == 1,
-            strings=_PROBE in await self._probe(_PROBE),
-        )
+    async def _find_forms(self) -> tuple[bool, bool]:
+        """Whether the template takes parts with pictures, and strings, asked of the template."""
+        picture = [_PICTURE_PART, {"type": "text", "text": _PROBE}]
+        shown = [await self._probe(content) for content in (picture, _PROBE)]
+        return shown[0].count(self._placeholder) == 1, _PROBE in shown[1]
 
     async def _probe(self, content: Any) -> str:
         try:
@@ -200,45 +209,20 @@ class VisionPromptEncoder:
             return ""
 
 
-def open_encoders(
-    models: Sequence[ResolvedModel], config: Config, ending: AsyncExitStack
-) -> dict[str, VisionPromptEncoder]:
-    """What encodes prompts of each model, by name, with one pool of children for all pictures.
+def open_api(setup: ApiSetup) -> ApiPart:
+    """No routes of its own: what chat needs to take pictures, one pool of children for all of them.
 
-    `ending` closes the pool. Raises `WeightsError` where a model's folder is not fit.
+    Raises `WeightsError` where a model's folder is not fit.
     """
+    models, config = setup.models["vision"], setup.config
     if not models:
-        return {}
+        return ApiPart()
     facts = ask_facts([model.folder for model in models])
     prepare = PooledPreparation(models, config)
-    ending.push_async_callback(prepare.close)
-    lens = PictureProcessorCache.from_config(prepare, config)
-    return {
-        model.name: opening(
-            model, VisionPromptEncoder.open, known, lens, config, max_bytes=MAX_MESSAGE_BYTES
+    setup.ending.push_async_callback(prepare.close)
+    pictures = PictureProcessorCache.from_config(prepare, config)
+    for model, known in zip(models, facts, strict=True):
+        setup.prompt_encoders[model.name] = opening(
+            model, VisionPromptEncoder.open, known, pictures, config, max_bytes=MAX_MESSAGE_BYTES
         )
-        for model, known in zip(models, facts, strict=True)
-    }
-
-
-def _without_sources(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as a template may see it: of a picture, only that it is one."""
-    content = message.get("content")
-    if isinstance(content, list | tuple):
-        parts = [
-            {"type": PICTURE}
-            if part.get("type") == PICTURE
-            else {"type": "text", "text": str(part.get("text", ""))}
-            for part in content
-        ]
-        return {**message, "content": parts}
-    return {**message, "content": content if content is not None else ""}
-
-
-def _spell(picture: PreparedPicture) -> str:
-    return "".join(RUN if isinstance(part, int) else part for part in picture.spelling)
-
-
-def _picture(picture: PreparedPicture, runs: Sequence[tuple[int, int]]) -> PromptPicture:
-    span = PictureSpan(digest=picture.digest, runs=tuple(runs), grid=picture.grid)
-    return PromptPicture(span=span, inputs=picture.inputs)
+    return ApiPart()

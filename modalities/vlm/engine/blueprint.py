@@ -30,10 +30,9 @@ from triptych.modalities.vlm.engine.encoder import (
     load_encoder,
 )
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
-from triptych.modalities.vlm.engine.slots.adapter import AdaptedCheckpoint
-from triptych.modalities.vlm.engine.slots.model import SlotModel
+from triptych.modalities.vlm.engine.slots.model import AdaptedCheckpoint, SlotModel
 from triptych.modalities.vlm.processing.config import open_image_processor, read_config
-from triptych.modalities.vlm.processing.families import FAMILIES
+from triptych.modalities.vlm.processing.families import FAMILIES, family_of
 
 _TEXT_MODELS = {
     "gemma": "GemmaModel",
@@ -45,7 +44,56 @@ _TEXT_MODELS = {
 _ENCODER_SHARE = 0.2  # of the progress that is reported
 
 
-class VisionBlueprint:
+class AnyVisionBlueprint:
+    """What every checkpoint with pictures says. `kind` is the class that its encoder is part of."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: Any,
+        kind: Any,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        native: NativeKernels | None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._config = config
+        self._kind = kind
+        self._device = device
+        self._native = native
+        self.family = family_of(config)
+        self.dtype = dtype
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of one position's features."""
+        vision = self._config.vision_config
+        num_late = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        hidden = int(self._config.text_config.hidden_size)
+        return hidden * (1 + num_late) * self.dtype.itemsize
+
+    def encoder_bytes(self) -> int:
+        """Device bytes of all but the language model."""
+        sketch = encoder_sketch(self._config, self._kind)
+        num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
+        return num_values * self.dtype.itemsize
+
+    def _encoder(self, model: Any) -> PictureEncoder:
+        has_scaling, folder = self.family.has_scaling, self._checkpoint.folder
+        return PictureEncoder(
+            model,
+            Scaling.of(open_image_processor(folder)) if has_scaling else None,
+            batch_axis=self.family.batch_axis,
+            dtype=self.dtype,
+        )
+
+    def _placeholder_id(self, vocab_size: int) -> int:
+        image_id = int(self._config.image_token_id)
+        return image_id if image_id < vocab_size else 0
+
+
+class VisionBlueprint(AnyVisionBlueprint):
     """What a checkpoint of one of `families.FAMILIES` needs. Raises `WeightsError` if unfit."""
 
     def __init__(
@@ -57,17 +105,14 @@ class VisionBlueprint:
         device: torch.device,
         native: NativeKernels | None = None,
     ) -> None:
-        self._config = read_config(checkpoint.config)
-        self._checkpoint = checkpoint = _adapted(checkpoint, self._config)
-        model_type = self._config.model_type
-        self.family = FAMILIES[model_type]
-        self._kind = _kind_of(model_type)
+        config = read_config(checkpoint.config)
+        if rank := getattr(config, "adapter_rank", 0):
+            checkpoint = AdaptedCheckpoint(checkpoint, config.adapter_alpha / rank)
+        kind = _kind_of(config.model_type)
+        super().__init__(checkpoint, config, kind, dtype=dtype, device=device, native=native)
         self._part = DecoderTensors.find(checkpoint.tensors)
-        self.dtype = dtype
-        self._device = device
-        self._native = native
         self.text = NativeBlueprint(
-            _text_fields(self._config, self._part.head in checkpoint.tensors),
+            _text_fields(config, self._part.head in checkpoint.tensors),
             max_length=max_length,
             dtype=dtype,
             device=device,
@@ -77,26 +122,12 @@ class VisionBlueprint:
     @property
     def traits(self) -> PlaceholderTraits:
         """What becomes of the positions that pictures fill."""
-        image_id = int(self._config.image_token_id)
         return PlaceholderTraits(
-            placeholder_id=image_id if image_id < self.text.vocab_size else 0,
+            placeholder_id=self._placeholder_id(self.text.vocab_size),
             has_axes=bool(self.text.config.rope.sections),
             whole_spans=self.family.whole_spans,
             whole_prompts=self.family.whole_prompts,
         )
-
-    @property
-    def feature_bytes(self) -> int:
-        """Bytes of one position's features."""
-        vision = self._config.vision_config
-        num_late = len(getattr(vision, "deepstack_visual_indexes", None) or ())
-        return int(self.text.config.hidden_size * (1 + num_late) * self.dtype.itemsize)
-
-    def encoder_bytes(self) -> int:
-        """Device bytes of the encoder's weights."""
-        sketch = encoder_sketch(self._config, self._kind)
-        num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
-        return num_values * self.dtype.itemsize
 
     def encoder_activation_bytes(self, num_patches: int) -> int:
         """A generous guess at what a step holds: towers are widest in their MLPs."""
@@ -111,10 +142,7 @@ class VisionBlueprint:
             self._checkpoint, self._config, self._kind, dtype=self.dtype, names=names
         ).to(self._device)
         pack_linears(model, self._native)
-        scaling = Scaling.of(open_image_processor(self._checkpoint.folder))
-        encoder = PictureEncoder(
-            model, scaling, batch_axis=self.family.batch_axis, dtype=self.dtype
-        )
+        encoder = self._encoder(model)
         report(_ENCODER_SHARE)
         decoder = self.text.build(
             self._checkpoint,
@@ -138,11 +166,6 @@ def _kind_of(model_type: str) -> Any:
     return getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
 
 
-def _adapted(checkpoint: Checkpoint, config: Any) -> Checkpoint:
-    rank = getattr(config, "adapter_rank", 0)
-    return AdaptedCheckpoint(checkpoint, config.adapter_alpha / rank) if rank else checkpoint
-
-
 def _text_fields(config: Any, has_head: bool) -> dict[str, Any]:
     """The text part of a configuration, as a language model's `config.json`."""
     text = config.text_config
@@ -152,6 +175,6 @@ def _text_fields(config: Any, has_head: bool) -> dict[str, Any]:
     return {
         **fields,
         "architectures": [architecture],
-        # Defaults of configurations do not agree on this; who stores a projection means it.
+        # Defaults of configurations differ; a checkpoint that stores a projection uses it.
         "tie_word_embeddings": not has_head,
     }

@@ -1,8 +1,9 @@
 """Vision encoders: transformers' own towers and projectors, without the language model.
 
-Owns how one is loaded from a checkpoint that holds more, and how pictures become its batch: bytes
-are scaled and normalised here, on the device, as the model's image processor would. Pictures of
-like shapes share a forward. Knows no family: whatever has `get_image_features` will do.
+Owns how one is loaded from a checkpoint that holds more, how pictures become its batch, and the
+features that come of it: bytes are scaled and normalised here, on the device, as the model's image
+processor would. Pictures of like shapes share a forward. Knows no family: any model that has
+`get_image_features` will do.
 
 Shapes: N features of a picture, C hidden, L layers.
 """
@@ -19,14 +20,41 @@ from typing import Any
 import numpy as np
 import torch
 
+from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.core.prompt_content import Array, PromptPicture
+from triptych.core.prompt_content import Array, PromptContent
 from triptych.core.weights.quiet import without_progress_bar
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.vlm.engine.features import Features
 
 _PIXELS, _MASK = "pixel_values", "pixel_attention_mask"
 _LANGUAGE = ("language_model", "text_model", "lm_head")
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """One picture's features; `late_LNC` are added after the first layers, where a model has it."""
+
+    hidden_NC: torch.Tensor
+    late_LNC: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Device bytes."""
+        late_bytes = 0 if self.late_LNC is None else self.late_LNC.nbytes
+        return int(self.hidden_NC.nbytes + late_bytes)
+
+    def clone(self) -> Features:
+        """A copy that keeps nothing else alive."""
+        late_LNC = None if self.late_LNC is None else self.late_LNC.clone()
+        return Features(self.hidden_NC.clone(), late_LNC)
+
+
+FeatureCache = ContentCache[Features]
+
+
+def open_cache(capacity_bytes: int, max_entries: int) -> FeatureCache:
+    """A cache by picture digest; with no entries it keeps only what is in use."""
+    return ContentCache(capacity_bytes, copy=Features.clone, max_entries=max_entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +110,7 @@ class PictureEncoder:
         self._batch_axis = None if self._device.type == "cpu" else batch_axis
         self._wanted = inspect.signature(model.get_image_features).parameters
 
-    def encode(self, pictures: Sequence[PromptPicture]) -> list[Features | InvalidRequest]:
+    def encode(self, pictures: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
         """Features in the order of `pictures`; an error where they do not fit its span."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for index, picture in enumerate(pictures):
@@ -94,7 +122,7 @@ class PictureEncoder:
             encoded.update(zip(indexes, self._encode(group), strict=True))
         return [encoded[index] for index in range(len(pictures))]
 
-    def _encode(self, pictures: Sequence[PromptPicture]) -> list[Features | InvalidRequest]:
+    def _encode(self, pictures: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
         output = self._model.get_image_features(**self._batch(pictures), return_dict=True)
         hidden_NC = _flat(output.pooler_output)
         sizes = [picture.span.num_features for picture in pictures]
@@ -108,7 +136,7 @@ class PictureEncoder:
         late_parts = torch.stack([_flat(layer) for layer in late]).split(sizes, dim=1)
         return [Features(part, late) for part, late in zip(parts, late_parts, strict=True)]
 
-    def _batch(self, pictures: Sequence[PromptPicture]) -> dict[str, torch.Tensor]:
+    def _batch(self, pictures: Sequence[PromptContent]) -> dict[str, torch.Tensor]:
         axis = self._batch_axis or 0
         batch = {
             name: torch.cat([self._tensor(p.inputs[name]) for p in pictures], axis)
@@ -129,7 +157,7 @@ class PictureEncoder:
         return torch.from_numpy(values.copy()).to(self._device, non_blocking=True)
 
 
-def _shape(picture: PromptPicture, axis: int) -> tuple[Any, ...]:
+def _shape(picture: PromptContent, axis: int) -> tuple[Any, ...]:
     """Equal for pictures that can be joined along `axis`."""
     return tuple(
         (name, array.dtype, array.shape[:axis], array.shape[axis + 1 :])

@@ -19,29 +19,28 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import KvCache
+from triptych.core.layers.attention import PagedStep
 from triptych.core.layers.decoder import LateInputs
 from triptych.core.layers.native_linear import pack_linears
-from triptych.core.weights.quiet import without_progress_bar
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.fallback import (
     ATTENTION,
     FallbackBlueprint,
     FallbackModel,
-    PagedStep,
     check_complete,
+    load_whole,
     pin_rope,
+    refusal,
 )
-from triptych.modalities.vlm.engine.encoder import PictureEncoder, Scaling, encoder_sketch
+from triptych.modalities.vlm.engine.blueprint import AnyVisionBlueprint
+from triptych.modalities.vlm.engine.encoder import PictureEncoder
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
-from triptych.modalities.vlm.processing.config import open_image_processor, read_config
-from triptych.modalities.vlm.processing.families import family_of
+from triptych.modalities.vlm.processing.config import read_config
 
 _BOTH_WAYS = ("token_type_ids", "mm_token_type_ids")
 
 
-class FallbackVisionBlueprint:
+class FallbackVisionBlueprint(AnyVisionBlueprint):
     """As `blueprint.VisionBlueprint`, for models of no family in `families.FAMILIES`."""
 
     def __init__(
@@ -53,42 +52,26 @@ class FallbackVisionBlueprint:
         device: torch.device,
         native: NativeKernels | None = None,
     ) -> None:
-        self._checkpoint = checkpoint
-        self._config = read_config(checkpoint.config)
-        self.family = family_of(self._config)
-        name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(self._config.model_type, "")
-        self._kind: Any = getattr(transformers, name, None)
-        if self._kind is None or not hasattr(self._kind, "get_image_features"):
-            raise WeightsError(f"{self._config.model_type!r} is no model with pictures.")
-        if any(word in inspect.signature(self._kind.forward).parameters for word in _BOTH_WAYS):
-            raise WeightsError(_refusal("its positions see each other, or lie on several axes"))
-        text = self._config.text_config
+        config = read_config(checkpoint.config)
+        name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type, "")
+        kind: Any = getattr(transformers, name, None)
+        if kind is None or not hasattr(kind, "get_image_features"):
+            raise WeightsError(f"{config.model_type!r} is no model with pictures.")
+        if any(word in inspect.signature(kind.forward).parameters for word in _BOTH_WAYS):
+            raise WeightsError(refusal("its positions see each other, or lie on several axes"))
+        super().__init__(checkpoint, config, kind, dtype=dtype, device=device, native=native)
+        text = config.text_config
         self.text = FallbackBlueprint(
             {**text.to_dict(), "model_type": text.model_type},
             max_length=max_length,
             dtype=dtype,
             device=device,
         )
-        self.dtype = dtype
-        self._device = device
-        self._native = native
 
     @property
     def traits(self) -> PlaceholderTraits:
         """What becomes of the positions that pictures fill."""
-        image_id = int(self._config.image_token_id)
-        return PlaceholderTraits(placeholder_id=image_id if image_id < self.text.vocab_size else 0)
-
-    @property
-    def feature_bytes(self) -> int:
-        """Bytes of one position's features."""
-        return int(self._config.text_config.hidden_size * self.dtype.itemsize)
-
-    def encoder_bytes(self) -> int:
-        """Device bytes of all but the language model."""
-        sketch = encoder_sketch(self._config, self._kind)
-        num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
-        return num_values * self.dtype.itemsize
+        return PlaceholderTraits(placeholder_id=self._placeholder_id(self.text.vocab_size))
 
     def encoder_activation_bytes(self, num_patches: int) -> int:
         """A generous guess: towers are about as wide as the language model."""
@@ -97,31 +80,22 @@ class FallbackVisionBlueprint:
     def build(self, report: Callable[[float], None]) -> tuple[FallbackVisionModel, PictureEncoder]:
         """Load through transformers, prove completeness, and try two tokens."""
         try:
-            with without_progress_bar():
-                model, info = self._kind.from_pretrained(
-                    self._checkpoint.folder,
-                    config=self._config,
-                    dtype=self.dtype,
-                    attn_implementation={"text_config": ATTENTION, "": "sdpa"},
-                    use_safetensors=True,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    ignore_mismatched_sizes=True,  # they are reported, and refused below
-                    output_loading_info=True,
-                )
+            model, info = load_whole(
+                self._kind,
+                self._checkpoint,
+                config=self._config,
+                dtype=self.dtype,
+                attn_implementation={"text_config": ATTENTION, "": "sdpa"},
+            )
         except (RuntimeError, ValueError) as error:
-            raise WeightsError(_refusal("transformers cannot load it")) from error
+            raise WeightsError(refusal("transformers cannot load it")) from error
         check_complete(info, self._checkpoint)
         pin_rope(model.get_decoder(), self.text.max_length)
         pack_linears(model.to(self._device), self._native)
         built = FallbackVisionModel(model.eval(), self.text.vocab_size)
         built.prove(self.text.kv_layout(2, self.dtype), self._device)
         report(1.0)
-        scaling = None
-        if self.family.has_scaling:
-            scaling = Scaling.of(open_image_processor(self._checkpoint.folder))
-        axis = self.family.batch_axis
-        return built, PictureEncoder(model, scaling, batch_axis=axis, dtype=self.dtype)
+        return built, self._encoder(model)
 
 
 class FallbackVisionModel(FallbackModel):
@@ -141,14 +115,9 @@ class FallbackVisionModel(FallbackModel):
         self,
         x_TC: torch.Tensor,
         positions: torch.Tensor,
-        kv: KvCache,
-        batch: AttentionBatch,
+        step: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
         """`hidden_TC`."""
         assert late is None, "models whose features enter late are refused"
-        return self._run(PagedStep(kv, batch), positions, inputs_embeds=x_TC.unsqueeze(0))
-
-
-def _refusal(reason: str) -> str:
-    return f"This model cannot run on the paged cache: {reason}. Choose a model of another family."
+        return self._run(step, positions, inputs_embeds=x_TC.unsqueeze(0))

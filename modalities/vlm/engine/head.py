@@ -1,7 +1,7 @@
 """Tokens of text and positions of pictures: what enters a language model that sees.
 
 Owns which positions of each slot a picture fills, and where they are in space. Features are read
-from the cache; whoever plans a step holds references to those it needs. A step without pictures
+from the cache; the scheduler of a step holds references to those it needs. A step without pictures
 goes the way of a text model's. Implements `core.engine.token_runner.TokenHead`.
 
 Shapes: T tokens of the step, F of them filled by pictures, P of a prompt, C hidden, S slots.
@@ -9,7 +9,7 @@ Shapes: T tokens of the step, F of them filled by pictures, P of a prompt, C hid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,15 +17,15 @@ import numpy as np
 import torch
 
 from triptych.core.engine.text_head import CausalModel, TextHead
-from triptych.core.engine.token_runner import DeviceStep, HostStep
+from triptych.core.engine.token_runner import StepLayout
 from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
-from triptych.core.layers.attention import KvCache
+from triptych.core.kernels.paged_attention import Int64s
+from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.layers.decoder import LateInputs
 from triptych.core.plan import SlotStart, TokenRow
-from triptych.core.prompt_content import PictureSpan
+from triptych.core.prompt_content import ContentSpan
 from triptych.core.sampling.sampler import Sampler
-from triptych.modalities.vlm.engine.features import FeatureCache, Features
+from triptych.modalities.vlm.engine.encoder import FeatureCache, Features
 
 
 class VisionTextModel(CausalModel, Protocol):
@@ -39,8 +39,7 @@ class VisionTextModel(CausalModel, Protocol):
         self,
         x_TC: torch.Tensor,
         positions: torch.Tensor,
-        kv: KvCache,
-        batch: AttentionBatch,
+        step: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
         """`hidden_TC`; `positions` are [T], or [3, T] where a model's have three axes."""
@@ -48,14 +47,6 @@ class VisionTextModel(CausalModel, Protocol):
 
 
 _NOWHERE = np.empty(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Positions of a prompt with pictures on three axes; what follows is `shift` further on."""
-
-    positions_3P: Int64s
-    shift: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +81,15 @@ class VisionHead(TextHead):
         self._seeing = model
         self._features = features
         self._traits = traits
-        self._spans: dict[int, tuple[PictureSpan, ...]] = {}
+        self._spans: dict[int, tuple[ContentSpan, ...]] = {}
         self._blocks: dict[int, Int64s] = {}  # by slot: [2, P], first and last position seen
-        self._places: dict[int, _Places] = {}
+        self._places: dict[int, Int64s] = {}  # by slot: [3, P], positions on three axes
         self._shifts_S = np.zeros(max_batch_size, dtype=np.int64)
-        self._filling: list[tuple[Features, int, int]] = []
+        self._filling: list[tuple[Features, int, int]] = []  # from and to, in order of position
 
     def bind(self, start: SlotStart) -> None:
         """As for text; and note the slot's pictures."""
-        slot, spans = start.slot, start.pictures
+        slot, spans = start.slot, start.contents
         self._spans.pop(slot, None)
         self._places.pop(slot, None)
         self._blocks.pop(slot, None)
@@ -111,13 +102,12 @@ class VisionHead(TextHead):
             start = replace(start, history_ids=ids)
             self._spans[slot] = spans
             if self._traits.has_axes:
-                self._places[slot] = places = _places(start.num_prompt_tokens, spans)
-                self._shifts_S[slot] = places.shift
+                self._places[slot], self._shifts_S[slot] = _places(start.num_prompt_tokens, spans)
             if self._traits.whole_spans or self._traits.whole_prompts:
                 self._blocks[slot] = self._find_blocks(start.num_prompt_tokens, spans)
         super().bind(start)
 
-    def lay_out(self, step: HostStep) -> Sequence[Int64s]:
+    def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """Ids, places where they are not plain positions, and which tokens pictures fill."""
         is_filled_T = step.token_ids_T >= FIRST_FRAME_ID
         step.token_ids_T[is_filled_T] = self._traits.placeholder_id
@@ -126,43 +116,45 @@ class VisionHead(TextHead):
         if not is_filled_T.any():
             return (step.token_ids_T, places)
         for row, first in _first_tokens(step):
-            if is_filled_T[first : first + row.num_tokens].any():
-                self._filling += self._find_filling(row)
+            if not is_filled_T[first : first + row.num_tokens].any():
+                continue
+            for span in self._spans[row.slot]:
+                for low, high, feature in span.filling(row.start, row.start + row.num_tokens):
+                    self._filling.append(
+                        (self._look_up(span.digest), feature, feature + high - low)
+                    )
         laid_out = (step.token_ids_T, places, is_filled_T.nonzero()[0])
-        return (*laid_out, self._lay_out_blocks(step)) if self._blocks else laid_out
+        if not self._blocks:
+            return laid_out
+        alone_2T = np.repeat(step.host_positions_T[None], 2, axis=0)
+        return (*laid_out, _with_chunks(alone_2T, step, self._blocks))
 
-    def forward(self, step: DeviceStep, kv: KvCache) -> torch.Tensor:
+    def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
         """`hidden_TC`."""
         token_ids_T, flat_places, *filled = step.extras
         self._feed_back(token_ids_T, step)
-        places = step.positions_T
+        places, paged = step.positions_T, PagedStep(kv, step.batch)
         if self._traits.has_axes:
             has_three = len(flat_places) > len(token_ids_T)
             places = flat_places.view(3, -1) if has_three else flat_places
         if not filled and places.dim() == 1:
-            return self._model.forward(token_ids_T, places, kv, step.batch)
+            return self._model.forward(token_ids_T, places, paged)
         x_TC = self._seeing.embed(token_ids_T)
         if not filled:
-            return self._seeing.run(x_TC, places, kv, step.batch)
+            return self._seeing.run(x_TC, places, paged)
         late = self._fill(x_TC, filled[0])
         if len(filled) > 1:
             step.batch.blocks_2T = filled[1].view(2, -1)
-        return self._seeing.run(x_TC, places, kv, step.batch, late)
+        return self._seeing.run(x_TC, places, paged, late)
 
-    def _lay_out_places(self, step: HostStep) -> Int64s:
+    def _lay_out_places(self, step: StepLayout) -> Int64s:
         """Positions [T] as the model counts them, or [3, T] where prompts have pictures."""
-        shifted_T = step.positions_T + self._shifts_S[step.slots_B[step.row_T]]
-        seeing = [item for item in _first_tokens(step) if item[0].slot in self._places]
-        if not seeing:
+        shifted_T = step.host_positions_T + self._shifts_S[step.slots_B[step.row_T]]
+        if not any(row.slot in self._places for row in step.rows[step.num_decode :]):
             return shifted_T
-        places_3T = np.repeat(shifted_T[None], 3, axis=0)
-        for row, first in seeing:
-            positions_3P = self._places[row.slot].positions_3P
-            chunk_3N = positions_3P[:, row.start : row.start + row.num_tokens]
-            places_3T[:, first : first + chunk_3N.shape[1]] = chunk_3N
-        return places_3T
+        return _with_chunks(np.repeat(shifted_T[None], 3, axis=0), step, self._places)
 
-    def _find_blocks(self, num_prompt_tokens: int, spans: Sequence[PictureSpan]) -> Int64s:
+    def _find_blocks(self, num_prompt_tokens: int, spans: Sequence[ContentSpan]) -> Int64s:
         blocks_2P = np.repeat(np.arange(num_prompt_tokens)[None], 2, axis=0)
         if self._traits.whole_prompts:
             blocks_2P[:] = [[0], [num_prompt_tokens - 1]]
@@ -171,26 +163,9 @@ class VisionHead(TextHead):
                 blocks_2P[:, first : first + length] = [[first], [first + length - 1]]
         return blocks_2P
 
-    def _lay_out_blocks(self, step: HostStep) -> Int64s:
-        """`[2, T]`: the block of each token, itself alone where it has no other."""
-        blocks_2T = np.repeat(step.positions_T[None], 2, axis=0)
-        for row, first in _first_tokens(step):
-            if row.slot in self._blocks:
-                chunk_2N = self._blocks[row.slot][:, row.start : row.start + row.num_tokens]
-                blocks_2T[:, first : first + chunk_2N.shape[1]] = chunk_2N
-        return blocks_2T
-
-    def _find_filling(self, row: TokenRow) -> list[tuple[Features, int, int]]:
-        """Which features, from where to where, fill the chunk of `row`, in order of position."""
-        return [
-            (self._look_up(span.digest), feature, feature + high - low)
-            for span in self._spans[row.slot]
-            for low, high, feature in span.filling(row.start, row.start + row.num_tokens)
-        ]
-
     def _look_up(self, digest: bytes) -> Features:
         features = self._features.acquire(digest)
-        assert features is not None, "whoever plans a step holds what it needs"
+        assert features is not None, "the scheduler holds what a step needs"
         self._features.release(digest)
         return features
 
@@ -206,7 +181,16 @@ class VisionHead(TextHead):
         return LateInputs(index_F, torch.cat(late, 1).to(x_TC.dtype)) if late else None
 
 
-def _first_tokens(step: HostStep) -> list[tuple[TokenRow, int]]:
+def _with_chunks(values_AT: Int64s, step: StepLayout, by_slot: Mapping[int, Int64s]) -> Int64s:
+    """`values_AT` with those of prompts, `[A, P]` each, in place of theirs."""
+    for row, first in _first_tokens(step):
+        if row.slot in by_slot:
+            chunk_AN = by_slot[row.slot][:, row.start : row.start + row.num_tokens]
+            values_AT[:, first : first + chunk_AN.shape[1]] = chunk_AN
+    return values_AT
+
+
+def _first_tokens(step: StepLayout) -> list[tuple[TokenRow, int]]:
     """Each prompt row and its first token in the step."""
     firsts, first = [], step.num_decode
     for row in step.rows[step.num_decode :]:
@@ -215,10 +199,11 @@ def _first_tokens(step: HostStep) -> list[tuple[TokenRow, int]]:
     return firsts
 
 
-def _places(num_prompt_tokens: int, spans: Sequence[PictureSpan]) -> _Places:
-    """Text moves on by one along all axes, a picture by its rows and columns along two.
+def _places(num_prompt_tokens: int, spans: Sequence[ContentSpan]) -> tuple[Int64s, int]:
+    """Positions `[3, P]` of a prompt with pictures, and how much further on the rest is.
 
-    What follows a picture begins after the longer of the two.
+    Text moves on by one along all axes, a picture by its rows and columns along two. What follows a
+    picture begins after the longer of the two.
     """
     positions_3P = np.empty((3, num_prompt_tokens), dtype=np.int64)
     done, place = 0, 0
@@ -235,4 +220,4 @@ def _places(num_prompt_tokens: int, spans: Sequence[PictureSpan]) -> _Places:
         place += max(height, width)
         done = first + length
     positions_3P[:, done:] = np.arange(place, place + num_prompt_tokens - done)
-    return _Places(positions_3P, place - done)
+    return positions_3P, place - done

@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import torch
-
-from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
-from triptych.core.engine.token_runner import TokenRunner
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.attention import KvCache
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
+from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
-from triptych.modalities.vlm.engine.features import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.engine.runner import VisionRunner
 from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
@@ -31,20 +27,25 @@ _PICTURE_FEATURES = 1024
 _CACHE_SHARE = 0.1  # of the ledger, at most
 
 Blueprint = VisionBlueprint | FallbackVisionBlueprint
+_FALLBACK = "triptych.modalities.vlm.engine.fallback:FallbackVisionBlueprint"
 
 
-class VisionLoader(TokenLoader):
+class VisionLoader(LlmLoader):
     """Implements `schedulers.base.ModelLoader`."""
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
-            memory = self._memory(stack)
+            memory, device = self._memory(stack), self._device.torch
             native = memory.native_kernels()
-            blueprint = self._blueprint(checkpoint, memory.dtype(checkpoint.dtype), native)
+            is_known = is_native(checkpoint.config)
+            kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
+            sizes = self._sizes(memory.dtype(checkpoint.dtype), native)
+            blueprint: Blueprint = kind(checkpoint, **sizes)
+            family, max_length = blueprint.family, blueprint.text.max_length
             features = self._reserve(memory, blueprint)
             layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
-            num_pages = memory.reserve_pages(layout, blueprint.text.max_length)
+            num_pages = memory.reserve_pages(layout, max_length)
             decoder, encoder = blueprint.build(report)
             head = VisionHead(
                 decoder,
@@ -52,31 +53,25 @@ class VisionLoader(TokenLoader):
                 features,
                 blueprint.traits,
                 max_batch_size=self._config.schedule.max_batch_size,
-                device=self._device.torch,
+                device=device,
             )
-            tokens = self._token_runner(
-                blueprint, head, KvCache(layout, num_pages, self._device.torch, native)
-            )
-            runner = VisionRunner(tokens, encoder, features, self._device.torch)
+            tokens = self._runner(head, KvCache(layout, num_pages, device, native), max_length)
+            runner = VisionRunner(tokens, encoder, features, device)
             stack.callback(runner.close)
-            scheduler = self._scheduler(blueprint, features, layout, num_pages)
+            shares = not family.whole_prompts
+            scheduler = VisionScheduler(
+                **self._schedule(layout, num_pages, max_length, shares=shares),
+                vision=VisionResources(
+                    features,
+                    VisionLimits(
+                        max_step_patches=_STEP_PATCHES,
+                        whole_spans=family.whole_spans,
+                        whole_prompts=family.whole_prompts,
+                    ),
+                ),
+            )
             close = stack.pop_all().close
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
-
-    def _blueprint(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, native: NativeKernels | None
-    ) -> Blueprint:
-        wanted, config = self._config.models.model_impl, checkpoint.config
-        max_length, device = self._config.models.max_length, self._device.torch
-        is_ours = wanted == "native" or (wanted == "auto" and is_native(config))
-        self._check_invariance(native, is_native=is_ours)
-        if not is_ours:
-            return FallbackVisionBlueprint(
-                checkpoint, max_length=max_length, dtype=dtype, device=device, native=native
-            )
-        return VisionBlueprint(
-            checkpoint, max_length=max_length, dtype=dtype, device=device, native=native
-        )
 
     def _reserve(self, memory: ModelMemory, blueprint: Blueprint) -> FeatureCache:
         """All that does not depend on what else there is room for; returns the empty cache."""
@@ -96,36 +91,3 @@ class VisionLoader(TokenLoader):
         cache_bytes = min(wanted, int(_CACHE_SHARE * self._ledger.capacity_bytes))
         memory.reserve("vision-cache", cache_bytes)
         return open_cache(cache_bytes, max_entries)
-
-    def _token_runner(self, blueprint: Blueprint, head: VisionHead, kv: KvCache) -> TokenRunner:
-        return TokenRunner(
-            head,
-            kv,
-            max_batch_size=self._config.schedule.max_batch_size,
-            max_length=blueprint.text.max_length,
-            device=self._device.torch,
-        )
-
-    def _scheduler(
-        self,
-        blueprint: Blueprint,
-        features: FeatureCache,
-        layout: KvLayout,
-        num_pages: int,
-    ) -> VisionScheduler:
-        family, max_length = blueprint.family, blueprint.text.max_length
-        return VisionScheduler(
-            model=self.name,
-            pool=self._pool(layout, num_pages, shares=not family.whole_prompts),
-            options=self._config.schedule,
-            max_length=max_length,
-            namespace=self._namespace(layout, max_length),
-            vision=VisionResources(
-                features,
-                VisionLimits(
-                    max_step_patches=_STEP_PATCHES,
-                    whole_spans=family.whole_spans,
-                    whole_prompts=family.whole_prompts,
-                ),
-            ),
-        )

@@ -16,8 +16,7 @@ from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.plan import PendingStep, Plan
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.vlm.engine.encoder import PictureEncoder
-from triptych.modalities.vlm.engine.features import FeatureCache, Features
+from triptych.modalities.vlm.engine.encoder import FeatureCache, Features, PictureEncoder
 from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
 
 
@@ -44,17 +43,16 @@ class VisionRunner:
             with torch.inference_mode(), on_device(self._device):
                 clock = DeviceClock(self._device)
                 encoded = self._encoder.encode(plan.pictures)
-                flags = [self._is_finite(part) for part in encoded]
+                unfit = torch.zeros((), dtype=torch.bool, device=self._device)
+                flags = [
+                    unfit if isinstance(part, TriptychError) else part.hidden_NC.isfinite().all()
+                    for part in encoded
+                ]
                 is_finite = HostCopy(torch.stack(flags))
                 clock.stop()
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The pictures did not fit in device memory.") from error
         return PendingFeatures(plan, encoded, is_finite, clock, self._features)
-
-    def _is_finite(self, part: Features | TriptychError) -> torch.Tensor:
-        if isinstance(part, TriptychError):
-            return torch.zeros((), dtype=torch.bool, device=self._device)
-        return part.hidden_NC.isfinite().all()
 
     def close(self) -> None:
         """Let go of models and caches; there is no launching after this."""

@@ -1,6 +1,6 @@
 """What transformers knows of a model that sees, in a process of its own, without torch.
 
-Owns the answer to `api.facts`.
+Owns the answer to `api.preparation.ask_facts`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIELDS = ("vocab_size", "eos_token_id")
 
 
 def hide_torch() -> None:
-    """From here on this process has no torch, whoever asks. For processes made for it alone."""
+    """From here on no import finds torch. For processes made for it alone."""
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     for name in _HIDDEN:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.pixels import Pixels
-from triptych.core.prompt_content import Array, ArrayType, picture_digest
+from triptych.core.prompt_content import Array, ArrayType, content_digest
 from triptych.core.weights.layout import read_json
 from triptych.modalities.vlm.prepared import PreparedPicture
 from triptych.modalities.vlm.processing.config import (
@@ -26,8 +26,7 @@ from triptych.modalities.vlm.processing.config import (
     open_processor,
     read_config,
 )
-from triptych.modalities.vlm.processing.families import ANY, family_of
-from triptych.modalities.vlm.processing.spelling import MARK, is_pixtral
+from triptych.modalities.vlm.processing.families import ANY, MARK, family_of, is_pixtral
 
 _MASK = "pixel_attention_mask"
 _SPELLING = re.compile(f"({MARK}+)")
@@ -86,11 +85,13 @@ class PictureProcessor:
                 f"The model takes no picture of {pixels.width} x {pixels.height} pixels."
             ) from error
         inputs = self._inputs(found)
-        digest = picture_digest(inputs, settings=self._settings, model=self._model, adapter=adapter)
+        # Text, and runs of marks between it.
+        parts = filter(None, _SPELLING.split(self.family.spell(self._config, self._speller, found)))
+        digest = content_digest(inputs, settings=self._settings, model=self._model, adapter=adapter)
         return PreparedPicture(
             digest=digest,
             inputs=inputs,
-            spelling=_parse(self.family.spell(self._config, self._speller, found)),
+            spelling=tuple(len(part) if part[0] == MARK else part for part in parts),
             grid=self._grid(found),
         )
 
@@ -101,17 +102,14 @@ class PictureProcessor:
         pixels = arrays["pixel_values"]
         if self.family.has_scaling:
             pixels = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
-        if self.family.has_scaling and pixels.ndim == 2:
-            pixels = self._one_frame(pixels)
+            if pixels.ndim == 2:  # patches for several frames of a film, all the same in a picture
+                images, length = self._images, len(pixels)
+                frames = (length, len(images.image_mean), images.temporal_patch_size, -1)
+                pixels = pixels.reshape(frames)[:, :, 0].reshape(length, -1)
         mask = arrays.pop(_MASK, None)
         if mask is not None and not mask.all():  # without one, all is picture
             arrays[_MASK] = mask.astype(np.uint8)
         return {name: _array(array) for name, array in (arrays | {"pixel_values": pixels}).items()}
-
-    def _one_frame(self, patches: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Patches for several frames of a film are all the same in a picture."""
-        shape = (len(patches), len(self._images.image_mean), self._images.temporal_patch_size, -1)
-        return patches.reshape(shape)[:, :, 0].reshape(len(patches), -1)
 
     def _grid(self, found: Mapping[str, Any]) -> tuple[int, int]:
         if "image_grid_thw" not in found:
@@ -127,9 +125,3 @@ def _array(values: NDArray[Any]) -> Array:
         dtype = "uint8"
     data = np.ascontiguousarray(values, dtype=dtype).tobytes()
     return Array(dtype, tuple(values.shape), data)
-
-
-def _parse(spelled: str) -> tuple[str | int, ...]:
-    """Text, and lengths of the runs of marks between it."""
-    parts = filter(None, _SPELLING.split(spelled))
-    return tuple(len(part) if part[0] == MARK else part for part in parts)

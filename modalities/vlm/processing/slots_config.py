@@ -11,13 +11,14 @@ MODEL_TYPE = "triptych_slots"
 
 
 class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
-    """How pictures are looked at, and what they are told in.
+    """How pictures are read, and what becomes of what is read.
 
-    `kinds` says of each kind of slot how many classes it has and how many soft words a class is.
-    `fields` are the slots' kinds; a word of at most `num_letters` letters, one of `num_words` known
-    ones, comes after them. `sentence` is the order in which they are told: numbers of fields (their
-    length: the word), and -1 for soft words that are always the same. `hidden_size` is how wide a
-    tower of patches would be that holds as much at once, by which memory is set aside.
+    - `kinds`: for each kind of slot, its number of classes and of soft tokens per class.
+    - `fields`: the slots' kinds. After them comes a word of at most `num_letters` letters, one of
+      `num_words` known ones.
+    - `sentence`: the order of the soft tokens, as numbers of fields (their length: the word), and
+      -1 for soft tokens that are always the same.
+    - `hidden_size`: that of a tower of patches with as large activations; memory is reserved by it.
     """
 
     model_type = "triptych_slots_vision"
@@ -43,7 +44,7 @@ class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
 
     @property
     def num_positions(self) -> int:
-        """Soft words of a picture."""
+        """Soft tokens of a picture."""
         kinds, fields = self.kinds or {}, self.fields or []
         widths = [int(kinds[kind][1]) for kind in fields]
         sentence = self.sentence or []
@@ -51,10 +52,10 @@ class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class SlotConfig(PreTrainedConfig):  # type: ignore[misc]
-    """The whole model: a language model's configuration beside that of its eyes.
+    """The whole model: a language model's configuration beside that of its vision encoder.
 
     `adapter_rank` and `adapter_alpha` are those of the low-rank changes to the language model that
-    come with the eyes (LoRA, arXiv:2106.09685); without a rank there are none.
+    come with the encoder (LoRA, arXiv:2106.09685); without a rank there are none.
     """
 
     model_type = MODEL_TYPE

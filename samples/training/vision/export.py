@@ -15,7 +15,7 @@ from language_training import ALPHA
 from safetensors.torch import save_file
 from torch import Tensor
 
-from triptych.modalities.vlm.engine.slots.adapter import PREFIX
+from triptych.modalities.vlm.engine.slots.model import PREFIX
 from triptych.modalities.vlm.engine.slots.tower import from_released
 from triptych.modalities.vlm.processing.slots_config import SlotConfig, SlotVisionConfig
 

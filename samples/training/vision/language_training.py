@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from triptych.modalities.vlm.engine.slots.reader import SlotProjector
+from triptych.modalities.vlm.engine.slots.model import SlotProjector
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")

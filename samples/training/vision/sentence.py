@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from words import LONGEST
 
-from triptych.modalities.vlm.engine.slots.reader import SlotProjector
+from triptych.modalities.vlm.engine.slots.model import SlotProjector
 from triptych.modalities.vlm.processing.slots_config import SlotVisionConfig
 
 SENTENCE: tuple[str | int, ...] = (

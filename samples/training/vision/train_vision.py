@@ -160,7 +160,7 @@ def _language(run: Run, options: argparse.Namespace) -> None:
     from language_training import LanguageTrainer, LanguageTraining, Talk, Telling, train_language
     from transformers import LlamaForCausalLM
 
-    from triptych.modalities.vlm.engine.slots.reader import SlotProjector
+    from triptych.modalities.vlm.engine.slots.model import SlotProjector
 
     training = LanguageTraining(
         minutes=options.minutes,

@@ -22,13 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from triptych.modalities.tts.configs.voice import CodecConfig
-from triptych.modalities.tts.engine.models.voice.codec import (
-    UNVOICED_HZ,
-    CausalBlock,
-    VoiceCodec,
-    spectra_of,
-)
+from triptych.modalities.tts.engine.models.voice.codec import CausalBlock, VoiceCodec
+from triptych.modalities.tts.engine.models.voice.synthesis import spectra_of
 
+UNVOICED_HZ = 60.0
 _COMPRESSION = 0.3
 _JITTER = 0.05
 

@@ -40,7 +40,7 @@ def export(folder: Path, out: Path, talker: AcousticConfig, codec: CodecConfig) 
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     values: dict[str, Any] = {
-        **VoiceConfig(codec=codec, talker=talker).to_json(),
+        **VoiceConfig(codec=codec, acoustic=talker).to_json(),
         "voices": [
             {
                 "name": "heart",

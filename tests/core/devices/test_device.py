@@ -14,8 +14,7 @@ import torch
 
 from triptych.core.config import DeviceOptions
 from triptych.core.devices import device as device_module
-from triptych.core.devices.device import Device
-from triptych.core.devices.opening import bring_up
+from triptych.core.devices.device import Device, open_device
 from triptych.core.errors import DeviceError
 
 
@@ -98,10 +97,10 @@ def test_a_real_gpu() -> None:
 
 def test_determinism_is_refused_where_it_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     options = DeviceOptions(device="cpu", enable_deterministic_inference=True)
-    assert bring_up(options)[0].is_cpu
+    assert open_device(options)[0].is_cpu
     monkeypatch.setattr(Device, "open", lambda spec: Device(torch.device("meta")))
     with pytest.raises(DeviceError, match=r"^--enable-deterministic-inference: on a GPU"):
-        bring_up(options)
+        open_device(options)
 
 
 GROWTH = """

@@ -10,8 +10,7 @@ import transformers
 from support.decoder_rig import GREEDY, Recorder, decoder_rig, load_decoder
 
 from triptych.core.errors import OutOfMemory
-from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import KvCache
+from triptych.core.layers.attention import PagedStep
 from triptych.core.layers.decoder import Decoder
 from triptych.core.plan import SlotStart, TokenPlan, TokenRow
 from triptych.core.sampling.sampler import Sampler
@@ -138,14 +137,12 @@ def test_prompt_logprobs_stop_at_the_prompt_of_a_resumed_row(decoder: Decoder) -
 class PoisonedModel(Recorder):
     """Its hidden states turn to NaN wherever a given token goes in, cache included."""
 
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, kv: KvCache, batch: AttentionBatch
-    ) -> torch.Tensor:
-        hidden_TC = super().forward(ids, positions, kv, batch)
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, step: PagedStep) -> torch.Tensor:
+        hidden_TC = super().forward(ids, positions, step)
         is_poison_T = ids == 66
         hidden_TC[is_poison_T] = torch.nan
-        for pages in (*kv.k_pages, *kv.v_pages):
-            pages.flatten(0, 1)[batch.write_slots_T[is_poison_T]] = torch.nan
+        for pages in (*step.kv.k_pages, *step.kv.v_pages):
+            pages.flatten(0, 1)[step.batch.write_slots_T[is_poison_T]] = torch.nan
         return hidden_TC
 
 

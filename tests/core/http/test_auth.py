@@ -28,7 +28,7 @@ def test_a_known_key_is_let_in(header: str) -> None:
     assert Keyring(("zero", "one")).identify(header).key
 
 
-def test_callers_are_told_apart_and_their_cache_is_their_own() -> None:
+def test_each_key_has_its_own_tenant_and_cache() -> None:
     ring = Keyring(("one", "two"))
     one, two = ring.identify("Bearer one"), ring.identify("Bearer two")
     assert one == ring.identify("Bearer one")
@@ -39,7 +39,7 @@ def test_callers_are_told_apart_and_their_cache_is_their_own() -> None:
 
 
 @pytest.mark.parametrize("is_cache_shared", [False, True])
-def test_what_a_key_owns_is_its_own_in_every_run(is_cache_shared: bool) -> None:
+def test_owner_of_a_key_is_stable_across_runs(is_cache_shared: bool) -> None:
     rings = [Keyring(("one", "two"), is_cache_shared=is_cache_shared) for _ in range(2)]
     ones = {ring.identify("Bearer one").owner for ring in rings}
     twos = {ring.identify("Bearer two").owner for ring in rings}

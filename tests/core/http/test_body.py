@@ -51,7 +51,7 @@ def test_json_is_read_as_the_library_reads_it(value: Any) -> None:
         (b"[" * (MAX_JSON_DEPTH + 1) + b"]" * (MAX_JSON_DEPTH + 1), "nested"),
     ],
 )
-def test_what_is_not_strict_json_is_refused(raw: bytes, told: str) -> None:
+def test_invalid_json_is_refused(raw: bytes, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         parse_json(raw)
 

@@ -51,7 +51,7 @@ def test_files_and_the_rest_are_as_sent(
 
 
 @given(text=st.sampled_from(('"url":"', 'x"url": "data:image/png;base64,AAAA', "\\", '\\"url"')))
-def test_what_a_string_holds_is_no_field(text: str) -> None:
+def test_text_that_looks_like_a_field_stays_text(text: str) -> None:
     raw = json.dumps({"text": text + url(b"abc"), "url": 7})
     found, urls = read(raw.encode(), 11)
     assert found == json.loads(raw)

@@ -69,7 +69,7 @@ def test_retry_after_is_whole_seconds_rounded_up(error: TriptychError, after: st
     assert error_response(error, "r").headers.get("retry-after") == after
 
 
-def test_what_is_not_in_the_tree_is_not_told() -> None:
+def test_unknown_exceptions_reveal_nothing() -> None:
     public = to_public(RuntimeError("/etc/passwd at 0x7f00deadbeef"))
     assert isinstance(public, InternalError)
     assert "passwd" not in public.message

@@ -45,7 +45,7 @@ async def test_probes_are_truthful(
     assert bool(reason) == (ready == 503)
 
 
-async def test_health_tells_of_models_by_code_alone(tmp_path: Path) -> None:
+async def test_health_lists_models_with_error_codes_only(tmp_path: Path) -> None:
     failed = ModelStatus(
         model="m", state="failed", error=ErrorInfo(code="weights_error", message="/secret/path")
     )
@@ -69,7 +69,7 @@ async def test_this_process_draining_is_not_ready(tmp_path: Path) -> None:
     assert refused.headers["connection"] == "close"
 
 
-async def test_the_version_is_told(tmp_path: Path) -> None:
+async def test_version_route(tmp_path: Path) -> None:
     async with in_process(make_app(tmp_path, FakeEngine())) as client:
         assert set((await client.get("/version")).json()) == {"name", "version"}
 

@@ -57,7 +57,7 @@ async def ask(client: httpx.AsyncClient, model: str) -> list[tuple[str, httpx.Re
 
 
 @pytest.mark.parametrize("kind", MODELS)
-async def test_a_model_of_another_kind_is_told_its_route(app: FastAPI, kind: str) -> None:
+async def test_wrong_kind_of_model_names_the_right_route(app: FastAPI, kind: str) -> None:
     async with in_process(app) as client:
         for wanted, reply in await ask(client, MODELS[kind]):
             error = reply.json().get("error") if "json" in reply.headers["content-type"] else None
@@ -80,7 +80,7 @@ async def test_a_model_that_is_not_here_is_not_found(app: FastAPI) -> None:
             assert MODELS[wanted] in error["message"]
 
 
-async def test_models_that_speak_are_listed_where_front_ends_look(app: FastAPI) -> None:
+async def test_speech_models_are_listed_for_front_ends(app: FastAPI) -> None:
     async with in_process(app) as client:
         listed = (await client.get("/v1/audio/models")).json()
     assert [card["id"] for card in listed["models"]] == ["hum"]

@@ -103,7 +103,7 @@ def test_connections_are_kept_alive_up_to_a_number_of_requests(tmp_path: Path) -
         assert read_all(sock) == b""
 
 
-def test_an_idle_connection_is_closed_without_a_word(tmp_path: Path) -> None:
+def test_idle_connection_is_closed_silently(tmp_path: Path) -> None:
     app = make_app(tmp_path, FakeEngine())
     with live(app, wire=WireLimits(head_timeout_s=0.2)) as server, connect(server) as sock:
         assert read_all(sock) == b""

@@ -220,7 +220,7 @@ async def test_files_of_a_list_are_read_in_order() -> None:
         whole.uploads("sound", beside=("image[]", "mask"))
 
 
-async def test_what_is_no_list_comes_once() -> None:
+async def test_repeated_scalar_field_is_refused() -> None:
     for twice in (
         (part("image", b"1", filename="a"), part("image", b"2", filename="b")),
         (part("image[]", b"1", filename="a"), part("image[]", b"2")),
@@ -231,7 +231,7 @@ async def test_what_is_no_list_comes_once() -> None:
             await read(form(*twice))
 
 
-async def test_a_client_tells_what_a_file_is() -> None:
+async def test_upload_keeps_the_declared_content_type() -> None:
     typed = part("a", b"1", filename="a.png", headers="Content-Type: Image/PNG; x=y\r\n")
     whole = await read(form(typed, part("b", b"2", filename="b")))
     assert whole.files["a"][0].media_type == "image/png"

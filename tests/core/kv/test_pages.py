@@ -165,8 +165,8 @@ def test_pages_for_tokens_round_up() -> None:
         lambda pages, lease: lease.page_ids.pop(),
         lambda pages, lease: pages._leases.remove(lease),
         lambda pages, lease: pages._index.clear(),
-        lambda pages, lease: pages._cached.append(lease.page_ids[0]),
-        lambda pages, lease: pages._cached.append(pages._free[-1]),
+        lambda pages, lease: pages._cached.update({lease.page_ids[0]: None}),
+        lambda pages, lease: pages._cached.update({pages._free[-1]: None}),
         lambda pages, lease: setattr(lease, "num_published", 9),
     ],
 )

@@ -9,7 +9,7 @@ from support.native_pages import in_native_order
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import AttentionConfig, KvCache
+from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep
 from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.layers.rotary import RopeConfig
 
@@ -98,7 +98,7 @@ def run(
     )
     ids_T = (positions_T * 7 + torch.from_numpy(np.array(rows))[row_T] * 11) % 50
     with torch.inference_mode():
-        return decoder.logits(decoder.forward(ids_T, positions_T, kv, batch))
+        return decoder.logits(decoder.forward(ids_T, positions_T, PagedStep(kv, batch)))
 
 
 def error(logits: torch.Tensor, exact: torch.Tensor) -> float:

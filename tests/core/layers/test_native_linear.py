@@ -48,7 +48,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
     assert packed(x_BTI[:0]).shape == (0, 7, NUM_OUTPUTS)
 
 
-def test_the_plain_weight_is_gone_but_still_tells_what_it_was(
+def test_packed_linear_keeps_shape_and_dtype_of_its_weight(
     native: NativeKernels, dtype: torch.dtype
 ) -> None:
     model = nn.Sequential(linear(dtype))
@@ -80,7 +80,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
-def test_what_others_read_or_change_is_left_alone(
+def test_shared_hooked_and_fused_linears_are_not_packed(
     native: NativeKernels, dtype: torch.dtype
 ) -> None:
     hooked = linear(dtype)

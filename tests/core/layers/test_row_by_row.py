@@ -59,7 +59,7 @@ def test_each_row_is_as_it_is_alone(name: str, num_parts: int) -> None:
         assert torch.equal(together.chunk(NUM_ROWS)[row], compute(part))
 
 
-def test_what_has_no_rows_is_computed_as_it_is() -> None:
+def test_input_without_rows_is_computed_directly() -> None:
     with row_by_row(NUM_ROWS, CPU):
         assert torch.sigmoid(torch.tensor(0.0)) == 0.5
         assert functional.silu(torch.zeros(3, 5)).shape == (3, 5)

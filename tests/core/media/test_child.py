@@ -126,7 +126,7 @@ async def test_a_child_killed_in_the_middle_is_replaced():
         assert victim.pid not in {child.pid for child in children()}
 
 
-async def test_a_child_that_died_while_idle_harms_nobody():
+async def test_child_that_died_while_idle_is_replaced():
     async with opened() as pool:
         os.kill(before := await pid_of(pool), signal.SIGKILL)
         await until(lambda: psutil.Process(before).status() == psutil.STATUS_ZOMBIE)
@@ -217,7 +217,7 @@ async def test_cancelling_ends_the_work_and_frees_the_place():
         assert len(children()) == 1
 
 
-async def test_closing_tells_everybody_and_leaves_no_process():
+async def test_closing_fails_waiting_calls_and_leaves_no_process():
     async with opened(2) as pool:
         tasks = [asyncio.create_task(pool.run("sleep", b"")) for _ in range(5)]
         await until(lambda: len(children()) == 2)

@@ -101,28 +101,28 @@ def _declared_flags() -> set[str]:
 @pytest.mark.parametrize("name", sorted({*MAX_FLAGS.split(), *SGLANG_FLAGS.split()}))
 def test_flag_of_a_peer_is_honoured_or_refused(name: str) -> None:
     flag = f"--{name}"
-    if flag in {*_declared_flags(), *refused.standing(), *refused.TRANSLATED}:
+    if flag in {*_declared_flags(), *refused.FIXED_BY_FLAG, *refused.TRANSLATED}:
         return
     with pytest.raises(ConfigError, match=f"^{flag} is not offered: .+"):
         _parse(flag, "x")
 
 
 def test_no_flag_is_in_two_tables() -> None:
-    tables = (_declared_flags(), refused.refused(), refused.standing(), refused.TRANSLATED)
+    tables = (_declared_flags(), refused.REFUSED, refused.FIXED_BY_FLAG, refused.TRANSLATED)
     flags = [flag for table in tables for flag in table]
     assert len(flags) == len(set(flags))
 
 
 def test_refusals_are_one_line_that_says_what_to_do() -> None:
-    reasons = [*refused.refused().values(), *(entry.reason for entry in refused.STANDING)]
+    reasons = [*refused.REFUSED.values(), *(entry.reason for entry in refused.FIXED)]
     for reason in reasons:
         assert reason.endswith("."), reason
         assert len(reason) < 140, reason
 
 
 REASONS = {
-    *refused.refused().values(),
-    *(entry.reason for entry in refused.STANDING),
+    *refused.REFUSED.values(),
+    *(entry.reason for entry in refused.FIXED),
     *refused.TRANSLATED.values(),
 }
 ROUTES = json.loads(
@@ -151,11 +151,11 @@ def test_no_reason_denies_what_is_served(reason: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "field"),
     [
-        (refused.GRAMMAR, {"response_format": {"type": "json_object"}}),
-        (refused.PARSERS, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (refused.REASONS["grammar"], {"response_format": {"type": "json_object"}}),
+        (refused.REASONS["parsers"], {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ],
 )
-def test_what_is_denied_to_operators_is_denied_to_clients(
+def test_flags_refused_to_operators_are_refused_as_request_fields(
     reason: str, field: dict[str, object]
 ) -> None:
     """Whoever teaches the routes such a field has to correct the table."""

@@ -27,7 +27,7 @@ def _resolved(*argv: str, environ: dict[str, str] | None = None) -> Resolved:
     return resolve_with_sources(parse(parser, argv), environ=environ or {})
 
 
-def test_flags_are_refused_by_name_with_whom_they_are_for() -> None:
+def test_irrelevant_flags_are_refused_with_their_roles() -> None:
     resolved = _resolved("--audio-decoder", "/nope", "--chunk-size=7", "--teacache", "--port=1")
     with pytest.raises(ConfigError) as caught:
         check_relevance(resolved, ("chat",))
@@ -43,7 +43,9 @@ def test_keywords_are_refused_even_at_their_default() -> None:
         check_relevance(resolved, ("chat",))
 
 
-def test_what_may_be_shared_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_irrelevant_shared_options_only_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "all.yaml"
     file.write_text("chunk_size: 7\nmax_length: 64\n")
     resolved = _resolved("--config-file", str(file), environ={"TRIPTYCH_TEACACHE": "on"})

@@ -19,6 +19,7 @@ from transformers import (
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.sampling.logprobs import Logprobs
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.sampling.sampler import SampledTokens, Sampler
 from triptych.core.sampling_params import SamplingParams
@@ -376,7 +377,7 @@ def test_logprobs_are_of_the_raw_distribution(vocab_size: int) -> None:
 
 def test_prompt_logprobs() -> None:
     logits, next_ids = logits_of(6, 5), torch.tensor([4, 0, 99, 50, 7])
-    entries = new_sampler().prompt_logprobs(logits, next_ids, 2).to_entries([2] * 5)
+    entries = Logprobs.of(logits, next_ids, 2).to_entries([2] * 5)
     expected = logits.log_softmax(-1)
     for row, entry in enumerate(entries):
         assert entry.token_id == next_ids[row]
@@ -389,19 +390,19 @@ def test_log_probabilities_are_bitwise_the_same_in_any_company(
     set_threads: Callable[[int], None],
 ) -> None:
     """A long row alone is work enough for several threads; it must not be summed in their parts."""
-    logits, sampler = logits_of(8, 48, 49153), new_sampler(49153)
+    logits = logits_of(8, 48, 49153)
     next_ids = torch.arange(48)
     set_threads(1)
-    together = sampler.prompt_logprobs(logits, next_ids, 2).to_entries([2] * 48)
+    together = Logprobs.of(logits, next_ids, 2).to_entries([2] * 48)
     set_threads(3)
     for row in range(48):
         only = slice(row, row + 1)
-        alone = sampler.prompt_logprobs(logits[only], next_ids[only], 2).to_entries([2])
+        alone = Logprobs.of(logits[only], next_ids[only], 2).to_entries([2])
         assert alone == (together[row],)
 
 
 def test_equal_alternatives_are_ordered_by_id() -> None:
     logits = torch.zeros(1, 12)
     logits[0, 8] = 1.0
-    (entry,) = new_sampler(12).prompt_logprobs(logits, torch.tensor([3]), 20).to_entries([20])
+    (entry,) = Logprobs.of(logits, torch.tensor([3]), 20).to_entries([20])
     assert [token for token, _ in entry.top] == [8, *range(8), *range(9, 12)]

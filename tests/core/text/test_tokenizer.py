@@ -141,7 +141,7 @@ def test_ids_are_those_of_the_library() -> None:
     assert decode(made, encoding.ids) == text
 
 
-def test_what_a_folder_says_of_cutting_and_padding_does_not_hold(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_tokenizer_json_are_ignored(tmp_path: Path) -> None:
     made = byte_level()
     made.enable_truncation(3)
     made.enable_padding(length=8)

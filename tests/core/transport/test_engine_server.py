@@ -14,10 +14,9 @@ from triptych.core.errors import EngineDown, OutOfMemory, WeightsError, to_info
 from triptych.core.job import Output
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.transport.codec import MessageCodec
 from triptych.core.transport.endpoint import private_folder
 from triptych.core.transport.engine_server import EngineServer
-from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.core.transport.messages import Heartbeat, MessageCodec, ModelStatus
 from triptych.core.transport.remote import RemoteClient
 
 CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)
@@ -176,7 +175,7 @@ async def test_the_engine_may_be_there_before_the_api_process():
         await client.close()
 
 
-async def test_closing_sends_what_is_left_and_says_goodbye():
+async def test_closing_flushes_messages_and_sends_goodbye():
     async with open_pair() as (client, engine, server, _):
         done = client.submit("m", REQUEST, job_id="a")
         left = client.submit("m", REQUEST, job_id="b")

@@ -24,9 +24,9 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.streams import HIGH_WATER
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport import remote
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES, MessageCodec
 from triptych.core.transport.endpoint import connect_dealer, private_folder
 from triptych.core.transport.messages import (
+    MAX_MESSAGE_BYTES,
     Cancel,
     EngineGone,
     Goodbye,
@@ -34,6 +34,7 @@ from triptych.core.transport.messages import (
     Hello,
     Loaded,
     LoadModel,
+    MessageCodec,
     ModelStatus,
     Outputs,
     SetPaused,
@@ -230,7 +231,7 @@ async def test_jobs_wait_for_the_first_engine(world):
         await collect(world.client.submit("m", REQUEST, job_id="d"))
 
 
-async def test_jobs_wait_for_the_first_engine_no_longer_than_it_lives(world):
+async def test_jobs_that_wait_for_the_first_engine_end_with_it(world):
     stream = world.client.submit("m", REQUEST, job_id="a")
     supervisor = world.peer(SUPERVISOR)
     await supervisor.send(EngineGone(reason="was killed", at_ns=time.monotonic_ns()))

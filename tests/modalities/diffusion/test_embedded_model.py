@@ -14,11 +14,12 @@ from torch.nn.functional import avg_pool2d
 from triptych.core.config import ModelOptions
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.loading import open_components
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.loading.components import open_components
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 from triptych.modalities.diffusion.source import FOLDER
+from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 MAX_PARAMETERS = 18_000_000
@@ -43,7 +44,7 @@ def recipe() -> Recipe:
 def drawn(*prompts: str) -> dict[str, tuple[Tensor, Tensor]]:
     """Latents `[8, 16, 16]` and picture `[3, 128, 128]` of each prompt, in one batch."""
     requests = [
-        PictureRequest(prompt=prompt, width=_SIDE, height=_SIDE, num_steps=12, seed=3)
+        ImageRequest(prompt=prompt, width=_SIDE, height=_SIDE, num_steps=12, seed=3)
         for prompt in prompts
     ]
     pools = TensorPools()

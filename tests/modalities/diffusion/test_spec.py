@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from support.diffusers_pipelines import components
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
 from triptych.modalities.diffusion.engine.recipes.references import Referring
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
-from triptych.modalities.diffusion.spec import PIPELINES, abilities_of, downscale
+from triptych.modalities.diffusion.spec import PIPELINES, downscale, spec_of
+from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
@@ -24,15 +24,15 @@ SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
 @pytest.mark.parametrize("name", PIPELINES)
 def test_recipes_agree(name: str) -> None:
     recipe = open_recipe(name, {**components(name), "scheduler": SCHEDULER})
-    abilities = abilities_of(name)
-    assert recipe.abilities == abilities
-    assert isinstance(recipe, Referring) == (abilities.max_references > 0)
-    assert abilities.is_guided(abilities.default_guidance) == abilities.has_negative
+    spec = spec_of(name)
+    assert recipe.spec == spec
+    assert isinstance(recipe, Referring) == (spec.max_references > 0)
+    assert spec.is_guided(spec.default_guidance) == spec.has_negative
     side = 4 * recipe.pixel_multiple
-    request = PictureRequest(prompt="", width=side, height=2 * side)
+    request = ImageRequest(prompt="", width=side, height=2 * side)
     noise = torch.zeros(recipe.latent_shape(request))
     latents = recipe.to_latents(recipe.to_sample(noise), request)
-    assert latents.shape[1] == 2 * latents.shape[2] == 8 * abilities.patch
+    assert latents.shape[1] == 2 * latents.shape[2] == 8 * spec.patch
 
 
 def test_all_but_an_older_name_are_of_diffusers() -> None:
@@ -43,25 +43,25 @@ def test_all_but_an_older_name_are_of_diffusers() -> None:
 
 def test_unknown_pipelines_are_named() -> None:
     with pytest.raises(WeightsError, match=r"Mystery is no pipeline known here.*FluxPipeline"):
-        abilities_of("Mystery")
+        spec_of("Mystery")
 
 
-def test_a_model_deaf_to_guidance_is_asked_twice() -> None:
-    told = abilities_of("FluxPipeline", {"guidance_embeds": True})
+def test_guidance_without_an_embedding_needs_two_branches() -> None:
+    told = spec_of("FluxPipeline", {"guidance_embeds": True})
     assert not told.is_guided(3.5)
-    deaf = abilities_of("FluxPipeline", {"guidance_embeds": False})
+    deaf = spec_of("FluxPipeline", {"guidance_embeds": False})
     assert deaf.has_negative
     assert deaf.is_guided(3.5)
     assert not deaf.is_guided(deaf.default_guidance)
 
 
 def test_a_distilled_model_has_one_branch() -> None:
-    assert abilities_of("Flux2KleinPipeline").is_guided(4.0)
-    assert not abilities_of("Flux2KleinPipeline", {}, {"is_distilled": True}).is_guided(4.0)
+    assert spec_of("Flux2KleinPipeline").is_guided(4.0)
+    assert not spec_of("Flux2KleinPipeline", {}, {"is_distilled": True}).is_guided(4.0)
 
 
-def test_a_model_may_tell_its_own_defaults() -> None:
-    own = abilities_of("FluxPipeline", {}, {"default_steps": 9, "default_guidance": 2.5})
+def test_model_file_may_set_defaults() -> None:
+    own = spec_of("FluxPipeline", {}, {"default_steps": 9, "default_guidance": 2.5})
     assert (own.default_steps, own.default_guidance) == (9, 2.5)
 
 
@@ -98,10 +98,10 @@ PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any], int, tuple[int, int]]
 def test_sizes_come_of_the_files(
     name: str, model: dict[str, Any], vae: dict[str, Any], multiple: int, size: tuple[int, int]
 ) -> None:
-    abilities = abilities_of(name)
-    assert abilities.pixel_multiple(vae) == multiple == downscale(vae) * abilities.patch
-    assert abilities.default_size(model, vae, {}) == size
-    assert abilities.default_size(model, vae, {"default_size": 128}) == (128, 128)
+    spec = spec_of(name)
+    assert spec.pixel_multiple(vae) == multiple == downscale(vae) * spec.patch
+    assert spec.default_size(model, vae, {}) == size
+    assert spec.default_size(model, vae, {"default_size": 128}) == (128, 128)
 
 
 @given(
@@ -110,18 +110,17 @@ def test_sizes_come_of_the_files(
     strength=st.floats(0, 1),
 )
 def test_more_strength_never_begins_later(name: str, num_steps: int, strength: float) -> None:
-    abilities = abilities_of(name)
-    first = abilities.first_step(num_steps, strength)
+    spec = spec_of(name)
+    first = spec.first_step(num_steps, strength)
     assert 0 <= first <= num_steps
-    assert abilities.first_step(num_steps, 1.0) == 0
-    assert abilities.first_step(num_steps, min(1.0, strength + 0.1)) <= first
-    begins = abilities.begins and abilities.max_pictures > 0
+    assert spec.first_step(num_steps, 1.0) == 0
+    assert spec.first_step(num_steps, min(1.0, strength + 0.1)) <= first
     checked = {"num_steps": num_steps, "strength": strength, "has_mask": False}
-    if begins and first < num_steps:
-        abilities.check_pictures(1, **checked)
+    if first < num_steps:
+        spec.check_pictures(1, **checked)
     else:
         with pytest.raises(InvalidRequest):
-            abilities.check_pictures(1, **checked)
+            spec.check_pictures(1, **checked)
 
 
 @pytest.mark.parametrize(
@@ -134,4 +133,4 @@ def test_more_strength_never_begins_later(name: str, num_steps: int, strength: f
 )
 def test_too_many_and_too_few_pictures(name: str, num_pictures: int, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        abilities_of(name).check_pictures(num_pictures, num_steps=4, strength=None, has_mask=False)
+        spec_of(name).check_pictures(num_pictures, num_steps=4, strength=None, has_mask=False)

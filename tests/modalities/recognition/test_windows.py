@@ -96,7 +96,7 @@ def test_a_reading_ends_and_never_shows_more_than_the_model_can_see(
     assert num_windows <= num_frames
 
 
-def test_the_next_window_is_told_what_was_heard() -> None:
+def test_next_window_is_prompted_with_previous_text() -> None:
     reading = TranscriptCursor(SPEC, (1, 2))
     assert reading.prompt_ids == (SPEC.previous_id, 1, 2)
     reading.take(attempt(at(0), A, at(1), at(1), B, at(2), at(2), C), WINDOW)

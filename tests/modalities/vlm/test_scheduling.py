@@ -67,7 +67,7 @@ def test_a_picture_in_the_cache_is_not_encoded_again() -> None:
     assert world.scheduler.stats().counters["vision_cache_hits_total"] == 1
 
 
-def test_a_job_is_told_how_many_of_its_pictures_were_found() -> None:
+def test_number_of_cached_pictures_is_reported() -> None:
     world = SeeingWorld(num_pages=80, max_batch_size=4)
     world.submit("new", see(1, ("x", 5), 2, ("x", 5), 2, max_tokens=2))
     world.submit("beside it", see(2, ("x", 5), 2, max_tokens=2))
@@ -77,7 +77,7 @@ def test_a_job_is_told_how_many_of_its_pictures_were_found() -> None:
     world.submit("prefix", see(3, ("x", 5), ("y", 5), 2, max_tokens=2))
     world.submit("text", token_request((1, 2), max_tokens=2))
     check_answers(world)
-    found = {name: world.deltas(name)[-1].num_cached_pictures for name in world.jobs}
+    found = {name: world.deltas(name)[-1].num_cached_contents for name in world.jobs}
     assert found == {"new": 0, "beside it": 0, "half": 1, "prefix": 2, "text": 0}
 
 
@@ -141,7 +141,7 @@ def test_a_step_that_fails_ends_the_jobs_that_wait_for_it() -> None:
 def test_a_picture_that_cannot_be_encoded_ends_its_jobs_alone() -> None:
     world = SeeingWorld(num_pages=80)
     bad = see(("x", 4), 1, max_tokens=1)
-    world.runner.bad_pictures.add(bad.pictures[0].span.digest)
+    world.runner.bad_pictures.add(bad.contents[0].span.digest)
     world.submit("a", bad)
     world.submit("b", see(("y", 4), 1, max_tokens=2))
     check_answers(world, "b")
@@ -166,7 +166,7 @@ def test_the_pictures_of_those_who_go_first_are_encoded_first() -> None:
     for index in range(12):
         request = see((str(index), 5), 2, max_tokens=1)
         world.submit(str(index), replace(request, priority=index))
-    last = world.requests["11"].pictures[0].span.digest
+    last = world.requests["11"].contents[0].span.digest
     world.turn()
     assert world.runner.encoded[0] == last
     check_answers(world)

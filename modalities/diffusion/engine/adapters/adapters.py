@@ -1,7 +1,7 @@
 """The adapters of a loaded image model, and the runs they take part in.
 
-Owns who is there and who acts where. The model itself is never changed: with no adapter in a run,
-nothing of this is on its way.
+Owns which adapters there are, and which act on which rows. The model itself is never changed: a
+run without adapters passes nothing of this.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def adapter_bytes(config: Config, *, dtype: DtypeOf) -> int:
 
 
 class Adapters:
-    """The adapters of one loaded model, by name. The model's layers are theirs to listen to."""
+    """The adapters of one loaded model, by name. They hook into the model's layers."""
 
     def __init__(
         self, parts: Mapping[str, Any], pairs: Mapping[str, Sequence[LowRank]], max_in_run: int
@@ -95,7 +95,7 @@ class Adapters:
         )
 
     def check(self, uses: Sequence[AdapterUse]) -> Uses:
-        """What acts of that which a request asks for. Raises `InvalidRequest` naming who is here.
+        """What a request asks for, as it acts. Raises `InvalidRequest` naming those there are.
 
         Equal results act equally: they can be compared, and be part of a key.
         """
@@ -174,7 +174,7 @@ def _shaped(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
 def _keeps_rows_apart(denoiser: Any, adapters: Iterable[Branches]) -> bool:
     """Whether in every layer that changes a tensor's first dimension counts the rows.
 
-    Where tokens of all rows are sorted anew (experts), lie end to end (rows given as lists), or
+    Where tokens of all rows are reordered (experts), lie end to end (rows given as lists), or
     rows are run a second time behind the first (Qwen-Image-Edit's clean frames), it does not.
     """
     if family_of(denoiser).lists or denoiser.config.get("zero_cond_t"):

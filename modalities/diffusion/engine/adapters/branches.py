@@ -1,7 +1,7 @@
 """Low-rank branches beside a module's own output, for each row of a batch its own.
 
 Owns the arithmetic, and the hooks by which it joins in for the length of one run. Knows no file and
-no request: who acts how strongly is handed in.
+no request: the scales are handed in.
 
 Legend: R rows, K parts of a row (what models fold into the batch), r rank.
 """
@@ -54,7 +54,7 @@ class Share:
     num_rows: int
 
     def add(self, branch: AdapterBranch, inputs: Tensor, output: Tensor) -> Tensor:
-        """The output, which nobody else has yet, with the branch's share added in place.
+        """The output with the branch's share added in place; nothing else refers to it yet.
 
         It is computed only of the rows that have one; on a CPU of one at a time, so that none
         differs in its last bits from what it is alone.

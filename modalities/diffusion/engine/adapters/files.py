@@ -31,7 +31,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.typed import decode_json
 from triptych.core.weights.layout import read_json, single_file
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.diffusion.engine.loading.unfit import UNFIT, brief
+from triptych.modalities.diffusion.engine.loading.weights import unfit
 
 _VARIANTS = {
     "dora_scale": "DoRA",
@@ -106,8 +106,9 @@ def read_adapter(
     else:
         options = {"unet_config": config} if denoiser == "unet" else {}
         tensors = _converted(tensors, pipeline, options)
-    strength = _Strength.read(checkpoint, denoiser)
-    return [strength.worked_into(pair) for pair in _paired(tensors, denoiser)]
+    configs = _lora_configs(checkpoint, denoiser)
+    pairs = _paired(tensors, denoiser)
+    return [_at_full_strength(pair, configs.get(pair.part, {})) for pair in pairs]
 
 
 def _refuse_variants(checkpoint: Checkpoint) -> None:
@@ -140,7 +141,7 @@ def _converted(
 ) -> dict[str, Tensor]:
     """Under diffusers' names of parts and modules, and PEFT's of the two sides."""
     convert = getattr(getattr(diffusers, pipeline, None), "lora_state_dict", None)
-    try:
+    with unfit(f"Its tensors are not named as in any LoRA for {pipeline} that is known"):
         found = convert(tensors, **options) if convert else tensors
         named = found[0] if isinstance(found, tuple) else found
         texts = {name: named[name] for name in named if name.startswith("text_encoder")}
@@ -148,11 +149,6 @@ def _converted(
         for kind in (StateDictType.DIFFUSERS_OLD, StateDictType.DIFFUSERS):
             texts = convert_state_dict_to_peft(texts, kind)
         return {**convert_unet_state_dict_to_peft(others), **texts}
-    except UNFIT as error:
-        raise WeightsError(
-            f"Its tensors are not named as in any LoRA for {pipeline} that is known:"
-            f" {brief(error)}."
-        ) from error
 
 
 def _paired(tensors: Mapping[str, Tensor], denoiser: str) -> list[LowRank]:
@@ -173,41 +169,30 @@ def _paired(tensors: Mapping[str, Tensor], denoiser: str) -> list[LowRank]:
     ]
 
 
-class _Strength:
-    """What PEFT's configurations say of alpha, by part: for all modules, and for some by path.
+def _lora_configs(checkpoint: Checkpoint, denoiser: str) -> dict[str, dict[str, Any]]:
+    """PEFT's LoraConfig by part: adapter_config.json, which is of one part, or the metadata."""
+    if checkpoint.config:
+        return {denoiser: dict(checkpoint.config)}
+    try:
+        packed = decode_json(checkpoint.metadata().get(_METADATA, "{}"), dict)
+    except msgspec.DecodeError as error:
+        raise WeightsError(f"Its metadata {_METADATA} is damaged.") from error
+    configs: dict[str, dict[str, Any]] = {}
+    for name, value in packed.items():
+        part, _, field = name.partition(".")
+        configs.setdefault(part, {})[field] = value
+    return configs
 
-    `fields_of` a part are those of PEFT's LoraConfig.
-    """
 
-    def __init__(self, fields_of: Mapping[str, Mapping[str, Any]]) -> None:
-        self._fields_of = fields_of
-
-    @classmethod
-    def read(cls, checkpoint: Checkpoint, denoiser: str) -> _Strength:
-        """From adapter_config.json, which is of one part, or else the file's own metadata."""
-        if checkpoint.config:
-            return cls({denoiser: checkpoint.config})
-        try:
-            packed = decode_json(checkpoint.metadata().get(_METADATA, "{}"), dict)
-        except msgspec.DecodeError as error:
-            raise WeightsError(f"Its metadata {_METADATA} is damaged.") from error
-        fields_of: dict[str, dict[str, Any]] = {}
-        for name, value in packed.items():
-            part, _, field = name.partition(".")
-            fields_of.setdefault(part, {})[field] = value
-        return cls(fields_of)
-
-    def worked_into(self, pair: LowRank) -> LowRank:
-        """The pair at a strength of one."""
-        fields = self._fields_of.get(pair.part, {})
-        alpha = fields.get("lora_alpha")
-        patterns = fields.get("alpha_pattern")
-        for path, value in patterns.items() if isinstance(patterns, dict) else ():
-            # PEFT takes these for regular expressions; files hold paths, or their ends.
-            if f".{pair.module}".endswith(f".{path.removeprefix('^')}"):
-                alpha = value
-        if not isinstance(alpha, int | float):
-            return pair
-        rank = max(1, pair.rank)
-        strength = alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)
-        return replace(pair, up=pair.up.float() * strength)
+def _at_full_strength(pair: LowRank, config: Mapping[str, Any]) -> LowRank:
+    """The pair with alpha over rank worked in: for all modules of a part, or for some by path."""
+    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern")
+    for path, value in patterns.items() if isinstance(patterns, dict) else ():
+        # PEFT takes these for regular expressions; files hold paths, or their ends.
+        if f".{pair.module}".endswith(f".{path.removeprefix('^')}"):
+            alpha = value
+    if not isinstance(alpha, int | float):
+        return pair
+    rank = max(1, pair.rank)
+    strength = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return replace(pair, up=pair.up.float() * strength)

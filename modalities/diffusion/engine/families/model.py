@@ -1,16 +1,17 @@
 """A denoising model of any family, run for a batch of rows.
 
-Owns the call: stacking rows' conditioning, telling the time in the model's unit, reading the
-answer. The model runs its own forward; nothing of it is copied here.
+Owns the call: stacking rows' conditioning, the time in the model's unit, reading the answer; and
+what differs between classes of models, as data. The model runs its own forward; nothing of it is
+copied here.
 
 Legend: R rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -18,9 +19,57 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.layers.row_by_row import row_by_row
-from triptych.modalities.diffusion.engine.families.family import Conditioning, DenoiserFamily
 from triptych.modalities.diffusion.engine.tensor_pool import picked
 from triptych.modalities.diffusion.wire import AdapterUse
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """One list of blocks in a model. `streams`: the arguments its blocks return, in that order.
+
+    Empty if they return their first argument alone. The hidden states that the model's head reads
+    are the argument `hidden`; empty for the first.
+    """
+
+    name: str
+    streams: tuple[str, ...] = ()
+    hidden: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoiserFamily:
+    """A class of models: the names of its arguments, its units and its blocks."""
+
+    sample: str = "hidden_states"
+    time: str = "timestep"
+    time_unit: float = 1.0  # the scheduler's time is divided by it
+    time_flips: bool = False  # and taken from 1
+    negates: bool = False  # the answer points from noise to the clean sample
+    halves: bool = False  # the answer's second half of channels is a variance, left out
+    lists: frozenset[str] = frozenset()  # arguments passed as lists of rows, not stacked
+    # Arguments whose rows have any length: padded, with an argument of that name and `_mask`.
+    ragged: frozenset[str] = frozenset()
+    axes: Mapping[str, int] = field(default_factory=dict)  # where rows are not stacked in front
+    span: tuple[Blocks, ...] = ()  # the lists of blocks that a row may skip
+    tap: str = ""  # the module whose output TeaCache compares, if not the first attention's input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditioning:
+    """A row's arguments beside latents and time: one guidance branch's.
+
+    `rows`: tensors of the row, without a batch dimension, by argument name; a dotted name is an
+    entry of an argument that is a mapping. `shared`: arguments that are the same for all rows of a
+    batch, which `key` stands for: rows with different keys never share a run. `context`: latents
+    appended to the row's along the first dimension, whose answer is left out (edited pictures).
+    `adapters`: those that change the model for this row, as the model's `adapters` checked them.
+    """
+
+    rows: Mapping[str, Tensor]
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    key: Hashable = ()
+    context: Tensor | None = None
+    adapters: tuple[AdapterUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +109,7 @@ class RowAdapters(Protocol):
 class DenoiseModel:
     """A model and its family. Asks at the level of the whole answer, which every model has.
 
-    `adapters` may be set by whoever has some; without, no row may ask for any.
+    `adapters` may be set later; without them, no row may ask for any.
     """
 
     adapters: RowAdapters | None = None
@@ -79,7 +128,7 @@ class DenoiseModel:
         """Rows with equal keys may share a batch.
 
         `is_exact`: also what could be filled up must be of one length, because what a row computes
-        or keeps may not depend on who else is there.
+        or keeps may not depend on the other rows.
         """
         may_differ = self.family.lists | self.family.ragged
         free = frozenset() if is_exact else may_differ

@@ -10,15 +10,14 @@ one untouched forward, and no family needs its own copy of one:
 
 The original module is never changed, and a pass keeps its state to itself.
 
-Legend: R rows, K parts of a row (video models fold frames into the batch).
+Legend: R rows.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.caches.gates import GateSignal
-from triptych.modalities.diffusion.engine.families.family import Blocks, DenoiserFamily
-from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
+from triptych.modalities.diffusion.engine.caches.decisions import GateSignal
+from triptych.modalities.diffusion.engine.families.model import (
+    Batch,
+    Blocks,
+    DenoiseModel,
+    DenoiserFamily,
+)
 from triptych.modalities.diffusion.engine.tensor_pool import picked
 
 
@@ -44,12 +47,12 @@ class Probed:
     signal: Tensor | None
     first: Any = None
 
-    def select(self, rows: list[int], num_rows: int) -> Probed:
+    def select(self, rows: list[int]) -> Probed:
         """Some of the rows."""
         return Probed(
             base=picked(self.base, rows),
             signal=None if self.signal is None else picked(self.signal, rows),
-            first=_take(self.first, rows, num_rows),
+            first=_take(self.first, rows),
         )
 
 
@@ -61,11 +64,16 @@ class SpanModel(DenoiseModel):
         self._route = _Route()
         stations: dict[str, nn.Module] = {}
         for blocks in family.span:
-            for index, block in enumerate(_blocks_of(module, blocks.name)):
+            listed = getattr(module, blocks.name, None)
+            if not isinstance(listed, nn.ModuleList):
+                raise WeightsError(
+                    f"{type(module).__name__} has no list of blocks named {blocks.name}."
+                )
+            for index, block in enumerate(listed):
                 stations[f"{blocks.name}.{index}"] = _Station(block, blocks, self._route)
         if not stations:
             raise WeightsError(f"{type(module).__name__} has no blocks that could be skipped.")
-        self._num_stations = len(stations)
+        self._route.num_stations = len(stations)
         if family.tap:
             stations[family.tap] = _Tap(module.get_submodule(family.tap), self._route)
         self._view = replaced(module, stations)
@@ -73,38 +81,65 @@ class SpanModel(DenoiseModel):
     @torch.no_grad()
     def probe(self, batch: Batch, signal: GateSignal | None) -> Probed:
         """Up to the blocks; after the first block with `FIRST_RESIDUAL`, which runs it."""
-        visitor = _ProbeVisitor(signal, self._num_stations, taps=bool(self.family.tap))
+        found: dict[str, Any] = {}
+
+        def visit(call: _Call, is_first: bool, is_last: bool) -> Any:
+            output = None
+            if is_first and signal is GateSignal.FIRST_RESIDUAL:
+                output = found["first"] = call.run()
+                found["signal"] = call.hidden_of(output) - call.hidden
+            elif is_first and signal is GateSignal.MODULATED_INPUT and not self.family.tap:
+                found["signal"] = attention_input(call.station.block, call.args, call.kwargs)
+            if is_last:
+                found["base"] = call.hidden if output is None else call.hidden_of(output)
+                raise _Enough
+            return call.unchanged() if output is None else output
+
+        def tap(output: Any) -> None:
+            if signal is GateSignal.MODULATED_INPUT:
+                found["signal"] = output[0] if isinstance(output, tuple) else output
+
         with suppress(_Enough):
-            self._run(batch, visitor)
-        assert visitor.base is not None
-        found = visitor.signal
+            self._run(batch, visit, tap)
+        compared = found.get("signal")
         return Probed(
-            base=_unfold(visitor.base, len(batch)),
-            signal=None if found is None else found.reshape(len(batch), -1),
-            first=visitor.first,
+            base=found["base"],
+            signal=None if compared is None else compared.reshape(len(batch), -1),
+            first=found.get("first"),
         )
 
     @torch.no_grad()
     def span(self, batch: Batch, probed: Probed | None = None) -> tuple[Tensor, Tensor]:
-        """The whole model: velocities, and the hidden states after the blocks, `[R, K, ...]`."""
-        visitor = _Compute(None if probed is None else probed.first, self._num_stations)
-        velocity = self.read(self._run(batch, visitor), batch)
-        assert visitor.hidden is not None
-        return velocity, _unfold(visitor.hidden, len(batch))
+        """The whole model: velocities, and the hidden states after the blocks, `[R, ...]`."""
+        first = None if probed is None else probed.first
+        hidden: list[Tensor] = []
+
+        def visit(call: _Call, is_first: bool, is_last: bool) -> Any:
+            output = first if is_first and first is not None else call.run()
+            if is_last:
+                hidden.append(call.hidden_of(output))
+            return output
+
+        velocity = self.read(self._run(batch, visit), batch)
+        return velocity, hidden[0]
 
     @torch.no_grad()
     def head(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """Velocities of rows whose blocks would have left `hidden`, `[R, K, ...]`."""
-        visitor = _Skip(hidden.flatten(0, 1).to(self.dtype), self._num_stations)
-        return self.read(self._run(batch, visitor), batch)
+        """Velocities of rows whose blocks would have left `hidden`, `[R, ...]`."""
+        placed = hidden.to(self.dtype)
 
-    def _run(self, batch: Batch, visitor: _Visitor) -> Any:
-        self._route.visitor = visitor
+        def visit(call: _Call, is_first: bool, is_last: bool) -> Any:
+            return call.unchanged(placed if is_last else None)
+
+        return self.read(self._run(batch, visit), batch)
+
+    def _run(self, batch: Batch, visit: _Visit, tap: Callable[[Any], None] | None = None) -> Any:
+        self._route.visit, self._route.tap, self._route.num_visited = visit, tap, 0
         try:
             with self.acting(batch):
                 return self._view(**self.arguments(batch))
         finally:
-            self._route.visitor = None
+            self._route.visit = self._route.tap = None
 
 
 class _Enough(Exception):
@@ -145,79 +180,18 @@ class _Call:
         return self.station.signature.bind(*self.args, **self.kwargs).arguments
 
 
-class _Visitor(ABC):
-    """What one pass does at each station. Stations are counted as they come."""
-
-    def __init__(self, num_stations: int) -> None:
-        self._left = num_stations
-        self._is_first = True
-
-    def visit(self, call: _Call) -> Any:
-        is_first, self._is_first = self._is_first, False
-        self._left -= 1
-        return self.pass_by(call, is_first=is_first, is_last=self._left == 0)
-
-    @abstractmethod
-    def pass_by(self, call: _Call, *, is_first: bool, is_last: bool) -> Any:
-        """What the station answers."""
-
-    def tap(self, output: Any) -> None:  # noqa: B027 - most passes look at none
-        """A tapped module's output."""
-
-
-class _ProbeVisitor(_Visitor):
-    def __init__(self, signal: GateSignal | None, num_stations: int, *, taps: bool) -> None:
-        super().__init__(num_stations)
-        self._wanted = signal
-        self._taps = taps
-        self.signal: Tensor | None = None
-        self.base: Tensor | None = None
-        self.first: Any = None
-
-    def pass_by(self, call: _Call, *, is_first: bool, is_last: bool) -> Any:
-        output = None
-        if is_first and self._wanted is GateSignal.FIRST_RESIDUAL:
-            output = self.first = call.run()
-            self.signal = call.hidden_of(output) - call.hidden
-        elif is_first and self._wanted is GateSignal.MODULATED_INPUT and not self._taps:
-            self.signal = attention_input(call.station.block, call.args, call.kwargs)
-        if is_last:
-            self.base = call.hidden if output is None else call.hidden_of(output)
-            raise _Enough
-        return call.unchanged() if output is None else output
-
-    def tap(self, output: Any) -> None:
-        if self._wanted is GateSignal.MODULATED_INPUT:
-            self.signal = output[0] if isinstance(output, tuple) else output
-
-
-class _Compute(_Visitor):
-    def __init__(self, first: Any, num_stations: int) -> None:
-        super().__init__(num_stations)
-        self._first = first
-        self.hidden: Tensor | None = None
-
-    def pass_by(self, call: _Call, *, is_first: bool, is_last: bool) -> Any:
-        output = self._first if is_first and self._first is not None else call.run()
-        if is_last:
-            self.hidden = call.hidden_of(output)
-        return output
-
-
-class _Skip(_Visitor):
-    def __init__(self, hidden: Tensor, num_stations: int) -> None:
-        super().__init__(num_stations)
-        self._hidden = hidden
-
-    def pass_by(self, call: _Call, *, is_first: bool, is_last: bool) -> Any:
-        return call.unchanged(self._hidden if is_last else None)
+# What a pass answers at a block, which may be the first or the last.
+_Visit = Callable[[_Call, bool, bool], Any]
 
 
 @dataclass
 class _Route:
-    """Where stations find the pass under way."""
+    """Where stations find the pass under way. Blocks are counted as they come."""
 
-    visitor: _Visitor | None = None
+    num_stations: int = 0
+    num_visited: int = 0
+    visit: _Visit | None = None
+    tap: Callable[[Any], None] | None = None
 
 
 class _Station(nn.Module):
@@ -232,9 +206,11 @@ class _Station(nn.Module):
         self._route = route
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        visitor = self._route.visitor
-        assert visitor is not None, "the view runs only inside a pass"
-        return visitor.visit(_Call(self, args, kwargs))
+        route = self._route
+        assert route.visit is not None, "the view runs only inside a pass"
+        route.num_visited += 1
+        is_first, is_last = route.num_visited == 1, route.num_visited == route.num_stations
+        return route.visit(_Call(self, args, kwargs), is_first, is_last)
 
     def __getattr__(self, name: str) -> Any:
         """What a model reads of its blocks beside calling them."""
@@ -254,18 +230,18 @@ class _Tap(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.module(*args, **kwargs)
-        if self._route.visitor is not None:
-            self._route.visitor.tap(output)
+        if self._route.tap is not None:
+            self._route.tap(output)
         return output
 
 
 class _AttentionCapture(nn.Module):
     """Stands where an attention layer stood, takes what it is given, and ends the run."""
 
-    heard: Tensor | None = None
+    captured: Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.heard = args[0] if args else next(iter(kwargs.values()))
+        self.captured = args[0] if args else next(iter(kwargs.values()))
         raise _Enough
 
 
@@ -274,12 +250,12 @@ def attention_input(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
     Raises `WeightsError` if the block has no attention layer.
     """
-    listener = _AttentionCapture()
-    view = replaced(block, {_first_attention(block): listener})
+    capture = _AttentionCapture()
+    view = replaced(block, {_first_attention(block): capture})
     with suppress(_Enough):
         view(*args, **kwargs)
-    assert listener.heard is not None
-    return listener.heard
+    assert capture.captured is not None
+    return capture.captured
 
 
 def replaced(module: nn.Module, substitutes: Mapping[str, nn.Module]) -> nn.Module:
@@ -299,31 +275,16 @@ def replaced(module: nn.Module, substitutes: Mapping[str, nn.Module]) -> nn.Modu
 
 def _first_attention(block: nn.Module) -> str:
     for path, module in block.named_modules():
-        if path and _is_attention(module):
+        kind = type(module).__name__.lower()
+        if path and ("attention" in kind or "attn" in kind):
             return str(path)
     raise WeightsError(f"{type(block).__name__} has no attention layer to compare inputs of.")
 
 
-def _is_attention(module: nn.Module) -> bool:
-    name = type(module).__name__.lower()
-    return ("attention" in name or "attn" in name) and hasattr(module, "forward")
-
-
-def _blocks_of(module: nn.Module, name: str) -> nn.ModuleList:
-    blocks = getattr(module, name, None)
-    if not isinstance(blocks, nn.ModuleList):
-        raise WeightsError(f"{type(module).__name__} has no list of blocks named {name}.")
-    return blocks
-
-
-def _unfold(hidden: Tensor, num_rows: int) -> Tensor:
-    return hidden.reshape(num_rows, -1, *hidden.shape[1:])
-
-
-def _take(output: Any, rows: list[int], num_rows: int) -> Any:
+def _take(output: Any, rows: list[int]) -> Any:
     """Some rows of a block's output, whatever its structure."""
     if isinstance(output, tuple):
-        return tuple(_take(part, rows, num_rows) for part in output)
+        return tuple(_take(part, rows) for part in output)
     if isinstance(output, Tensor):
-        return picked(_unfold(output, num_rows), rows).flatten(0, 1)
+        return picked(output, rows)
     return output

@@ -1,7 +1,6 @@
-"""The families there are, by diffusers' class name.
+"""The classes of denoising models that recipes use, by diffusers' class name.
 
-Owns the facts of each class: how its pipeline in diffusers asks it, and what its blocks return. A
-class that is not here can still be run by giving `DenoiseModel` a `DenoiserFamily`.
+Owns the facts of each: how its pipeline in diffusers calls it, and what its blocks return.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from types import MappingProxyType
 from torch import nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.engine.families.family import Blocks, DenoiserFamily
-from triptych.modalities.diffusion.engine.families.model import DenoiseModel
+from triptych.modalities.diffusion.engine.families.model import Blocks, DenoiseModel, DenoiserFamily
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 
 _TEXT_FIRST = ("encoder_hidden_states", "hidden_states")
@@ -25,41 +23,23 @@ def _dual(*names: str, streams: tuple[str, ...] = _TEXT_FIRST) -> tuple[Blocks, 
 
 
 _BLOCKS = (Blocks("transformer_blocks"),)
-_TWO_LISTS = ("transformer_blocks", "single_transformer_blocks")
 _THOUSAND = 1000.0
-
-_FLUX = DenoiserFamily(time_unit=_THOUSAND, span=_dual(*_TWO_LISTS))
-_WAN = DenoiserFamily(span=(Blocks("blocks"),), tap="condition_embedder")
-_UNET = DenoiserFamily(sample="sample")
-_COGVIEW = DenoiserFamily(span=_dual("transformer_blocks", streams=_PICTURE_FIRST))
+_FLUX = DenoiserFamily(
+    time_unit=_THOUSAND, span=_dual("transformer_blocks", "single_transformer_blocks")
+)
+_FLUX_LIKE = DenoiserFamily(
+    time_unit=_THOUSAND, span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks"))
+)
 
 FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
     {
-        "AllegroTransformer3DModel": DenoiserFamily(span=_BLOCKS),
         "AuraFlowTransformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND,
             span=(*_dual("joint_transformer_blocks"), Blocks("single_transformer_blocks")),
         ),
-        "BriaTransformer2DModel": DenoiserFamily(span=_dual(*_TWO_LISTS)),
-        "ChromaTransformer2DModel": DenoiserFamily(
-            time_unit=_THOUSAND,
-            span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
-        ),
-        "ChronoEditTransformer3DModel": _WAN,
-        "CogVideoXTransformer3DModel": _COGVIEW,
-        "CogView3PlusTransformer2DModel": _COGVIEW,
-        "CogView4Transformer2DModel": _COGVIEW,
-        "ConsisIDTransformer3DModel": _COGVIEW,
-        "CosmosTransformer3DModel": DenoiserFamily(span=_BLOCKS),
-        "DiTTransformer2DModel": DenoiserFamily(halves=True, span=_BLOCKS),
-        "EasyAnimateTransformer3DModel": _COGVIEW,
-        "ErnieImageTransformer2DModel": DenoiserFamily(),
-        "Flux2Transformer2DModel": DenoiserFamily(
-            time_unit=_THOUSAND,
-            span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks")),
-        ),
+        "ChromaTransformer2DModel": _FLUX_LIKE,
+        "Flux2Transformer2DModel": _FLUX_LIKE,
         "FluxTransformer2DModel": _FLUX,
-        "GlmImageTransformer2DModel": _COGVIEW,
         "HiDreamImageTransformer2DModel": DenoiserFamily(
             time="timesteps",
             negates=True,
@@ -69,44 +49,10 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
                 Blocks("single_stream_blocks"),
             ),
         ),
-        "HunyuanDiT2DModel": DenoiserFamily(halves=True),
-        "HunyuanImageTransformer2DModel": DenoiserFamily(
-            span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)
-        ),
-        "HunyuanVideo15Transformer3DModel": DenoiserFamily(
-            span=_dual("transformer_blocks", streams=_PICTURE_FIRST)
-        ),
-        "HunyuanVideoTransformer3DModel": DenoiserFamily(
-            span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)
-        ),
-        "JoyImageEditTransformer3DModel": DenoiserFamily(
-            span=_dual("double_blocks", streams=_PICTURE_FIRST)
-        ),
-        "Kandinsky5Transformer3DModel": DenoiserFamily(span=(Blocks("visual_transformer_blocks"),)),
-        "Krea2Transformer2DModel": DenoiserFamily(time_unit=_THOUSAND, span=_BLOCKS),
-        "LTXVideoTransformer3DModel": DenoiserFamily(span=_BLOCKS),
-        "LatteTransformer3DModel": DenoiserFamily(
-            span=(Blocks("transformer_blocks"), Blocks("temporal_transformer_blocks"))
-        ),
-        "LongCatImageTransformer2DModel": DenoiserFamily(
-            time_unit=_THOUSAND, span=_dual(*_TWO_LISTS)
-        ),
         "Lumina2Transformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND, time_flips=True, negates=True, span=(Blocks("layers"),)
         ),
-        "LuminaNextDiT2DModel": DenoiserFamily(
-            time_unit=_THOUSAND,
-            time_flips=True,
-            negates=True,
-            halves=True,
-            span=(Blocks("layers"),),
-        ),
-        "MochiTransformer3DModel": _COGVIEW,
-        "MotifVideoTransformer3DModel": DenoiserFamily(
-            span=_dual(*_TWO_LISTS, streams=_PICTURE_FIRST)
-        ),
         "OvisImageTransformer2DModel": _FLUX,
-        "PRXTransformer2DModel": DenoiserFamily(time_unit=_THOUSAND, span=(Blocks("blocks"),)),
         "PixArtTransformer2DModel": DenoiserFamily(halves=True, span=_BLOCKS),
         "QwenImageTransformer2DModel": DenoiserFamily(
             time_unit=_THOUSAND,
@@ -115,14 +61,8 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
         ),
         "SD3Transformer2DModel": DenoiserFamily(span=_dual("transformer_blocks")),
         "SanaTransformer2DModel": DenoiserFamily(span=_BLOCKS),
-        "SanaVideoTransformer3DModel": DenoiserFamily(span=_BLOCKS),
-        "SkyReelsV2Transformer3DModel": _WAN,
-        "StableAudioDiTModel": DenoiserFamily(span=_BLOCKS),
-        "UNet2DConditionModel": _UNET,
-        "UNet2DModel": _UNET,
-        "UNet3DConditionModel": _UNET,
-        "WanTransformer3DModel": _WAN,
-        "WanVACETransformer3DModel": _WAN,
+        "UNet2DConditionModel": DenoiserFamily(sample="sample"),
+        "WanTransformer3DModel": DenoiserFamily(span=(Blocks("blocks"),), tap="condition_embedder"),
         "ZImageTransformer2DModel": DenoiserFamily(
             sample="x",
             time="t",
@@ -142,7 +82,7 @@ def family_of(module: nn.Module) -> DenoiserFamily:
     if name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise WeightsError(f"{name} is no denoising model known here; these are: {known}.")
-    # Sana's models say themselves what unit of time they were trained in; Sprint is told its own.
+    # Sana's configurations name the unit of time of their training; Sprint takes the scheduler's.
     config = getattr(module, "config", None)
     is_sprint = getattr(config, "guidance_embeds", False)
     own_scale = 1.0 if is_sprint else getattr(config, "timestep_scale", 1.0)

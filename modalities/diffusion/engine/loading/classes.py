@@ -15,6 +15,8 @@ from triptych.core.weights.layout import read_json
 from triptych.core.weights.pipeline_index import PipelineComponent
 from triptych.modalities.diffusion.engine.families.table import FAMILIES
 
+_UNET = "UNet2DConditionModel"
+_TRANSFORMERS = FAMILIES.keys() - {_UNET}
 _AUTOENCODERS = frozenset({
     "AutoencoderDC",
     "AutoencoderKL",
@@ -102,7 +104,7 @@ def _known(part: PipelineComponent) -> Mapping[str, str]:
         return _TOKENIZERS
     if part.name == "processor":
         return _PROCESSORS
-    names = {"transformer": FAMILIES, "unet": FAMILIES, "vae": _AUTOENCODERS}.get(
+    names = {"transformer": _TRANSFORMERS, "unet": {_UNET}, "vae": _AUTOENCODERS}.get(
         part.name, _TEXT_ENCODERS
     )
     return {name: name for name in names}

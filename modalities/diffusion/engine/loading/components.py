@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from triptych.core.config import ModelOptions
-from triptych.core.errors import ConfigError
+from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
@@ -34,8 +34,18 @@ from triptych.modalities.diffusion.engine.loading.modules import (
     open_diffusers_module,
     open_transformers_module,
 )
-from triptych.modalities.diffusion.engine.loading.readers import open_reader
-from triptych.modalities.diffusion.engine.loading.weights import Weights, open_weights
+from triptych.modalities.diffusion.engine.loading.weights import Weights, brief, open_weights
+
+
+def open_reader(kind: Any, folder: Path) -> Any:
+    """A tokenizer or processor of a class of transformers. Raises `WeightsError`."""
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises nothing more precise than this
+        raise WeightsError(
+            f"The files in {folder.name} are not usable as {kind.__name__}: {brief(error)}."
+        ) from error
+
 
 DtypeOf = Callable[[torch.dtype], torch.dtype]
 """From the type that weights are stored in to the one to hold and compute in."""
@@ -81,7 +91,7 @@ def open_components(
     dtype: DtypeOf,
     report: Report,
 ) -> Components:
-    """Load every part of the model in `folder`; `report` hears the share of bytes done, 0 to 1.
+    """Load every part of the model in `folder`; `report` gets the share of bytes done, 0 to 1.
 
     Raises `WeightsError` naming part, file and tensor where anything is missing, damaged, of an
     unknown class, or left over, and `ConfigError` for an override that fits nothing. Nothing is

@@ -17,8 +17,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.weights.quiet import errors_only, without_progress_bar
 from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.modalities.diffusion.engine.loading.originals import in_own_names, text_in_own_names
-from triptych.modalities.diffusion.engine.loading.unfit import UNFIT, brief
-from triptych.modalities.diffusion.engine.loading.weights import Weights
+from triptych.modalities.diffusion.engine.loading.weights import Weights, unfit
 
 Report = Callable[[float], None]
 _CHOOSES_CODE = frozenset({"auto_map", "attn_implementation", "experts_implementation"})
@@ -68,13 +67,12 @@ def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
     Fields that the class does not have stay readable in its `config`: pipelines look at some.
     """
     fields = _plain(config)
-    try:
-        with errors_only("diffusers.configuration_utils"), _WithoutMemory():
-            return kind.from_config(fields).eval().requires_grad_(False)
-    except UNFIT as error:
-        raise WeightsError(
-            f"config.json is not usable as {kind.__name__}: {brief(error)}."
-        ) from error
+    with (
+        unfit(f"config.json is not usable as {kind.__name__}"),
+        errors_only("diffusers.configuration_utils"),
+        _WithoutMemory(),
+    ):
+        return kind.from_config(fields).eval().requires_grad_(False)
 
 
 def num_values(kind: Any, config: Mapping[str, Any]) -> int:
@@ -120,20 +118,15 @@ def open_transformers_module(
     if is_foreign:
         weights = text_in_own_names(config, weights)
     state = {name: weights.read(name) for name in weights.tensors}
-    try:
-        with without_progress_bar():
-            module, info = kind.from_pretrained(
-                None,
-                config=config,
-                state_dict=state,
-                dtype=dtype,
-                ignore_mismatched_sizes=True,  # they are reported, and refused below
-                output_loading_info=True,
-            )
-    except UNFIT as error:
-        raise WeightsError(
-            f"The weights are not usable as {kind.__name__}: {brief(error)}."
-        ) from error
+    with unfit(f"The weights are not usable as {kind.__name__}"), without_progress_bar():
+        module, info = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,  # they are reported, and refused below
+            output_loading_info=True,
+        )
     _check_complete(info, weights)
     report(1.0)
     moved: nn.Module = module.to(device).eval().requires_grad_(False)
@@ -142,12 +135,8 @@ def open_transformers_module(
 
 def transformers_config(kind: Any, config: Mapping[str, Any]) -> Any:
     """The configuration as the class has it."""
-    try:
+    with unfit(f"config.json is not usable as {kind.__name__}"):
         return kind.config_class.from_dict(_plain(config))
-    except UNFIT as error:
-        raise WeightsError(
-            f"config.json is not usable as {kind.__name__}: {brief(error)}."
-        ) from error
 
 
 def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype, exact: frozenset[str]) -> torch.dtype:

@@ -15,8 +15,7 @@ from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.engine.loading.unfit import UNFIT, brief
-from triptych.modalities.diffusion.engine.loading.weights import HeldWeights, Weights
+from triptych.modalities.diffusion.engine.loading.weights import HeldWeights, Weights, unfit
 
 _UNPROJECTED = "text_encoders.clip_l.transformer."  # SD3 takes the pooled vector as it is
 _OPEN_CLIPS = ("cond_stage_model.model.", "conditioner.embedders.1.model.")  # SD 2, SDXL's second
@@ -38,14 +37,11 @@ def in_own_names(module: Any, weights: Weights) -> Weights:
         raise WeightsError(f"{_file(weights)} does not name its tensors as {kind} does.")
     tensors = {name: weights.read(name) for name in weights.tensors}
     convert = known["checkpoint_mapping_fn"]
-    try:
+    problem = f"{_file(weights)} holds no {kind} as it is known"
+    with unfit(problem):
         converted = convert(checkpoint=tensors, config=dict(module.config))
-    except UNFIT as error:
-        raise WeightsError(
-            f"{_file(weights)} holds no {kind} as it is known: {brief(error)}."
-        ) from error
     if not converted:
-        raise WeightsError(f"{_file(weights)} holds no {kind} as it is known.")
+        raise WeightsError(f"{problem}.")
     return HeldWeights(converted, weights)
 
 
@@ -72,7 +68,7 @@ def _converted_text(config: Any, prefix: str, tensors: dict[str, Tensor]) -> dic
 
 
 def _width(weights: Weights, names: list[str]) -> int:
-    """The length of an embedding, which the table of tokens tells."""
+    """The length of an embedding, from the table of tokens."""
     tables = [n for n in names if n.endswith(("token_embedding.weight", "shared.weight"))]
     return weights.tensors[tables[0]].shape[-1] if tables else 0
 

@@ -1,7 +1,7 @@
 """A whole checkpoint in one file, turned into a folder in the hub's layout.
 
 Owns taking it apart. Configurations and tokenizers, which such files lack, are those of the model
-it was made from, as the shapes of its tensors tell diffusers.
+it was made from, which diffusers knows from the shapes of its tensors.
 """
 
 from __future__ import annotations

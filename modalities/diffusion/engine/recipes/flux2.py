@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from typing_extensions import override
 
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.recipes.bases import EvenFlow
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import encode_picture, pack, unpack
 from triptych.modalities.diffusion.engine.recipes.packed import unless_spaced
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
 from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring, within
+from triptych.modalities.diffusion.engine.recipes.text import EvenFlow
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.wire import ImageRequest
 
 _MAX_REFERENCE_PIXELS = 1024 * 1024
 _REFERENCE_SPACING = 10  # the picture drawn is at time 0, the n-th looked at at 10 n
@@ -34,7 +34,7 @@ class _Flux2(Referring, EvenFlow):
     draws_sources = False
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         _, height, width = self.latent_shape(request)
         hidden = text["encoder_hidden_states"]
         words = torch.zeros(len(hidden), 4)
@@ -43,7 +43,7 @@ class _Flux2(Referring, EvenFlow):
         return Conditioning(rows=text, shared=places, key=(height, width))
 
     @override
-    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
+    def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
         channels, height, width = super().latent_shape(request)
         return channels, height // 2, width // 2
 
@@ -52,7 +52,7 @@ class _Flux2(Referring, EvenFlow):
         return latents_CHW.flatten(1).T.contiguous()
 
     @override
-    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+    def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
         """Latents on the autoencoder's scale, which its batch norm knows by patch and channel."""
         mean, deviation = self._norm(sample)
         _, height, width = self.latent_shape(request)
@@ -65,14 +65,14 @@ class _Flux2(Referring, EvenFlow):
         return (tokens - mean) / deviation
 
     @override
-    def mask_sample(self, mask_1HW: Tensor, request: PictureRequest) -> Tensor:
+    def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
         """Soft at its edges, where a token stands for pixels of both sides."""
         channels, *size = self.latent_shape(request)
         mask = interpolate((mask_1HW >= 0.5).float()[None], size=size, mode="bilinear")[0]
         return self.to_sample(mask.expand(channels, -1, -1))
 
     @override
-    def spacing(self, request: PictureRequest) -> Spacing:
+    def spacing(self, request: ImageRequest) -> Spacing:
         spacing = unless_spaced(self, super().spacing(request))
         _, height, width = self.latent_shape(request)
         return replace(spacing, mu=_shift(height * width, spacing.num_steps))
@@ -100,7 +100,7 @@ class _Flux2(Referring, EvenFlow):
 
 
 class Flux2(_Flux2):
-    """FLUX.2 dev: Mistral reads the prompt; the guidance scale is told to the model."""
+    """FLUX.2 dev: Mistral reads the prompt; the guidance scale is an argument."""
 
     _LAYERS = (10, 20, 30)
 
@@ -124,7 +124,7 @@ class Flux2(_Flux2):
         return {"encoder_hidden_states": encoder.read(tokens, layer=self._LAYERS).hidden}
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         scale = text["encoder_hidden_states"].new_tensor(self.guidance_scale(request))
         return super().conditioning({**text, "guidance": scale}, request)
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.wire import ImageRequest
+
 
 def pack(latents_CHW: Tensor) -> Tensor:
     """Patches of 2 x 2 as tokens, `[T, 4 C]`: FLUX, Chroma, Qwen-Image."""
@@ -32,6 +35,19 @@ def position_ids(height: int, width: int) -> Tensor:
     ids[..., 1] = torch.arange(height // 2)[:, None]
     ids[..., 2] = torch.arange(width // 2)[None]
     return ids.view(-1, 3)
+
+
+def picture_tensor(pixels: Pixels) -> Tensor:
+    """A picture as it comes over the wire, as `[3, H, W]` in 0..1."""
+    rows = torch.frombuffer(bytearray(pixels.rgb), dtype=torch.uint8)
+    return rows.view(pixels.height, pixels.width, 3).permute(2, 0, 1).float() / 255
+
+
+def mask_tensor(request: ImageRequest) -> Tensor:
+    """1 where the first picture of a request shall change, `[1, H, W]`."""
+    first = request.sources[0]
+    rows = torch.frombuffer(bytearray(request.mask), dtype=torch.uint8)
+    return rows.view(1, first.height, first.width).float() / 255
 
 
 def fitted(picture_CHW: Tensor, height: int, width: int) -> Tensor:

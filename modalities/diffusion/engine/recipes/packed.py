@@ -1,4 +1,4 @@
-"""Pipelines whose model takes the picture as a sequence of tokens: FLUX.1 and Chroma.
+"""Pipelines whose model takes the picture as a sequence of tokens: FLUX.1, Chroma, Ovis-Image.
 
 Owns the facts of each: text encoders, arguments, spacing, as published. A recipe yields what
 diffusers' pipeline of that name yields.
@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.recipes.bases import EvenFlow
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_picture,
     fitted,
@@ -24,14 +23,11 @@ from triptych.modalities.diffusion.engine.recipes.latents import (
     position_ids,
     unpack,
 )
-from triptych.modalities.diffusion.engine.recipes.recipe import (
-    BranchPrompt,
-    EncodedText,
-    PictureRequest,
-    Recipe,
-)
+from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText, Recipe
 from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
+from triptych.modalities.diffusion.engine.recipes.text import EvenFlow
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.wire import ImageRequest
 
 _UPRIGHT = (
     (672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184),
@@ -45,7 +41,7 @@ class Packed(EvenFlow):
     """Latents as tokens of 2 x 2."""
 
     @override
-    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
+    def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
         channels, height, width = super().latent_shape(request)
         return channels // 4, height, width
 
@@ -54,13 +50,13 @@ class Packed(EvenFlow):
         return pack(latents_CHW)
 
     @override
-    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+    def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
         _, height, width = self.latent_shape(request)
         return unpack(sample, height, width)
 
 
 class Flux(Packed):
-    """FLUX.1: the guidance scale is told to the model, unless that is deaf to it."""
+    """FLUX.1: the guidance scale is an argument, unless the model ignores it (schnell)."""
 
     _LENGTH = 512
 
@@ -70,23 +66,23 @@ class Flux(Packed):
 
     @override
     def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
-        told, t5 = [prompt.text for prompt in prompts], self.text_encoder(2)
+        texts, t5 = [prompt.text for prompt in prompts], self.text_encoder(2)
         length = min(t5.tokenizer.model_max_length, self._LENGTH)
-        clip, words = self.text_encoder(1).encode_all(told), t5.encode_all(told, length=length)
+        clip, words = self.text_encoder(1).encode_all(texts), t5.encode_all(texts, length=length)
         return [
             {"pooled_projections": whole.pooled, "encoder_hidden_states": each.hidden}
             for whole, each in zip(clip, words, strict=True)
         ]
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         hidden = text["encoder_hidden_states"]
         if self.model.config.guidance_embeds:
             text = {**text, "guidance": hidden.new_tensor(self.guidance_scale(request))}
         return _with_positions(self, text, request)
 
     @override
-    def spacing(self, request: PictureRequest) -> Spacing:
+    def spacing(self, request: ImageRequest) -> Spacing:
         return unless_spaced(self, super().spacing(request))
 
 
@@ -125,14 +121,56 @@ class Chroma(Packed):
         return {"encoder_hidden_states": text.hidden, "attention_mask": seen.to(text.hidden.dtype)}
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         mask = pad(text["attention_mask"], (0, self.num_tokens(request)), value=1.0)
         return _with_positions(self, {**text, "attention_mask": mask}, request)
 
 
-def _with_positions(
-    recipe: Recipe, text: dict[str, Tensor], request: PictureRequest
-) -> Conditioning:
+class OvisImage(Packed):
+    """Ovis-Image: FLUX's form; Qwen reads the prompt behind an instruction, which is cut off."""
+
+    INSTRUCTION = (
+        "Describe the image by detailing the color, quantity, text, shape, size, texture, spatial "
+        "relationships of the objects and background: "
+    )
+    NUM_INSTRUCTION = 28
+    _LENGTH = 256
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        encoder = self.text_encoder()
+        asked = encoder.tokenizer.apply_chat_template(
+            [{"role": "user", "content": self.INSTRUCTION + prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+        tokens = encoder.tokenizer(
+            [asked],
+            max_length=self._LENGTH + self.NUM_INSTRUCTION,
+            padding="max_length",
+            truncation=True,
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+        text = encoder.read(tokens)
+        hidden = text.hidden * text.mask[:, None]
+        return {"encoder_hidden_states": hidden[self.NUM_INSTRUCTION :]}
+
+    @override
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
+        placed = _with_positions(self, text, request)
+        words = torch.arange(len(text["encoder_hidden_states"]))
+        ids = torch.stack([torch.zeros_like(words), words, words], dim=1)
+        shared = {**placed.shared, "txt_ids": ids.to(text["encoder_hidden_states"])}
+        return replace(placed, shared=shared)
+
+    @override
+    def spacing(self, request: ImageRequest) -> Spacing:
+        return unless_spaced(self, super().spacing(request))
+
+
+def _with_positions(recipe: Recipe, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
     _, height, width = recipe.latent_shape(request)
     hidden = text["encoder_hidden_states"]
     ids = {"img_ids": position_ids(height, width), "txt_ids": torch.zeros(len(hidden), 3)}

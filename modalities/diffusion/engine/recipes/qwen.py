@@ -14,16 +14,19 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
+from triptych.core.media.pixels import Pixels
 from triptych.modalities.diffusion.engine.denoise import Guidance
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.recipes.latents import encode_picture, fitted, pack
-from triptych.modalities.diffusion.engine.recipes.packed import Packed
-from triptych.modalities.diffusion.engine.recipes.recipe import (
-    BranchPrompt,
-    EncodedText,
-    PictureRequest,
+from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.recipes.latents import (
+    encode_picture,
+    fitted,
+    pack,
+    picture_tensor,
 )
+from triptych.modalities.diffusion.engine.recipes.packed import Packed
+from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText
 from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring
+from triptych.modalities.diffusion.wire import ImageRequest
 
 CONDITION_IMAGE_SIZE = 384 * 384
 """Pixels at which the text encoder of the later models reads a picture."""
@@ -53,7 +56,7 @@ class QwenImage(Packed):
         return {"encoder_hidden_states": kept}
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         _, height, width = self.latent_shape(request)
         shape = (1, height // 2, width // 2)
         return Conditioning(rows=text, shared={"img_shapes": [[shape]]}, key=shape)
@@ -82,9 +85,9 @@ class QwenImageEdit(Referring, QwenImage):
     _READ_PIXELS = VAE_IMAGE_SIZE
 
     @override
-    def prompts(self, request: PictureRequest) -> list[BranchPrompt]:
-        told = super().prompts(request)
-        return [replace(prompt, pictures=request.sources) for prompt in told]
+    def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
+        prompts = super().prompts(request)
+        return [replace(prompt, pictures=request.sources) for prompt in prompts]
 
     @override
     def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
@@ -109,7 +112,7 @@ class QwenImageEdit(Referring, QwenImage):
             words = words.replace(token, "")
         shown = ""
         if prompt.pictures:
-            sized = [_bytes_of(_sized(one, self._READ_PIXELS)) for one in prompt.pictures]
+            sized = [self._sized_bytes(one) for one in prompt.pictures]
             processor = self.components["processor"]
             pictures = processor(images=sized, return_tensors="pt")
             counts = pictures["image_grid_thw"].prod(-1) // processor.merge_size**2
@@ -121,6 +124,11 @@ class QwenImageEdit(Referring, QwenImage):
         tokens = encoder.tokenizer([asked], return_tensors="pt")
         text = encoder.read({**tokens, **pictures}, layer=-1)
         return {"encoder_hidden_states": text.hidden[self._NUM_EDIT_TEMPLATE :]}
+
+    def _sized_bytes(self, picture: Pixels) -> Any:
+        """A picture as its files have it, `[H, W, 3]`, at the size at which it is read."""
+        sized_3HW = _sized(picture_tensor(picture), self._READ_PIXELS)
+        return (sized_3HW * 255).round().byte().permute(1, 2, 0).numpy()
 
 
 class QwenImageEditPlus(QwenImageEdit):
@@ -142,8 +150,3 @@ def _sized(picture_3HW: Tensor, num_pixels: int) -> Tensor:
     aspect = min(max(width / height, 1 / _MAX_ASPECT), _MAX_ASPECT)
     width, height = calculate_dimensions(num_pixels, aspect)
     return fitted(picture_3HW, max(32, height), max(32, width))
-
-
-def _bytes_of(picture_3HW: Tensor) -> Any:
-    """A picture as its files have it, `[H, W, 3]`."""
-    return (picture_3HW * 255).round().byte().permute(1, 2, 0).numpy()

@@ -24,21 +24,25 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.diffusion.caches.methods import CacheMethod
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.core.media.pixels import Pixels
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise import DenoiseRow, Guidance, GuidanceBranch, Kept
-from triptych.modalities.diffusion.engine.families.family import Conditioning
+from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.loading.components import denoiser_of
 from triptych.modalities.diffusion.engine.recipes.latents import (
     decode_latents,
     encode_picture,
     fitted,
+    mask_tensor,
+    picture_tensor,
 )
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.engine.samplers.rows import SampleRow, release_row, start_row
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 from triptych.modalities.diffusion.sampler_names import with_sampler
 from triptych.modalities.diffusion.spec import PipelineSpec, downscale
+from triptych.modalities.diffusion.wire import ImageRequest
 
 EncodedText: TypeAlias = dict[str, Tensor]
 """A prompt as the model's arguments, without a batch dimension: depends on nothing else."""
@@ -46,43 +50,19 @@ EncodedText: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BranchPrompt:
-    """What one guidance branch is told, and what it is shown with that: mostly nothing."""
+    """The text of one guidance branch, and the pictures that are read with it: mostly none."""
 
     text: str
     is_negative: bool = False
-    pictures: tuple[Tensor, ...] = ()
+    pictures: tuple[Pixels, ...] = ()
 
     @property
     def digest(self) -> str:
         """The SHA-256 of all that the encoding depends on, in hex."""
         digest = hashlib.sha256(f"{self.is_negative:d}{self.text}".encode())
         for picture in self.pictures:
-            digest.update(repr(picture.shape).encode())
-            digest.update(picture.numpy().tobytes())
+            digest.update(f"{picture.width}x{picture.height}".encode() + picture.rgb)
         return digest.hexdigest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PictureRequest:
-    """One picture. `num_steps`, `guidance_scale` and `sampler` are the pipeline's own where empty.
-
-    `sources` are pictures to begin from or to look at, each `[3, H, W]` in 0..1 and of any size;
-    `mask`, `[1, H, W]`, is 1 where the first of them shall change; `strength` says how far.
-    """
-
-    prompt: str
-    negative_prompt: str = ""
-    width: int
-    height: int
-    num_steps: int | None = None
-    guidance_scale: float | None = None
-    sampler: str = ""
-    seed: int = 0
-    sample_index: int = 0
-    cache: CacheMethod | None = None
-    sources: tuple[Tensor, ...] = ()
-    mask: Tensor | None = None
-    strength: float | None = None
 
 
 class Recipe(ABC):
@@ -90,14 +70,14 @@ class Recipe(ABC):
 
     `components`: the loaded parts by their names in model_index.json; `scheduler` is the mapping in
     its scheduler_config.json, and other entries of model_index.json may be among them.
-    `abilities`: those of the pipeline's class.
+    `spec`: those of the pipeline's class.
     """
 
     draws_sources: ClassVar[bool] = True  # a picture's latents are drawn, not the likeliest
 
-    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
+    def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
         self.components = components
-        self.abilities = abilities
+        self.spec = spec
 
     @property
     def model(self) -> Any:
@@ -118,18 +98,18 @@ class Recipe(ABC):
     @property
     def default_size(self) -> tuple[int, int]:
         """Width and height of what the model draws best."""
-        return self.abilities.default_size(self.model.config, self.vae.config, self.components)
+        return self.spec.default_size(self.model.config, self.vae.config, self.components)
 
     @property
     def pixel_multiple(self) -> int:
         """Width and height of a picture are multiples of this."""
-        return self.abilities.pixel_multiple(self.vae.config)
+        return self.spec.pixel_multiple(self.vae.config)
 
-    def prompts(self, request: PictureRequest) -> list[BranchPrompt]:
-        """What the request's branches are told, in their order."""
+    def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
+        """The prompts of the request's guidance branches, in their order."""
         prompts = [BranchPrompt(request.prompt)]
         is_variation = bool(request.sources) and not request.prompt and not request.negative_prompt
-        if self.abilities.is_guided(self.guidance_scale(request)) and not is_variation:
+        if self.spec.is_guided(self.guidance_scale(request)) and not is_variation:
             prompts.append(BranchPrompt(request.negative_prompt, is_negative=True))
         return prompts
 
@@ -137,45 +117,52 @@ class Recipe(ABC):
         """Prompts of any requests, each as if it were alone."""
         return [self.encode(prompt.text, is_negative=prompt.is_negative) for prompt in prompts]
 
-    def num_prompt_tokens(self, request: PictureRequest) -> int:
+    def num_prompt_tokens(self, request: ImageRequest) -> int:
         """How many tokens the first tokenizer makes of the prompt."""
         return len(self.components["tokenizer"](request.prompt, verbose=False).input_ids)
 
     def prepare(
         self,
-        request: PictureRequest,
+        request: ImageRequest,
         pools: TensorPools,
         texts: Sequence[EncodedText] | None = None,
+        *,
+        index: int = 0,
+        cache: CacheMethod | None = None,
     ) -> DenoiseRow:
-        """A row at its first step. Raises `InvalidRequest` for what the model cannot draw.
+        """A row of the request's picture `index`, at its first step.
 
-        `texts` are the request's `prompts`, encoded, where that was done before.
+        Raises `InvalidRequest` for what the model cannot draw. `texts` are the request's `prompts`,
+        encoded, where that was done before.
         """
         self.check(request)
         if texts is None:
             texts = self.encode_all(self.prompts(request))
-        generator = torch.Generator().manual_seed(row_seed(request.seed, request.sample_index))
+        generator = torch.Generator().manual_seed(row_seed(request.seed or 0, index))
         clean = self._clean(request, generator)
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
         noise = self.to_sample(noise).to(self.device)
-        told = self.refer([self.conditioning(text, request) for text in texts], request)
+        conditionings = self.refer([self.conditioning(text, request) for text in texts], request)
         kept = self._kept(request, clean, noise)
         sample = self._begin(request, noise, clean, generator, pools)
         with ExitStack() as stack:
             stack.callback(release_row, sample)
             branches = [
-                GuidanceBranch(conditioning=conditioning, slot=self._slot(request, sample, pools))
-                for conditioning in told
+                GuidanceBranch(
+                    conditioning=conditioning,
+                    cache=None if cache is None else RowCache(cache, len(sample.timesteps), pools),
+                )
+                for conditioning in conditionings
             ]
             stack.pop_all()
         guidance = self.guidance(self.guidance_scale(request))
         return DenoiseRow(sample=sample, branches=branches, guidance=guidance, kept=kept)
 
-    def decode(self, sample: Tensor, request: PictureRequest) -> Tensor:
+    def decode(self, sample: Tensor, request: ImageRequest) -> Tensor:
         """The picture of finished latents, `[3, height, width]` in 0..1, float32."""
         return self.decode_all([(sample, request)])[0]
 
-    def decode_all(self, samples: Sequence[tuple[Tensor, PictureRequest]]) -> Tensor:
+    def decode_all(self, samples: Sequence[tuple[Tensor, ImageRequest]]) -> Tensor:
         """Pictures of one size together, `[N, 3, height, width]`."""
         latents = [self.to_latents(sample, request) for sample, request in samples]
         return decode_latents(self.vae, torch.stack(latents))
@@ -184,15 +171,15 @@ class Recipe(ABC):
     def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
         """A prompt as the model's arguments."""
 
-    def conditioning(self, text: EncodedText, request: PictureRequest) -> Conditioning:
-        """All that a branch is told beside latents and time."""
+    def conditioning(self, text: EncodedText, request: ImageRequest) -> Conditioning:
+        """All arguments of a branch beside latents and time."""
         return Conditioning(rows=text)
 
-    def refer(self, told: list[Conditioning], request: PictureRequest) -> list[Conditioning]:
-        """What branches are told, and the pictures that the model looks at, where it does."""
-        return told
+    def refer(self, branches: list[Conditioning], request: ImageRequest) -> list[Conditioning]:
+        """The conditioning of branches, with the pictures that the model looks at, if it does."""
+        return branches
 
-    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
+    def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
         """The latents' channels, height and width."""
         pixels = downscale(self.vae.config)
         channels = self.model.config.in_channels
@@ -202,7 +189,7 @@ class Recipe(ABC):
         """Latents as the model takes them."""
         return latents_CHW
 
-    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+    def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
         """The inverse of `to_sample`."""
         return sample
 
@@ -210,13 +197,13 @@ class Recipe(ABC):
         """A picture as the model takes it; drawn from what is likely, or the likeliest."""
         return self.to_sample(encode_picture(self.vae, picture_3HW, generator))
 
-    def mask_sample(self, mask_1HW: Tensor, request: PictureRequest) -> Tensor:
-        """A mask as the model takes latents: each is drawn anew, or stays."""
+    def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
+        """A mask as the model takes latents: each is redrawn, or stays."""
         channels, height, width = self.latent_shape(request)
         mask = interpolate((mask_1HW >= 0.5).float()[None], size=(height, width))[0]
         return self.to_sample(mask.expand(channels, -1, -1))
 
-    def spacing(self, request: PictureRequest) -> Spacing:
+    def spacing(self, request: ImageRequest) -> Spacing:
         """Where the steps lie."""
         return Spacing(num_steps=self.num_steps(request))
 
@@ -224,28 +211,28 @@ class Recipe(ABC):
         """How branches become one."""
         return Guidance(scale=scale)
 
-    def num_steps(self, request: PictureRequest) -> int:
+    def num_steps(self, request: ImageRequest) -> int:
         """Steps as the request counts them: some samplers ask the model more than once in one."""
-        return self.abilities.default_steps if request.num_steps is None else request.num_steps
+        return self.spec.default_steps if request.num_steps is None else request.num_steps
 
-    def guidance_scale(self, request: PictureRequest) -> float:
+    def guidance_scale(self, request: ImageRequest) -> float:
         """How strongly the prompt acts."""
         given = request.guidance_scale
-        return self.abilities.default_guidance if given is None else given
+        return self.spec.default_guidance if given is None else given
 
-    def strength(self, request: PictureRequest) -> float:
+    def strength(self, request: ImageRequest) -> float:
         """How little is left of the picture that is begun from; 1 where there is none."""
         if not request.sources:
             return 1.0
-        return self.abilities.strength_of(request.strength, has_mask=request.mask is not None)
+        return self.spec.strength_of(request.strength, has_mask=bool(request.mask))
 
-    def check(self, request: PictureRequest) -> None:
+    def check(self, request: ImageRequest) -> None:
         """Raises `InvalidRequest` for a size or pictures the model cannot draw."""
-        self.abilities.check_pictures(
+        self.spec.check_pictures(
             len(request.sources),
             num_steps=self.num_steps(request),
             strength=request.strength,
-            has_mask=request.mask is not None,
+            has_mask=bool(request.mask),
         )
         multiple = self.pixel_multiple
         if request.width % multiple or request.height % multiple:
@@ -255,23 +242,23 @@ class Recipe(ABC):
                 param="size",
             )
 
-    def _clean(self, request: PictureRequest, generator: torch.Generator) -> Tensor | None:
+    def _clean(self, request: ImageRequest, generator: torch.Generator) -> Tensor | None:
         """The latents that are begun from, or of which some stay."""
-        if self.strength(request) == 1 and request.mask is None:
+        if self.strength(request) == 1 and not request.mask:
             return None
-        picture = fitted(request.sources[0], request.height, request.width)
+        picture = fitted(picture_tensor(request.sources[0]), request.height, request.width)
         drawn = generator if self.draws_sources else None
         return self.picture_sample(picture, drawn).to(self.device)
 
-    def _kept(self, request: PictureRequest, clean: Tensor | None, noise: Tensor) -> Kept | None:
-        if clean is None or request.mask is None:
+    def _kept(self, request: ImageRequest, clean: Tensor | None, noise: Tensor) -> Kept | None:
+        if clean is None or not request.mask:
             return None
-        mask = self.mask_sample(request.mask, request).to(clean)
+        mask = self.mask_sample(mask_tensor(request), request).to(clean)
         return Kept(clean=clean, mask=mask, noise=noise)
 
     def _begin(
         self,
-        request: PictureRequest,
+        request: ImageRequest,
         noise: Tensor,
         clean: Tensor | None,
         generator: torch.Generator,
@@ -282,18 +269,11 @@ class Recipe(ABC):
         return start_row(
             noise,
             with_sampler(self.components["scheduler"], request.sampler, spacing.mu),
-            replace(spacing, begin=self.abilities.first_step(spacing.num_steps, strength)),
+            replace(spacing, begin=self.spec.first_step(spacing.num_steps, strength)),
             generator=generator,
             pools=pools,
             clean=clean if strength < 1 else None,
         )
-
-    def _slot(
-        self, request: PictureRequest, sample: SampleRow, pools: TensorPools
-    ) -> CacheSlot | None:
-        if request.cache is None:
-            return None
-        return CacheSlot(request.cache, len(sample.timesteps), pools)
 
 
 def row_seed(seed: int, sample_index: int) -> int:

@@ -1,7 +1,7 @@
 """Pictures that a model looks at while it draws: tokens after its own, at places of their own.
 
-Owns the order of events and the pictures' sizes. Which tokens a picture becomes, and how the model
-is told where they stand, is the recipe's.
+Owns the order of events and the pictures' sizes. Which tokens a picture becomes, and at
+which places, is the recipe's.
 
 Legend: T tokens of a picture, C channels.
 """
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.recipes.latents import fitted
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest, Recipe
+from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.recipes.latents import fitted, picture_tensor
+from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+from triptych.modalities.diffusion.wire import ImageRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,10 +37,10 @@ class Referring(Recipe):
     """A recipe whose model looks at pictures, each as itself and none noised."""
 
     @override
-    def refer(self, told: list[Conditioning], request: PictureRequest) -> list[Conditioning]:
+    def refer(self, branches: list[Conditioning], request: ImageRequest) -> list[Conditioning]:
         if not request.sources:
-            return told
-        references = [self.look(picture) for picture in request.sources]
+            return branches
+        references = [self.look(picture_tensor(picture)) for picture in request.sources]
         context = torch.cat([reference.tokens_TC for reference in references])
         shapes = tuple((reference.height, reference.width) for reference in references)
         return [
@@ -49,7 +50,7 @@ class Referring(Recipe):
                 shared={**branch.shared, **self.places(branch.shared, references)},
                 key=(branch.key, shapes),
             )
-            for branch in told
+            for branch in branches
         ]
 
     @abstractmethod
@@ -58,7 +59,7 @@ class Referring(Recipe):
 
     @abstractmethod
     def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
-        """The shared arguments that tell the model where the picture and its references stand."""
+        """The shared arguments that place the picture and its references."""
 
 
 def within(picture_3HW: Tensor, num_pixels: int, multiple: int) -> Tensor:

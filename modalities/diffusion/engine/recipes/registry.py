@@ -9,7 +9,7 @@ from typing import Any
 from triptych.modalities.diffusion.engine.loading.components import denoiser_of
 from triptych.modalities.diffusion.engine.recipes import flux2, packed, qwen, spatial
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
-from triptych.modalities.diffusion.spec import abilities_of
+from triptych.modalities.diffusion.spec import spec_of
 
 _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
     {
@@ -22,6 +22,7 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
         "HiDreamImagePipeline": spatial.HiDream,
         "Lumina2Pipeline": spatial.Lumina2,
         "Lumina2Text2ImgPipeline": spatial.Lumina2,
+        "OvisImagePipeline": packed.OvisImage,
         "PixArtAlphaPipeline": spatial.PixArtAlpha,
         "PixArtSigmaPipeline": spatial.PixArt,
         "QwenImageEditPipeline": qwen.QwenImageEdit,
@@ -40,5 +41,5 @@ _RECIPES: MappingProxyType[str, type[Recipe]] = MappingProxyType(
 
 def open_recipe(pipeline: str, components: Mapping[str, Any]) -> Recipe:
     """The recipe of a pipeline's class name. Raises `WeightsError` if it is not known."""
-    abilities = abilities_of(pipeline, denoiser_of(components).config, components)
-    return _RECIPES[pipeline](components, abilities)
+    spec = spec_of(pipeline, denoiser_of(components).config, components)
+    return _RECIPES[pipeline](components, spec)

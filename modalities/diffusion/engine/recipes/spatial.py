@@ -19,11 +19,11 @@ from typing_extensions import override
 
 from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.engine.denoise import Guidance
-from triptych.modalities.diffusion.engine.families.family import Conditioning
-from triptych.modalities.diffusion.engine.recipes.bases import EvenFlow, TextRecipe
-from triptych.modalities.diffusion.engine.recipes.recipe import PictureRequest
+from triptych.modalities.diffusion.engine.families.model import Conditioning
+from triptych.modalities.diffusion.engine.recipes.text import EvenFlow, TextRecipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
 from triptych.modalities.diffusion.spec import PipelineSpec, downscale
+from triptych.modalities.diffusion.wire import ImageRequest
 
 
 class ZImage(EvenFlow):
@@ -42,7 +42,7 @@ class ZImage(EvenFlow):
         return {"cap_feats": text.hidden[text.mask.bool()]}
 
     @override
-    def latent_shape(self, request: PictureRequest) -> tuple[int, ...]:
+    def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
         pixels = downscale(self.vae.config)
         return self.model.in_channels, request.height // pixels, request.width // pixels
 
@@ -51,7 +51,7 @@ class ZImage(EvenFlow):
         return latents_CHW[:, None]
 
     @override
-    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+    def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
         return sample[:, 0]
 
     @override
@@ -74,7 +74,7 @@ class Lumina2(EvenFlow):
         return {"encoder_hidden_states": text.hidden, "encoder_attention_mask": text.mask}
 
     @override
-    def num_tokens(self, request: PictureRequest) -> int:
+    def num_tokens(self, request: ImageRequest) -> int:
         return self.latent_shape(request)[0]  # as the published pipeline has it
 
     @override
@@ -103,7 +103,7 @@ class StableDiffusion3(TextRecipe):
         return {"encoder_hidden_states": hidden, "pooled_projections": pooled}
 
     @override
-    def spacing(self, request: PictureRequest) -> Spacing:
+    def spacing(self, request: ImageRequest) -> Spacing:
         _, height, width = self.latent_shape(request)
         num_tokens = height * width // self.model.config.patch_size**2
         mu = dynamic_shift(self.components["scheduler"], num_tokens)
@@ -119,7 +119,7 @@ class StableDiffusion(TextRecipe):
 
 
 class StableDiffusionXL(TextRecipe):
-    """SDXL: two CLIPs side by side; the model is told the picture's size."""
+    """SDXL: two CLIPs side by side; the picture's size is an argument."""
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
@@ -133,10 +133,10 @@ class StableDiffusionXL(TextRecipe):
         return {"encoder_hidden_states": hidden, "added_cond_kwargs.text_embeds": pooled}
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         size = (request.height, request.width)
-        told = text["encoder_hidden_states"].new_tensor((*size, 0, 0, *size))
-        return Conditioning(rows={**text, "added_cond_kwargs.time_ids": told})
+        time_ids = text["encoder_hidden_states"].new_tensor((*size, 0, 0, *size))
+        return Conditioning(rows={**text, "added_cond_kwargs.time_ids": time_ids})
 
 
 class PixArt(TextRecipe):
@@ -150,10 +150,10 @@ class PixArt(TextRecipe):
         return {"encoder_hidden_states": text.hidden, "encoder_attention_mask": text.mask}
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
-        told: dict[str, Any] = {"resolution": None, "aspect_ratio": None}
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
+        nothing: dict[str, Any] = {"resolution": None, "aspect_ratio": None}
         if not self.model.config.use_additional_conditions:
-            return Conditioning(rows=text, shared={"added_cond_kwargs": told})
+            return Conditioning(rows=text, shared={"added_cond_kwargs": nothing})
         size = text["encoder_hidden_states"].new_tensor((request.height, request.width))
         rows = {
             **text,
@@ -164,7 +164,7 @@ class PixArt(TextRecipe):
 
 
 class PixArtAlpha(PixArt):
-    """PixArt Alpha: a shorter prompt; the 1024 model is told the picture's size."""
+    """PixArt Alpha: a shorter prompt; the 1024 model gets the picture's size."""
 
     length = 120
 
@@ -181,9 +181,9 @@ class Sana(TextRecipe):
         length = self._LENGTH
         if not is_negative:
             call = inspect.signature(diffusers.SanaPipeline.__call__).parameters
-            told = "\n".join(call["complex_human_instruction"].default)
-            prompt = told + prompt
-            length += len(encoder.tokenizer.encode(told)) - 2
+            instruction = "\n".join(call["complex_human_instruction"].default)
+            prompt = instruction + prompt
+            length += len(encoder.tokenizer.encode(instruction)) - 2
         text = encoder.encode(prompt, length=length)
         kept = [0, *range(length - self._LENGTH + 1, length)]
         return {
@@ -193,10 +193,10 @@ class Sana(TextRecipe):
 
 
 class SanaSprint(Sana):
-    """Sana Sprint: Sana in few steps; the guidance scale is told to the model."""
+    """Sana Sprint: Sana in few steps; the guidance scale is an argument."""
 
     @override
-    def conditioning(self, text: dict[str, Tensor], request: PictureRequest) -> Conditioning:
+    def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         scale = self.guidance_scale(request) * self.model.config.guidance_embeds_scale
         guidance = text["encoder_hidden_states"].new_tensor(scale)
         return super().conditioning({**text, "guidance": guidance}, request)
@@ -216,8 +216,8 @@ class HiDream(TextRecipe):
 
     _LENGTH = 128
 
-    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
-        super().__init__(components, abilities)
+    def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
+        super().__init__(components, spec)
         llama = components["tokenizer_4"]
         llama.pad_token = llama.eos_token
 
@@ -238,7 +238,7 @@ class HiDream(TextRecipe):
         }
 
     @override
-    def spacing(self, request: PictureRequest) -> Spacing:
+    def spacing(self, request: ImageRequest) -> Spacing:
         # Shifted as for the largest picture, with FLUX's line, whatever the scheduler says.
         return Spacing(num_steps=self.num_steps(request), mu=dynamic_shift({}, self.model.max_seq))
 
@@ -251,8 +251,8 @@ class Wan(TextRecipe):
 
     draws_sources = False
 
-    def __init__(self, components: Mapping[str, Any], abilities: PipelineSpec) -> None:
-        super().__init__(components, abilities)
+    def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
+        super().__init__(components, spec)
         if components.get("transformer_2") is not None or components.get("expand_timesteps"):
             raise WeightsError("Wan 2.2 is not supported yet: use a Wan 2.1 model.")
 
@@ -267,5 +267,5 @@ class Wan(TextRecipe):
         return latents_CHW[:, None]
 
     @override
-    def to_latents(self, sample: Tensor, request: PictureRequest) -> Tensor:
+    def to_latents(self, sample: Tensor, request: ImageRequest) -> Tensor:
         return sample[:, 0]

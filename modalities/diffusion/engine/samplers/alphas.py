@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from triptych.modalities.diffusion.engine.samplers.prediction import NoiseLevel, clean_sample, noise
-from triptych.modalities.diffusion.engine.samplers.program import Columns, Program, Vector
+from triptych.modalities.diffusion.engine.samplers.program import (
+    Columns,
+    NoiseLevel,
+    Program,
+    Vector,
+    clean_sample,
+    noise,
+)
 
 _SIGMA_DATA = 0.5  # of the consistency models LCM comes from
 
@@ -81,3 +88,33 @@ def _program(scheduler: Any, following: list[int], step: _Step) -> Program:
 
 def _level(alpha_squared: float) -> NoiseLevel:
     return NoiseLevel(math.sqrt(alpha_squared), math.sqrt(1 - alpha_squared))
+
+
+def consistency(scheduler: Any, begin: int) -> Program:
+    """SCMScheduler: jump to the clean sample, noise it for the next angle.
+
+    In units of the clean samples' deviation, where noise has deviation 1.
+    """
+    columns = Columns(0)
+    x, answer, fresh = columns.sample, columns.output, columns.noise
+    angles = scheduler.timesteps.double().tolist()
+    times, scales, cleans, steps = [], [], [], []
+    for angle, after in pairwise(angles):
+        signal, noise = math.cos(angle), math.sin(angle)
+        time = noise / (signal + noise)
+        scale = math.hypot(time, 1 - time)
+        velocity = (1 - 2 * time) * x + (1 - 2 * time + 2 * time**2) / scale * answer
+        clean = signal * x - noise * velocity
+        times.append(time)
+        scales.append(scale)
+        cleans.append(clean[[0, 1]])
+        steps.append(columns.matrix(math.cos(after) * clean + math.sin(after) * fresh))
+    return Program(
+        timesteps_N=np.array(times),
+        noise_levels_N=np.sin(angles[:-1]),
+        input_scales_N=np.array(scales),
+        weights_NSC=np.stack(steps),
+        noised_N2=np.stack([np.cos(angles[:-1]), np.sin(angles[:-1])], axis=1),
+        clean_N2=np.stack(cleans),
+        initial_scale=1.0,
+    )

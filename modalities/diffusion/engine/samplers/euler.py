@@ -13,15 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from triptych.modalities.diffusion.engine.samplers.prediction import NoiseLevel, clean_sample
-from triptych.modalities.diffusion.engine.samplers.program import Columns, Program, Vector
+from triptych.modalities.diffusion.engine.samplers.program import (
+    Columns,
+    NoiseLevel,
+    Program,
+    Vector,
+    clean_sample,
+)
 
 
 def flow_euler(scheduler: Any, begin: int) -> Program:
     """FlowMatchEulerDiscreteScheduler; with `stochastic_sampling`, fresh noise at every step."""
     columns = Columns(0)
     x, v, fresh = columns.sample, columns.output, columns.noise
-    # Mochi's schedule runs the other way, from 0 to 1, where the line's ends have changed places.
     sigmas = scheduler.sigmas.double().numpy()
     steps = []
     for sigma, after in pairwise(sigmas):
@@ -68,7 +72,7 @@ def _flow_program(scheduler: Any, sigmas: Vector, steps: list[Vector]) -> Progra
     count = len(steps)
     return Program(
         timesteps_N=scheduler.timesteps.double().numpy(),
-        noise_levels_N=1 - sigmas if scheduler.config.get("invert_sigmas") else sigmas,
+        noise_levels_N=sigmas,
         input_scales_N=np.ones(count),
         weights_NSC=np.stack(steps),
         noised_N2=np.stack([1 - sigmas, sigmas], axis=1),

@@ -11,8 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from triptych.modalities.diffusion.engine.samplers.prediction import NoiseLevel, clean_sample, noise
-from triptych.modalities.diffusion.engine.samplers.program import Columns, Program, Vector
+from triptych.modalities.diffusion.engine.samplers.program import (
+    Columns,
+    NoiseLevel,
+    Program,
+    Vector,
+    clean_sample,
+    noise,
+)
 
 
 def dpm_solver(scheduler: Any, begin: int) -> Program:

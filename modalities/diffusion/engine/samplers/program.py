@@ -15,9 +15,11 @@ one batch, each by its own matrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +46,7 @@ class Program:
     Legend: N evaluations, S = 1 + H states, C = S + 2 columns (states, output, noise).
     """
 
-    timesteps_N: Vector  # what the model is told, in the noise scheduler's own unit
+    timesteps_N: Vector  # what the model gets, in the noise scheduler's own unit
     noise_levels_N: Vector  # share of noise in the sample, 1 pure noise: where caches extrapolate
     input_scales_N: Vector  # what the sample is multiplied by before the model sees it
     weights_NSC: Vector
@@ -82,3 +84,61 @@ class Program:
             influence[step] = through_C[-2]
             to_final_S = through_C[:-2]
         return influence
+
+
+class NoiseLevel(NamedTuple):
+    """Signal and noise in a sample: `alpha * clean + sigma * noise`."""
+
+    alpha: float
+    sigma: float
+
+    @classmethod
+    def variance_preserving(cls, ratio: float) -> NoiseLevel:
+        """From the ratio of noise to signal, with alpha² + sigma² = 1."""
+        alpha = 1 / math.sqrt(ratio**2 + 1)
+        return cls(alpha, ratio * alpha)
+
+    @classmethod
+    def flow(cls, sigma: float) -> NoiseLevel:
+        """On the straight line from clean sample to noise, alpha + sigma = 1."""
+        return cls(1 - sigma, sigma)
+
+    @property
+    def log_snr(self) -> float:
+        """Half the logarithm of the signal-to-noise ratio, lambda in the papers."""
+        if self.sigma == 0:
+            return math.inf
+        return math.log(self.alpha) - math.log(self.sigma) if self.alpha else -math.inf
+
+
+def clean_sample(kind: str, sample: Vector, output: Vector, level: NoiseLevel) -> Vector:
+    """The clean sample that an output stands for.
+
+    `kind` is the noise scheduler's `prediction_type`; raises `KeyError` for one there is not.
+    """
+    alpha, sigma = level
+    match kind:
+        case "epsilon":
+            return (sample - sigma * output) / alpha
+        case "sample":
+            return output
+        case "v_prediction":
+            return alpha * sample - sigma * output
+        case "flow_prediction":
+            return sample - sigma * output
+    raise KeyError(kind)
+
+
+def noise(kind: str, sample: Vector, output: Vector, level: NoiseLevel) -> Vector:
+    """The noise that an output stands for. Raises `KeyError` like `clean_sample`."""
+    alpha, sigma = level
+    match kind:
+        case "epsilon":
+            return output
+        case "sample":
+            return (sample - alpha * output) / sigma
+        case "v_prediction":
+            return alpha * output + sigma * sample
+        case "flow_prediction":
+            return sample + (1 - sigma) * output
+    raise KeyError(kind)

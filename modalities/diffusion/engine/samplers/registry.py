@@ -19,7 +19,7 @@ import numpy as np
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.modalities.diffusion.engine.samplers.alphas import ddim, lcm
+from triptych.modalities.diffusion.engine.samplers.alphas import consistency, ddim, lcm
 from triptych.modalities.diffusion.engine.samplers.euler import (
     euler,
     euler_ancestral,
@@ -28,7 +28,6 @@ from triptych.modalities.diffusion.engine.samplers.euler import (
 )
 from triptych.modalities.diffusion.engine.samplers.multistep import dpm_solver, unipc
 from triptych.modalities.diffusion.engine.samplers.program import Program
-from triptych.modalities.diffusion.engine.samplers.trigflow import consistency
 
 _NATIVE: MappingProxyType[str, Callable[[Any, int], Program]] = MappingProxyType(
     {
@@ -87,7 +86,9 @@ def open_scheduler(config: Mapping[str, Any], spacing: Spacing) -> Any:
     scheduler: Any = kind.from_config(dict(config))
     accepted = inspect.signature(scheduler.set_timesteps).parameters
     arguments: dict[str, Any] = {}
-    if spacing.sigmas is not None and "sigmas" in accepted and _takes_sigmas(scheduler):
+    # UniPC and its like take noise levels only where these are those of flow matching.
+    takes_sigmas = "sigmas" in accepted and scheduler.config.get("use_flow_sigmas", True)
+    if spacing.sigmas is not None and takes_sigmas:
         arguments["sigmas"] = np.array(spacing.sigmas)
     if spacing.mu is not None and "mu" in accepted and scheduler.config.get("use_dynamic_shifting"):
         arguments["mu"] = spacing.mu
@@ -117,11 +118,6 @@ def build_program(scheduler: Any, begin: int = 0) -> Program | None:
     """
     native = _NATIVE.get(type(scheduler).__name__)
     return native(scheduler, begin) if native and _is_linear(scheduler.config) else None
-
-
-def _takes_sigmas(scheduler: Any) -> bool:
-    # UniPC and its like take noise levels only where these are those of flow matching.
-    return bool(scheduler.config.get("use_flow_sigmas", True))
 
 
 def _is_linear(config: Mapping[str, Any]) -> bool:

@@ -130,7 +130,7 @@ def model_inputs(rows: Sequence[SampleRow]) -> Tensor:
         if hasattr(row.foreign, "scale_model_input"):
             time = row.foreign.timesteps[row.step]
             samples[index] = row.foreign.scale_model_input(samples[index, None], time)[0]
-    scales = [_input_scale(row) for row in rows]
+    scales = [float(r.program.input_scales_N[r.step]) if r.program else 1.0 for r in rows]
     if all(scale == 1 for scale in scales):
         return samples
     return weighted_sum([[scale] for scale in scales], [samples])
@@ -155,21 +155,16 @@ def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
 
 
 def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:
-    """The finished latents as the outputs of this step foretell them, for previews, `[R, ...]`.
+    """The finished latents that the outputs of this step predict, for previews, `[R, ...]`.
 
-    Before `advance`. A row of a foreign sampler foretells its present sample.
+    Before `advance`. A row of a foreign sampler gives its present sample.
     """
-    weights_R2 = [_clean_weights(row) for row in rows]
+    weights_R2 = [
+        [1.0, 0.0] if row.program is None else row.program.clean_N2[row.step].tolist()
+        for row in rows
+    ]
     samples = rows[0].pool.read([row.cells[0] for row in rows])
     return weighted_sum(weights_R2, [samples, outputs.float()])
-
-
-def _input_scale(row: SampleRow) -> float:
-    return float(row.program.input_scales_N[row.step]) if row.program else 1.0
-
-
-def _clean_weights(row: SampleRow) -> list[float]:
-    return [1.0, 0.0] if row.program is None else row.program.clean_N2[row.step].tolist()
 
 
 def _advance_programs(rows: Sequence[SampleRow], outputs: Tensor) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from rich.text import Text
 
 from triptych.core.errors import ConfigError
 from triptych.core.typed import decode_json
-from triptych.modalities.llm.api.bench import plot
 from triptych.modalities.llm.api.bench.client import (
     BenchServer,
     find_model,
@@ -30,9 +29,22 @@ from triptych.modalities.llm.api.bench.client import (
     negotiate,
     tokens_per_word,
 )
-from triptych.modalities.llm.api.bench.load import Run, Send, closed_loop, open_loop
-from triptych.modalities.llm.api.bench.report import Result, document, failures, table
-from triptych.modalities.llm.api.bench.workload import WORDS, Workload
+from triptych.modalities.llm.api.bench.load import (
+    WORDS,
+    Run,
+    Send,
+    Workload,
+    closed_loop,
+    open_loop,
+)
+from triptych.modalities.llm.api.bench.report import (
+    Result,
+    document,
+    failures,
+    require_matplotlib,
+    save_plot,
+    table,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,9 +102,11 @@ def _positive(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write. 1 if a request failed."""
     if args.plot:
-        plot.require()
+        require_matplotlib()
     for flag, path in (("--output", args.output), ("--plot", args.plot)):
-        _check_writable(flag, path)
+        # Better now than after measuring for an hour.
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise ConfigError(f"{flag} {path}: no file can be written there.")
     workload = _workload(args)
     results = asyncio.run(_measure_all(args, workload))
     console = Console()
@@ -105,14 +119,8 @@ def run(args: argparse.Namespace) -> int:
         content = msgspec.json.encode(document(results, workload, load))
         args.output.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
     if args.plot:
-        plot.save(results, args.plot)
+        save_plot(results, args.plot)
     return 1 if failed else 0
-
-
-def _check_writable(flag: str, path: Path | None) -> None:
-    """Better now than after measuring for an hour. Raises ConfigError."""
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise ConfigError(f"{flag} {path}: no file can be written there.")
 
 
 def _workload(args: argparse.Namespace) -> Workload:
@@ -128,18 +136,26 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 async def _measure_all(args: argparse.Namespace, workload: Workload) -> list[Result]:
     async with _open_client(args) as client:
-        targets = [await _prepare(client, target) for target in _targets(args)]
+        targets = [
+            await negotiate(
+                client,
+                dataclasses.replace(
+                    target, model=target.model or await find_model(client, target.base_url)
+                ),
+            )
+            for target in _targets(args)
+        ]
         density = await tokens_per_word(client, targets[0], " ".join(WORDS)) or 1.0
         for target in targets:
             prompts = workload.prompts(repeat=-1, tokens_per_word=density)
-            send = _sender(client, target, args)
+            send = partial(measure, client, target, max_tokens=args.output_tokens)
             await closed_loop(send, prompts[: args.warmup], concurrency=args.concurrency or 1)
         runs: dict[str, list[Run]] = {target.label: [] for target in targets}
         for repeat in range(args.repeats):
             prompts = workload.prompts(repeat=repeat, tokens_per_word=density)
-            # Nobody always goes first.
+            # No server always goes first.
             for target in targets if repeat % 2 == 0 else reversed(targets):
-                send = _sender(client, target, args)
+                send = partial(measure, client, target, max_tokens=args.output_tokens)
                 with Console(stderr=True).status(f"{target.label}: {repeat + 1}/{args.repeats}"):
                     runs[target.label].append(await _apply_load(args, send, prompts))
     return [Result(target=target, runs=tuple(runs[target.label])) for target in targets]
@@ -152,10 +168,6 @@ def _open_client(args: argparse.Namespace) -> httpx.AsyncClient:
         timeout=args.timeout_s,
         mounts={"all://127.0.0.1": None, "all://localhost": None},  # never through a proxy
     )
-
-
-def _sender(client: httpx.AsyncClient, target: BenchServer, args: argparse.Namespace) -> Send:
-    return functools.partial(measure, client, target, max_tokens=args.output_tokens)
 
 
 async def _apply_load(args: argparse.Namespace, send: Send, prompts: Sequence[str]) -> Run:
@@ -198,8 +210,3 @@ def _read_body(text: str) -> dict[str, Any]:
         return decode_json(text, dict[str, Any])
     except msgspec.DecodeError as error:
         raise ConfigError(f"--extra-body {text}: expected a JSON object.") from error
-
-
-async def _prepare(client: httpx.AsyncClient, target: BenchServer) -> BenchServer:
-    model = target.model or await find_model(client, target.base_url)
-    return await negotiate(client, dataclasses.replace(target, model=model))

@@ -1,4 +1,8 @@
-"""How requests arrive: a fixed number at once, or at random times at a given rate."""
+"""What a benchmark asks, and when: prompts of a given length, at once or at random times.
+
+Owns prompt text, alike for every server under test. Knows no tokenizer: lengths are met by a
+measured number of tokens per word.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from triptych.modalities.llm.api.bench.client import RequestRecord
 
+WORDS: Sequence[str] = tuple((Path(__file__).parent / "words.txt").read_text("utf-8").split())
+"""Common English words, most of them one token in any vocabulary."""
 Send = Callable[[str], Coroutine[Any, Any, RequestRecord]]
 
 
@@ -50,3 +57,27 @@ async def open_loop(send: Send, prompts: Sequence[str], *, rate: float, seed: in
             due_s += source.expovariate(rate)
     samples = tuple(task.result() for task in tasks)
     return Run(samples=samples, elapsed_s=time.perf_counter() - started_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Lengths are in tokens; `shared_prefix_tokens` of each prompt are the same in one repeat."""
+
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    shared_prefix_tokens: int = 0
+    seed: int = 0
+
+    def prompts(self, *, repeat: int, tokens_per_word: float) -> list[str]:
+        """The prompts of one repeat. No repeat shares text with another, so caches start cold."""
+
+        def text(name: str, num_tokens: int) -> str:
+            source = random.Random(f"{self.seed}/{repeat}/{name}")  # noqa: S311 - not for secrets
+            return " ".join(source.choices(WORDS, k=max(round(num_tokens / tokens_per_word), 1)))
+
+        own = self.prompt_tokens - self.shared_prefix_tokens
+        prefix = (
+            text("prefix", self.shared_prefix_tokens) + " " if self.shared_prefix_tokens else ""
+        )
+        return [prefix + text(str(index), own) for index in range(self.num_requests)]

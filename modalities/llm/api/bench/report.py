@@ -1,32 +1,108 @@
-"""What a benchmark says: a table for people, JSON for machines.
+"""From samples to figures, and what a benchmark says: a table, JSON, a picture.
 
-Owns the form of both. The description of the machine names no host and no address.
+Owns the definition of each metric (names end in their unit) and the form of each output. The
+description of the machine names no host and no address.
+
+    ttft      sent to first piece of text
+    itl       between pieces of text, over all requests
+    tpot      first piece to end, per further token, of each request
+    e2e       sent to end
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
+from triptych.core.errors import ConfigError
 from triptych.core.threads import num_usable_cores
 from triptych.core.versions import versions
 from triptych.modalities.llm.api.bench.client import BenchServer
-from triptych.modalities.llm.api.bench.load import Run
-from triptych.modalities.llm.api.bench.stats import (
-    Metrics,
-    Spread,
-    count_errors,
-    over_repeats,
-    ratios,
-    summarize,
-)
-from triptych.modalities.llm.api.bench.workload import Workload
+from triptych.modalities.llm.api.bench.load import Run, Workload
+
+PERCENTILES = (50, 90, 99)
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A metric over repeats."""
+
+    median: float
+    low: float
+    high: float
+
+
+def summarize(run: Run) -> Metrics:
+    """Figures of one repeat; latencies are absent where no request succeeded."""
+    good = [sample for sample in run.samples if not sample.error]
+    counts = {"output": [sample.num_output_tokens for sample in good]}
+    if any(sample.num_prompt_tokens for sample in good):  # of servers that report them
+        counts["prompt"] = [sample.num_prompt_tokens for sample in good]
+        counts["cached"] = [sample.num_cached_tokens for sample in good]
+    latencies = {
+        "ttft": [sample.ttft_s for sample in good],
+        "itl": [gap for sample in good for gap in sample.gaps_s],
+        "tpot": [
+            (sample.ended_s - sample.arrivals_s[0]) / (sample.num_output_tokens - 1)
+            for sample in good
+            if sample.num_output_tokens > 1
+        ],
+        "e2e": [sample.e2e_s for sample in good],
+    }
+    return {
+        "output_tokens_per_s": sum(counts["output"]) / run.elapsed_s,
+        "requests_per_s": len(good) / run.elapsed_s,
+        **{
+            f"{name}_p{percent}_s": value
+            for name, values in latencies.items()
+            for percent, value in percentiles(values).items()
+        },
+        **{f"{name}_tokens_mean": statistics.fmean(each) for name, each in counts.items() if each},
+        "elapsed_s": run.elapsed_s,
+        "num_errors": len(run.samples) - len(good),
+    }
+
+
+def percentiles(values: Sequence[float]) -> dict[int, float]:
+    """The `PERCENTILES` of `values`, linearly interpolated; empty for none."""
+    if not values:
+        return {}
+    found = np.percentile(np.asarray(values), PERCENTILES)
+    return dict(zip(PERCENTILES, found.tolist(), strict=True))
+
+
+def over_repeats(repeats: Sequence[Metrics]) -> dict[str, Spread]:
+    """Median, least and greatest of each metric that every repeat has."""
+    names = [name for name in repeats[0] if all(name in repeat for repeat in repeats)]
+    return {name: spread([repeat[name] for repeat in repeats]) for name in names}
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median, least and greatest of `values`."""
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def ratios(ours: Sequence[Metrics], theirs: Sequence[Metrics]) -> dict[str, Spread]:
+    """`theirs / ours` of each metric, repeat by repeat, so that a drifting machine cancels out."""
+    pairs = list(zip(ours, theirs, strict=True))
+    names = [name for name in ours[0] if all(a.get(name) and b.get(name) for a, b in pairs)]
+    return {name: spread([b[name] / a[name] for a, b in pairs]) for name in names}
+
+
+def count_errors(runs: Sequence[Run]) -> Mapping[str, int]:
+    """How often each kind of error happened."""
+    return Counter(sample.error for run in runs for sample in run.samples if sample.error)
+
 
 _SHOWN = (
     "output_tokens_per_s",
@@ -98,13 +174,10 @@ def _cell(spread: Spread | None, unit: str) -> str:
         return ""
     scale, shown = (1e3, " ms") if unit == "s" else (1.0, unit)
     median, low, high = (
-        _figure(scale * value) for value in (spread.median, spread.low, spread.high)
+        f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+        for value in (scale * spread.median, scale * spread.low, scale * spread.high)
     )
     return f"{median}{shown}" + (f" ({low} to {high})" if spread.low != spread.high else "")
-
-
-def _figure(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def document(results: Sequence[Result], workload: Workload, load: str) -> dict[str, Any]:
@@ -168,3 +241,49 @@ def _first_field(path: Path, name: str) -> str:
         return ""
     found = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
     return next(found, "")
+
+
+# The picture, which needs matplotlib, the `bench` extra.
+
+
+def require_matplotlib() -> Any:
+    """The drawing library; ConfigError with what to type where it is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'triptych[bench]'.") from error
+    return Figure
+
+
+def save_plot(results: Sequence[Result], path: Path) -> None:
+    """Draw throughput, time to first token and gaps between tokens into a PNG file."""
+    figure = require_matplotlib()(figsize=(12, 3.6), layout="constrained")
+    bars, *curves = figure.subplots(1, 3)
+    _draw_bars(bars, results)
+    for axes, title, name in zip(
+        curves, ("time to first token", "between tokens"), ("ttft", "gaps"), strict=True
+    ):
+        axes.set(title=title, xlabel="ms", ylabel="share of samples", ylim=(0, 1))
+        for result in results:
+            _draw_curve(axes, result, name)
+        axes.legend()
+    figure.savefig(path, dpi=150, format="png")
+
+
+def _draw_bars(axes: Any, results: Sequence[Result]) -> None:
+    axes.set(title="throughput", ylabel="output tokens / s")
+    for result in results:
+        spread = over_repeats(result.metrics)["output_tokens_per_s"]
+        reach = [[spread.median - spread.low], [spread.high - spread.median]]
+        axes.bar(result.target.label, spread.median, yerr=reach, capsize=4)
+
+
+def _draw_curve(axes: Any, result: Result, name: str) -> None:
+    good = [sample for run in result.runs for sample in run.samples if not sample.error]
+    values = (
+        [sample.ttft_s for sample in good]
+        if name == "ttft"
+        else [gap for sample in good for gap in sample.gaps_s]
+    )
+    if values:
+        axes.ecdf([1e3 * value for value in values], label=result.target.label)

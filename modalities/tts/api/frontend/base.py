@@ -1,19 +1,20 @@
 """What turns a reader's text into what a speech model is asked to say.
 
-Owns the protocol between the speech service and the model families, and the nouns they share.
+Owns what front ends of all families share, and the nouns that they and the speech service use.
 Knows no model and loads no torch.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
-from triptych.core.errors import InvalidRequest
+from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.sampling_params import SamplingParams
 from triptych.modalities.tts.api.text.chunks import Utterance
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText
@@ -26,7 +27,6 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str = ""
     language: str = ""
-    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,66 +56,56 @@ class PlannedSegment:
         return 1.0 - num_lost / num_letters if num_letters else 1.0
 
 
-def unknown_voice(model: str, voice: str, names: Collection[str]) -> InvalidRequest:
-    """What is said to who asks `model` for a voice that is not among `names`: the nearest."""
-    near = difflib.get_close_matches(voice.strip().lower(), names, n=3) or list(names)[:8]
-    others = " and others" if len(near) < len(names) else ""
-    return InvalidRequest(
-        f"{model} has no voice {voice[:40]!r}; it has {', '.join(near)}{others}.", param="voice"
-    )
+@dataclass(kw_only=True, eq=False)
+class FrontEnd(ABC):
+    """One served speech model as the API process knows it. Safe to share by threads."""
 
+    name: str
+    sample_rate: int
+    steps_per_s: float
+    """Speech tokens per second of sound; 0 for a model that makes a sentence at once."""
+    voices: Sequence[Voice]
+    """Those it brings, in the order in which they are listed."""
+    default_voice: str
+    sampling: SamplingParams
+    """How it speaks best; of no matter to a model that draws nothing at random."""
+    can_clone: bool = False
+    """Whether it imitates a recorded clip."""
+    takes_instructions: bool = False
+    """Whether it follows words about how to speak; else they are refused by name."""
+    takes_speed: bool = False
+    """Whether it speaks faster or slower itself; else its sound is stretched."""
+    tags: tuple[str, ...] = ()
+    """Words that are orders to it where they stand in angle brackets, such as "laugh"."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of its voices."""
 
-class FrontEnd(Protocol):
-    """Knows how one served speech model wants to be told what to say. Safe to share by threads."""
+    @cached_property
+    def voices_by_name(self) -> Mapping[str, Voice]:
+        """Its voices under their own names."""
+        return {voice.name: voice for voice in self.voices}
 
-    @property
-    def name(self) -> str:
-        """The name the model is served under."""
-        ...
-
-    @property
-    def sample_rate(self) -> int:
-        """Samples per second of its sound."""
-        ...
-
-    @property
-    def voices(self) -> Sequence[Voice]:
-        """The voices it brings, in the order they should be listed."""
-        ...
-
-    @property
-    def default_voice(self) -> str:
-        """The voice where none is asked for."""
-        ...
-
-    @property
-    def can_clone(self) -> bool:
-        """Whether it imitates a recorded clip."""
-        ...
-
-    @property
-    def takes_instructions(self) -> bool:
-        """Whether it follows words about how to speak; else they are refused by name."""
-        ...
-
-    @property
-    def takes_speed(self) -> bool:
-        """Whether it speaks faster or slower itself; else its sound is stretched."""
-        ...
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Words that are orders to it where they stand in angle brackets, such as "laugh"."""
-        ...
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """How it speaks best; of no matter to a model that draws nothing at random."""
-        ...
-
+    @abstractmethod
     def check_voice(self, voice: str) -> str:
         """The canonical name of `voice`. Raises `InvalidRequest` naming those there are."""
-        ...
+
+    def known_voice(self, voice: str) -> str:
+        """The own name of a voice. Raises `InvalidRequest` naming the nearest, or some."""
+        name, known = voice.strip().lower(), self.voices_by_name
+        if name in known:
+            return name
+        if name in self.aliases:
+            return self.aliases[name]
+        near = difflib.get_close_matches(name, known, n=3) or list(known)[:8]
+        others = " and others" if len(near) < len(known) else ""
+        raise InvalidRequest(
+            f"{self.name} has no voice {voice[:40]!r}; it has {', '.join(near)}{others}.",
+            param="voice",
+        )
+
+    def clip_ids(self, transcript: str) -> tuple[int, ...]:
+        """What comes before the sound of a clip that says `transcript`; nothing by default."""
+        return ()
 
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
@@ -125,4 +115,15 @@ class FrontEnd(Protocol):
         `voice` is a canonical name. The utterances are the whole text, in order. Raises
         `InvalidRequest` for what the model cannot do.
         """
-        ...
+        if instructions and not self.takes_instructions:
+            raise UnsupportedOption(
+                f"{self.name} does not follow instructions; choose another voice instead.",
+                param="instructions",
+            )
+        return self._plan(spoken, voice, instructions, language)
+
+    @abstractmethod
+    def _plan(
+        self, spoken: SpokenText, voice: str, instructions: str, language: str
+    ) -> Iterator[PlannedSegment]:
+        """As `plan`, for instructions that the model takes."""

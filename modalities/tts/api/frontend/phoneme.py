@@ -1,24 +1,37 @@
-"""The front end of models that are told phonemes: Kokoro, and the embedded voice.
+"""The front end of models that read phonemes: Kokoro, and the embedded voice.
 
-Owns how long such a model's utterances are, which ids say them, how long they may take, and which
-voices there are. How letters become phonemes is `text.phonemes`' business. Loads no torch.
+Owns how long such a model's utterances are, which ids say them, how long they may take, and what
+each model's folder says of its alphabet and voices. How letters become phonemes is
+`text.phonemes`' business. Loads no torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from triptych.core.errors import UnsupportedOption
+import msgspec
+
+from triptych.core.errors import UnsupportedOption, WeightsError
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.typed import convert
+from triptych.core.weights.layout import read_layout
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice, unknown_voice
-from triptych.modalities.tts.api.frontend.phoneme_models import PhonemeModel, read_phoneme_model
-from triptych.modalities.tts.api.text.chunks import ChunkLimits, Utterance, split_utterances
+from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment, Voice
+from triptych.modalities.tts.api.text.chunks import Utterance, split_utterances
 from triptych.modalities.tts.api.text.guard import expected_duration
 from triptych.modalities.tts.api.text.phonemes import Dialect, Phonemes, Phonemizer
-from triptych.modalities.tts.api.text.spoken import Span, SpokenText
+from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText
+from triptych.modalities.tts.configs.kokoro import (
+    MODEL_TYPE,
+    SAMPLE_RATE,
+    VOCABULARY,
+    VOICE_PREFIX,
+    read_kokoro_config,
+)
 from triptych.modalities.tts.configs.mixture import parse_mixture
 from triptych.modalities.tts.wire import SpeechSegment
 
@@ -27,8 +40,8 @@ MAX_CHARACTERS = 220
 _MIN_FIRST_CHARACTERS, _MAX_FIRST_CHARACTERS = 16, 72
 _LONGEST_WORD = 32  # longer ones are cut
 _NEXT_CHARACTERS = (80, 150)
-"""Of the second and the third: who speaks twice as fast as it is heard has each ready when the one
-before it has been played."""
+"""Of the second and the third: a model at twice real time has each ready when the one before it has
+been played."""
 
 _CLAUSE = re.compile(r"[^\s.,;:!?…—)]{2}[.,;:!?…—)]+\"? ")
 _LANGUAGES: Mapping[str, Dialect] = {"en": "us", "en-us": "us", "en-gb": "uk"}
@@ -42,91 +55,74 @@ class _Ids:
     unspoken: tuple[Span, ...]
 
 
-class PhonemeFrontEnd:
-    """Implements `frontend.base.FrontEnd` for one served model of phonemes."""
+@dataclass(kw_only=True, eq=False)
+class PhonemeFrontEnd(FrontEnd):
+    """Implements `FrontEnd` for one served model.
 
-    can_clone = False
-    takes_instructions = False
-    tags: tuple[str, ...] = ()
+    Ids are those of `vocab`'s symbols; at most `max_phonemes` of them are one utterance, and go
+    between `prompt_prefix` and `prompt_suffix`. `pauses_s` is how long to rest where an utterance
+    ends, beyond what the model does itself.
+    """
 
-    def __init__(self, name: str, model: PhonemeModel, phonemizer: Phonemizer) -> None:
-        self.name = name
-        self.sample_rate = model.sample_rate
-        self.takes_speed = model.takes_speed
-        self.sampling = model.sampling
-        self.voices: Sequence[Voice] = model.voices
-        self.default_voice = model.default_voice
-        self._model = model
-        self._phonemizer = phonemizer
-        self._by_name = {voice.name: voice for voice in model.voices}
-
-    @classmethod
-    def open(cls, resolved: ResolvedModel, config: Mapping[str, Any]) -> PhonemeFrontEnd:
-        """The front end of a model's folder; its phonemes are loaded in the background."""
-        phonemizer = Phonemizer()
-        phonemizer.warm()
-        return cls(resolved.name, read_phoneme_model(resolved.folder, config), phonemizer)
+    phonemizer: Phonemizer
+    vocab: Mapping[str, int]
+    max_phonemes: int
+    pauses_s: Mapping[Boundary, float]
+    mixes_voices: bool = False
+    prompt_prefix: tuple[int, ...] = ()
+    prompt_suffix: tuple[int, ...] = ()
 
     def check_voice(self, voice: str) -> str:
         """The canonical name of a voice, an OpenAI voice or a mixture. Raises `InvalidRequest`."""
         if not voice:
             return self.default_voice
-        if not self._model.mixes_voices:
-            return self._known(voice)
-        parts = [(self._known(name), share) for name, share in parse_mixture(voice)]
+        if not self.mixes_voices:
+            return self.known_voice(voice)
+        parts = [(self.known_voice(name), share) for name, share in parse_mixture(voice)]
         if len(parts) == 1:
             return parts[0][0]
         return "+".join(f"{name}*{share:.4g}" for name, share in parts)
 
-    def plan(
-        self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
+    def _plan(
+        self, spoken: SpokenText, voice: str, instructions: str, language: str
     ) -> Iterator[PlannedSegment]:
-        """One segment per utterance. Raises `UnsupportedOption` for what it cannot do."""
-        if instructions:
-            raise UnsupportedOption(
-                f"{self.name} does not follow instructions; choose another voice instead.",
-                param="instructions",
-            )
-        return self._plan(spoken, self._dialect(voice, language))
+        dialect = self._dialect(voice, language)
+        first_most = _first_limits(spoken.text, streams=self.steps_per_s > 0)
+        utterances = split_utterances(spoken, MAX_CHARACTERS, first_most)
+        return (
+            self._planned(part, sounds, is_last=part.source.end == spoken.source.end)
+            for whole in utterances
+            for part, sounds in self._fitting(whole, dialect)
+        )
 
-    def _plan(self, spoken: SpokenText, dialect: Dialect) -> Iterator[PlannedSegment]:
-        limits = _limits(spoken.text, streams=self._model.steps_per_s > 0)
-        utterances = split_utterances(spoken, limits)
-        fitting = (part for whole in utterances for part in self._fitting(whole, dialect))
-        for index, (part, sounds) in enumerate(fitting):
-            is_last = part.source.end == spoken.source.end
-            pause_s = self._model.pauses_s.get(part.boundary, 0.0)
-            yield PlannedSegment(
-                segment=self._segment(part, sounds, 0.0 if is_last else pause_s),
-                utterance=replace(part, index=index),
-                unspoken=sounds.unspoken,
+    def _planned(self, utterance: Utterance, sounds: _Ids, *, is_last: bool) -> PlannedSegment:
+        segment, max_steps = SpeechSegment(prompt_ids=()), 0
+        if sounds.ids:
+            if self.steps_per_s:
+                likely = expected_duration(utterance.text, num_phonemes=len(sounds.ids))
+                max_steps = likely.max_tokens(self.steps_per_s)
+            segment = SpeechSegment(
+                prompt_ids=(*self.prompt_prefix, *sounds.ids, *self.prompt_suffix),
+                max_steps=max_steps,
+                pause_s=0.0 if is_last else self.pauses_s.get(utterance.boundary, 0.0),
             )
+        return PlannedSegment(segment=segment, utterance=utterance, unspoken=sounds.unspoken)
 
     def _fitting(self, utterance: Utterance, dialect: Dialect) -> Iterator[tuple[Utterance, _Ids]]:
         """The utterance, halved until its phonemes are no more than the model takes."""
-        sounds = self._ids(self._phonemizer(utterance.spoken, dialect))
+        sounds = self._ids(self.phonemizer(utterance.spoken, dialect))
         num_characters = len(utterance.spoken.text)
-        if len(sounds.ids) <= self._model.max_phonemes or num_characters < 2:
+        if len(sounds.ids) <= self.max_phonemes or num_characters < 2:
             yield utterance, sounds
             return
-        for part in split_utterances(utterance.spoken, ChunkLimits(most=num_characters // 2 + 1)):
+        for part in split_utterances(utterance.spoken, num_characters // 2 + 1):
             is_last = part.source.end == utterance.source.end
             boundary = utterance.boundary if is_last else part.boundary
             yield from self._fitting(replace(part, boundary=boundary), dialect)
 
-    def _segment(self, utterance: Utterance, sounds: _Ids, pause_s: float) -> SpeechSegment:
-        if not sounds.ids:
-            return SpeechSegment(prompt_ids=())
-        max_steps = 0
-        if self._model.steps_per_s:
-            likely = expected_duration(utterance.text, num_phonemes=len(sounds.ids))
-            max_steps = likely.max_tokens(self._model.steps_per_s)
-        prompt_ids = (*self._model.prompt_prefix, *sounds.ids, *self._model.prompt_suffix)
-        return SpeechSegment(prompt_ids=prompt_ids, max_steps=max_steps, pause_s=pause_s)
-
     def _ids(self, phonemes: Phonemes) -> _Ids:
         """Ids of the words, parted by a space. A word that has none left is not spoken."""
-        vocab = self._model.vocab
+        vocab = self.vocab
         words: list[list[int]] = []
         unspoken = list(phonemes.unspoken)
         for word in phonemes.words:
@@ -141,15 +137,6 @@ class PhonemeFrontEnd:
         joined = [token for word in words for token in (*space, *word)]
         return _Ids(tuple(joined[len(space) :]), tuple(sorted(unspoken)))
 
-    def _known(self, voice: str) -> str:
-        """A voice's own name. OpenAI's names stand for voices of the model."""
-        name = voice.strip().lower()
-        if name in self._by_name:
-            return name
-        if name in self._model.aliases:
-            return self._model.aliases[name]
-        raise unknown_voice(self.name, voice, self._by_name)
-
     def _dialect(self, voice: str, language: str) -> Dialect:
         """The English that is asked for, else that of the voice's first part."""
         tag = language.strip().lower().replace("_", "-")
@@ -158,20 +145,158 @@ class PhonemeFrontEnd:
                 f"{self.name} speaks English only (en-US, en-GB), not {language[:20]!r}.",
                 param="language",
             )
-        first = parse_mixture(voice)[0][0] if self._model.mixes_voices else voice
-        own = self._by_name[first].language.lower()
+        first = parse_mixture(voice)[0][0] if self.mixes_voices else voice
+        own = self.voices_by_name[first].language.lower()
         return _LANGUAGES.get(own if tag in ("", "en") else tag, "us")
 
 
-def _limits(text: str, *, streams: bool) -> ChunkLimits:
+def _first_limits(text: str, *, streams: bool) -> tuple[int, ...]:
     """The first utterance ends with the first clause, so that sound begins soon, if that is near.
 
     Where it is not, a break between words cannot be helped, but for a model that streams: that
     begins to sound at once, whatever the length.
     """
     clause = _CLAUSE.search(text, _MIN_FIRST_CHARACTERS, _MAX_FIRST_CHARACTERS)
-    if streams:
-        first_most = (max(clause.end(), _LONGEST_WORD),) if clause else ()
-        return ChunkLimits(most=MAX_CHARACTERS, first_most=first_most)
     first = max(clause.end(), _LONGEST_WORD) if clause else _MAX_FIRST_CHARACTERS
-    return ChunkLimits(most=MAX_CHARACTERS, first_most=(first, *_NEXT_CHARACTERS))
+    if streams:
+        return (first,) if clause else ()
+    return (first, *_NEXT_CHARACTERS)
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+OPENAI_VOICES: Mapping[str, str] = {
+    "alloy": "af_alloy",
+    "ash": "am_michael",
+    "ballad": "bm_george",
+    "cedar": "am_fenrir",
+    "coral": "af_bella",
+    "echo": "am_echo",
+    "fable": "bm_fable",
+    "marin": "af_heart",
+    "nova": "af_nova",
+    "onyx": "am_onyx",
+    "sage": "af_sarah",
+    "shimmer": "af_aoede",
+    "verse": "am_puck",
+}
+"""The voice that answers to each of OpenAI's names, where the model has it; else its default."""
+
+_KOKORO_PAUSES_S = {Boundary.CLAUSE: 0.08, Boundary.SENTENCE: 0.18, Boundary.PARAGRAPH: 0.5}
+"""Kokoro's sentences come without silence around them; these are its own rests, and one longer."""
+_OWN_PAUSES_S = {Boundary.PARAGRAPH: 0.4}
+
+_DEFAULT_VOICE = "af_heart"
+_ACCENTS = {
+    "a": ("American", "en-US"),
+    "b": ("British", "en-GB"),
+    "e": ("Spanish", "en-US"),
+    "f": ("French", "en-US"),
+    "h": ("Hindi", "en-US"),
+    "i": ("Italian", "en-US"),
+    "j": ("Japanese", "en-US"),
+    "p": ("Brazilian", "en-US"),
+    "z": ("Mandarin", "en-US"),
+}
+_GENDERS = {"f": "woman", "m": "man"}
+
+
+class _OwnVoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of our own model's config.json that a front end reads."""
+
+    class Codec(msgspec.Struct, frozen=True):
+        sample_rate: int
+        hop: int
+        frames_per_step: int
+
+    codec: Codec
+    voices: tuple[Voice, ...] = (Voice(name="heart", language="en-US"),)
+    vocab: dict[str, int] = msgspec.field(default_factory=lambda: dict(VOCABULARY))
+    max_phonemes: int = 400
+    takes_speed: bool = False
+    sampling: SamplingParams = SamplingParams()
+    prompt_prefix: tuple[int, ...] = ()
+    prompt_suffix: tuple[int, ...] = ()
+
+
+def open_phoneme_model(
+    resolved: ResolvedModel, config: Mapping[str, Any], phonemizer: Phonemizer | None = None
+) -> PhonemeFrontEnd:
+    """The front end of a model whose config.json holds `config`. Raises `WeightsError`.
+
+    Without a `phonemizer` one is loaded in the background.
+    """
+    if phonemizer is None:
+        phonemizer = Phonemizer()
+        phonemizer.warm()
+    if config.get("model_type") == MODEL_TYPE:
+        return _open_kokoro(resolved, config, phonemizer)
+    try:
+        own = convert(dict(config), _OwnVoice)
+    except msgspec.ValidationError as error:
+        raise WeightsError(f"config.json does not say what a voice needs: {error}.") from error
+    if not own.voices:
+        raise WeightsError("config.json lists no voices.")
+    default = own.voices[0].name
+    return PhonemeFrontEnd(
+        name=resolved.name,
+        sample_rate=own.codec.sample_rate,
+        steps_per_s=own.codec.sample_rate / (own.codec.hop * own.codec.frames_per_step),
+        voices=own.voices,
+        default_voice=default,
+        sampling=own.sampling,
+        takes_speed=own.takes_speed,
+        aliases=_aliases({voice.name for voice in own.voices}, default),
+        phonemizer=phonemizer,
+        vocab=own.vocab,
+        max_phonemes=own.max_phonemes,
+        pauses_s=_OWN_PAUSES_S,
+        prompt_prefix=own.prompt_prefix,
+        prompt_suffix=own.prompt_suffix,
+    )
+
+
+def _open_kokoro(
+    resolved: ResolvedModel, config: Mapping[str, Any], phonemizer: Phonemizer
+) -> PhonemeFrontEnd:
+    kokoro = read_kokoro_config(config)
+    names = sorted(
+        name.removeprefix(VOICE_PREFIX)
+        for name in read_layout(Path(resolved.folder))
+        if name.startswith(VOICE_PREFIX)
+    )
+    if not names:
+        raise WeightsError("This Kokoro has no voices: the folder voices/ was empty.")
+    default = _DEFAULT_VOICE if _DEFAULT_VOICE in names else names[0]
+    return PhonemeFrontEnd(
+        name=resolved.name,
+        sample_rate=SAMPLE_RATE,
+        steps_per_s=0.0,
+        voices=tuple(map(_described, names)),
+        default_voice=default,
+        sampling=SamplingParams(),
+        takes_speed=True,
+        aliases=_aliases(names, default),
+        phonemizer=phonemizer,
+        vocab=kokoro.vocab,
+        max_phonemes=kokoro.max_phonemes,
+        pauses_s=_KOKORO_PAUSES_S,
+        mixes_voices=True,
+    )
+
+
+def _aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
+    known = frozenset(names)
+    return {
+        theirs: ours if ours in known else default
+        for theirs, ours in OPENAI_VOICES.items()
+        if theirs not in known
+    }
+
+
+def _described(name: str) -> Voice:
+    """A Kokoro voice: the first two letters of its name are accent and gender."""
+    accent, language = _ACCENTS.get(name[:1], ("", "en-US"))
+    description = f"{accent} {_GENDERS.get(name[1:2], 'voice')}".strip()
+    return Voice(name=name, description=description, language=language)

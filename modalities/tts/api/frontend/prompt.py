@@ -1,23 +1,27 @@
-"""The front end of models that are told words: tokens of the text between marks of their own.
+"""The front end of models whose prompts are words: tokens of the text between marks of their own.
 
-Owns how long their utterances are and how long they may take; how a family spells a prompt is its
-`PromptSpelling`. What a user typed is never read as a mark. Loads no torch.
+Owns how long their utterances are, how long they may take, and how each family spells a prompt.
+What a user typed is never read as a mark. Loads no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, TypeAlias
 
-from triptych.core.errors import UnsupportedOption, WeightsError
+from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.text.tokenizer import encode, read_tokenizer
-from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice, unknown_voice
-from triptych.modalities.tts.api.text.chunks import ChunkLimits, Utterance, split_utterances
+from triptych.core.weights.layout import read_json
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment, Voice
+from triptych.modalities.tts.api.text.chunks import split_utterances
 from triptych.modalities.tts.api.text.guard import expected_duration
 from triptych.modalities.tts.api.text.spoken import Boundary, SpokenText
+from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
+from triptych.modalities.tts.configs.orpheus import CODES_PER_FRAME, read_speech_block
 from triptych.modalities.tts.wire import SpeechSegment
 
 _MAX_CHARACTERS = 280
@@ -25,116 +29,180 @@ _MAX_CHARACTERS = 280
 _FIRST_CHARACTERS = (100, 180)
 _PARAGRAPH_PAUSE_S = 0.4
 
+Template: TypeAlias = tuple[str | int, ...]
+"""The parts of a prompt: marks such as `<|eot_id|>`, ids, and texts with fields in braces."""
+
 
 class PromptTokenizer:
-    """A model's tokenizer, with which no text can spell a mark."""
+    """A model's tokenizer, with which no text can spell a mark.
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._tokenizer = read_tokenizer(folder, name)
+    `has_marks`: it puts its own marks around each text.
+    """
+
+    def __init__(self, resolved: ResolvedModel, *, has_marks: bool = False) -> None:
+        self._tokenizer = read_tokenizer(Path(resolved.folder), resolved.name)
         self._tokenizer.encode_special_tokens = True
+        self._has_marks = has_marks
 
-    def ids(self, text: str, *, has_marks: bool = False) -> tuple[int, ...]:
-        """The ids of a text; with the marks its tokenizer puts around texts, or without."""
-        (encoding,) = encode(self._tokenizer, [text], add_special_tokens=has_marks)
-        return tuple(encoding.ids)
+    def read(self, template: Template) -> Template:
+        """A template with ids for marks. Raises `WeightsError` where the tokenizer lacks one."""
+        return tuple(
+            self._mark(part) if isinstance(part, str) and part.startswith("<|") else part
+            for part in template
+        )
 
-    def mark(self, token: str) -> int:
-        """The id of a mark. Raises `WeightsError` where the tokenizer has none of that name."""
+    def ids(self, template: Template, **fields: str) -> tuple[int, ...]:
+        """The ids of a template that was `read`, with its fields filled in."""
+        ids: list[int] = []
+        for part in template:
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                texts = [part.format(**fields)]
+                (encoding,) = encode(self._tokenizer, texts, add_special_tokens=self._has_marks)
+                ids += encoding.ids
+        return tuple(ids)
+
+    def _mark(self, token: str) -> int:
         token_id = self._tokenizer.token_to_id(token)
         if token_id is None:
             raise WeightsError(f"tokenizer.json has no token {token!r}, which this model needs.")
         return int(token_id)
 
 
-class PromptSpelling(Protocol):
-    """How a family spells what shall be said."""
+@dataclass(kw_only=True, eq=False)
+class PromptFrontEnd(FrontEnd):
+    """Implements `FrontEnd` for one served model.
 
-    def segment_ids(self, text: str, voice: str, instructions: str) -> tuple[int, ...]:
-        """The prompt of a text in a voice of the model, or in a clip's where it is of no name."""
-        ...
-
-    def clip_ids(self, transcript: str) -> tuple[int, ...]:
-        """What comes before the sound of a clip that says `transcript`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTraits:
-    """What a family's front end says of itself.
-
-    `steps_per_s` are token steps; `tags` in angle brackets are orders to the model.
+    `turn` spells a text, in a `voice`; a turn in a voice of the model's own, or with instructions,
+    comes after `system`, which describes the `scene`.
     """
 
-    sample_rate: int
-    steps_per_s: float
-    voices: tuple[Voice, ...]
-    can_clone: bool
-    takes_instructions: bool
-    sampling: SamplingParams
-    tags: tuple[str, ...] = ()
+    tokenizer: PromptTokenizer
+    turn: Template
+    system: Template = ()
+    scene: str = ""
 
-
-class PromptFrontEnd:
-    """Implements `frontend.base.FrontEnd` for one served model of words.
-
-    `sampling` is what the model speaks best with; `tags` in angle brackets are orders to it.
-    """
-
-    takes_speed = False
-
-    def __init__(self, name: str, spelling: PromptSpelling, traits: PromptTraits) -> None:
-        self.name = name
-        self.sample_rate = traits.sample_rate
-        self.voices: Sequence[Voice] = traits.voices
-        self.default_voice = traits.voices[0].name
-        self.can_clone = traits.can_clone
-        self.takes_instructions = traits.takes_instructions
-        self.sampling = traits.sampling
-        self.tags = traits.tags
-        self._spelling = spelling
-        self._steps_per_s = traits.steps_per_s
+    def __post_init__(self) -> None:
+        self.turn, self.system = self.tokenizer.read(self.turn), self.tokenizer.read(self.system)
 
     def check_voice(self, voice: str) -> str:
         """The canonical name of a voice. Raises `InvalidRequest` naming those there are."""
-        wanted = voice.strip().lower()
-        names = [known.name for known in self.voices]
-        if not wanted:
-            return self.default_voice
-        if wanted in names:
-            return wanted
-        raise unknown_voice(self.name, voice, names)
+        return self.known_voice(voice) if voice.strip() else self.default_voice
 
     def clip_ids(self, transcript: str) -> tuple[int, ...]:
-        """What comes before the sound of a clip that says `transcript`."""
-        return self._spelling.clip_ids(transcript)
+        """A turn before the one to come. Raises `InvalidRequest` where clips are not imitated."""
+        if not self.can_clone:
+            raise InvalidRequest("This model imitates no recordings.", param="voice")
+        return self.prompt_ids(transcript, self.default_voice, "")
 
-    def plan(
-        self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
-    ) -> Iterator[PlannedSegment]:
-        """One segment per utterance. Raises `UnsupportedOption` for what it cannot do."""
-        if instructions and not self.takes_instructions:
-            raise UnsupportedOption(
-                f"{self.name} does not follow instructions; leave them out.", param="instructions"
-            )
-        limits = ChunkLimits(most=_MAX_CHARACTERS, first_most=_FIRST_CHARACTERS)
-        for index, utterance in enumerate(split_utterances(spoken, limits)):
-            is_last = utterance.source.end == spoken.source.end
-            is_paragraph = utterance.boundary is Boundary.PARAGRAPH and not is_last
-            yield PlannedSegment(
-                segment=self._segment(
-                    utterance, voice, instructions, _PARAGRAPH_PAUSE_S if is_paragraph else 0.0
-                ),
-                utterance=replace(utterance, index=index),
-            )
-
-    def _segment(
-        self, utterance: Utterance, voice: str, instructions: str, pause_s: float
-    ) -> SpeechSegment:
-        if utterance.spoken.is_silent:
-            return SpeechSegment(prompt_ids=())
-        likely = expected_duration(utterance.text)
-        return SpeechSegment(
-            prompt_ids=self._spelling.segment_ids(utterance.text, voice, instructions),
-            max_steps=likely.max_tokens(self._steps_per_s),
-            pause_s=pause_s,
+    def prompt_ids(self, text: str, voice: str, instructions: str) -> tuple[int, ...]:
+        """The prompt of a text in a voice of the model, or, under another name, in a clip's."""
+        is_own = voice in self.voices_by_name
+        return self.tokenizer.ids(
+            (*self.system, *self.turn) if is_own or instructions else self.turn,
+            voice=voice if is_own else self.default_voice,
+            text=text,
+            scene=instructions or self.scene,
         )
+
+    def _plan(
+        self, spoken: SpokenText, voice: str, instructions: str, language: str
+    ) -> Iterator[PlannedSegment]:
+        for utterance in split_utterances(spoken, _MAX_CHARACTERS, _FIRST_CHARACTERS):
+            segment = SpeechSegment(prompt_ids=())
+            if not utterance.spoken.is_silent:
+                is_last = utterance.source.end == spoken.source.end
+                is_paragraph = utterance.boundary is Boundary.PARAGRAPH and not is_last
+                segment = SpeechSegment(
+                    prompt_ids=self.prompt_ids(utterance.text, voice, instructions),
+                    max_steps=expected_duration(utterance.text).max_tokens(self.steps_per_s),
+                    pause_s=_PARAGRAPH_PAUSE_S if is_paragraph else 0.0,
+                )
+            yield PlannedSegment(segment=segment, utterance=utterance)
+
+
+# -- families ------------------------------------------------------------------------------------
+
+
+def open_csm(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFrontEnd:
+    """CSM: "[speaker]text" between two marks. Raises `WeightsError` where files do not do.
+
+    A speaker's voice follows from what it said before, so without a clip it is a random one, the
+    same within a text. A clip is of speaker 0.
+    """
+    codec = config.get("codec_config") or {}
+    return PromptFrontEnd(
+        name=resolved.name,
+        sample_rate=int(codec.get("sampling_rate", 24_000)),  # of Mimi as released
+        steps_per_s=float(codec.get("frame_rate") or codec.get("_frame_rate") or 12.5),
+        voices=tuple(
+            Voice(name=str(number), description="A speaker without a voice of its own.")
+            for number in range(10)
+        ),
+        default_voice="0",
+        can_clone=True,
+        sampling=SamplingParams(temperature=0.9, top_k=50),
+        tokenizer=PromptTokenizer(resolved),
+        turn=("<|begin_of_text|>", "[{voice}]{text}", "<|end_of_text|>"),
+    )
+
+
+def _header(role: str) -> Template:
+    return ("<|start_header_id|>", role, "<|end_header_id|>", "\n\n")
+
+
+def open_higgs(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFrontEnd:
+    """Higgs Audio V2: a conversation in which the assistant answers with sound.
+
+    Instructions describe the scene, as the released model has it. With a clip, the system's turn is
+    the clip's. Raises `WeightsError` where files do not do.
+    """
+    codec = Path(resolved.folder) / CODEC_FOLDER / "config.json"
+    fields = read_json(codec) if codec.is_file() else {}
+    return PromptFrontEnd(
+        name=resolved.name,
+        sample_rate=int(fields.get("sample_rate", 24_000)),
+        steps_per_s=25.0,
+        voices=(Voice(name="default", description="Whoever fits the text."),),
+        default_voice="default",
+        can_clone=True,
+        takes_instructions=True,
+        sampling=SamplingParams(temperature=0.7, top_p=0.95, top_k=50),
+        tokenizer=PromptTokenizer(resolved),
+        system=(
+            "<|begin_of_text|>",
+            *_header("system"),
+            "Generate audio following instruction.\n\n",
+            *("<|scene_desc_start|>", "\n{scene}\n", "<|scene_desc_end|>", "<|eot_id|>"),
+        ),
+        turn=(
+            *_header("user"),
+            *("{text}", "<|eot_id|>"),
+            *_header("assistant"),
+            "<|audio_out_bos|>",
+        ),
+        scene="Audio is recorded from a quiet room.",
+    )
+
+
+def open_orpheus(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFrontEnd:
+    """Orpheus: "voice: text", as the released model's own package puts it together.
+
+    Tags such as <laugh>, <sigh> and <gasp> are words to it. Raises `WeightsError` where files do
+    not do.
+    """
+    block = read_speech_block(config)
+    codec = Path(resolved.folder) / block.codec / "config.json"
+    rate = read_json(codec).get("sampling_rate", 24_000) if codec.is_file() else 24_000
+    return PromptFrontEnd(
+        name=resolved.name,
+        sample_rate=rate,
+        steps_per_s=rate / (2048 / CODES_PER_FRAME),  # SNAC's frame at 24 kHz has 2048 samples
+        voices=tuple(Voice(name=name, language="en-US") for name in block.voices),
+        default_voice=block.voices[0],
+        sampling=SamplingParams(temperature=0.6, top_p=0.9, repetition_penalty=1.1),
+        tags=block.tags,
+        tokenizer=PromptTokenizer(resolved, has_marks=True),
+        turn=(*block.prompt_start, "{voice}: {text}", *block.prompt_end),
+    )

@@ -1,60 +1,33 @@
 """Long text into utterances that an engine speaks one at a time.
 
-Owns where speech may be cut. What an utterance may measure is the caller's: characters, estimated
-seconds, tokens or phonemes. Knows nothing of engines.
+Owns where speech may be cut. How long an utterance may be is the caller's to say. Knows nothing of
+engines.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat, zip_longest
 from typing import NamedTuple
 
 from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText
 
-Measure = Callable[[str], float]
-
 _TOKEN = re.compile(r"[^\s、，；：。！？]*[、，；：。！？]*\s*")
 _CLAUSE_ENDS = tuple(",;:—…)、，；：")
 _CLOSERS = " \"')"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkLimits:
-    """How long an utterance may be, and how much of what was said before is handed on with it."""
-
-    most: float
-    """Greatest measure of an utterance."""
-    first_most: tuple[float, ...] = ()
-    """The same for each of the first utterances, smaller so that sound begins sooner."""
-    measure: Measure = len
-    """Of a piece of spoken text. Pieces are summed, so it should be additive."""
-    num_context_characters: int = 200
-
-    def __post_init__(self) -> None:
-        if self.least <= 0:
-            raise ValueError("an utterance must be allowed to be longer than nothing")
-
-    @property
-    def least(self) -> float:
-        """The smallest of the greatest measures."""
-        return min((self.most, *self.first_most))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Utterance:
     """One piece of speech. The sources of a text's utterances are the whole text, in order.
 
-    `context` is the end of what was spoken before, from a word's beginning on; `boundary` says
-    what ends with this utterance, and so how long a pause should follow.
+    `boundary` says what ends with this utterance, and so how long a pause should follow.
     """
 
-    index: int
     spoken: SpokenText
-    context: str
     boundary: Boundary
 
     @property
@@ -71,67 +44,44 @@ class Utterance:
 class _Atom(NamedTuple):
     """What is never cut: a word with what follows it, or a piece of one too long."""
 
+    start: int
     end: int
-    weight: float
     boundary: Boundary
 
 
-def split_utterances(spoken: SpokenText, limits: ChunkLimits) -> Iterator[Utterance]:
-    """Cut `spoken` at the best places that `limits` allow, each as it is asked for.
+def split_utterances(
+    spoken: SpokenText, most: int, first_most: Sequence[int] = ()
+) -> Iterator[Utterance]:
+    """Cut `spoken` at the best places, each as it is asked for.
 
-    A cut is made at the end of a paragraph or sentence where there is one, preferably in the
-    second half of what fits; else at a clause; else between words; inside a word only if the word
-    alone is too long.
+    An utterance has at most `most` characters; the first ones have at most as many as `first_most`
+    says of each, fewer so that sound begins sooner. A cut is made at the end of a paragraph or
+    sentence where there is one, preferably in the second half of what fits; else at a clause; else
+    between words; inside a word only if the word alone is too long.
     """
+    least = min(most, *first_most) if first_most else most
+    if least <= 0:
+        raise ValueError("an utterance must be allowed to be longer than nothing")
     window: list[_Atom] = []
-    weight, start, index = 0.0, 0, 0
-    allowed = chain(limits.first_most, repeat(limits.most))
-    most = next(allowed)
-    for atom in _atoms(spoken, limits.least, limits.measure):
-        while window and weight + atom.weight > most:
-            num = _best_cut(window, most)
-            yield _utterance(
-                spoken, Span(start, window[num - 1].end), window[num - 1], index, limits
-            )
-            start, index = window[num - 1].end, index + 1
-            most = next(allowed)
+    start = 0
+    limits = chain(first_most, repeat(most))
+    limit = next(limits)
+    for atom in _atoms(spoken, least):
+        while window and atom.end - start > limit:
+            num = _best_cut(window, start, limit)
+            last = window[num - 1]
+            yield Utterance(spoken.slice(start, last.end), last.boundary)
+            start, limit = last.end, next(limits)
             del window[:num]
-            weight = sum(kept.weight for kept in window)
         window.append(atom)
-        weight += atom.weight
     if window:
-        yield _utterance(spoken, Span(start, len(spoken.text)), window[-1], index, limits)
+        yield Utterance(spoken.slice(start, len(spoken.text)), window[-1].boundary)
 
 
-def _utterance(
-    spoken: SpokenText, span: Span, last: _Atom, index: int, limits: ChunkLimits
-) -> Utterance:
-    return Utterance(
-        index=index,
-        spoken=spoken.slice(*span),
-        context=_tail(spoken.text, span.start, limits.num_context_characters),
-        boundary=last.boundary,
-    )
-
-
-def _tail(text: str, end: int, length: int) -> str:
-    """The last whole words before `end`, at most `length` characters."""
-    begin = max(0, end - length)
-    tail = text[begin:end]
-    if begin and not text[begin - 1].isspace():
-        tail = tail.partition(" ")[2]
-    return tail.strip()
-
-
-def _best_cut(window: list[_Atom], most: float) -> int:
+def _best_cut(window: list[_Atom], start: int, most: int) -> int:
     """How many of the atoms to speak now."""
-    best, best_rank, weight = len(window), -1.0, 0.0
-    for num, atom in enumerate(window, 1):
-        weight += atom.weight
-        rank = _rank(atom.boundary, is_late=2 * weight >= most)
-        if rank >= best_rank:
-            best, best_rank = num, rank
-    return best
+    ranks = [_rank(atom.boundary, is_late=2 * (atom.end - start) >= most) for atom in window]
+    return max(range(1, len(window) + 1), key=lambda num: (ranks[num - 1], num))
 
 
 def _rank(boundary: Boundary, *, is_late: bool) -> float:
@@ -139,7 +89,7 @@ def _rank(boundary: Boundary, *, is_late: bool) -> float:
     return boundary if is_late else min(boundary, Boundary.SENTENCE) - 0.5
 
 
-def _atoms(spoken: SpokenText, most: float, measure: Measure) -> Iterator[_Atom]:
+def _atoms(spoken: SpokenText, most: int) -> Iterator[_Atom]:
     """Words in order; what holds no letter belongs to the word before it, or to the first."""
     text, start, strongest = spoken.text, 0, Boundary.INSIDE
     cuts = _cuts(spoken)
@@ -148,7 +98,7 @@ def _atoms(spoken: SpokenText, most: float, measure: Measure) -> Iterator[_Atom]
         strongest = max(strongest, boundary)
         is_voiced = _has_letter(text, start, end) and _has_letter(text, end, next_end or end)
         if is_voiced or next_end is None:
-            yield from _fitting(text, Span(start, end), strongest, most, measure)
+            yield from _fitting(text, _Atom(start, end, strongest), most)
             start, strongest = end, Boundary.INSIDE
 
 
@@ -188,16 +138,14 @@ def _rewritten_insides(spoken: SpokenText) -> frozenset[int]:
     )
 
 
-def _fitting(
-    text: str, span: Span, boundary: Boundary, most: float, measure: Measure
-) -> Iterator[_Atom]:
+def _fitting(text: str, atom: _Atom, most: int) -> Iterator[_Atom]:
     """The word whole if it fits, else halved until its pieces do."""
-    weight = measure(text[span.start : span.end])
-    middle = (span.start + span.end) // 2
-    while span.start < middle and not text[middle].isalpha():
+    start, end, boundary = atom
+    middle = (start + end) // 2
+    while start < middle and not text[middle].isalpha():
         middle -= 1  # a cut before an accent or a mark would leave it to the next utterance
-    if weight <= most or not _has_letter(text, span.start, middle):
-        yield _Atom(span.end, weight, boundary)
+    if end - start <= most or not _has_letter(text, start, middle):
+        yield atom
         return
-    yield from _fitting(text, Span(span.start, middle), Boundary.INSIDE, most, measure)
-    yield from _fitting(text, Span(middle, span.end), boundary, most, measure)
+    yield from _fitting(text, _Atom(start, middle, Boundary.INSIDE), most)
+    yield from _fitting(text, _Atom(middle, end, boundary), most)

@@ -47,12 +47,7 @@ _REPLACED = {
     "®": "",
     "`": "",
 }
-_EMOJI_RANGES = (
-    (0x1F000, 0x1FAFF),
-    (0x2300, 0x23FF),
-    (0x2600, 0x27BF),
-    (0x2B00, 0x2BFF),
-)
+_EMOJI_RANGES = ((0x1F000, 0x1FAFF), (0x2300, 0x23FF), (0x2600, 0x27BF), (0x2B00, 0x2BFF))
 _REGIONAL_A = 0x1F1E6
 
 
@@ -124,7 +119,9 @@ class _Cleaner:
             return end
         begin = self._line_start(end)
         begins_item = begin > end or _LIST_NUMBER.match(self._text, end) is not None
-        is_break = newlines > 1 or begins_item or self._line_is_heading(at)
+        line = self._text.rfind("\n", max(0, at - 200), at) + 1
+        is_heading = self._text.startswith("#", line)
+        is_break = newlines > 1 or begins_item or is_heading
         if is_break:
             self._trim()
         if is_break and self._chars:
@@ -132,10 +129,6 @@ class _Cleaner:
         else:
             self._put_space(at)
         return begin
-
-    def _line_is_heading(self, at: int) -> bool:
-        line = self._text.rfind("\n", max(0, at - 200), at) + 1
-        return self._text.startswith("#", line)
 
     def _trim(self) -> None:
         while self._chars and self._chars[-1].isspace():
@@ -215,10 +208,8 @@ def _is_mark(char: str) -> bool:
 
 
 def _is_emoji(char: str) -> bool:
-    code = ord(char)
-    if not any(low <= code <= high for low, high in _EMOJI_RANGES):
-        return False
-    return unicodedata.category(char) in ("So", "Sk")
+    is_near = any(low <= ord(char) <= high for low, high in _EMOJI_RANGES)
+    return is_near and unicodedata.category(char) in ("So", "Sk")
 
 
 @lru_cache(maxsize=4096)
@@ -235,8 +226,6 @@ def _fold(char: str) -> str:
         return f"^{plain}"
     if unicodedata.category(char)[0] == "L" and not tag.startswith("<"):
         return plain if plain.isalpha() else char
-    return plain if plain != char and all(map(_is_known, plain)) else " "
-
-
-def _is_known(char: str) -> bool:
-    return char.isalpha() or char in _PLAIN or char in _KEPT_SIGNS or char in _KEPT_MARKS
+    known = _PLAIN | _KEPT_SIGNS | _KEPT_MARKS
+    is_known = all(each.isalpha() or each in known for each in plain)
+    return plain if plain != char and is_known else " "

@@ -1,23 +1,22 @@
-"""How much of the user's text has been spoken, told in the user's own characters.
+"""How much of a text has been spoken.
 
-Owns the account of one request: which utterances were spoken, how far, and which stretches of the
-source that covers. Knows nothing of engines; it is told durations and reasons.
+Owns the account of one request: which utterances were spoken, and how far. Knows nothing of
+engines, but durations and reasons.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from triptych.modalities.tts.api.text.chunks import Utterance
 from triptych.modalities.tts.api.text.guard import ExpectedDuration
-from triptych.modalities.tts.api.text.spoken import Span
 from triptych.modalities.tts.wire import SpeechFinish
 
 
 def spoken_fraction(
     reason: SpeechFinish | None, duration_s: float, expected: ExpectedDuration
 ) -> float:
-    """Which part of an utterance `duration_s` of sound has spoken, as far as durations tell.
+    """Which part of an utterance `duration_s` of sound has spoken, judged by durations.
 
     An engine that stopped by itself has spoken all, unless faster than anyone can. One that was
     cut off, in a loop or still speaks (None) has spoken in proportion to the likely duration.
@@ -30,9 +29,8 @@ def spoken_fraction(
 
 @dataclass(slots=True)
 class Coverage:
-    """The account of one request. Characters that make no sound are covered by what is before."""
+    """The account of one request, in letters."""
 
-    _spoken: list[Span] = field(default_factory=list)
     _num_letters: int = 0
     _num_spoken_letters: int = 0
 
@@ -45,21 +43,7 @@ class Coverage:
         if not 0.0 <= fraction <= 1.0:
             raise ValueError("a fraction lies between 0 and 1")
         text = utterance.spoken.text
-        end = round(fraction * len(text))
-        self._num_spoken_letters += _letters(text[:end])
-        span = Span(utterance.source.start, utterance.spoken.source_at(end))
-        if span.end > span.start:
-            self._enter(span)
-
-    def _enter(self, span: Span) -> None:
-        if self._spoken and self._spoken[-1].end == span.start:
-            span = Span(self._spoken.pop().start, span.end)
-        self._spoken.append(span)
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """The stretches of the source that were spoken, neighbours joined."""
-        return tuple(self._spoken)
+        self._num_spoken_letters += _letters(text[: round(fraction * len(text))])
 
     @property
     def fraction(self) -> float:

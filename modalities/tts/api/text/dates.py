@@ -8,114 +8,48 @@ Owns how a moment or a stretch of time is read. A numeral that cannot be a date 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from triptych.modalities.tts.api.text.language import alternatives
 from triptych.modalities.tts.api.text.rules import (
-    WORD_END,
-    ReadingRules,
-    Rule,
-    RuleSet,
+    ReadingStyle,
+    RuleGroup,
     ended,
     is_sentence_end,
+    reads,
     word_before,
 )
 
-_MERIDIEM = r"(?: ?(?P<half>[AaPp])(?:\.[Mm]\.?|[Mm])(?![\w]))"
-_DASH = r"(?:-| ?– ?)"
-_DAYS = rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?:{_DASH}(?P<last>\d{{1,2}})(?:st|nd|rd|th)?)?"
-_CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.\d{1,9})?)?"
-_YEAR = r"(?:,? (?P<year>\d{4})(?![\w,]\d|[\w%])|(?P<noyear>))"
+_FRAGMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "clock": r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.\d{1,9})?)?",
+        "days": r"(?P<day>\d{1,2})(?:st|nd|rd|th)?(?:{dash}(?P<last>\d{1,2})(?:st|nd|rd|th)?)?",
+        "meridiem": r"(?: ?(?P<half>[AaPp])(?:\.[Mm]\.?|[Mm])(?![\w]))",
+        "month": r"(?P<month>{months})",
+        "year": r"(?:,? (?P<year>\d{4})(?![\w,]\d|[\w%])|(?P<noyear>))",
+        "zone": r"(?P<zone>Z| ?{timezones}{end})?",
+    }
+)
 _MIN_YEAR_DIGITS = 4
 
 
-def date_rules(voice: ReadingRules) -> RuleSet:
+class DateRules(RuleGroup):
     """The rules for dates and times."""
-    dates = _Dates(voice)
-    return RuleSet(
-        digit=(*_numeric_dates(voice, dates), *_times(voice, dates)),
-        letter=_named_dates(voice, dates),
-        sign=(_until(voice),),
-    )
 
-
-def _numeric_dates(voice: ReadingRules, dates: _Dates) -> tuple[Rule, ...]:
-    """Dates that begin with digits."""
-    day_first = rf"(?:(?<=the )|(?P<the>[Tt]he )?){_DAYS}"
-    month = rf"(?P<month>{_month_names(voice)})"
-    return (
-        Rule(
-            re.compile(rf"(\d{{4}})([-/.])(\d\d?)\2(\d\d?)(?!\d|-\d)(?:[T ](?={_CLOCK}))?"),
-            dates.iso,
-        ),
-        Rule(re.compile(r"(\d{4})-(0\d)(?![\w-])"), dates.year_month),
-        Rule(
-            re.compile(r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|\d{2})(?![\w/]|[.-]\d)"),
-            dates.numeric,
-        ),
-        Rule(re.compile(rf"{day_first} (?:of )?{month}\.?{_YEAR}{WORD_END}"), dates.day_month),
-    )
-
-
-def _times(voice: ReadingRules, dates: _Dates) -> tuple[Rule, ...]:
-    """Clock times and durations, which all begin with digits."""
-    zone = rf"(?P<zone>Z| ?{alternatives(voice.language.words.timezones)}{WORD_END})?"
-    length = rf"(?:(\d{{1,3}})h ?)?(\d{{1,3}})(?:m|min) ?(?:(\d{{1,3}})s)?{WORD_END}"
-    hours = rf"(?P<from>\d{{1,2}}){_DASH}(?P<hour>\d{{1,2}}){_MERIDIEM}"
-    return (
-        Rule(re.compile(rf"{_CLOCK}{_MERIDIEM}?{zone}h?(?![\w:])"), dates.clock),
-        Rule(re.compile(hours), dates.hours),
-        Rule(re.compile(rf"(?P<hour>\d{{1,2}}){_MERIDIEM}"), dates.hour),
-        Rule(re.compile(r"(\d{1,5}):(\d{1,5})(?![\w:])"), dates.ratio),
-        Rule(re.compile(length), dates.duration),
-        Rule(re.compile(rf"(\d{{1,3}})h(\d\d)(){WORD_END}"), dates.duration),
-    )
-
-
-def _named_dates(voice: ReadingRules, dates: _Dates) -> tuple[Rule, ...]:
-    """Dates that begin with a month or weekday, short or in full."""
-    months, weekdays = _month_names(voice), _weekday_names(voice)
-    month = rf"(?<!\w)(?P<month>{months})\.?"
-    short = alternatives({*(name[:3] for name in voice.language.words.months), "Sept"} - {"May"})
-    before_date = rf"(?=,? (?:{months}|\d)|[-–]{weekdays}{WORD_END})"
-    return (
-        Rule(re.compile(rf"{month} {_DAYS}{_YEAR}(?![\w:%]|[.,]\d)"), dates.month_day),
-        Rule(re.compile(rf"{month} (?P<year>\d{{4}})(?![\w%]|,\d)"), dates.month_year),
-        Rule(re.compile(rf"(?<!\w)({weekdays})\.?{before_date}"), dates.weekday),
-        Rule(re.compile(rf"(?<!\w)({weekdays})\.(?!\w)"), dates.weekday),
-        Rule(re.compile(rf"(?<=[a-z][-–])({weekdays}){WORD_END}"), dates.weekday),
-        Rule(re.compile(rf"(?<!\w)({short})\.(?!\w)"), dates.month),
-    )
-
-
-def _until(voice: ReadingRules) -> Rule:
-    """The dash between two times or days."""
-    names = f"(?:{_weekday_names(voice)}|{_month_names(voice)})"
-    return Rule(
-        re.compile(
-            r"(?:(?<=[\dMm.])|(?<=[\dMm.] ))– ?(?=\d)"
-            r"|(?:(?<=[ap]m)|(?<=[ap]m )|(?<=[ap]\.m\.)|(?<=:\d\d))- ?(?=\d)"
-            rf"|(?<=[a-z.])[-–](?={names}{WORD_END})"
-        ),
-        lambda match: "to",
-    )
-
-
-def _weekday_names(voice: ReadingRules) -> str:
-    return alternatives(name[:n] for name in voice.language.words.weekdays for n in (3, 4, 5))
-
-
-def _month_names(voice: ReadingRules) -> str:
-    full = voice.language.words.months
-    return alternatives({*full, *(name[:3] for name in full), "Sept"})
-
-
-class _Dates:
-    def __init__(self, voice: ReadingRules) -> None:
-        self._say = voice.numbers
-        self._order = voice.order
-        self._months = voice.language.words.months
-        self._weekdays = voice.language.words.weekdays
-        self._clock_cues = voice.language.words.clock_cues
+    def __init__(self, style: ReadingStyle) -> None:
+        words = style.language.words
+        short = {name[:3] for name in words.months} | {"Sept"}
+        super().__init__(
+            style,
+            months=alternatives({*words.months, *short}),
+            short_months=alternatives(short - {"May"}),
+            weekdays=alternatives(name[:n] for name in words.weekdays for n in (3, 4, 5)),
+            timezones=alternatives(words.timezones),
+            **_FRAGMENTS,
+        )
+        self._order = style.order
+        self._months = words.months
 
     def _month(self, name: str) -> str:
         return next(month for month in self._months if month.startswith(name[:3]))
@@ -127,15 +61,18 @@ class _Dates:
         words = f"{name} {ordinal}" if self._order == "mdy" else f"the {ordinal} of {name}"
         return f"{words}, {self._say.year(int(year))}" if year else words
 
-    def iso(self, match: re.Match[str]) -> str | None:
+    @reads(r"(\d{4})([-/.])(\d\d?)\2(\d\d?)(?!\d|-\d)(?:[T ](?={clock}))?", "digit")
+    def _iso(self, match: re.Match[str]) -> str | None:
         words = self._date(match[1], int(match[3]), int(match[4]))
         return f"{words}," if words and match.group().endswith(("T", " ")) else words
 
-    def year_month(self, match: re.Match[str]) -> str | None:
+    @reads(r"(\d{4})-(0\d)(?![\w-])", "digit")
+    def _year_month(self, match: re.Match[str]) -> str | None:
         month = int(match[2])
         return f"{self._months[month - 1]} {self._say.year(int(match[1]))}" if month else None
 
-    def numeric(self, match: re.Match[str]) -> str | None:
+    @reads(r"(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|\d{2})(?![\w/]|[.-]\d)", "digit")
+    def _numeric(self, match: re.Match[str]) -> str | None:
         first, sign, second, year = int(match[1]), match[2], int(match[3]), match[4]
         if sign != "/" and len(year) < _MIN_YEAR_DIGITS:
             return None
@@ -154,7 +91,8 @@ class _Dates:
     def _with_year(self, words: str, match: re.Match[str]) -> str:
         return f"{words}, {self._say.year(int(match['year']))}" if match["year"] else words
 
-    def day_month(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?:(?<=the )|(?P<the>[Tt]he )?){days} (?:of )?{month}\.?{year}{end}", "digit")
+    def _day_month(self, match: re.Match[str]) -> str | None:
         days = self._days(match)
         if days is None:
             return None
@@ -163,22 +101,31 @@ class _Dates:
             self._with_year(f"{article}{days} of {self._month(match['month'])}", match), match
         )
 
-    def month_day(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?<!\w){month}\.? {days}{year}(?![\w:%]|[.,]\d)", "letter")
+    def _month_day(self, match: re.Match[str]) -> str | None:
         days = self._days(match)
         return self._with_year(f"{self._month(match['month'])} {days}", match) if days else None
 
-    def month_year(self, match: re.Match[str]) -> str:
+    @reads(r"(?<!\w){month}\.? (?P<year>\d{4})(?![\w%]|,\d)", "letter")
+    def _month_year(self, match: re.Match[str]) -> str:
         return f"{self._month(match['month'])} {self._say.year(int(match['year']))}"
 
-    def month(self, match: re.Match[str]) -> str:
-        return ended(self._month(match[1]), match)
-
-    def weekday(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?<!\w)({weekdays})\.?(?=,? (?:{months}|\d)|[-–]{weekdays}{end})", "letter")
+    @reads(r"(?<!\w)({weekdays})\.(?!\w)", "letter")
+    @reads(r"(?<=[a-z][-–])({weekdays}){end}", "letter")
+    def _weekday(self, match: re.Match[str]) -> str | None:
         if match[0] == "Sun." and is_sentence_end(match):
             return None
-        return ended(next(day for day in self._weekdays if day.startswith(match[1])), match)
+        return ended(
+            next(day for day in self._lang.words.weekdays if day.startswith(match[1])), match
+        )
 
-    def clock(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?<!\w)({short_months})\.(?!\w)", "letter")
+    def _short_month(self, match: re.Match[str]) -> str:
+        return ended(self._month(match[1]), match)
+
+    @reads(r"{clock}{meridiem}?{zone}h?(?![\w:])", "digit")
+    def _clock(self, match: re.Match[str]) -> str | None:
         hour, minute, second = int(match["hour"]), int(match["minute"]), match["second"]
         half, zone = match["half"], (match["zone"] or "").strip()
         if hour > 24 or minute > 59 or int(second or 0) > 59 or (half and not 1 <= hour <= 12):
@@ -193,7 +140,7 @@ class _Dates:
     def _is_clock(self, match: re.Match[str]) -> bool:
         text, start = match.string, match.start()
         return (
-            word_before(match).lower() in self._clock_cues
+            word_before(match).lower() in self._lang.words.clock_cues
             or text[start - 1 : start] == "T"
             or (text[max(0, start - 11) : start].count("-") == 2)
         )
@@ -215,27 +162,42 @@ class _Dates:
         parts = [(hours, "hour"), (minutes, "minute"), (seconds, "second")]
         return " ".join(self._count(n, unit) for n, unit in parts if n) or "zero seconds"
 
-    def hours(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?P<from>\d{1,2}){dash}(?P<hour>\d{1,2}){meridiem}", "digit")
+    def _hours(self, match: re.Match[str]) -> str | None:
         first, last = int(match["from"]), int(match["hour"])
         if not (1 <= first <= 12 and 1 <= last <= 12):
             return None
         both = f"{self._say.cardinal(first)} to {self._say.cardinal(last)}"
         return ended(both + _halves(match["half"]), match)
 
-    def hour(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?P<hour>\d{1,2}){meridiem}", "digit")
+    def _hour(self, match: re.Match[str]) -> str | None:
         hour = int(match["hour"])
         if not 1 <= hour <= 12:
             return None
         return ended(self._say.cardinal(hour) + _halves(match["half"]), match)
 
-    def ratio(self, match: re.Match[str]) -> str:
+    @reads(r"(\d{1,5}):(\d{1,5})(?![\w:])", "digit")
+    def _ratio(self, match: re.Match[str]) -> str:
         return f"{self._say.number(match[1])} to {self._say.number(match[2])}"
 
-    def duration(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?:(\d{1,3})h ?)?(\d{1,3})(?:m|min) ?(?:(\d{1,3})s)?{end}", "digit")
+    @reads(r"(\d{1,3})h(\d\d)(){end}", "digit")
+    def _duration(self, match: re.Match[str]) -> str | None:
         hours, minutes, seconds = match.groups()
         if not (hours or seconds):
             return None
         return self._length(int(hours or 0), int(minutes), int(seconds or 0))
+
+    @reads(
+        r"(?:(?<=[\dMm.])|(?<=[\dMm.] ))– ?(?=\d)"
+        r"|(?:(?<=[ap]m)|(?<=[ap]m )|(?<=[ap]\.m\.)|(?<=:\d\d))- ?(?=\d)"
+        r"|(?<=[a-z.])[-–](?=(?:{weekdays}|{months}){end})",
+        "sign",
+    )
+    def _until(self, match: re.Match[str]) -> str:
+        """The dash between two times or days."""
+        return "to"
 
 
 def _halves(half: str | None) -> str:

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.tts.api.text.spoken import SpokenText
 
-MAX_CHARACTERS = 20_000
-"""Longest text of one request unless the server says otherwise."""
-
 _PAUSES_S = {**dict.fromkeys(".!?。！？…", 0.5), **dict.fromkeys(",;:—、，；：", 0.25)}
+_LETTERS_PER_S = 14.0
+_PHONEMES_PER_S = 13.0
+"""How fast people read aloud: letters of English, phonemes of any language."""
+_HASTE = 0.4
+_SLACK, _SLACK_S = 2.0, 2.0
+"""They narrow the likely duration to the shortest that is credible, and widen it to the longest."""
 _WIDE_LETTER_WEIGHT = 3.0  # a Chinese or Japanese character takes about as long as three letters
 
 
-def check_text(text: str, *, max_characters: int = MAX_CHARACTERS, param: str = "input") -> None:
+def check_text(text: str, max_characters: int) -> None:
     """Refuse text that is too long, or of white space alone, before any work is done on it.
 
     `InvalidRequest` names the limit, or says that there is nothing to speak.
@@ -30,33 +33,18 @@ def check_text(text: str, *, max_characters: int = MAX_CHARACTERS, param: str = 
         raise InvalidRequest(
             f"The text has {len(text)} characters; at most {max_characters} can be spoken in one "
             "request. Split it into several requests.",
-            param=param,
+            param="input",
         )
     if not text.strip():
-        raise InvalidRequest("The text is empty: there is nothing to speak.", param=param)
+        raise InvalidRequest("The text is empty: there is nothing to speak.", param="input")
 
 
-def check_spoken(spoken: SpokenText, *, param: str = "input") -> None:
+def check_spoken(spoken: SpokenText) -> None:
     """`InvalidRequest` for text of which nothing would be heard: emoji or punctuation alone."""
     if spoken.is_silent:
         raise InvalidRequest(
-            "The text has no words to speak: only emoji, signs or punctuation.", param=param
+            "The text has no words to speak: only emoji, signs or punctuation.", param="input"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeakingRate:
-    """How fast people read aloud. The defaults hold for English; phonemes for any language.
-
-    `slack` and `slack_s` widen the likely duration to the longest that is still credible, and
-    `haste` narrows it to the shortest.
-    """
-
-    letters_per_s: float = 14.0
-    phonemes_per_s: float = 13.0
-    slack: float = 2.0
-    slack_s: float = 2.0
-    haste: float = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +61,7 @@ class ExpectedDuration:
 
 
 def expected_duration(
-    text: str,
-    *,
-    num_phonemes: int | None = None,
-    speed: float = 1.0,
-    rate: SpeakingRate = SpeakingRate(),  # frozen
+    text: str, *, num_phonemes: int | None = None, speed: float = 1.0
 ) -> ExpectedDuration:
     """How long the spoken `text` may take at `speed`; phonemes are the better measure if known.
 
@@ -87,13 +71,13 @@ def expected_duration(
         raise ValueError("speed must be positive")
     pauses_s = sum(_PAUSES_S.get(char, 0.0) for char in text)
     if num_phonemes is None:
-        voiced_s = _letter_weight(text) / rate.letters_per_s
+        voiced_s = sum(map(_weight, filter(str.isalnum, text))) / _LETTERS_PER_S
     else:
-        voiced_s = num_phonemes / rate.phonemes_per_s
+        voiced_s = num_phonemes / _PHONEMES_PER_S
     return ExpectedDuration(
-        least_s=rate.haste * voiced_s / speed,
+        least_s=_HASTE * voiced_s / speed,
         likely_s=(voiced_s + pauses_s) / speed,
-        most_s=(rate.slack * (voiced_s + pauses_s) + rate.slack_s) / speed,
+        most_s=(_SLACK * (voiced_s + pauses_s) + _SLACK_S) / speed,
     )
 
 
@@ -102,9 +86,5 @@ def estimate_seconds(text: str) -> float:
     return expected_duration(text).likely_s
 
 
-def _letter_weight(text: str) -> float:
-    return sum(
-        _WIDE_LETTER_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1.0
-        for char in text
-        if char.isalnum()
-    )
+def _weight(char: str) -> float:
+    return _WIDE_LETTER_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1.0

@@ -9,12 +9,11 @@ import re
 
 from triptych.modalities.tts.api.text.language import alternatives
 from triptych.modalities.tts.api.text.rules import (
-    WORD_END,
-    ReadingRules,
-    Rule,
-    RuleSet,
+    ReadingStyle,
+    RuleGroup,
     ended,
     is_sentence_end,
+    reads,
     word_after,
     word_before,
 )
@@ -24,67 +23,40 @@ _ROMAN_DIGITS = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000
 _SPELT_CLUSTER = re.compile(r"[^AEIOUY]{4}|^[^AEIOUY]{3}|[AEIOU]{4}|[^AEIOUYLRSNMTDKPCGHWFX]{2}$")
 _VOWEL = re.compile(r"[AEIOUY]")
 _AFTER_I = frozenset({"am", "was", "have", "had", "will", "would", "can", "think", "do", "did"})
+_BARE_TITLES = frozenset({"Dr", "Mr", "Mrs", "Ms", "Prof", "St"})
 _MAX_NAMELESS_ROMAN = 39  # larger ones without a cue are more often something else
 
 
-def phrase_rules(voice: ReadingRules) -> RuleSet:
+class PhraseRules(RuleGroup):
     """The rule for tokens that are listed whole; it comes before all others."""
-    phrases = voice.language.phrases
-    pattern = rf"(?<!\w){alternatives(phrases)}(?:(?<=\W)|{WORD_END})"
-    rule = Rule(re.compile(pattern), lambda match: ended(phrases[match[0]], match))
-    return RuleSet(digit=(rule,), letter=(rule,), sign=(rule,))
+
+    def __init__(self, style: ReadingStyle) -> None:
+        super().__init__(style, phrases=alternatives(style.language.phrases))
+
+    @reads(r"(?<!\w){phrases}(?:(?<=\W)|{end})", "digit", "letter", "sign")
+    def _phrase(self, match: re.Match[str]) -> str:
+        return ended(self._lang.phrases[match[0]], match)
 
 
-def name_rules(voice: ReadingRules) -> RuleSet:
+class NameRules(RuleGroup):
     """The rules for words and marks of names; they come after all others."""
-    names = _Names(voice)
-    lang = voice.language
-    cues = alternatives(lang.words.roman_cues)
-    titles = alternatives({**lang.titles, **lang.streets})
-    return RuleSet(
-        letter=(
-            Rule(re.compile(rf"(?<!\w)({alternatives(lang.numbered)})\. ?(?=\d)"), names.numbered),
-            Rule(
-                re.compile(rf"(?<![^\W\d_.])({titles})(\.?){WORD_END}"),
-                names.title,
-            ),
-            Rule(
-                re.compile(
-                    rf"(?<![^\W\d_.])({alternatives({**lang.inner, **lang.final})})\.(?!\w)"
-                ),
-                names.abbreviation,
-            ),
-            Rule(
-                re.compile(r"(?<![^\W\d_.])((?:[A-Za-z]\.){2,8}[A-Za-z]?)(?![\w])"),
-                names.initialism,
-            ),
-            Rule(
-                re.compile(r"(?<![^\W\d_.'])(?<!(?<![\w°])[A-Z] )([A-Z])\.(?!\w*\.)"), names.initial
-            ),
-            Rule(
-                re.compile(rf"(?<!\w)({cues}) ([IVXLCDM]{{1,12}}){WORD_END}(?! [A-Z]{WORD_END})"),
-                names.chapter,
-            ),
-            Rule(re.compile(r"(?<!\w)([IVX]{1,8})(?!\w|\.\w| [A-Z](?!\w))"), names.roman),
-            Rule(re.compile(r"(?<!\w)[vV](?=\d)"), lambda match: "version"),
-            Rule(re.compile(r"([A-Z]{2,12})('?s)?(?![^\W\d_])"), names.acronym),
-            Rule(
-                re.compile(r"(?<![^\W\d_])[^\W\d_](?!\w)"), lambda match: lang.greek.get(match[0])
-            ),
-        ),
-    )
 
+    def __init__(self, style: ReadingStyle) -> None:
+        lang = style.language
+        super().__init__(
+            style,
+            abbreviations=alternatives({**lang.inner, **lang.final}),
+            cues=alternatives(lang.words.roman_cues),
+            numbered=alternatives(lang.numbered),
+            titles=alternatives({**lang.titles, **lang.streets}),
+        )
 
-class _Names:
-    def __init__(self, voice: ReadingRules) -> None:
-        self._lang = voice.language
-        self._say = voice.numbers
-        self._spells = voice.spells_acronyms
-
-    def numbered(self, match: re.Match[str]) -> str:
+    @reads(r"(?<!\w)({numbered})\. ?(?=\d)", "letter")
+    def _numbered(self, match: re.Match[str]) -> str:
         return self._lang.numbered[match[1]]
 
-    def title(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?<![^\W\d_.])({titles})(\.?){end}", "letter")
+    def _title(self, match: re.Match[str]) -> str | None:
         word, dot = match[1], match[2]
         is_name_next = word_after(match)[:1].isupper() and not is_sentence_end(match)
         if word in self._lang.streets and self._is_street(match, is_name_next):
@@ -100,23 +72,28 @@ class _Names:
         is_named = _is_name(before) and before not in self._lang.words.starters
         return is_named or (match[1] == "St" and bool(match[2]))
 
-    def abbreviation(self, match: re.Match[str]) -> str:
+    @reads(r"(?<![^\W\d_.])({abbreviations})\.(?!\w)", "letter")
+    def _abbreviation(self, match: re.Match[str]) -> str:
         word = match[1]
         return ended(self._lang.inner.get(word) or self._lang.final[word], match)
 
-    def initialism(self, match: re.Match[str]) -> str:
+    @reads(r"(?<![^\W\d_.])((?:[A-Za-z]\.){2,8}[A-Za-z]?)(?![\w])", "letter")
+    def _initialism(self, match: re.Match[str]) -> str:
         return ended(" ".join(match[1].replace(".", "").upper()), match)
 
-    def initial(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?<![^\W\d_.'])(?<!(?<![\w°])[A-Z] )([A-Z])\.(?!\w*\.)", "letter")
+    def _initial(self, match: re.Match[str]) -> str | None:
         return None if is_sentence_end(match) else match[1]
 
-    def chapter(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?<!\w)({cues}) ([IVXLCDM]{1,12}){end}(?! [A-Z]{end})", "letter")
+    def _chapter(self, match: re.Match[str]) -> str | None:
         value = _roman(match[2])
         if value is None or (match[2] == "I" and word_after(match) in _AFTER_I):
             return None
         return f"{match[1]} {self._say.cardinal(value)}"
 
-    def roman(self, match: re.Match[str]) -> str | None:
+    @reads(r"(?<!\w)([IVX]{1,8})(?!\w|\.\w| [A-Z](?!\w))", "letter")
+    def _numeral(self, match: re.Match[str]) -> str | None:
         numeral, before = match[1], word_before(match)
         value = _roman(numeral)
         if value is None or value > _MAX_NAMELESS_ROMAN:
@@ -132,12 +109,21 @@ class _Names:
             return None if is_pronoun else f"the {self._say.ordinal(value)}"
         return None if len(numeral) == 1 or numeral == "IV" else self._say.cardinal(value)
 
-    def acronym(self, match: re.Match[str]) -> str | None:
-        if not self._spells:
+    @reads(r"(?<!\w)[vV](?=\d)", "letter")
+    def _version(self, match: re.Match[str]) -> str:
+        return "version"
+
+    @reads(r"([A-Z]{2,12})('?s)?(?![^\W\d_])", "letter")
+    def _acronym(self, match: re.Match[str]) -> str | None:
+        if not self._style.spells_acronyms:
             return None
         is_coded = match[2] or match.string[match.end() : match.end() + 1].isdecimal()
         words = self._capitals(match[1], is_shouted=not is_coded and _is_shouted(match))
         return None if words is None else words + self._suffix(match[2], words)
+
+    @reads(r"(?<![^\W\d_])[^\W\d_](?!\w)", "letter")
+    def _greek(self, match: re.Match[str]) -> str | None:
+        return self._lang.greek.get(match[0])
 
     def _suffix(self, suffix: str | None, words: str) -> str:
         if not suffix:
@@ -155,9 +141,6 @@ class _Names:
         if word in words.spelled or is_short or not _is_pronounceable(word):
             return " ".join(word)
         return word.lower()
-
-
-_BARE_TITLES = frozenset({"Dr", "Mr", "Mrs", "Ms", "Prof", "St"})
 
 
 def _is_shouted(match: re.Match[str]) -> bool:

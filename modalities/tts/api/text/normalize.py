@@ -15,15 +15,15 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Literal
 
-from triptych.modalities.tts.api.text.addresses import address_rules
+from triptych.modalities.tts.api.text.addresses import AddressRules
 from triptych.modalities.tts.api.text.clean import Cleaned, Emoji, clean
-from triptych.modalities.tts.api.text.dates import date_rules
-from triptych.modalities.tts.api.text.language import Language, alternatives, english
-from triptych.modalities.tts.api.text.names import name_rules, phrase_rules
+from triptych.modalities.tts.api.text.dates import DateRules
+from triptych.modalities.tts.api.text.language import alternatives, english
+from triptych.modalities.tts.api.text.names import NameRules, PhraseRules
 from triptych.modalities.tts.api.text.numbers import NumberWords
 from triptych.modalities.tts.api.text.pronounced import put_back, take_out
-from triptych.modalities.tts.api.text.quantities import quantity_rules
-from triptych.modalities.tts.api.text.rules import ReadingRules, Rule, RuleSet
+from triptych.modalities.tts.api.text.quantities import QuantityRules
+from triptych.modalities.tts.api.text.rules import ReadingStyle, Rule
 from triptych.modalities.tts.api.text.sentences import SentenceSpan, split_sentences
 from triptych.modalities.tts.api.text.spoken import Boundary, SpokenBuilder, SpokenText
 
@@ -50,24 +50,30 @@ class NormalizeOptions:
 class Normalizer:
     """Reads out text of one language. Stateless after construction, safe to share."""
 
-    def __init__(
-        self, options: NormalizeOptions | None = None, language: Language | None = None
-    ) -> None:
+    def __init__(self, options: NormalizeOptions | None = None) -> None:
         self._options = options or NormalizeOptions()
-        self._language = language or english()
+        self._language = english()
         is_us = self._options.dialect == "us"
-        voice = ReadingRules(
+        style = ReadingStyle(
             self._language,
             NumberWords(use_and=not is_us),
             "mdy" if is_us else "dmy",
             self._options.acronyms == "spell",
         )
+        kinds = (PhraseRules, DateRules, AddressRules, QuantityRules, NameRules)
+        groups = [kind(style) for kind in kinds]
         tag = Rule(re.compile(f"<{alternatives(self._options.tags)}>"), lambda match: match[0])
-        tags = RuleSet(sign=(tag,) if self._options.tags else ())
-        rules = tags + phrase_rules(voice) + date_rules(voice) + address_rules(voice)
-        rules = rules + quantity_rules(voice) + name_rules(voice)
-        self._digit, self._letter, self._sign = rules.digit, rules.letter, rules.sign
-        operators = alternatives(self._language.operators)
+        tags = [tag] if self._options.tags else []
+        self._digit = [rule for group in groups for rule in group.rules("digit")]
+        self._letter = [rule for group in groups for rule in group.rules("letter")]
+        self._sign = [*tags, *(rule for group in groups for rule in group.rules("sign"))]
+        lang = self._language
+        self._sign_words = {
+            **{unit: many for unit, (_, many) in lang.units.items()},
+            **lang.symbols,
+            **{sign: names[0] for sign, names in lang.currencies.items()},
+        }
+        operators = alternatives(lang.operators)
         self._operator = re.compile(rf"( ?)({operators})\1(?=[\w(])")
 
     def __call__(self, text: str) -> SpokenText:
@@ -75,7 +81,7 @@ class Normalizer:
         plain, notations = take_out(text)
         cleaned = clean(plain, emoji=self._options.emoji)
         scan = _Scan(cleaned)
-        for sentence in split_sentences(cleaned.text, self._language):
+        for sentence in split_sentences(cleaned.text):
             self._read(scan, sentence)
         return put_back(scan.finish(len(plain)), notations)
 
@@ -121,7 +127,7 @@ class Normalizer:
             return self._dash(scan, at, before, after)
         if char == "/" and before.isalnum() and after.isalnum():
             return scan.say("slash", at, at + 1)
-        word = self._word_for(char)
+        word = self._sign_words.get(char)
         if word and after != char:
             return scan.say(word, at, at + 1)
         is_alone = (before, after) == (" ", " ")
@@ -133,24 +139,15 @@ class Normalizer:
         match = self._operator.match(text, at - is_spaced, end)
         if match is None or (is_spaced and not match[1]) or match.start(2) != at:
             return None
-        left, right = (
-            text[max(0, match.start() - 2) : match.start()],
-            text[match.end() : match.end() + 2],
-        )
-        digits = left[-1:].isdecimal() + right[:1].isdecimal()
-        if match[2] in ("-", "/") and (not is_spaced or not digits):
+        start, stop = match.span()
+        left, right = text[max(0, start - 2) : start], text[stop : stop + 2]
+        num_digits = left[-1:].isdecimal() + right[:1].isdecimal()
+        if match[2] in ("-", "/") and (not is_spaced or not num_digits):
             return None
-        is_left = (
-            left[-1:].isdecimal()
-            or left[-1:] == ")"
-            or (left[-1:].isalpha() and not left[:-1].isalnum())
+        is_between = _is_operand(left[-1:], left[:-1], ")") and _is_operand(
+            right[:1], right[1:], "("
         )
-        is_right = (
-            right[:1].isdecimal()
-            or right[:1] == "("
-            or (right[:1].isalpha() and not right[1:].isalnum())
-        )
-        return match[2] if is_left and is_right else None
+        return match[2] if is_between else None
 
     def _dash(self, scan: _Scan, at: int, before: str, after: str) -> int:
         """A hyphen joins words; any other dash is a pause."""
@@ -163,11 +160,10 @@ class Normalizer:
             return scan.say("—", at, at + (2 if after == "-" else 1))
         return scan.drop(at + 1)
 
-    def _word_for(self, sign: str) -> str | None:
-        lang = self._language
-        if sign in lang.currencies:
-            return lang.currencies[sign][0]
-        return lang.symbols.get(sign) or (lang.units[sign][1] if sign in lang.units else None)
+
+def _is_operand(near: str, far: str, bracket: str) -> bool:
+    """Whether the character beside an operator is an operand's: `far` is the one behind it."""
+    return near.isdecimal() or near == bracket or (near.isalpha() and not far.isalnum())
 
 
 def _word_end(text: str, at: int, end: int) -> int:

@@ -116,7 +116,6 @@ class NumberWords:
         if numeral[0] == "0" or len(numeral) > 4:
             return digits(numeral)
         n = int(numeral)
-        return self.year(n) if len(numeral) == 4 else self._short_code(n)
-
-    def _short_code(self, n: int) -> str:
+        if len(numeral) == 4:
+            return self.year(n)
         return self.pair(*divmod(n, 100)) if n >= 100 else _below_hundred(n)

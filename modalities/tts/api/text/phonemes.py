@@ -1,6 +1,6 @@
-"""Spoken English to phonemes, word by word, so that what is heard can be traced to its letters.
+"""Spoken English to phonemes, word by word, each with the letters that it speaks.
 
-Owns where words and marks are told apart, what is done with letters no reader of English knows,
+Owns how words and marks are kept apart, what is done with letters no reader of English knows,
 and the bounded memory of what was read before. How a word is pronounced is hibari's: misaki's
 lexicon and rules, and a small network for words that stand in no dictionary, which is loaded, once,
 when the first such word comes. Knows no model; symbols are those of Kokoro's alphabet.

@@ -1,4 +1,4 @@
-"""What a rule is, and what rules share: numerals, context and spoken names.
+"""What a rule is, and what rules share: fragments of patterns, context and spoken names.
 
 Owns the interface between the scan and the rules. Knows nothing of any one rule.
 
@@ -6,12 +6,14 @@ Every pattern is anchored where it is tried and bounded in what it may repeat, s
 rules at every word costs a constant.
 """
 
+# ruff: noqa: RUF001  # typographic signs are the subject here
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, TypeVar
 
 from triptych.modalities.tts.api.text.language import Language
 from triptych.modalities.tts.api.text.numbers import NumberWords
@@ -19,10 +21,19 @@ from triptych.modalities.tts.api.text.numbers import NumberWords
 Speak = Callable[[re.Match[str]], str | None]
 """What to say for a match, or None where the rule does not apply after all."""
 
+Kind = Literal["digit", "letter", "sign"]
+"""The first character of what a rule reads."""
 Order = Literal["mdy", "dmy"]
+Method = TypeVar("Method", bound=Callable[..., str | None])
 
-NUM = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?"
-WORD_END = r"(?![\w])"
+_SHARED: Mapping[str, str] = MappingProxyType(
+    {
+        "num": r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?",
+        "end": r"(?![\w])",
+        "dash": r"(?:-| ?– ?)",
+    }
+)
+_FRAGMENT = re.compile(r"\{([a-z_]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +45,55 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class RuleSet:
-    """Rules by the first character of what they read, in the order in which they are tried."""
-
-    digit: Sequence[Rule] = ()
-    letter: Sequence[Rule] = ()
-    sign: Sequence[Rule] = ()
-
-    def __add__(self, other: RuleSet) -> RuleSet:
-        return RuleSet(
-            (*self.digit, *other.digit),
-            (*self.letter, *other.letter),
-            (*self.sign, *other.sign),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingRules:
+class ReadingStyle:
     """How to say things: the tables, the number words and the order of ambiguous dates."""
 
     language: Language
     numbers: NumberWords
     order: Order
     spells_acronyms: bool = True
+
+
+def reads(pattern: str, *kinds: Kind) -> Callable[[Method], Method]:
+    """Mark a method of a `RuleGroup` as the reading of `pattern`, for first characters of `kinds`.
+
+    A method may be marked several times.
+    """
+
+    def mark(method: Method) -> Method:
+        method.__dict__.setdefault("patterns", []).insert(0, (pattern, kinds))
+        return method
+
+    return mark
+
+
+class RuleGroup:
+    """Rules that belong together: the methods marked with `reads`, tried in their order here.
+
+    In their patterns `{name}` stands for the one of `fragments` that is called so.
+    """
+
+    def __init__(self, style: ReadingStyle, **fragments: str) -> None:
+        self._style = style
+        self._lang = style.language
+        self._say = style.numbers
+        self._fragments = {**_SHARED, **fragments}
+
+    def rules(self, kind: Kind) -> Iterator[Rule]:
+        """Those for texts that begin with a `kind`, in the order in which they are tried."""
+        for name, method in vars(type(self)).items():
+            for pattern, kinds in getattr(method, "patterns", ()):
+                if kind in kinds:
+                    yield Rule(re.compile(self.filled(pattern)), getattr(self, name))
+
+    def filled(self, pattern: str) -> str:
+        """`pattern` with fragments in place of their names."""
+        while (full := _FRAGMENT.sub(self._fragment, pattern)) != pattern:
+            pattern = full
+        return full
+
+    def _fragment(self, match: re.Match[str]) -> str:
+        return self._fragments[match[1]]
 
 
 def word_before(match: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from triptych.modalities.tts.api.text.language import Language, english
+from triptych.modalities.tts.api.text.language import english
 from triptych.modalities.tts.api.text.spoken import Boundary
 
 _STOP = re.compile(
@@ -37,15 +37,15 @@ class SentenceSpan(NamedTuple):
     boundary: Boundary
 
 
-def split_sentences(text: str, language: Language | None = None) -> tuple[SentenceSpan, ...]:
+def split_sentences(text: str) -> tuple[SentenceSpan, ...]:
     """The sentences of `text` in order; together they are the whole text, nothing twice."""
-    return tuple(_Splitter(text, language or english()).run())
+    return tuple(_Splitter(text).run())
 
 
 class _Splitter:
-    def __init__(self, text: str, language: Language) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._language = language
+        self._language = english()
         self._start = 0  # of the sentence that is open
 
     def run(self) -> Iterator[SentenceSpan]:
@@ -55,9 +55,8 @@ class _Splitter:
             if stop["hard"]:
                 boundary = Boundary.PARAGRAPH
             elif stop["wide"] or self._ends_sentence(stop, end):
-                boundary = (
-                    Boundary.PARAGRAPH if _is_hard(text, stop.end(), end) else Boundary.SENTENCE
-                )
+                is_hard = _is_hard(text, stop.end(), end)
+                boundary = Boundary.PARAGRAPH if is_hard else Boundary.SENTENCE
             else:
                 continue
             if text[self._start : end].strip():
@@ -99,7 +98,9 @@ class _Splitter:
             return False
         if after[:1].isdigit() and (word in lang.numbered or self._is_month_or_day(word)):
             return False
-        if not self._is_abbreviation(word) or (len(word) == 1 and self._is_spelled(dot)):
+        # The last capital of several ("F B I.") is no initial.
+        is_spelled = len(word) == 1 and _SPELLED.search(text, max(0, dot - 4), dot) is not None
+        if is_spelled or not self._is_abbreviation(word):
             return True
         if word == "etc":
             return after[:1].isupper()
@@ -119,24 +120,15 @@ class _Splitter:
     def _is_abbreviation(self, word: str) -> bool:
         """Whether a full stop after `word` belongs to it, and need not end a sentence."""
         lang = self._language
+        is_listed = any(word in table for table in (lang.titles, lang.inner, lang.final))
         is_initial = len(word) == 1 and word.isupper()
-        return (
-            is_initial
-            or word in lang.titles
-            or word in lang.inner
-            or word in lang.final
-            or _DOTTED.match(word) is not None
-            or self._is_month_or_day(word)
-        )
+        is_dotted = _DOTTED.match(word) is not None
+        return is_listed or is_initial or is_dotted or self._is_month_or_day(word)
 
     def _is_month_or_day(self, word: str) -> bool:
         words = self._language.words
         names = (*words.months, *words.weekdays)
         return 3 <= len(word) <= 5 and any(n != word and n.startswith(word) for n in names)
-
-    def _is_spelled(self, dot: int) -> bool:
-        """Whether the capital before `dot` is the last of several ("F B I."), not an initial."""
-        return _SPELLED.search(self._text, max(0, dot - 4), dot) is not None
 
 
 def _is_hard(text: str, start: int, end: int) -> bool:

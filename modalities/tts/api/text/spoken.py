@@ -5,14 +5,10 @@ Owns spans, segments and how they are cut. Knows nothing of languages or of spee
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
-
-_WORD = re.compile(r"\S+")
 
 
 class Span(NamedTuple):
@@ -54,14 +50,6 @@ class Pronunciation(NamedTuple):
     phonemes: str
 
 
-class SpokenWord(NamedTuple):
-    """One spoken word, and the whole stretch of the source that it reads out."""
-
-    text: str
-    spoken: Span
-    source: Span
-
-
 @dataclass(frozen=True, slots=True)
 class SpokenText:
     """Text to speak. Its segments tile both the text and the source, in order.
@@ -90,16 +78,6 @@ class SpokenText:
     def is_silent(self) -> bool:
         """Whether there is no letter in it, so that nothing would be heard."""
         return not any(map(str.isalpha, self.text))
-
-    def source_span(self, start: int, end: int) -> Span:
-        """The source of the spoken characters `start:end`; `ValueError` if there is none."""
-        if not 0 <= start < end <= len(self.text):
-            raise ValueError(f"no spoken characters {start}:{end} in {len(self.text)}")
-        first = self.segments[bisect_right(self._ends, start)]
-        last = self.segments[bisect_left(self._ends, end)]
-        left = start - first.spoken.start if first.is_aligned else 0
-        right = last.spoken.end - end if last.is_aligned else 0
-        return Span(first.source.start + left, last.source.end - right)
 
     def source_at(self, position: int) -> int:
         """Where the source is cut when the text is cut before the spoken character `position`.
@@ -141,12 +119,6 @@ class SpokenText:
             source.end if high == spoken.end else self.source_at(high),
         )
         return AlignedSpan(Span(low - start, high - start), clipped, is_aligned)
-
-    def words(self) -> Iterator[SpokenWord]:
-        """The spoken words in order, punctuation included, each with its source."""
-        for match in _WORD.finditer(self.text):
-            span = Span(*match.span())
-            yield SpokenWord(match.group(), span, self.source_span(*span))
 
 
 class SpokenBuilder:

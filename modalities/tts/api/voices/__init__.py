@@ -1,1 +1,1 @@
-"""Custom voices: recordings that models which clone shall imitate."""
+"""Custom voices: recordings for models that imitate."""

@@ -1,7 +1,7 @@
 """`triptych voices`: the voices there are, and one's own.
 
 Owns the command's words and tables. Models' front ends are opened for it, their weights are not;
-what is kept on disk is the server's store, which may be running meanwhile.
+the store on disk is the server's, which may be running at the same time.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.protocol import VoiceCard
 from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceRecord, check_name
+from triptych.modalities.tts.api.voices.routes import built_in_voices
 from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
 from triptych.modalities.tts.modality import SPEECH
@@ -64,11 +65,7 @@ def run_voices(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace, config: Config) -> None:
     if args.names:
         raise ConfigError(f"unexpected argument {args.names[0]!r}; see `triptych voices --help`.")
-    brought = [
-        VoiceCard.of_model(voice, front.name)
-        for front in _front_ends(config)
-        for voice in front.voices
-    ]
+    brought = built_in_voices(_front_ends(config))
     store = VoiceStore.from_config(config)
     made = [record for owner in owners(config.server) for record in store.voices_of(owner)]
     cards = [*brought, *map(VoiceCard.of_caller, made)]
@@ -129,7 +126,7 @@ def _front_ends(config: Config) -> list[FrontEnd]:
         config.models, RichProgress(), sources=SPEECH.load_sources(), defaults=(SPEECH.default,)
     )
     return [
-        open_front_end(model, config.models)
+        open_front_end(model)
         for model in models
         if SPEECH.matches(Path(model.folder), read_json(Path(model.folder) / "config.json"))
     ]

@@ -105,7 +105,7 @@ class VoiceFile(msgspec.Struct, frozen=True):
         return cls(record, pcm)
 
     def write(self, path: Path) -> None:
-        """Write a new file for its owner's eyes only, and see it on the disk."""
+        """Write a new file that only its owner can read, and flush it to the disk."""
         packed = msgspec.msgpack.encode(self.record)
         head = _HEAD.pack(_MAGIC, _VERSION, len(packed), hashlib.sha256(packed).digest())
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

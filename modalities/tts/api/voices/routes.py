@@ -7,6 +7,7 @@ is `core.http`'s.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -16,6 +17,7 @@ from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.upload import form_body, read_form
 from triptych.core.limits import MAX_NAME_CHARS
+from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.protocol import (
     VoiceCard,
     VoiceDeleted,
@@ -45,10 +47,10 @@ def _add_collection(router: APIRouter, service: VoiceService) -> None:
         model: Annotated[str | None, Query(max_length=MAX_NAME_CHARS)] = None,
     ) -> VoiceList:
         """The voices of the models, or of one, and those that the caller made."""
-        owner = Context.of(request).principal.owner
-        brought = brought_by_models(service, model)
-        made = await asyncio.to_thread(service.voices_of, owner, model)
-        cards = [*brought, *map(VoiceCard.of_caller, made)]
+        brought = built_in_voices(service.choose(model))
+        made = await asyncio.to_thread(service.store.voices_of, _owner(request))
+        own = [record for record in made if model in (None, record.about.model)]
+        cards = [*brought, *map(VoiceCard.of_caller, own)]
         return VoiceList(data=cards, voices=cards)
 
     @router.post(_ROUTE, openapi_extra=form_body(VoiceForm, _FILE))
@@ -61,19 +63,18 @@ def _add_collection(router: APIRouter, service: VoiceService) -> None:
             model=service.cloner(wanted.model).name,
             **wanted.model_dump(include={"name", "consent", "transcript", "language"}),
         )
-        owner = Context.of(request).principal.owner
-        return VoiceCard.of_caller(await service.make(owner, about, upload.data))
+        return VoiceCard.of_caller(await service.make(_owner(request), about, upload.data))
 
 
 def _add_one(router: APIRouter, service: VoiceService) -> None:
+    built_in = {card.id: card for card in reversed(built_in_voices(service.choose(None)))}
+
     @router.get(_ROUTE + "/{voice_id}")
     async def show_voice(voice_id: _VoiceId, request: Request) -> VoiceCard:
         """One voice."""
-        for card in brought_by_models(service):
-            if card.id == voice_id:
-                return card
-        owner = Context.of(request).principal.owner
-        record = await asyncio.to_thread(service.find, voice_id, owner)
+        if voice_id in built_in:
+            return built_in[voice_id]
+        record = await asyncio.to_thread(service.store.record, voice_id, _owner(request))
         if record is None:
             raise _missing()
         return VoiceCard.of_caller(record)
@@ -81,18 +82,20 @@ def _add_one(router: APIRouter, service: VoiceService) -> None:
     @router.delete(_ROUTE + "/{voice_id}")
     async def delete_voice(voice_id: _VoiceId, request: Request) -> VoiceDeleted:
         """Remove a voice that the caller made."""
-        if any(card.id == voice_id for card in brought_by_models(service)):
+        if voice_id in built_in:
             raise InvalidRequest("A voice that a model brings cannot be deleted.", param="voice_id")
-        owner = Context.of(request).principal.owner
-        if not await asyncio.to_thread(service.delete, voice_id, owner):
+        if not await asyncio.to_thread(service.store.delete, voice_id, _owner(request)):
             raise _missing()
         return VoiceDeleted(id=voice_id)
 
 
-def brought_by_models(service: VoiceService, model: str | None = None) -> list[VoiceCard]:
-    """The cards of the voices of one model, or of all."""
-    fronts = service.choose(model)
+def built_in_voices(fronts: Sequence[FrontEnd]) -> list[VoiceCard]:
+    """The cards of the voices that models bring."""
     return [VoiceCard.of_model(voice, front.name) for front in fronts for voice in front.voices]
+
+
+def _owner(request: Request) -> str:
+    return Context.of(request).principal.owner
 
 
 def _missing() -> NotFound:

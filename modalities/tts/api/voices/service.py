@@ -7,46 +7,35 @@ Knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
 
-from triptych.core.errors import InvalidRequest, UnknownModel, UnsupportedOption
+from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import VOICE_LIMITS, check_voice
 from triptych.core.media.child import DecodePool
+from triptych.core.service import find_model
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceRecord
 from triptych.modalities.tts.api.voices.store import VoiceStore
 from triptych.modalities.tts.wire import VoiceClip
 
 
-@runtime_checkable
-class ReadsTranscripts(Protocol):
-    """A front end whose model wants to know the words of a recording that it imitates."""
-
-    def clip_ids(self, transcript: str) -> tuple[int, ...]:
-        """The ids of those words, as `VoiceClip.prompt_ids` hands them to the model."""
-        ...
-
-
 class VoiceService:
-    """Lists, makes and removes voices. Methods that are not coroutines may block on the disk.
+    """Makes voices, kept in its `store`. Methods that are not coroutines may block on the disk.
 
     `pool` must serve `core/media/audio/decode.py`.
     """
 
     def __init__(self, store: VoiceStore, front_ends: Sequence[FrontEnd], pool: DecodePool) -> None:
         self.front_ends: Mapping[str, FrontEnd] = {front.name: front for front in front_ends}
-        self._store = store
+        self.store = store
         self._reader = ClipReader(pool)
 
-    def choose(self, model: str | None) -> Iterable[FrontEnd]:
+    def choose(self, model: str | None) -> Sequence[FrontEnd]:
         """The model of that name, or all of them. Raises `UnknownModel`."""
         if model is None:
-            return self.front_ends.values()
-        if model not in self.front_ends:
-            raise UnknownModel.among(self.front_ends, model, "speech model")
-        return (self.front_ends[model],)
+            return tuple(self.front_ends.values())
+        return (find_model(self.front_ends, model, "speech model"),)
 
     def cloner(self, model: str | None) -> FrontEnd:
         """The model of that name if it imitates recordings, or the first that does.
@@ -72,35 +61,20 @@ class VoiceService:
 
         def keep() -> VoiceRecord:
             check_voice(pcm_S, sample_rate)
-            return self._store.add(owner, about, pcm_S, sample_rate)
+            return self.store.add(owner, about, pcm_S, sample_rate)
 
         return await asyncio.to_thread(keep)
 
-    def voices_of(self, owner: str, model: str | None = None) -> list[VoiceRecord]:
-        """The voices that `owner` made, for one model or for all."""
-        found = self._store.voices_of(owner)
-        return [record for record in found if model in (None, record.about.model)]
-
-    def find(self, voice_id: str, owner: str) -> VoiceRecord | None:
-        """A voice that `owner` made."""
-        return self._store.record(voice_id, owner)
-
-    def delete(self, voice_id: str, owner: str) -> bool:
-        """Remove a voice; whether `owner` had it."""
-        return self._store.delete(voice_id, owner)
-
     def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
-        """What `model` shall imitate to speak with a voice; None where `owner` has no such.
+        """What `model` imitates to speak with a voice; None where `owner` has no such.
 
         Raises `InvalidRequest` for a voice that was made for another model.
         """
-        voice = self._store.read(voice_id, owner)
+        voice = self.store.read(voice_id, owner)
         if voice is None:
             return None
         about = voice.record.about
         if about.model != model:
             raise InvalidRequest(f"That voice was made for {about.model}.", param="voice")
-        front = self.front_ends[model]
-        if isinstance(front, ReadsTranscripts) and about.transcript:
-            return voice.clip(front.clip_ids(about.transcript))
-        return voice.clip()
+        words = about.transcript
+        return voice.clip(self.front_ends[model].clip_ids(words) if words else ())

@@ -1,6 +1,6 @@
 """Where custom voices are kept: a folder that is the only truth, so that a crash loses nothing.
 
-Owns places, quotas and who sees what. Each owner's voices are in a folder of their own, under
+Owns places, quotas and access. Each owner's voices are in a folder of their own, under
 names the server made; a file appears whole by one rename, and one that is damaged is set aside.
 Several processes may use one store. Knows nothing of HTTP, models or how sound is decoded.
 """
@@ -120,7 +120,7 @@ class VoiceStore:
         with FileLock(self._root / ".lock", timeout=_LOCK_TIMEOUT_S):
             self._check_quota(folder)
             folder.mkdir(0o700, exist_ok=True)
-            for abandoned in folder.glob(f"*{_PARTIAL}"):  # nobody else writes under the lock
+            for abandoned in folder.glob(f"*{_PARTIAL}"):  # no other process writes under the lock
                 abandoned.unlink()
             partial = folder / (voice.record.id + _PARTIAL)
             voice.write(partial)

@@ -13,17 +13,21 @@ from types import MappingProxyType
 from torch import nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.tts.engine.codecs.convolution import (
+from triptych.modalities.tts.engine.codecs.layers import (
     StreamingConv1d,
     StreamingConvTranspose1d,
+    StreamingLSTM,
 )
-from triptych.modalities.tts.engine.codecs.recurrent import StreamingLSTM
-from triptych.modalities.tts.engine.codecs.stages import Chain, Misfit, Pointwise, StreamingStage
-from triptych.modalities.tts.engine.codecs.step import Padding
+from triptych.modalities.tts.engine.codecs.stages import (
+    Chain,
+    Misfit,
+    Padding,
+    Pointwise,
+    StreamingStage,
+)
 
 # Elementwise, or by channel with channels first.
 _POINTWISE = (nn.ELU, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.SiLU, nn.Tanh)
-_POINTWISE_NAMES = ("Snake1d", "SnakeBeta")
 _PADDINGS = MappingProxyType(
     {
         "zeros": Padding.ZEROS,
@@ -52,15 +56,12 @@ class Walk:
             if (rule := self._rules.get(type(module).__name__)) is not None:
                 return rule(self)
             if isinstance(module, nn.ModuleList | nn.Sequential):
-                return Chain(*[self._item(index, child) for index, child in enumerate(module)])
+                return self.chain(*[str(index) for index in range(len(module))])
             if is_pointwise(module):
                 return Pointwise(module)
             return streaming_layer(module)
         except Misfit as misfit:
             raise WeightsError(f"{self.path} ({type(module).__name__}): {misfit}") from None
-
-    def _item(self, index: int, child: nn.Module) -> StreamingStage:
-        return Walk(child, self._rules, f"{self.path}.{index}").stage()
 
     def chain(self, *paths: str) -> Chain:
         """The descendants at these paths, one after another."""
@@ -78,8 +79,7 @@ def build(module: nn.Module, rules: Rules, *, path: str) -> StreamingStage:
 
 def is_pointwise(module: nn.Module) -> bool:
     """Whether each output step depends on that input step alone, channels first."""
-    name = type(module).__name__
-    return isinstance(module, _POINTWISE) or any(name.endswith(end) for end in _POINTWISE_NAMES)
+    return isinstance(module, _POINTWISE) or type(module).__name__.endswith("Snake1d")
 
 
 def streaming_layer(module: nn.Module) -> StreamingStage:
@@ -110,12 +110,11 @@ def padding_named(mode: str) -> Padding:
     return _PADDINGS[mode]
 
 
-def require_pointwise(walk: Walk, *allowed: type[nn.Module]) -> None:
-    """Every leaf below must map each step's channels by themselves, or be of an allowed class."""
+def require_pointwise(walk: Walk) -> None:
+    """Every leaf below must map each step's channels by themselves."""
     for path, module in walk.module.named_modules():
-        if any(True for _ in module.children()) or isinstance(module, allowed):
-            continue
-        if not (is_pointwise(module) or _is_channel_map(module)):
+        is_leaf = not any(True for _ in module.children())
+        if is_leaf and not (is_pointwise(module) or _is_channel_map(module)):
             name = type(module).__name__
             raise WeightsError(f"{walk.path}.{path} ({name}): not known to be pointwise in time.")
 
@@ -125,7 +124,4 @@ def _is_channel_map(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear | nn.LayerNorm | nn.Dropout):
         return True
     name, home = type(module).__name__, type(module).__module__
-    return (
-        name.endswith(("RMSNorm", "LayerScale", "RotaryEmbedding"))
-        or home == "transformers.activations"
-    )
+    return name.endswith(("LayerScale", "RotaryEmbedding")) or home == "transformers.activations"

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from triptych.core.errors import WeightsError
 from triptych.core.layers.row_by_row import row_by_row
-from triptych.modalities.tts.engine.codecs.protocol import CodecKind, DecodedAudio
-from triptych.modalities.tts.engine.codecs.stages import StreamingStage
-from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate
+from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
+from triptych.modalities.tts.engine.codecs.stages import CodecStep, SignalRate, StreamingStage
 
 # Largest error of the probe, relative to its loudest sample. Half types round at every layer;
 # some libraries' norms compute in float32 whatever the type.
@@ -31,8 +30,8 @@ class Adapter:
     """What one codec family says of a model: how codes become latents, and what decodes those.
 
     `embed` maps codes [B, Q, F] to latents [B, C, F * rate], each frame by itself. `one_shot` is
-    the library's own decoding, [B, Q, F] to [B, S]; the probe compares against it. `codebook_size`
-    is None for codecs whose codes are continuous latents.
+    the library's own decoding, [B, Q, F] to [B, S]; the probe compares against it. `weight` is any
+    of the decoder's: it shows its type and device.
     """
 
     stage: StreamingStage
@@ -40,19 +39,20 @@ class Adapter:
     one_shot: Callable[[Tensor], Tensor]
     sample_rate: int
     num_codebooks: int
-    codebook_size: int | None
-    dtype: torch.dtype
-    device: torch.device
+    codebook_size: int
+    weight: Tensor
     rate: int = 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where the codec is."""
+        return self.weight.device
 
     def probe_codes(self, num_rows: int, num_frames: int, *, seed: int = 0) -> Tensor:
         """Random codes [B, Q, F] that the codec can decode."""
         shape = (num_rows, self.num_codebooks, num_frames)
         generator = torch.Generator().manual_seed(seed)
-        if self.codebook_size is None:
-            return torch.randn(shape, generator=generator).to(self.device, self.dtype)
-        codes = torch.randint(self.codebook_size, shape, generator=generator)
-        return codes.to(self.device)
+        return torch.randint(self.codebook_size, shape, generator=generator).to(self.device)
 
 
 class StreamingDecoder:
@@ -66,7 +66,8 @@ class StreamingDecoder:
         self._adapter = adapter
         self._signal = adapter.stage.bind(SignalRate(adapter.rate))
         self._states = tuple(adapter.stage.states())
-        self._num_rows = num_rows
+        self.sample_rate, self.num_rows = adapter.sample_rate, num_rows
+        self.hop, self.latency = self._signal.rate, self._signal.lag
         # Frames pushed so far; -1 where no stream lives.
         self._frames = np.full(num_rows, -1, np.int64)
         self._seeds = torch.zeros(num_rows, dtype=torch.int64, device=adapter.device)
@@ -74,37 +75,6 @@ class StreamingDecoder:
             self._nothing_1C0 = adapter.embed(adapter.probe_codes(1, 1))[..., :0]
         if verify:
             self._verify()
-
-    @property
-    def sample_rate(self) -> int:
-        """Samples per second."""
-        return self._adapter.sample_rate
-
-    @property
-    def hop(self) -> int:
-        """Samples per frame."""
-        return self._signal.rate
-
-    @property
-    def latency(self) -> int:
-        """Samples by which output trails input."""
-        return self._signal.lag
-
-    @property
-    def kind(self) -> CodecKind:
-        """Derived from the tree: what makes the output trail."""
-        if self.latency == 0:
-            return CodecKind.CAUSAL
-        if any(
-            isinstance(m, StreamingStage) and m.reads_ahead for m in self._adapter.stage.modules()
-        ):
-            return CodecKind.FINITE_LOOKAHEAD
-        return CodecKind.FIXED_DELAY
-
-    @property
-    def num_rows(self) -> int:
-        """Number of row slots."""
-        return self._num_rows
 
     @property
     def state_bytes(self) -> int:
@@ -176,7 +146,7 @@ class StreamingDecoder:
                 f" {len(whole_S)}; decode whole sentences instead."
             )
         error = float((streamed_S - whole_S).abs().max() / whole_S.abs().max().clamp(min=1e-12))
-        if not error <= _TOLERANCES.get(self._adapter.dtype, 0.1):
+        if not error <= _TOLERANCES.get(self._adapter.weight.dtype, 0.1):
             raise WeightsError(
                 f"Streaming differs from the codec's own decoder by {error:.1e} of full scale;"
                 " decode whole sentences instead."

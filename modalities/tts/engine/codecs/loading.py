@@ -1,30 +1,87 @@
-"""A codec's module from a checkpoint: transformers' own classes, and SNAC.
+"""From options and files to a codec decoder: which codec, where its weights are, how it decodes.
 
-Owns which codec a configuration means, and where its tensors are. Weights stay in float32: codecs
-are small, and rounding is heard. Knows nothing of streaming or of speech models.
+Owns the options of the audio decoder, the codecs that can be named by them, and what each refuses.
+Weights stay in float32: codecs are small, and rounding is audible. Knows no speech model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
-from triptych.core.errors import WeightsError
+from triptych.core.config import SpeechOptions
+from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.typed import convert
+from triptych.core.weights.layout import read_json, read_layout
 from triptych.core.weights.quiet import without_progress_bar
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
-from triptych.modalities.tts.engine.codecs.families.snac import Snac, SnacConfig
-
-CODEC_TYPES = frozenset(
-    {"dac", "encodec", "higgs_audio_v2_tokenizer", "mimi", "vibevoice_acoustic_tokenizer", "xcodec"}
+from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder
+from triptych.modalities.tts.engine.codecs.families.dac import dac, xcodec
+from triptych.modalities.tts.engine.codecs.families.seanet import encodec, mimi
+from triptych.modalities.tts.engine.codecs.families.snac import Snac, SnacConfig, snac
+from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder, SpeechCodec
+from triptych.modalities.tts.engine.codecs.window import (
+    OneShotCodec,
+    PromptUse,
+    WindowDecoder,
+    WindowPolicy,
 )
-"""`model_type`s of transformers that are codecs of discrete or continuous frames we stream."""
+
+CODEC_TYPES = frozenset({"dac", "encodec", "higgs_audio_v2_tokenizer", "mimi", "xcodec"})
+"""`model_type`s of transformers that are codecs."""
+
+# By name: transformers' files are large, and not every release has every class.
+_FAMILIES: MappingProxyType[str, Callable[[Any], Adapter]] = MappingProxyType(
+    {
+        "DacModel": dac,
+        "EncodecModel": encodec,
+        "HiggsAudioV2TokenizerModel": xcodec,
+        "MimiModel": mimi,
+        "Snac": snac,
+        "XcodecModel": xcodec,
+    }
+)
+
+
+def adapter_for(model: nn.Module) -> Adapter:
+    """The adapter of a model's family. Raises `WeightsError` if no family claims its class."""
+    name = type(model).__name__
+    if name not in _FAMILIES:
+        known = ", ".join(sorted(_FAMILIES))
+        raise WeightsError(f"No streaming decoder for {name}; there are ones for {known}.")
+    return _FAMILIES[name](model)
+
+
+def build_decoder(model: nn.Module, *, num_rows: int, verify: bool = True) -> StreamingDecoder:
+    """A streaming decoder of `num_rows` rows over a codec model, where it is, sharing its weights.
+
+    The model is put in eval mode, and its weight norms are folded into plain weights. Raises
+    `WeightsError`, naming the module, where the model cannot stream, or if a probe decoded in
+    chunks differs from the model's own decoding.
+    """
+    fold_weight_norms(model.eval())
+    return StreamingDecoder(adapter_for(model), num_rows=num_rows, verify=verify)
+
+
+def fold_weight_norms(model: nn.Module) -> None:
+    """Replace each parametrised weight, computed at every use, by its value."""
+    for module in [m for m in model.modules() if parametrize.is_parametrized(m)]:
+        names = module.parametrizations
+        assert isinstance(names, nn.ModuleDict)
+        for name in tuple(names):
+            parametrize.remove_parametrizations(module, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +94,7 @@ class CodecBlueprint:
     def num_bytes(self) -> int:
         """Bytes of its weights."""
         with torch.device("meta"):
-            sketch = Snac(self._snac_config()) if self._is_snac else self._library_sketch()
+            sketch = self._sketch()
         return sum(tensor.numel() * 4 for tensor in sketch.state_dict().values())
 
     def build(
@@ -55,7 +112,7 @@ class CodecBlueprint:
 
     def _build_snac(self, checkpoint: Checkpoint, device: torch.device) -> nn.Module:
         with device:
-            module = Snac(self._snac_config())
+            module = self._sketch()
         targets = [
             TensorTarget(self.prefix + name, into) for name, into in module.state_dict().items()
         ]
@@ -88,7 +145,9 @@ class CodecBlueprint:
         moved: nn.Module = module.to(device)
         return moved
 
-    def _library_sketch(self) -> nn.Module:
+    def _sketch(self) -> nn.Module:
+        if self._is_snac:
+            return Snac(self._snac_config())
         config, model_class = self._library_classes()
         sketch: nn.Module = model_class._from_config(config)
         return sketch
@@ -116,3 +175,156 @@ class CodecBlueprint:
             return convert(fields, SnacConfig)
         except msgspec.ValidationError as error:
             raise WeightsError(f"The codec's config.json is not usable: {error}.") from None
+
+
+class HubCodec:
+    """The codec of a speech-token model, in a folder as anyone publishes it.
+
+    `folder` and `prefix` say where the model's own is; `--audio-decoder` names another folder, and
+    the two options beside it other weights and other fields of its configuration.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        options: SpeechOptions,
+        *,
+        config: Mapping[str, Any] | None = None,
+        prefix: str = "",
+        native: NativeKernels | None = None,
+    ) -> None:
+        if options.audio_decoder:
+            folder, config, prefix = Path(options.audio_decoder), None, ""
+        if config is None and not (folder / "config.json").is_file():
+            where = "at --audio-decoder" if options.audio_decoder else "beside this model"
+            raise ConfigError(
+                f"There is no audio decoder {where}: name a local folder that holds its config.json"
+                " and safetensors with --audio-decoder."
+            )
+        fields = dict(config if config is not None else read_json(folder / "config.json"))
+        if options.audio_decoder_config:
+            fields.update(read_json(Path(options.audio_decoder_config)))
+        if options.audio_decoder_weights:
+            prefix = ""
+        self._folder = folder
+        self._weights = options.audio_decoder_weights
+        self._options = options
+        self._native = native
+        self._blueprint = CodecBlueprint(fields, prefix)
+
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        return self._blueprint.num_bytes()
+
+    def open(
+        self,
+        device: torch.device,
+        report: Callable[[float], None],
+        *,
+        num_rows: int,
+        num_codebooks: int,
+        is_cloning: bool = False,
+    ) -> SpeechCodec:
+        """Load the codec; see `open_decoder`. Its encoder is offered where voices are cloned.
+
+        Raises `WeightsError` naming tensor and file, and `ConfigError` where frames of
+        `num_codebooks` codes are more than it has books for.
+        """
+        with self._checkpoint() as checkpoint:
+            module: Any = self._blueprint.build(checkpoint, device, report)
+        pack_linears(module, self._native)
+        decoder = open_decoder(module, self._options, num_rows=num_rows)
+        adapter = adapter_for(module)
+        if adapter.num_codebooks < num_codebooks:
+            raise ConfigError(
+                f"The audio decoder has {adapter.num_codebooks} codebooks and this model speaks"
+                f" {num_codebooks}: name one that fits with --audio-decoder."
+            )
+
+        def encode(pcm_S: torch.Tensor) -> torch.Tensor:
+            codes_QF: torch.Tensor = module.encode(pcm_S[None, None]).audio_codes[0]
+            return codes_QF[:num_codebooks]
+
+        return SpeechCodec(
+            decoder=decoder,
+            codebook_size=adapter.codebook_size,
+            encode=encode if is_cloning and hasattr(module, "encode") else None,
+        )
+
+    def _checkpoint(self) -> Checkpoint:
+        if not self._weights:
+            return Checkpoint(self._folder, read_layout(self._folder), {})
+        file = Path(self._weights)
+        layout = read_layout(file.parent)
+        tensors = {name: info for name, info in layout.items() if info.file == file.name}
+        if not tensors:
+            raise WeightsError(f"--audio-decoder-weights: {file.name} is no safetensors file here.")
+        return Checkpoint(file.parent, tensors, {})
+
+
+def open_decoder(module: nn.Module, options: SpeechOptions, *, num_rows: int) -> CodecDecoder:
+    """The module's exact streaming decoder, or else one of windows.
+
+    Raises `ConfigError`, naming the option, for options of windows that the decoder cannot have,
+    and `WeightsError` where there is no streaming and no `--chunk-size`.
+    """
+    try:
+        decoder: CodecDecoder = build_decoder(module, num_rows=num_rows)
+    except WeightsError:
+        if not options.chunk_size:
+            raise
+        fold_weight_norms(module)
+        return WindowDecoder(
+            one_shot(adapter_for(module)), window_policy(options), num_rows=num_rows
+        )
+    refuse_window_options(options)
+    return decoder
+
+
+def refuse_window_options(options: SpeechOptions) -> None:
+    """Raise `ConfigError` for what a decoder that keeps its state has no use for."""
+    use = PromptUse(options.prepend_prompt_speech_tokens)
+    _refuse(
+        "this audio decoder keeps its state and needs no context; leave it out.",
+        {
+            "buffer": options.buffer > 0,
+            "block_causal": options.block_causal,
+            "prepend_prompt_speech_tokens rolling": use is PromptUse.ROLLING,
+            "prepend_prompt_speech_tokens_causal": options.prepend_prompt_speech_tokens_causal,
+        },
+    )
+
+
+def window_policy(options: SpeechOptions) -> WindowPolicy:
+    """What the options say of windows. Raises `ConfigError` for a causal context.
+
+    A decoder sees a window whole: no frame of it is hidden from those before.
+    """
+    use = PromptUse(options.prepend_prompt_speech_tokens)
+    is_prompt_causal = options.prepend_prompt_speech_tokens_causal and use is not PromptUse.NEVER
+    _refuse(
+        "this audio decoder cannot keep frames from seeing those that follow; leave it out.",
+        {
+            "block_causal": options.block_causal and options.buffer > 0,
+            "prepend_prompt_speech_tokens_causal": is_prompt_causal,
+        },
+    )
+    return WindowPolicy(buffer=options.buffer, prompt_use=use)
+
+
+def _refuse(reason: str, options: Mapping[str, bool]) -> None:
+    for name, is_given in options.items():
+        if is_given:
+            raise ConfigError(f"{name}: {reason}")
+
+
+def one_shot(adapter: Adapter) -> OneShotCodec:
+    """A codec's own decoding of whole stretches."""
+    with torch.inference_mode():
+        pcm_1S = adapter.one_shot(adapter.probe_codes(1, 8))
+    return OneShotCodec(
+        decode=adapter.one_shot,
+        num_codebooks=adapter.num_codebooks,
+        sample_rate=adapter.sample_rate,
+        hop=math.ceil(pcm_1S.shape[1] / 8),
+    )

@@ -1,33 +1,19 @@
 """What a streaming codec decoder is, whatever the codec.
 
-Owns the nouns that callers use: the protocol, its kinds, and the audio a push gives back. Knows no
-codec and no layer.
+Owns the nouns that callers use: the protocol, a loaded codec, and the audio a push gives back.
+Knows no codec and no layer.
 
-Shape suffixes, here and beside: B rows of this call, Q codebooks (or latent dims), F frames,
+Shape suffixes, here and beside: B rows of this call, Q codebooks, F frames,
 S samples, C channels, T time steps of some layer, L past steps kept by a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
-
-
-class CodecKind(StrEnum):
-    """How far into the future a codec looks before a sample is final."""
-
-    CAUSAL = "causal"
-    """A frame's samples depend on no later frame: latency 0."""
-    FIXED_DELAY = "fixed-delay"
-    """Only trimming and start-up padding hold samples back, by a constant."""
-    FINITE_LOOKAHEAD = "finite-lookahead"
-    """Symmetric convolutions read ahead: latency is the whole right receptive field."""
-    GLOBAL = "global"
-    """Every sample depends on the whole utterance: audio comes with `flush` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +43,17 @@ class CodecDecoder(Protocol):
     `max(0, n * hop - latency)` samples; `flush` gives the rest.
     """
 
-    @property
-    def sample_rate(self) -> int:
-        """Samples per second."""
+    sample_rate: int
+    hop: int
+    """Samples per frame of codes."""
+    latency: int
+    """Samples by which output trails input: what the codec reads ahead, or trims."""
+    num_rows: int
+    """Number of row slots."""
 
     @property
-    def hop(self) -> int:
-        """Samples per frame of codes."""
-
-    @property
-    def latency(self) -> int:
-        """Samples by which output trails input; 0 for `global` codecs, which give none early."""
-
-    @property
-    def kind(self) -> CodecKind:
-        """How far the codec looks ahead."""
-
-    @property
-    def num_rows(self) -> int:
-        """Number of row slots."""
+    def state_bytes(self) -> int:
+        """Device bytes of all rows' state."""
 
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
         """Start a new stream in each of `rows`, forgetting what was there.
@@ -86,7 +64,7 @@ class CodecDecoder(Protocol):
     def push(
         self, codes_BQF: Tensor, rows: Sequence[int], num_valid: Sequence[int] | None = None
     ) -> DecodedAudio:
-        """Decode the next frames of `rows`: integer codes, or float latents, time last.
+        """Decode the next frames of `rows`, time last.
 
         Row `b` owns the first `num_valid[b]` frames of `codes_BQF[b]` (default: all). `rows` must
         not repeat a row.
@@ -94,3 +72,15 @@ class CodecDecoder(Protocol):
 
     def flush(self, rows: Sequence[int]) -> DecodedAudio:
         """End the streams in `rows` and return the samples still held back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechCodec:
+    """A loaded codec. `encode` maps samples [S] at the decoder's rate to codes [Q, F].
+
+    Codes from `codebook_size` on end the row that drew them.
+    """
+
+    decoder: CodecDecoder
+    codebook_size: int
+    encode: Callable[[Tensor], Tensor] | None = None

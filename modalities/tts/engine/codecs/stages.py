@@ -1,18 +1,201 @@
 """The streaming twins of modules: what a decoder becomes when its layers keep their own past.
 
-Owns how stages compose: chains, parallel sums whose branches are brought to one delay, pointwise
-maps. Knows no layer with a past but the delay line; those are in the files beside.
+Owns the geometry of a push (which rows, where each row's stream stands, what is padding) and how
+stages compose: chains, parallel sums whose branches are brought to one delay, pointwise maps. Knows
+no layer's maths.
+
+Every point of a decoder carries a stream that trails the decoder's input by a constant `lag`, so
+that each push of F frames makes every layer compute exactly F * rate steps, whatever the row. A
+stream therefore begins with `lag` steps of times before 0; a flush makes every layer compute the
+`lag` steps (less what the layer trims) that are still missing, and no more. `CodecStep.at_edges`
+puts outside of a stream what the layer's own padding rule says. In the steady state, which the host
+knows from frame counts, it costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate, SlotState
+
+
+class Padding(Enum):
+    """What a layer sees before the start of a stream, and beyond its end."""
+
+    ZEROS = "zeros"
+    REPLICATE = "replicate"
+    REFLECT = "reflect"
+    """Reflection at the start; zeros beyond the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRate:
+    """A point of the decoder: `rate` steps per frame, trailing the input by `lag` steps.
+
+    `short` is what a whole stream lacks of frames * rate steps, where layers trim their output.
+    """
+
+    rate: int = 1
+    lag: int = 0
+    short: int = 0
+
+
+class SlotState:
+    """One tensor of per-row state, [slots, ...], allocated by the first read; new rows read 0."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+    def clear(self, rows_B: Tensor) -> None:
+        """Forget these rows."""
+        if self.tensor is not None:
+            self.tensor.index_fill_(0, rows_B, 0)
+
+
+class CodecStep:
+    """One push of `num_frames` frames to `rows`; or a flush, which ends them without new frames."""
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        *,
+        num_frames: int,
+        starts: Sequence[int],
+        num_valid: Sequence[int] | None,
+        seeds: Tensor,
+    ) -> None:
+        """`starts` are the frames each row had; without `num_valid` the streams end there.
+
+        `seeds` are all slots', for layers that draw noise; they also say where to compute.
+        """
+        self.num_frames = num_frames
+        self.min_start, self.max_start = min(starts), max(starts)
+        self.is_flush = num_valid is None
+        self.is_ragged = num_valid is not None and any(n != num_frames for n in num_valid)
+        self._rows, self._starts, self._seeds = rows, starts, seeds
+        self._device = seeds.device
+        is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
+        self._run = slice(rows[0], rows[0] + len(rows)) if is_run else None  # a view, not a copy
+        self.valid_B = torch.tensor(num_valid, device=self._device) if self.is_ragged else None
+
+    # Made when first asked for: most steps of most codecs need none.
+    @cached_property
+    def rows_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
+        """The rows' slots."""
+        return torch.tensor(self._rows, device=self._device)
+
+    @cached_property
+    def starts_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
+        """Frames each row had before this step."""
+        return torch.tensor(self._starts, device=self._device)
+
+    @cached_property
+    def seeds_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
+        """What keys each row's noise."""
+        return self._seeds[self.rows_B]
+
+    def read(self, state: SlotState, shape: Sequence[int], like: Tensor) -> Tensor:
+        """This step's rows of `state`, [B, *shape]."""
+        if state.tensor is None:
+            state.tensor = like.new_zeros(len(self._seeds), *shape)
+        if self._run is not None:
+            return state.tensor[self._run]
+        return state.tensor.index_select(0, self.rows_B)
+
+    def num_steps(self, signal: SignalRate) -> int:
+        """Steps computed at `signal`."""
+        if self.is_flush:
+            return signal.lag - signal.short
+        return self.num_frames * signal.rate
+
+    def keep(self, state: SlotState, buffer: Tensor, length: int, rate: int) -> None:
+        """Commit to `state` the `length` entries (last dim) that end each row's valid part.
+
+        `buffer` holds at least `length` entries more than this push has steps.
+        """
+        if self.is_flush:
+            return
+        if self.valid_B is None:
+            self.write(state, buffer.narrow(-1, self.num_frames * rate, length))
+        else:
+            offsets_L = torch.arange(length, device=buffer.device)
+            self.write(state, _gather_last(buffer, self.valid_B[:, None] * rate + offsets_L))
+
+    def write(self, state: SlotState, value: Tensor) -> None:
+        """Commit this step's rows of `state`."""
+        assert state.tensor is not None
+        if self._run is not None:
+            state.tensor[self._run] = value
+        else:
+            state.tensor.index_copy_(0, self.rows_B, value)
+
+    def without_invalid(self, x_BCT: Tensor, rate: int) -> Tensor:
+        """`x_BCT` with zeros in the frames beyond each row's own."""
+        if self.valid_B is None:
+            return x_BCT
+        times_T = torch.arange(x_BCT.shape[-1], device=x_BCT.device)
+        return x_BCT.where(times_T < self.valid_B[:, None, None] * rate, 0)
+
+    def times(self, signal: SignalRate, length: int, *, before: int = 0) -> Tensor:
+        """Time of each of `length` steps at `signal`, [B, length], from `before` steps earlier."""
+        offsets = torch.arange(length, device=self._device) - (signal.lag + before)
+        return self.starts_B[:, None] * signal.rate + offsets
+
+    def has_edge(self, signal: SignalRate, before: int, padding: Padding = Padding.ZEROS) -> bool:
+        """Whether some row's entries, from `before` steps earlier, reach beyond its stream."""
+        if self.is_flush:
+            return True
+        is_blank = padding is Padding.ZEROS and signal.lag == 0  # state starts as zeros already
+        return not is_blank and self.min_start * signal.rate < signal.lag + before
+
+    def at_edges(
+        self, buffer: Tensor, signal: SignalRate, before: int, padding: Padding = Padding.ZEROS
+    ) -> Tensor:
+        """`buffer` [B, C, before + T] with `padding` wherever a row's stream is not."""
+        if not self.has_edge(signal, before, padding):
+            return buffer
+        times_BT = self.times(signal, buffer.shape[-1], before=before)
+        source_BT = times_BT.abs() if padding is Padding.REFLECT else times_BT
+        ends_B1 = self.starts_B[:, None] * signal.rate - signal.short
+        if padding is Padding.REPLICATE:
+            source_BT = source_BT.clamp(min=0)
+            source_BT = torch.minimum(source_BT, ends_B1 - 1) if self.is_flush else source_BT
+        if padding is not Padding.ZEROS:
+            first_B1 = times_BT[:, :1]
+            index_BT = (source_BT - first_B1).clamp(0, buffer.shape[-1] - 1)
+            buffer = _gather_last(buffer, index_BT)
+        if padding is Padding.REPLICATE:
+            return buffer
+        is_inside_BT = source_BT >= 0
+        if self.is_flush:
+            is_inside_BT &= source_BT < ends_B1
+        return buffer.where(is_inside_BT[:, None], 0)
+
+    def bounds(self, signal: SignalRate, starts: Sequence[int], valid: Sequence[int]) -> Bounds:
+        """Which of the steps at `signal` are samples: (starts, stops), one pair per row."""
+        length = self.num_steps(signal)
+        firsts = tuple(min(max(signal.lag - s * signal.rate, 0), length) for s in starts)
+        if self.is_flush:
+            return firsts, (length,) * len(firsts)
+        lasts = (n * signal.rate for n in valid)
+        return firsts, tuple(max(pair) for pair in zip(firsts, lasts, strict=True))
+
+
+Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _gather_last(buffer: Tensor, index_BT: Tensor) -> Tensor:
+    """`buffer` [B, ..., N] at per-row indices of its last dim."""
+    shape = (index_BT.shape[0], *[1] * (buffer.dim() - 2), index_BT.shape[1])
+    return buffer.gather(-1, index_BT.view(shape).expand(*buffer.shape[:-1], -1))
 
 
 class Misfit(Exception):
@@ -24,8 +207,6 @@ class StreamingStage(nn.Module):
 
     `bind` is called once, with where the input stands, and says where the output stands.
     """
-
-    reads_ahead = False
 
     def bind(self, signal: SignalRate) -> SignalRate:
         """Take note of the input's rate and lag; return the output's."""

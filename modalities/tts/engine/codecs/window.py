@@ -1,14 +1,12 @@
 """Windowed decoding: for codecs that have no exact streaming twin, chunks with context before them.
 
 Owns how much of the past goes into a window, and what of its sound is given out. A chunk is what
-one push brings; whoever pushes chooses its size. Of the sound of a window, the part of the frames
-that are there for their context alone is cut off: the seam is as good as the context is long, and
-no better, which is why decoders that keep their state are preferred wherever there is one.
+one push brings; the caller chooses its size. The sound of the context frames is cut off. The seam
+is only as good as the context is long, so decoders that keep their state are preferred.
 
 Semantics (frames S so far, d of them decoded, buffer b, chunk c, voice prompt P): a window holds
 S[max(0, d - b) : d + c]. With `ONCE`, P comes before the first window; with `ROLLING`, before
-later ones too: as much of P's tail as fills the context up to b frames. In a *causal* context
-frames do not see the chunk after them; only decoders that take blocks can do that.
+later ones too: as much of P's tail as fills the context up to b frames.
 
 Shapes: see `codecs.protocol`.
 """
@@ -24,23 +22,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from triptych.core.errors import ConfigError
-from triptych.modalities.tts.engine.codecs.protocol import CodecKind, DecodedAudio
+from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneShotCodec:
-    """A codec that decodes whole stretches: `codes_BQF` to `pcm_BS`, F * hop samples a row.
-
-    `decode_blocks` does the same of blocks of so many frames each, whose frames see their own
-    block and those before.
-    """
+    """A codec that decodes whole stretches: `codes_BQF` to `pcm_BS`, F * hop samples a row."""
 
     decode: Callable[[Tensor], Tensor]
     num_codebooks: int
     sample_rate: int
     hop: int
-    decode_blocks: Callable[[Tensor, Sequence[int]], Tensor] | None = None
 
 
 class PromptUse(StrEnum):
@@ -53,12 +45,10 @@ class PromptUse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPolicy:
-    """What a window holds before its chunk, and what that may see."""
+    """What a window holds before its chunk: so many frames, and the voice's own."""
 
     buffer: int = 0
-    is_block_causal: bool = False
     prompt_use: PromptUse = PromptUse.NEVER
-    is_prompt_causal: bool = False
 
 
 @dataclass(slots=True)
@@ -83,22 +73,17 @@ class _Window:
         return self.num_prompt + self.num_past
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.codes_QF.shape[1], self.num_prompt, self.num_past
+    def num_frames(self) -> int:
+        return self.codes_QF.shape[1]
 
 
 class WindowDecoder:
-    """A `CodecDecoder` over a codec's one-shot decoding.
-
-    Raises `ConfigError`, naming the option, for a causal context that the decoder cannot have.
-    """
+    """A `CodecDecoder` over a codec's one-shot decoding."""
 
     latency = 0
-    kind = CodecKind.FINITE_LOOKAHEAD
+    state_bytes = 0  # a few codes a row
 
     def __init__(self, codec: OneShotCodec, policy: WindowPolicy, *, num_rows: int) -> None:
-        if codec.decode_blocks is None:
-            _refuse_causal(policy)
         self._codec = codec
         self._policy = policy
         self._rows: dict[int, _RowFrames] = {}
@@ -109,7 +94,7 @@ class WindowDecoder:
         nothing_Q0 = torch.zeros(self._codec.num_codebooks, 0, dtype=torch.int64)
         self._rows.update({row: _RowFrames(nothing_Q0, nothing_Q0) for row in rows})
 
-    def hear(self, row: int, prompt_QF: Tensor) -> None:
+    def prime(self, row: int, prompt_QF: Tensor) -> None:
         """The voice's own frames, before the row's first chunk; they are not given out."""
         if self._policy.prompt_use is not PromptUse.NEVER:
             self._rows[row].prompt_QF = prompt_QF
@@ -128,7 +113,7 @@ class WindowDecoder:
         for row, window in zip(rows, windows, strict=True):  # only what was decoded is past
             self._move_on(self._rows[row], window)
         starts = tuple(window.num_context * self.hop for window in windows)
-        stops = tuple(window.codes_QF.shape[1] * self.hop for window in windows)
+        stops = tuple(window.num_frames * self.hop for window in windows)
         return DecodedAudio(pcm_BS, starts, stops)
 
     def flush(self, rows: Sequence[int]) -> DecodedAudio:
@@ -149,47 +134,19 @@ class WindowDecoder:
         return _Window(codes_QF, prompt_QF.shape[1], past_QF.shape[1])
 
     def _move_on(self, row: _RowFrames, window: _Window) -> None:
-        heard_QF = window.codes_QF[:, window.num_prompt :]
-        row.past_QF = heard_QF[:, max(heard_QF.shape[1] - self._policy.buffer, 0) :].clone()
-        row.has_begun = row.has_begun or window.codes_QF.shape[1] > window.num_context
+        decoded_QF = window.codes_QF[:, window.num_prompt :]
+        row.past_QF = decoded_QF[:, max(decoded_QF.shape[1] - self._policy.buffer, 0) :].clone()
+        row.has_begun = row.has_begun or window.num_frames > window.num_context
 
     def _decode_all(self, windows: Sequence[_Window]) -> list[Tensor]:
-        """Windows of one shape together: padding would be heard by its neighbours."""
+        """Windows of one length together: padding would change the sound of real frames."""
         groups = defaultdict(list)
         for index, window in enumerate(windows):
-            groups[window.shape].append(index)
+            if window.num_frames > window.num_context:
+                groups[window.num_frames].append(index)
         pcm: dict[int, Tensor] = {}
-        for shape, indexes in groups.items():
-            if shape[0] == shape[1] + shape[2]:
-                continue  # no chunk
+        for indexes in groups.values():
             codes_BQF = torch.stack([windows[index].codes_QF for index in indexes])
-            pcm.update(zip(indexes, self._run(codes_BQF, shape), strict=True))
+            pcm.update(zip(indexes, self._codec.decode(codes_BQF), strict=True))
         nothing = next(iter(pcm.values()), torch.zeros(0))[:0]
         return [pcm.get(index, nothing) for index in range(len(windows))]
-
-    def _run(self, codes_BQF: Tensor, shape: tuple[int, int, int]) -> Tensor:
-        num_frames, num_prompt, num_past = shape
-        sizes = [num_prompt, num_past, num_frames - num_prompt - num_past]
-        if not (self._policy.is_block_causal and num_past):
-            sizes[1:] = [sizes[1] + sizes[2]]
-        if not (self._policy.is_prompt_causal and num_prompt):
-            sizes[:2] = [sizes[0] + sizes[1]]
-        blocks = [size for size in sizes if size]
-        if len(blocks) == 1 or self._codec.decode_blocks is None:
-            return self._codec.decode(codes_BQF)
-        return self._codec.decode_blocks(codes_BQF, blocks)
-
-
-def _refuse_causal(policy: WindowPolicy) -> None:
-    """Without blocks the decoder sees whole windows."""
-    wanted = {
-        "block_causal": policy.is_block_causal and policy.buffer > 0,
-        "prepend_prompt_speech_tokens_causal": policy.is_prompt_causal
-        and policy.prompt_use is not PromptUse.NEVER,
-    }
-    for name, is_wanted in wanted.items():
-        if is_wanted:
-            raise ConfigError(
-                f"{name}: this audio decoder cannot keep frames from seeing those that follow;"
-                " leave it out."
-            )

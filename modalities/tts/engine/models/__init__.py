@@ -1,1 +1,1 @@
-"""Speech models, one folder per family. Importing this package loads no torch."""
+"""Speech models, a module or a folder per family. Importing this package loads no torch."""

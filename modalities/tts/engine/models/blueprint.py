@@ -1,73 +1,60 @@
 """What the loader asks of a speech-token model before and while it is built.
 
-Owns the protocol, so that all families are alike to loader and runner. Knows no family.
+Owns the protocol, so that all families are alike to loader and runner, and what families share
+whose steps are frames. Knows no family.
 
 Shapes: N steps, K codes of a step, Q codebooks, F codec frames, S samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from triptych.core.config import SpeechOptions
+from triptych.core.decoders.native import position_values
 from triptych.core.engine.text_head import CausalModel
-from triptych.core.frames import END_FRAME_ID
+from triptych.core.frames import END_FRAME_ID, frame_id
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
+from triptych.core.layers.decoder import DecoderConfig
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
+from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.modalities.tts.engine.codecs.loading import HubCodec
+from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameModel
-from triptych.modalities.tts.plan import VoicePrompt
+from triptych.modalities.tts.plan import FramePattern, VoicePrompt
 from triptych.modalities.tts.wire import VoiceClip
 
 Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechTraits:
+class SpeechTraits(FramePattern):
     """How a family's steps become speech. Plain data.
 
-    A codec frame takes `steps_per_frame` steps, the first of them `delay_steps` more. Where
-    positions of a prompt read what comes after them, it has no `causal_prompts`, and prompts that
-    begin alike cannot share pages. Each segment's prompt has the last `num_context_steps` of the
-    one before, and `context_end_ids` behind them.
+    Where positions of a prompt read what comes after them, it has no `causal_prompts`, and prompts
+    that begin alike cannot share pages. Each segment's prompt has the last `num_context_steps` of
+    the one before, and `context_end_ids` behind them.
     """
 
-    steps_per_frame: int = 1
-    delay_steps: int = 0
     stop_ids: tuple[int, ...] = (END_FRAME_ID,)
     voices: Mapping[str, VoicePrompt] = field(default_factory=dict)
     num_context_steps: int = 0
     context_end_ids: tuple[int, ...] = ()
     causal_prompts: bool = True
 
-    def num_frames(self, num_steps: int) -> int:
-        """Whole codec frames in so many steps."""
-        return max(0, num_steps - self.delay_steps) // self.steps_per_frame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechCodec:
-    """A loaded codec. `encode` maps samples [S] at the decoder's rate to codes [Q, F].
-
-    Codes from `codebook_size` on (`None`: there are no others) end the row that drew them.
-    """
-
-    decoder: CodecDecoder
-    codebook_size: int | None = None
-    encode: Callable[[torch.Tensor], torch.Tensor] | None = None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechSetup:
-    """Where a model shall run, and with what: all that blueprints need beside `config.json`."""
+    """Where a model will run, and with what: all that blueprints need beside `config.json`."""
 
     folder: Path
     options: SpeechOptions
@@ -81,20 +68,11 @@ class SpeechSetup:
 class SpeechBlueprint(Protocol):
     """A speech-token model that is known but not yet loaded."""
 
-    @property
-    def max_length(self) -> int:
-        """Positions of a segment, its prompt included."""
-        ...
-
-    @property
-    def num_logits(self) -> int:
-        """Ids that one draw chooses from."""
-        ...
-
-    @property
-    def traits(self) -> SpeechTraits:
-        """How its steps become speech."""
-        ...
+    max_length: int
+    """Positions of a segment, its prompt included."""
+    num_logits: int
+    """Ids that one draw chooses from."""
+    traits: SpeechTraits
 
     def weight_bytes(self) -> int:
         """Device bytes of the weights once loaded, the codec's left out."""
@@ -129,3 +107,100 @@ class SpeechBlueprint(Protocol):
     def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
         """What the voice of a clip is to this model; asked only where there is an encoder."""
         ...
+
+
+class LoadableModel(FrameModel, Protocol):
+    """A frame model whose parameters are allocated uninitialised, then loaded and prepared."""
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        ...
+
+
+Model = TypeVar("Model", bound=LoadableModel)
+
+
+class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
+    """What families share whose steps are frames, drawn on top of one of our decoders."""
+
+    traits = SpeechTraits()
+
+    def __init__(
+        self, setup: SpeechSetup, decoder: DecoderConfig, *, num_codebooks: int, num_logits: int
+    ) -> None:
+        self.max_length = decoder.rope.max_length
+        self.num_logits = num_logits
+        self._num_codebooks = num_codebooks
+        self._setup, self._decoder = setup, decoder
+
+    @abstractmethod
+    def sketch(self, device: torch.device) -> Model:
+        """The model, uninitialised."""
+
+    @abstractmethod
+    def targets(self, model: Model, names: Collection[str] = ()) -> Iterable[TensorTarget]:
+        """Where each of its tensors goes, of a checkpoint that has these `names`."""
+
+    @abstractmethod
+    def is_unused(self, name: str) -> bool:
+        """Whether a tensor of the checkpoint belongs to something else."""
+
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters."""
+        targets = self.targets(self.sketch(torch.device("meta")))
+        return sum(target.into.numel() for target in targets) * self._setup.dtype.itemsize
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most a step of so many positions and rows holds beside weights and cache."""
+        num_values = num_tokens * position_values(self._decoder)
+        num_logits = num_rows * self._num_codebooks * self.num_logits
+        return num_values * self._setup.dtype.itemsize + 4 * 4 * num_logits
+
+    def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The cache of the decoder."""
+        return self._decoder.kv_layout(page_size, dtype)
+
+    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> Model:
+        """Allocate, stream the weights into place and pack them."""
+        model = self.sketch(self._setup.device)
+        targets = self.targets(model, checkpoint.tensors)
+        load_tensors(checkpoint, targets, ignored=self.is_unused, report=report)
+        with torch.inference_mode():
+            model.prepare(self._setup.native)
+        return model
+
+    def frames(self, steps_NK: Codes) -> Codes:
+        """Each step is a frame."""
+        return np.ascontiguousarray(steps_NK.T)
+
+
+class CloningBlueprint(FrameBlueprint[Model]):
+    """A family with a published codec, that imitates recordings: their frames go into prompts."""
+
+    codec: HubCodec
+    clip_end_ids: tuple[int, ...]
+    """Words that end a clip's sound in a prompt."""
+
+    def codec_bytes(self) -> int:
+        """Bytes of the codec's weights."""
+        return self.codec.num_bytes()
+
+    def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
+        """Load the codec, both of its halves."""
+        return self.codec.open(
+            self._setup.device,
+            report,
+            num_rows=num_rows,
+            num_codebooks=self._num_codebooks,
+            is_cloning=True,
+        )
+
+    def steps(self, codes_QF: Codes) -> Codes:
+        """The steps that say these frames: `steps_NK`."""
+        return codes_QF.T
+
+    def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
+        """The clip's words, its steps, and the words that end its sound."""
+        codes = tuple(map(tuple, self.steps(codes_QF).tolist()))
+        ids = (*clip.prompt_ids, *map(frame_id, codes), *self.clip_end_ids)
+        return VoicePrompt(prompt_ids=ids, codes=codes)

@@ -1,1 +1,1 @@
-"""The family of the embedded model that sees: pictures told in soft words, slot by slot."""
+"""The family of the embedded model that sees: pictures as soft tokens, slot by slot."""

@@ -64,7 +64,7 @@ class EfficientNetLite(nn.Module):
 
 
 class Block(nn.Module):
-    """Widens, looks around in each channel alone, and narrows (arXiv:1801.04381)."""
+    """Widens, convolves each channel alone, and narrows (arXiv:1801.04381)."""
 
     def __init__(
         self, num_inputs: int, num_outputs: int, kernel: int, stride: int, expansion: int
@@ -77,7 +77,7 @@ class Block(nn.Module):
         self._is_residual = stride == 1 and num_inputs == num_outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` with its channels seen to."""
+        """The block's output, of the shape that its stride gives."""
         wide = x if self.expand is None else functional.relu6(self.expand(x))
         done: Tensor = self.project(functional.relu6(self.depthwise(wide)))
         return x + done if self._is_residual else done

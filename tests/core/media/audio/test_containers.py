@@ -72,7 +72,7 @@ def test_a_clip_of_known_length_comes_back_with_that_length(kind, sample_rate):
 
 
 @pytest.mark.parametrize("kind", ["mp3", "opus", "wav"])
-def test_libsndfile_hears_the_stream_too(kind):
+def test_libsndfile_decodes_the_stream(kind):
     pcm_S = sweep(24123, 24000)
     decoded_S, rate = decode_soundfile(encode(kind, 24000, pcm_S, [1000] * 9))
     # Without a frame count libsndfile ignores the delay that an MP3 declares.
@@ -202,7 +202,7 @@ def test_long_chunks_share_pages():
     assert len(decode_av(data, "opus")[0]) == 480_000
 
 
-def test_a_wav_tells_its_length_only_where_it_is_known():
+def test_wav_header_has_the_length_only_where_known():
     pcm_S = sweep(1000, 24000)
     stream = encode("wav", 24000, pcm_S, [10])
     assert stream[4:8] == stream[40:44] == b"\xff" * 4
@@ -216,7 +216,7 @@ def test_a_wav_tells_its_length_only_where_it_is_known():
 
 @pytest.mark.parametrize("sample_rate", [22050, 24000])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_finished_stream_can_be_told_its_length(kind, sample_rate):
+def test_finished_stream_gets_its_length_in_the_header(kind, sample_rate):
     pcm_S = sweep(5000, sample_rate)
     encoder = open_encoder(kind, sample_rate)
     stream = encoder.encode(pcm_S) + encoder.finish()
@@ -226,7 +226,7 @@ def test_a_finished_stream_can_be_told_its_length(kind, sample_rate):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_the_rate_of_a_stream_is_told(kind):
+def test_stream_header_has_the_sample_rate(kind):
     encoder = open_encoder(kind, 23000)
     data = encoder.encode(sweep(9000, 23000)) + encoder.finish()
     if kind != "pcm":

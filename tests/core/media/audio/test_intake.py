@@ -46,7 +46,7 @@ def container_bytes(kind: str, codec: str, pcm_S: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "opus", "mp3", "aac"])
-def test_what_we_write_we_read(kind):
+def test_own_containers_are_read_back(kind):
     pcm_S = sweep(RATE, RATE)
     for data in (encode_clip(kind, RATE, pcm_S), open_stream(kind, pcm_S)):
         read_S = read_clip(data, sample_rate=RATE, limits=LIMITS)
@@ -269,7 +269,7 @@ def test_a_clip_of_no_length_is_refused(data):
         (np.pad(babble(4000, RATE), (0, 2 * RATE)), "silent"),
     ],
 )
-def test_a_voice_must_be_heard(pcm_S, message):
+def test_clip_without_a_voice_is_refused(pcm_S, message):
     with pytest.raises(InvalidRequest, match=message):
         check_voice(pcm_S, RATE)
 

@@ -49,7 +49,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "out").iterdir() if path.suffix != ".jsonl")
 
 
-def test_every_line_is_drawn_and_told_of(draw: Draw, engine: PlainEngine, tmp_path: Path) -> None:
+def test_every_batch_line_has_a_result(draw: Draw, engine: PlainEngine, tmp_path: Path) -> None:
     fields = {"prompt": "a fox", "n": 2, "seed": 5, "size": "64x32", "steps": 4, "id": "mine"}
     assert draw(["a hen", "", '"a \\"cat\\""', {**fields, "output_format": "jpeg"}]) == 0
     assert [asked.prompt for asked in engine.submitted.values()] == ["a hen", 'a "cat"', "a fox"]
@@ -144,7 +144,7 @@ def test_what_an_aborted_run_has_drawn_is_kept(
     assert [asked.prompt for asked in engine.submitted.values()] == ["a cat"]
 
 
-def test_what_the_engine_cannot_do_is_told_line_by_line(
+def test_engine_errors_are_reported_per_line(
     draw: Draw, engine: PlainEngine, tmp_path: Path
 ) -> None:
     engine.error = NonFinite("NaN.")

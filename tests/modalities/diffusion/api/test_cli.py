@@ -181,7 +181,7 @@ def test_options_without_effect_are_unknown(imagine: Imagine, name: str) -> None
 
 
 @pytest.mark.parametrize("argv", [[""], ["  "], ["-"], []])
-def test_an_empty_prompt_is_told_before_a_model_is_loaded(
+def test_empty_prompt_is_refused_before_loading(
     monkeypatch: pytest.MonkeyPatch, imagine: Imagine, argv: list[str]
 ) -> None:
     monkeypatch.setattr(cli, "_open_pipeline", lambda *args: pytest.fail("it is loaded"))
@@ -211,7 +211,7 @@ def test_what_the_model_cannot_do_costs_no_load(
         _run("a hen", "-o", str(tmp_path / "a.png"), *words.split())
 
 
-def test_failures_are_told_and_leave_no_file(
+def test_failures_are_reported_and_leave_no_file(
     imagine: Imagine, engine: PlainEngine, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.png"
@@ -222,7 +222,7 @@ def test_failures_are_told_and_leave_no_file(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
-def test_a_full_disk_is_told(imagine: Imagine) -> None:
+def test_full_disk_is_reported(imagine: Imagine) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         imagine("a hen", "-o", "/dev/full", "--format", "png")
 

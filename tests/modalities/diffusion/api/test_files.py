@@ -10,7 +10,7 @@ from support.pictures import picture
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.pixels import Pixels
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind, encode_picture
-from triptych.modalities.diffusion.api.store import ID_CHARS, PictureStore
+from triptych.modalities.diffusion.api.links import ID_CHARS, PictureStore
 
 GRADIENT = Pixels(width=96, height=64, rgb=picture(96, 64).tobytes())
 

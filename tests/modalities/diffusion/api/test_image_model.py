@@ -19,11 +19,11 @@ MOST = 10**9
 def test_facts_come_from_the_json_files(tmp_path: Path) -> None:
     model = ImageModel.open(write_image_folder(tmp_path))
     assert (model.name, model.multiple, model.default_size) == ("pix", 16, (512, 512))
-    assert model.abilities.default_steps == 20
+    assert model.spec.default_steps == 20
     assert "dpm++2m" in model.samplers
 
 
-def test_a_model_may_tell_its_own_size(tmp_path: Path) -> None:
+def test_model_file_may_set_the_default_size(tmp_path: Path) -> None:
     model = ImageModel.open(write_image_folder(tmp_path, "FluxPipeline", default_size=128))
     assert model.default_size == (128, 128)
     plain = ImageModel.open(write_image_folder(tmp_path / "plain", "FluxPipeline"))

@@ -46,7 +46,7 @@ def test_a_call_returns_the_pictures(draw: ImagePipeline, engine: PlainEngine) -
     assert not request.has_progress
 
 
-def test_the_seed_that_was_drawn_is_told(draw: ImagePipeline, engine: PlainEngine) -> None:
+def test_random_seed_is_returned(draw: ImagePipeline, engine: PlainEngine) -> None:
     (found,) = draw("a red apple")
     assert found.seed == asked(engine).seed
 
@@ -68,7 +68,7 @@ def test_options_reach_the_engine(draw: ImagePipeline, engine: PlainEngine) -> N
     assert asked(engine).cache == StepCache(name="off")
 
 
-def test_a_stream_tells_of_each_step_and_shows_previews(draw: ImagePipeline) -> None:
+def test_stream_yields_steps_and_previews(draw: ImagePipeline) -> None:
     told = list(draw.stream("a hen", num_previews=2, num_steps=4))
     assert told[0].queue_position == 1
     previews = [progress.preview for progress in told if progress.preview is not None]
@@ -174,7 +174,7 @@ def test_mistakes_say_what_to_do(draw: ImagePipeline, engine: PlainEngine) -> No
         draw("a hen")
 
 
-def test_what_the_model_can_do_is_told(draw: ImagePipeline) -> None:
+def test_pipeline_lists_abilities(draw: ImagePipeline) -> None:
     assert draw.model.default_size == (64, 64)
     assert draw.model.samplers == ("euler", "heun")
 

@@ -216,7 +216,7 @@ async def test_an_unknown_model_is_not_found() -> None:
     assert "paint" in reply.json()["error"]["message"]
 
 
-async def test_events_tell_how_a_picture_comes_to_be() -> None:
+async def test_stream_events_of_a_generation() -> None:
     engine = PaintingEngine(num_before=2)
     body = generation(stream=True, partial_images=2, progress=True, seed=1, output_format="webp")
     reply = await post(engine, body)
@@ -264,7 +264,7 @@ async def test_a_stream_of_several_completes_each() -> None:
     assert [usage["output_tokens"] for usage in usages] == [64, 64, 64]
 
 
-async def test_what_breaks_is_told() -> None:
+async def test_engine_errors_become_responses_and_events() -> None:
     reply = await post(PaintingEngine(error=NonFinite("NaN.")), generation())
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "non_finite")
     reply = await post(PaintingEngine(error=EngineDown("Gone.")), generation(stream=True))

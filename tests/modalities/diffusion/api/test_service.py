@@ -41,10 +41,10 @@ async def drawn(service: ImageService, asked: ImageCall) -> list[ImageDelta]:
     return [delta async for delta in service.draw(asked)]
 
 
-async def asked_for(asked: ImageCall, **abilities: Any) -> ImageRequest:
+async def asked_for(asked: ImageCall, **spec: Any) -> ImageRequest:
     """What the engine is asked for the sake of a call."""
     engine = PaintingEngine()
-    await drawn(make_image_service(engine, image_model(**abilities)), asked)
+    await drawn(make_image_service(engine, image_model(**spec)), asked)
     (request,) = engine.submitted.values()
     return request
 
@@ -125,7 +125,7 @@ async def test_seeds_are_drawn_or_configured() -> None:
     assert len({request.seed for request in engine.submitted.values()}) == 3
     config = Config(device=DeviceOptions(seed=17))
     reader = PictureReader(None)
-    fixed = ImageService.from_config(config, [image_model()], engine, reader=reader)
+    fixed = ImageService(config, [image_model()], engine, reader=reader)
     await drawn(fixed, call(call_id="x"))
     assert engine.submitted["x"].seed == 17
 
@@ -155,7 +155,7 @@ async def test_seeds_are_drawn_or_configured() -> None:
         ({"sources": (PNG, PNG)}, "image"),
     ],
 )
-async def test_mistakes_are_told_before_anything_is_started(
+async def test_invalid_calls_are_refused_before_submission(
     fields: dict[str, Any], param: str
 ) -> None:
     service = make_image_service(engine := PaintingEngine())

@@ -116,7 +116,7 @@ def test_nothing_is_shown_before_there_is_a_picture() -> None:
     assert printed(shown((8, 8), "off"), console()) == ""
 
 
-def test_kitty_is_told_in_chunks_and_once_for_each_picture() -> None:
+def test_kitty_gets_chunks_and_one_transmission_per_image() -> None:
     data = saved(picture(300, 300))
     command = kitty_command(data, 20, 10)
     parts = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", command)
@@ -132,7 +132,7 @@ def test_kitty_is_told_in_chunks_and_once_for_each_picture() -> None:
     assert printed(strip, target).count("\x1b_Ga=T") == 1
 
 
-def test_iterm2_is_told_each_time() -> None:
+def test_iterm2_gets_a_whole_image_each_time() -> None:
     data = saved(picture())
     command = iterm2_command(data, 20, 10)
     assert command.startswith(f"\x1b]1337;File=inline=1;size={len(data)};width=20;height=10;")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.denoiser_stubs import NATIVE_CONFIGS, noise
 from torch import Tensor, nn
 
-from triptych.modalities.diffusion.caches.methods import CacheMethod, planned, taylorseer
-from triptych.modalities.diffusion.engine.caches.slot import CacheSlot
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, planned, taylorseer
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise import (
     Denoiser,
     DenoiseRow,
@@ -22,8 +22,11 @@ from triptych.modalities.diffusion.engine.denoise import (
     GuidanceBranch,
     Kept,
 )
-from triptych.modalities.diffusion.engine.families.family import Conditioning, DenoiserFamily
-from triptych.modalities.diffusion.engine.families.model import DenoiseModel
+from triptych.modalities.diffusion.engine.families.model import (
+    Conditioning,
+    DenoiseModel,
+    DenoiserFamily,
+)
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples, start_row
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
@@ -64,7 +67,7 @@ def open_row(
     branches = [
         GuidanceBranch(
             conditioning=Conditioning(rows={"prompt": torch.tensor(prompt)}),
-            slot=CacheSlot(cache, num_steps, pools) if cache else None,
+            cache=RowCache(cache, num_steps, pools) if cache else None,
         )
         for prompt in prompts
     ]
@@ -120,11 +123,9 @@ def test_a_branch_asked_ahead_changes_no_step_and_is_asked_once(config: str) -> 
         assert torch.allclose(row.sample.sample, expected, atol=1e-6)
 
 
-def test_guidance_can_keep_the_norm_and_end_early() -> None:
+def test_guidance_can_keep_the_norm() -> None:
     loop, toy = denoiser()
-    row = open_row(
-        TensorPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True, stop=0.5
-    )
+    row = open_row(TensorPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True)
     before, (sigma, after) = row.sample.sample, row.sample.noise_levels[:2]
     wanted, unwanted = velocity_at(row, 0.3), velocity_at(row, -0.2)
     loop.step([row])
@@ -132,10 +133,10 @@ def test_guidance_can_keep_the_norm_and_end_early() -> None:
     guided *= wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
     assert torch.allclose(row.sample.sample, before + (after - sigma) * guided, atol=1e-6)
     finish(loop, row)
-    assert toy.batches == [2, 2, 1, 1]
+    assert toy.batches == [2] * 4
 
 
-def test_previews_foretell_the_end_and_cost_no_run() -> None:
+def test_previews_approximate_the_result_without_extra_runs() -> None:
     loop, toy = denoiser()
     pools = TensorPools()
     rows = [open_row(pools, seed=seed, shape=(2, 2 + seed)) for seed in (1, 2)]
@@ -184,7 +185,6 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
                 cache=planned(plan, order=index),
                 prompts=(0.3, -0.2),
                 scale=3.0,
-                stop=0.5,
                 keeps_norm=index == 2,
             )
             for index, plan in enumerate(PLANS)
@@ -197,13 +197,13 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
     alone = [finish(loop, row) for row in begin()]
     toy.batches.clear()
     rows = begin()
-    for counts in zip(*[runs_of(row.foresee()) for row in rows], strict=True):
+    for counts in zip(*[runs_of(row.planned_runs()) for row in rows], strict=True):
         loop.advance(rows, counts)
-    assert toy.batches == [7, 6, 4]
+    assert toy.batches == [7, 7, 7]
     for row, expected in zip(rows, alone, strict=True):
         assert row.is_done
         assert torch.allclose(row.sample.sample, expected, atol=1e-5)
-        slots = [branch.slot for branch in row.branches if branch.slot]
+        slots = [branch.cache for branch in row.branches if branch.cache]
         assert slots[0].decisions.num_computed == 3
         assert slots[0].decisions.num_skipped == 3
         row.release()

@@ -19,10 +19,10 @@ from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError
 from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.caches.methods import Level
+from triptych.modalities.diffusion.engine.caches.methods import Level
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
+from triptych.modalities.diffusion.engine.latent_decoder import FILE_NAME, Preview
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader, measure
-from triptych.modalities.diffusion.engine.preview import FILE_NAME, Preview
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
 from triptych.modalities.diffusion.wire import AdapterUse, StepCache
@@ -54,7 +54,7 @@ def load(folder: Path, ledger: Ledger, cache_dir: Path, **images: Any) -> Loaded
 
 def painter_of(loaded: LoadedModel) -> Any:
     assert isinstance(loaded.runner, DenoiseRunner)
-    return loaded.runner._painter
+    return loaded.runner._executor
 
 
 def test_every_byte_has_an_owner_and_comes_back(folder: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
     path = tmp_path / "model" / FILE_NAME
     save_file({"weight": torch.zeros(3, 4), "bias": torch.tensor([0.0, 0.2, 1.0])}, path)
     loaded = load(tmp_path / "model", Ledger(MANY), tmp_path)
-    drawn = painter_of(loaded)._viewer._preview.draw(torch.randn(4, 5, 6))
+    drawn = painter_of(loaded)._decoder._preview.draw(torch.randn(4, 5, 6))
     assert drawn.shape == (3, 5, 6)
     assert drawn[:, 2, 3].tolist() == pytest.approx([0.0, 0.2, 1.0])
     loaded.close()
@@ -168,7 +168,7 @@ def test_a_picture_takes_no_more_than_it_was_measured_at(name: str) -> None:
     held = sum(pool.num_used * pool._cells[0].nbytes for pool in pools)
     held += easel.painter._prompts._cache.num_bytes
     assert 0 < held <= cost.state_bytes
-    method = easel.painter.understand(request).cache
+    method = easel.painter.cache_of(request)
     assert method is None or method.level in (Level.SPAN, Level.VELOCITY)
 
 

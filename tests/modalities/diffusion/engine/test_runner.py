@@ -44,7 +44,7 @@ def latents_of(easel: Easel, key: PictureKey) -> Tensor:
 
 def decisions_of(easel: Easel, key: PictureKey) -> list[int]:
     branches = easel.runner._pictures[key].row.branches
-    return [branch.slot.decisions.num_computed for branch in branches if branch.slot]
+    return [branch.cache.decisions.num_computed for branch in branches if branch.cache]
 
 
 def spoil(easel: Easel, key: PictureKey, value: float) -> None:
@@ -122,7 +122,7 @@ def test_a_row_alone_and_in_a_batch_skips_the_same_and_ends_the_same(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_course_tells_what_runs(easel: Easel, name: str) -> None:
+def test_planned_steps_match_the_runs(easel: Easel, name: str) -> None:
     request = image_request(num_steps=9, cache=StepCache(name=name))  # type: ignore[arg-type]
     (key,) = easel.encode(request)
     course, told = easel.courses[key], 0
@@ -220,7 +220,7 @@ def test_previews_come_when_asked_for_and_near_the_picture(easel: Easel) -> None
     assert last is not None
     assert (last.width, last.height, len(last.rgb)) == (8, 8, 192)
     clean = latents_of(easel, key)
-    expected = easel.painter._viewer.foretell(clean, easel.runner._pictures[key].request)
+    expected = easel.painter._decoder.preview(clean, easel.runner._pictures[key].request)
     assert closeness(last, Pixels(width=8, height=8, rgb=expected.get().numpy().tobytes())) <= 1
 
 
@@ -257,9 +257,7 @@ def test_a_picture_that_is_not_finite_is_no_picture(easel: Easel) -> None:
     assert easel.runner.num_pictures == 0
 
 
-def test_prompts_are_encoded_once_for_all_who_are_told_the_same(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_prompts_are_encoded_once(easel: Easel, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     recipe = easel.painter.recipe
     original = type(recipe).encode
@@ -350,7 +348,7 @@ def test_a_fault_of_every_row_is_none_of_theirs(
     assert [row.num_computed for row in easel.denoise(keys)] == [1, 1]
 
 
-@pytest.mark.parametrize("place", ["velocity", "advance", "leap"])
+@pytest.mark.parametrize("place", ["velocity", "advance", "take_skips"])
 def test_a_step_without_memory_can_be_taken_again_in_parts(
     easel: Easel, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -405,8 +403,8 @@ def test_pictures_of_one_size_are_decoded_together_as_far_as_there_is_room(
 ) -> None:
     asked = [image_request(seed=seed, width=64 + 32 * (seed % 2)) for seed in range(5)]
     expected = [easel.finish(easel.encode(request, first=9))[0] for request in asked]
-    monkeypatch.setattr(easel.painter._viewer, "_shares_runs", True)  # as on a GPU
-    monkeypatch.setattr(easel.painter._viewer, "_whole_pixels", 2 * 64 * 64)
+    monkeypatch.setattr(easel.painter._decoder, "_shares_runs", True)  # as on a GPU
+    monkeypatch.setattr(easel.painter._decoder, "_whole_pixels", 2 * 64 * 64)
     together: list[int] = []
     recipe = easel.painter.recipe
     original = recipe.decode_all
@@ -423,7 +421,7 @@ def test_pictures_of_one_size_are_decoded_together_as_far_as_there_is_room(
 
 def test_large_pictures_are_decoded_in_tiles(easel: Easel, monkeypatch: pytest.MonkeyPatch) -> None:
     vae = easel.painter.recipe.vae
-    monkeypatch.setattr(easel.painter._viewer, "_whole_pixels", 64 * 64)
+    monkeypatch.setattr(easel.painter._decoder, "_whole_pixels", 64 * 64)
     for width, is_tiled in ((64, False), (96, True), (64, False)):
         easel.finish(easel.encode(image_request(width=width, num_steps=1)))
         assert vae.use_tiling is is_tiled

@@ -30,12 +30,11 @@ def edit(**fields: Any) -> ImageRequest:
 
 def alone(painter: ImageExecutor, request: ImageRequest) -> Pixels:
     """Drawn by the recipe and the loop, no runner between."""
-    understood = painter.understand(request)
-    row = painter.recipe.prepare(understood, painter.pools)
+    row = painter.recipe.prepare(request, painter.pools, cache=painter.cache_of(request))
     denoiser = Denoiser(open_model(painter.recipe.model))
     while not row.is_done:
         denoiser.step([row])
-    picture = painter.recipe.decode(row.sample.sample, understood)
+    picture = painter.recipe.decode(row.sample.sample, request)
     row.release()
     pixels = (picture * 255).round().byte().permute(1, 2, 0).contiguous()
     return Pixels(width=SIDE, height=SIDE, rgb=pixels.numpy().tobytes())

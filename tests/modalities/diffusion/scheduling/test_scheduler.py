@@ -87,7 +87,7 @@ def test_pictures_at_different_steps_share_every_run(depth: int) -> None:
     assert all(rig.has_ended(f"j{index}") for index in range(12))
 
 
-def test_whoever_comes_joins_the_next_step() -> None:
+def test_new_picture_joins_the_next_step() -> None:
     rig = Rig()
     rig.submit("old", request_of(num_steps=20))
     for _ in range(5):
@@ -111,7 +111,7 @@ def test_a_cancelled_picture_is_let_go_of_within_one_step(depth: int) -> None:
     rig.scheduler.cancel("a")
     rig.scheduler.cancel("a")
     assert rig.deltas("a") == [ImageDelta(finish_reason="cancelled")]
-    rig.launch()
+    rig.book()
     plan = rig.painter.log[before]
     assert plan.dropped == (PictureKey("a", 0),)
     assert [start.key.job_id for start in plan.starts] == ["b"]
@@ -130,7 +130,7 @@ def test_what_was_dropped_is_let_go_of_even_if_nothing_else_runs() -> None:
     assert rig.painter.held == {}
 
 
-def test_who_waits_in_line_holds_nothing_when_cancelled() -> None:
+def test_cancelled_waiting_job_holds_nothing() -> None:
     rig = Rig()
     rig.submit("a", request_of())
     rig.scheduler.cancel("a")
@@ -156,7 +156,7 @@ def test_a_slow_reader_is_left_out_and_goes_on_later() -> None:
     assert rig.has_ended("waiting")
 
 
-def test_progress_is_told_once_a_step() -> None:
+def test_progress_is_sent_once_a_step() -> None:
     rig = Rig()
     rig.submit("a", request_of(num_steps=8, interval=3, has_progress=True))  # 0, 3, 6, 7
     rig.submit("quiet", request_of(num_steps=8))
@@ -166,7 +166,7 @@ def test_progress_is_told_once_a_step() -> None:
     assert len(rig.deltas("quiet")) == 1
 
 
-def test_jobs_in_line_are_told_where_they_stand_and_only_news() -> None:
+def test_queue_position_is_sent_on_change() -> None:
     rig = Rig(max_pictures=1)
     for name in "abcd":
         rig.submit(name, request_of(num_steps=2, has_progress=name != "b"))

@@ -28,7 +28,7 @@ def table(costs: CostModel) -> list[float]:
     )
 
 
-def test_what_was_seen_is_known_and_between_lies_a_line() -> None:
+def test_times_are_interpolated_between_measured_row_counts() -> None:
     run_s = table(learned(lambda rows: 0.01 * rows**2, 1, 3, 8))
     assert [run_s[0], run_s[2], run_s[7]] == pytest.approx([0.01, 0.09, 0.64])
     assert run_s[1] == pytest.approx(0.05)

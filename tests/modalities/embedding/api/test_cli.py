@@ -71,7 +71,7 @@ def test_texts_are_put_in_order_of_likeness(model: str, capsys: pytest.CaptureFi
         (["-i", "/nowhere"], "cannot be read"),
     ],
 )
-def test_wrong_use_is_told_in_a_line(
+def test_wrong_use_is_reported_in_one_line(
     argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert embed(*argv) == 2

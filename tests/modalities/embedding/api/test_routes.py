@@ -16,7 +16,7 @@ from support.embedding_models import build, save, save_decoder, write
 from support.http import live
 
 from triptych.core.config import Config, DeviceOptions, ModelOptions
-from triptych.core.devices.opening import bring_up
+from triptych.core.devices.device import open_device
 from triptych.core.errors import WeightsError
 from triptych.core.http.app import create_app
 from triptych.core.weights.resolve import ResolvedModel
@@ -31,7 +31,7 @@ from triptych.schedulers.local import LocalClient
 def serve(resolved: ResolvedModel, **models: Any) -> Iterator[str]:
     """The base URL of a server of one model."""
     config = Config(device=DeviceOptions(device="cpu"), models=ModelOptions(**models))
-    device, ledger = bring_up(config.device)
+    device, ledger = open_device(config.device)
     loader = open_embedding_loader(resolved, config, device, ledger)
     client = LocalClient(Engine([loader], config=config, ledger=ledger))
     service = EmbeddingService.from_config(
@@ -145,7 +145,7 @@ def test_a_model_that_is_not_there_is_named(client: openai.OpenAI) -> None:
         client.embeddings.create(model="other", input="w1")
 
 
-def test_the_card_tells_task_and_length(client: openai.OpenAI) -> None:
+def test_model_card_has_task_and_length(client: openai.OpenAI) -> None:
     card = client.models.retrieve("tiny")
     assert card.model_extra == {"task": "embedding", "max_model_len": 64}
 

@@ -19,12 +19,12 @@ def pieces(text: str, stops: tuple[str, ...], sizes: list[int]) -> tuple[list[st
     detokenizer = Detokenizer(TOKENIZER, (), stops)
     out, at = [], 0
     for size in [*sizes, len(ids)]:
-        piece = detokenizer.push(ids[at : at + size], ())
-        out.append(piece.text)
-        if piece.stop is not None:
-            return out, piece.stop
+        piece, _ = detokenizer.push(ids[at : at + size], ())
+        out.append(piece)
+        if detokenizer.stop is not None:
+            return out, detokenizer.stop
         at += size
-    out.append(detokenizer.flush().text)
+    out.append(detokenizer.flush()[0])
     return out, None
 
 
@@ -79,13 +79,13 @@ def test_held_text_comes_out_when_the_row_ends() -> None:
 def test_half_a_character_at_the_end_is_dropped() -> None:
     ids = TOKENIZER.encode("a€").ids[:-1]
     detokenizer = Detokenizer(TOKENIZER, (), ())
-    assert detokenizer.push(ids, ()).text + detokenizer.flush().text == "a"
+    assert detokenizer.push(ids, ())[0] + detokenizer.flush()[0] == "a"
 
 
 def test_special_tokens_are_not_shown() -> None:
     end = TOKENIZER.token_to_id("<|im_end|>")
     ids = [*TOKENIZER.encode("hi").ids, end]
-    assert Detokenizer(TOKENIZER, (), ()).push(ids, ()).text == "hi"
+    assert Detokenizer(TOKENIZER, (), ()).push(ids, ())[0] == "hi"
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
@@ -95,9 +95,9 @@ def test_logprobs_of_a_stop_string_are_not_reported(step: int) -> None:
     reported: list[int] = []
     for at in range(0, len(ids), step):
         chunk = ids[at : at + step]
-        piece = detokenizer.push(chunk, [TokenLogprob(i, -1.0) for i in chunk])
-        reported += [entry.token_id for entry in piece.logprobs]
-        if piece.stop:
+        _, logprobs = detokenizer.push(chunk, [TokenLogprob(i, -1.0) for i in chunk])
+        reported += [entry.token_id for entry in logprobs]
+        if detokenizer.stop:
             break
     assert TOKENIZER.decode(reported) == "ok "
 
@@ -107,7 +107,7 @@ def test_every_logprob_is_reported_once_when_nothing_stops() -> None:
     detokenizer = Detokenizer(TOKENIZER, (), ("END",))
     reported: list[int] = []
     for token_id in ids:
-        piece = detokenizer.push([token_id], [TokenLogprob(token_id, -1.0)])
-        reported += [entry.token_id for entry in piece.logprobs]
-    reported += [entry.token_id for entry in detokenizer.flush().logprobs]
+        _, logprobs = detokenizer.push([token_id], [TokenLogprob(token_id, -1.0)])
+        reported += [entry.token_id for entry in logprobs]
+    reported += [entry.token_id for entry in detokenizer.flush()[1]]
     assert reported == ids

@@ -71,10 +71,10 @@ def test_a_model_that_does_not_load_leaves_no_chat_template(
 def test_without_a_device_no_chat_template_is_started(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def bring_up(*args: object) -> None:
+    def open_device(*args: object) -> None:
         raise DeviceError("There is none.")
 
-    monkeypatch.setattr("triptych.core.devices.opening.bring_up", bring_up)
+    monkeypatch.setattr("triptych.core.devices.device.open_device", open_device)
     monkeypatch.setattr(TextModel, "start", lambda text: pytest.fail("started"))
     with pytest.raises(DeviceError):
         open_chat(folder)

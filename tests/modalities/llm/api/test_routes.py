@@ -97,7 +97,7 @@ async def test_without_a_limit_chat_may_fill_the_context(
     assert in_text.sampling.max_tokens == 16
 
 
-async def test_developers_speak_as_the_system(client: httpx.AsyncClient) -> None:
+async def test_developer_role_becomes_system(client: httpx.AsyncClient) -> None:
     tokens = []
     for role in ("developer", "system"):
         body = {"model": "tiny", "messages": [{"role": role, "content": "x"}]}
@@ -152,7 +152,7 @@ async def test_usage_comes_as_a_chunk_of_its_own_where_asked(client: httpx.Async
         assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
-async def test_samples_of_a_stream_are_told_apart(client: httpx.AsyncClient) -> None:
+async def test_samples_of_a_stream_have_their_index(client: httpx.AsyncClient) -> None:
     reply = await client.post(CHAT, json=chat(n=3, stream=True, max_tokens=4))
     texts = {0: "", 1: "", 2: ""}
     roles = []

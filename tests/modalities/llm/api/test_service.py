@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.text_models import Script, ScriptedClient, write_text_folder
@@ -17,14 +18,14 @@ from triptych.core.errors import (
     Overloaded,
     PayloadTooLarge,
 )
-from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.modalities.llm.api import service as service_module
 from triptych.modalities.llm.api.service import (
-    GenerateCall,
     LlmService,
     SampleDelta,
+    TextCall,
     sampling_params,
 )
 from triptych.modalities.llm.api.text import TextModel
@@ -53,18 +54,27 @@ def service(model: TextModel, client: ScriptedClient, **schedule: int) -> LlmSer
     return LlmService(client, [model], Admission(options=ScheduleOptions(**schedule)))
 
 
-def call(text: TextModel, **fields: object) -> GenerateCall:
-    values: dict[str, object] = {
-        "model": "tiny",
-        "prompts": (text.encode_text("hi"),),
-        "sampling": SamplingParams(max_tokens=32),
-        "call_id": "c",
-    }
-    return GenerateCall(**{**values, **fields})  # type: ignore[arg-type]
+Asked = tuple[TextCall, list[TokenRequest]]
 
 
-async def collect(service: LlmService, call: GenerateCall) -> list[SampleDelta]:
-    return [delta async for delta in service.generate(call)]
+def call(
+    text: TextModel,
+    *,
+    prompts: Sequence[tuple[int, ...]] = (),
+    sampling: SamplingParams = SamplingParams(max_tokens=32),  # noqa: B008 - it is frozen
+    contents: tuple[PromptContent, ...] = (),
+    **fields: object,
+) -> Asked:
+    values = {"model": "tiny", "call_id": "c", **fields}
+    requests = [
+        TokenRequest(prompt_ids=ids, sampling=sampling, contents=contents)
+        for ids in prompts or (text.encode_text("hi"),)
+    ]
+    return TextCall(**values), requests  # type: ignore[arg-type]
+
+
+async def collect(service: LlmService, asked: Asked) -> list[SampleDelta]:
+    return [delta async for delta in service.generate(*asked)]
 
 
 async def test_text_usage_and_finish(model: TextModel) -> None:
@@ -115,7 +125,7 @@ async def test_the_operators_seed_serves_calls_without_one(model: TextModel) -> 
 
 async def test_leaving_early_cancels_every_sample(model: TextModel) -> None:
     client = ScriptedClient(saying(model, "a long answer"))
-    async with aclosing(service(model, client).generate(call(model, num_samples=4))) as deltas:
+    async with aclosing(service(model, client).generate(*call(model, num_samples=4))) as deltas:
         await anext(deltas)
     assert sorted(client.cancelled) == [job for job, _ in sorted(client.submitted)]
     assert client.finished == []
@@ -182,7 +192,7 @@ async def test_errors_come_before_anything_is_submitted(model: TextModel) -> Non
 async def test_overload_is_refused_and_admission_comes_back(model: TextModel) -> None:
     client = ScriptedClient(saying(model, "x"))
     serving = service(model, client, max_batch_size=1, max_queue_size=1)
-    async with aclosing(serving.generate(call(model))) as running:
+    async with aclosing(serving.generate(*call(model))) as running:
         await anext(running)
         with pytest.raises(Overloaded) as caught:
             await collect(serving, call(model, num_samples=2))
@@ -203,25 +213,35 @@ def test_sampling_params_merge_defaults_and_end_ids(model: TextModel) -> None:
 
 def test_max_tokens_defaults_to_the_room_left(model: TextModel) -> None:
     serving = service(model, ScriptedClient(saying(model, "")))
-    assert serving.resolve_max_tokens("tiny", 56, None) == 200
-    assert serving.resolve_max_tokens("tiny", 56, 10) == 10
-    assert serving.resolve_max_tokens("tiny", 56, 0) == 0  # refused later, never taken for "all"
+
+    def asked(num_prompt_tokens: int, max_tokens: int | None) -> Asked:
+        prompt = TokenRequest(prompt_ids=(5,) * num_prompt_tokens)
+        given = {"max_tokens": max_tokens}
+        return TextCall(model="tiny", call_id="c"), serving.sampled("tiny", [prompt], given)
+
+    def max_tokens(*given: int | None) -> int:
+        _, (request,) = asked(*given)  # type: ignore[arg-type]
+        return request.sampling.max_tokens
+
+    assert max_tokens(56, None) == 200
+    assert max_tokens(56, 10) == 10
+    assert max_tokens(56, 0) == 0  # refused later, never taken for "all"
     for requested in (201, None):
         with pytest.raises(ContextLengthExceeded):
-            serving.resolve_max_tokens("tiny", 256 if requested is None else 56, requested)
+            serving.generate(*asked(256 if requested is None else 56, requested))
 
 
 async def test_pictures_in_progress_are_bounded(
     model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "MAX_HELD_PICTURE_BYTES", 25)
-    span = PictureSpan(digest=bytes(32), runs=((0, 1),))
-    picture = PromptPicture(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
+    span = ContentSpan(digest=bytes(32), runs=((0, 1),))
+    picture = PromptContent(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
     serving = service(model, ScriptedClient(saying(model, "hi")))
-    seeing = {"pictures": ((picture,),)}
+    seeing: dict[str, Any] = {"contents": (picture,)}
     with pytest.raises(PayloadTooLarge, match="so many samples"):
         await collect(serving, call(model, num_samples=3, **seeing))
-    async with aclosing(serving.generate(call(model, num_samples=2, **seeing))) as first:
+    async with aclosing(serving.generate(*call(model, num_samples=2, **seeing))) as first:
         await anext(first)
         with pytest.raises(Overloaded):
             await collect(serving, call(model, call_id="d", **seeing))

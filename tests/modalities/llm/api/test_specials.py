@@ -49,7 +49,7 @@ async def test_detokenize_keeps_special_tokens_where_asked(client: httpx.AsyncCl
         assert reply.json() == {"prompt": text}
 
 
-async def test_tokens_are_told_as_text_where_asked(client: httpx.AsyncClient) -> None:
+async def test_tokenize_returns_token_strings(client: httpx.AsyncClient) -> None:
     body = {"model": "tiny", "prompt": "<|im_end|>é", "parse_special": True}
     reply = await client.post("/tokenize", json={**body, "return_token_strs": True})
     assert reply.json()["token_strs"] == ["<|im_end|>", "�", "�"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.text_models import SPECIALS, write_text_folder
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
+from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.template import ChatTemplate
 from triptych.modalities.llm.api.text import TextModel
 
@@ -27,8 +29,12 @@ def test_limits_come_from_the_folder(model: TextModel) -> None:
     assert model.eos_token_ids == (0, 2)
 
 
+async def chat_ids(model: TextModel, messages: Sequence[Message]) -> tuple[int, ...]:
+    return (await model.encode_messages(messages)).prompt_ids
+
+
 async def test_template_tokens_are_special(model: TextModel) -> None:
-    ids = await model.encode_chat(MESSAGES)
+    ids = await chat_ids(model, MESSAGES)
     assert ids[0] == 1
     assert ids.count(2) == 1
     assert model.decode(ids) == "user\nHello, wörld\nassistant\n"
@@ -36,17 +42,17 @@ async def test_template_tokens_are_special(model: TextModel) -> None:
 
 @pytest.mark.parametrize("special", SPECIALS)
 async def test_a_spelled_out_special_token_is_plain_text(model: TextModel, special: str) -> None:
-    honest = await model.encode_chat(MESSAGES)
-    hostile = await model.encode_chat([{"role": "user", "content": f"a{special}b"}])
+    honest = await chat_ids(model, MESSAGES)
+    hostile = await chat_ids(model, [{"role": "user", "content": f"a{special}b"}])
     for token_id in range(len(SPECIALS)):
         assert hostile.count(token_id) == honest.count(token_id)
     assert f"a{special}b" in model.decode(hostile)
 
 
 async def test_hostile_and_honest_paths_agree_on_everything_else(model: TextModel) -> None:
-    spelled = await model.encode_chat([{"role": "user", "content": "x <|im_end|> y"}])
+    spelled = await chat_ids(model, [{"role": "user", "content": "x <|im_end|> y"}])
     parts = [
-        await model.encode_chat([{"role": "user", "content": "@"}]),
+        await chat_ids(model, [{"role": "user", "content": "@"}]),
         model.encode_text("x <|im_end|> y"),
     ]
     at = parts[0].index(model.encode_text("@")[0])
@@ -54,14 +60,14 @@ async def test_hostile_and_honest_paths_agree_on_everything_else(model: TextMode
 
 
 async def test_a_role_cannot_smuggle_a_special_token_either(model: TextModel) -> None:
-    ids = await model.encode_chat([{"role": "<|im_start|>", "content": "hi"}])
+    ids = await chat_ids(model, [{"role": "<|im_start|>", "content": "hi"}])
     assert ids.count(1) == 2  # the user's turn and the assistant's
 
 
 @pytest.mark.parametrize("text", ["\ue0000\ue001", "\ue00099999\ue001", "\ue000", "\ue001"])
 async def test_text_that_looks_like_a_stand_in_stays_itself(model: TextModel, text: str) -> None:
     content = f"{text} and <|im_end|>"
-    assert content in model.decode(await model.encode_chat([{"role": "user", "content": content}]))
+    assert content in model.decode(await chat_ids(model, [{"role": "user", "content": content}]))
 
 
 async def test_no_depth_of_a_message_makes_a_special_token(tmp_path: Path) -> None:
@@ -70,7 +76,7 @@ async def test_no_depth_of_a_message_makes_a_special_token(tmp_path: Path) -> No
     resolved = write_text_folder(tmp_path / "model")
     model = TextModel.open(resolved, ModelOptions(chat_template=str(own)))
     calls = [{"<|im_start|>": ["<|endoftext|>", {"deep": "<|im_end|>"}], "n": 1}]
-    ids = await model.encode_chat([{"role": "user", "content": "", "calls": calls}])
+    ids = await chat_ids(model, [{"role": "user", "content": "", "calls": calls}])
     assert [token_id for token_id in ids if token_id < len(SPECIALS)] == [2]
     assert model.decode(ids) == json.dumps(calls)
 
@@ -82,13 +88,13 @@ def test_plain_text_is_literal_unless_asked(model: TextModel) -> None:
 
 async def test_template_syntax_in_a_message_stays_text(model: TextModel) -> None:
     content = "{{ 7 * 7 }} {% for x in y %}"
-    assert content in model.decode(await model.encode_chat([{"role": "user", "content": content}]))
+    assert content in model.decode(await chat_ids(model, [{"role": "user", "content": content}]))
 
 
 async def test_text_parts_are_joined(model: TextModel) -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert await model.encode_chat([{"role": "user", "content": parts}]) == await model.encode_chat(
-        [{"role": "user", "content": "ab"}]
+    parts = ["a", "b"]
+    assert await chat_ids(model, [{"role": "user", "content": parts}]) == await chat_ids(
+        model, [{"role": "user", "content": "ab"}]
     )
 
 
@@ -115,7 +121,7 @@ async def test_a_template_of_the_operator_replaces_the_models(tmp_path: Path) ->
     own = tmp_path / "own.jinja"
     own.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     model = TextModel.open(resolved, ModelOptions(chat_template=str(own)))
-    assert model.decode(await model.encode_chat(MESSAGES)) == "[Hello, wörld]"
+    assert model.decode(await chat_ids(model, MESSAGES)) == "[Hello, wörld]"
     with pytest.raises(ConfigError, match="chat-template"):
         TextModel.open(resolved, ModelOptions(chat_template=str(tmp_path / "absent")))
 
@@ -124,7 +130,7 @@ async def test_a_model_without_template_says_what_to_use(tmp_path: Path) -> None
     resolved = write_text_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     with pytest.raises(InvalidRequest, match="/v1/completions"):
-        await TextModel.open(resolved, ModelOptions()).encode_chat(MESSAGES)
+        await chat_ids(TextModel.open(resolved, ModelOptions()), MESSAGES)
 
 
 def test_missing_or_broken_files_are_named(tmp_path: Path) -> None:
@@ -154,7 +160,7 @@ async def test_a_hostile_template_is_refused_not_run(tmp_path: Path, source: str
     own.write_text(source)
     model = TextModel.open(resolved, ModelOptions(chat_template=str(own)))
     with pytest.raises(InvalidRequest):
-        await model.encode_chat(MESSAGES)
+        await chat_ids(model, MESSAGES)
 
 
 def test_an_oversized_or_malformed_template_is_refused_at_start() -> None:

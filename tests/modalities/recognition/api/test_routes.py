@@ -240,7 +240,7 @@ async def test_files_without_sound(file: bytes, status: int) -> None:
     assert not ears.submitted
 
 
-async def test_more_sound_than_is_heard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_audio_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = replace(service.TRANSCRIPTION_LIMITS, max_seconds=4)
     monkeypatch.setattr(service, "TRANSCRIPTION_LIMITS", limits)
     ears = engine()
@@ -261,7 +261,7 @@ async def test_a_form_without_file() -> None:
     assert complaint(response)[:2] == (400, "file")
 
 
-async def test_a_file_that_is_sent_as_text_is_told() -> None:
+async def test_file_sent_as_text_field_is_refused() -> None:
     async with in_process(recognition_app(engine())) as client:
         fields = {"model": (None, b"ears"), "file": (None, b"sound")}
         status, param, message = complaint(await client.post(PATH, files=fields))
@@ -298,7 +298,7 @@ async def test_an_engine_that_fails() -> None:
     assert (delta["delta"], error["error"]["code"]) == ("Hello there, you.", "engine_down")
 
 
-async def test_who_leaves_is_not_heard_any_further() -> None:
+async def test_disconnect_cancels_transcription() -> None:
     ears = engine(gate=asyncio.Event())
     sent = asyncio.create_task(send(ears))
     await asyncio.to_thread(until, lambda: bool(ears.submitted))

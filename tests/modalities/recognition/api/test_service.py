@@ -10,6 +10,7 @@ import pytest
 from support.recognition import DictatedEngine, noise, recognition_service, said
 
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
+from triptych.core.service import Caller
 from triptych.modalities.recognition.api import service as service_module
 from triptych.modalities.recognition.api.service import (
     RecognitionService,
@@ -20,7 +21,7 @@ from triptych.modalities.recognition.api.transcript import Transcript, gather
 from triptych.modalities.recognition.spec import SAMPLE_RATE
 from triptych.modalities.recognition.wire import TranscribeRequest
 
-CALL = TranscribeCall(model="ears", call_id="c", seed=5, prompt="before")
+CALL = TranscribeCall(model="ears", caller=Caller(call_id="c"), seed=5, prompt="before")
 
 
 async def transcribe(
@@ -71,7 +72,7 @@ async def test_long_sound_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_times_of_words_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "MAX_PART_S", 5)
-    call = TranscribeCall(model="ears", call_id="c", has_word_times=True)
+    call = TranscribeCall(model="ears", caller=Caller(call_id="c"), has_word_times=True)
     transcript = await transcribe(recognition_service(PartwiseEngine([])), 7.0, call)
     first, second = transcript.words
     assert (first.text, second.text) == (" part0", " part1")
@@ -127,11 +128,11 @@ async def test_a_temperature_out_of_range_reaches_no_engine(temperature: float) 
 async def test_an_unknown_model() -> None:
     service = recognition_service(DictatedEngine([]))
     with pytest.raises(NotFound, match="ears"):
-        await anext(service.transcribe(TranscribeCall(model="x", call_id="c"), noise(1.0)))
+        await anext(service.transcribe(TranscribeCall(model="x"), noise(1.0)))
 
 
 def test_a_prompt_spells_no_special_token_and_keeps_its_end() -> None:
-    model = recognition_service(DictatedEngine([])).model("ears")
+    model = recognition_service(DictatedEngine([])).models["ears"]
     assert bytes(model.prompt_ids(" <|en|> ")) == b" <|en|>"[-31:]
     assert bytes(model.prompt_ids("abc " * 30)) == (b" " + b"abc " * 30).strip()[-31:]
     assert model.prompt_ids("  ") == ()

@@ -33,9 +33,9 @@ from triptych.modalities.recognition.engine.model import WhisperNetwork
 from triptych.modalities.recognition.engine.recognizer import (
     TOKENS_PER_STAGE,
     SpeechRecognizer,
+    TokenRules,
     TranscriptionJob,
 )
-from triptych.modalities.recognition.engine.rules import TokenRules
 from triptych.modalities.recognition.spec import WhisperSpec
 
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def test_stages_are_short_and_in_order(ears: SpeechRecognizer) -> None:
     assert num_windows >= 2
 
 
-def test_the_same_seed_hears_the_same(ears: SpeechRecognizer) -> None:
+def test_same_seed_gives_the_same_transcript(ears: SpeechRecognizer) -> None:
     def ids(seed: int) -> list[int]:
         return text_ids(run(TranscriptionJob(ears, hear(noise(4.0), temperature=0.9, seed=seed))))
 
@@ -103,7 +103,7 @@ def test_word_times_change_no_word_and_run_forward(ears: SpeechRecognizer) -> No
         assert not times or 0 <= times[0] <= times[-1] <= 4.0
 
 
-def test_each_window_tells_how_far_it_is(ears: SpeechRecognizer) -> None:
+def test_each_window_reports_progress(ears: SpeechRecognizer) -> None:
     deltas = run(TranscriptionJob(ears, hear(noise(7.5), temperature=0.4)))
     heard = [delta.heard_s for delta in deltas]
     assert heard == sorted(set(heard))

@@ -100,7 +100,7 @@ def test_a_pipe_with_a_name_gets_the_stream(speak: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
-def test_a_full_disk_is_told(speak: Run) -> None:
+def test_full_disk_is_reported(speak: Run) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         speak(TEXT, "-o", "/dev/full", "--format", "wav")
 
@@ -160,7 +160,7 @@ def test_a_terminal_gets_no_bytes(speak: Run, monkeypatch: pytest.MonkeyPatch) -
         speak()
 
 
-def test_text_that_is_not_utf8_is_told(speak: Run, tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_refused(speak: Run, tmp_path: Path) -> None:
     file = tmp_path / "latin.txt"
     file.write_bytes(b"caf\xe9")
     with pytest.raises(ConfigError, match="not UTF-8"):
@@ -186,7 +186,7 @@ def test_what_was_spoken_before_a_failure_is_a_whole_file(
         assert reader.getnframes() == 4 * engine.step_samples
 
 
-def test_text_that_is_not_all_spoken_is_told(
+def test_partly_spoken_text_is_reported(
     speak: Run, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     speak("Hello there. Где моя книга?")

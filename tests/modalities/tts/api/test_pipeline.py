@@ -116,7 +116,7 @@ def test_voices_made_on_this_machine_are_spoken_with(
 ) -> None:
     config = Config(models=ModelOptions(cache_dir=str(tmp_path)), server=server)
     monkeypatch.setattr(
-        pipeline, "open_front_end", lambda resolved, options: SpellingFrontEnd(can_clone=True)
+        pipeline, "open_front_end", lambda resolved: SpellingFrontEnd(can_clone=True)
     )
     store = VoiceStore.from_config(config)
     about = VoiceAbout(name="Ada", model="hum")
@@ -142,7 +142,7 @@ def test_mistakes_say_what_to_do(speak: SpeechPipeline) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "\udcff", "x\0y"])
-def test_text_that_is_no_text_harms_nobody(speak: SpeechPipeline, text: str) -> None:
+def test_odd_text_keeps_the_pipeline_usable(speak: SpeechPipeline, text: str) -> None:
     with contextlib.suppress(InvalidRequest):
         assert speak(text).finish_reason == "stop"
     assert speak("Fine.").finish_reason == "stop"
@@ -159,7 +159,7 @@ def test_a_book_is_spoken_in_parts(speak: SpeechPipeline, engine: HummingEngine)
 @pytest.mark.parametrize(
     ("name", "kind"), [("a.wav", "wav"), ("a.OGG", "opus"), ("a.b.opus", "opus"), ("x.aac", "aac")]
 )
-def test_names_tell_formats(name: str, kind: str) -> None:
+def test_format_is_inferred_from_the_file_name(name: str, kind: str) -> None:
     assert format_of(name) == kind
 
 

@@ -87,7 +87,7 @@ async def test_what_openai_leaves_out_is_mp3_and_the_default_voice() -> None:
     assert next(iter(engine.submitted.values())).voice == "ada"
 
 
-async def test_headers_tell_rate_coverage_and_request() -> None:
+async def test_headers_have_rate_coverage_and_request_id() -> None:
     reply = await post(HummingEngine(), speech("Hello there. Где моя книга?"))
     assert reply.headers["x-speech-sample-rate"] == "24000"
     assert reply.headers["x-speech-coverage"] == "0.476"
@@ -310,7 +310,7 @@ async def test_texts_are_logged_only_where_that_is_wanted(
         assert any("My secret." in text for text in texts) == wanted
 
 
-async def test_speech_that_ran_away_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_runaway_speech_is_reported_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     engine = HummingEngine(finish="loop")
     done = documents((await post(engine, speech(TEXT, stream_format="sse"))).text)[-1]
     assert done["finish_reason"] == "loop"

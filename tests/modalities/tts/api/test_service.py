@@ -32,18 +32,22 @@ from triptych.core.errors import (
     UnsupportedOption,
 )
 from triptych.core.sampling_params import SamplingParams
+from triptych.core.service import Caller, Principal
 from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 
 LONG = "This is a sentence of some length that is spoken. " * 60
 
 
-def call(text: str = "Hello there.", **fields: Any) -> SpeechCall:
-    return SpeechCall(model="hum", text=text, call_id="c", **fields)
+def call(text: str = "Hello there.", *, call_id: str = "c", **fields: Any) -> SpeechCall:
+    names = {"key", "tenant", "owner"} & fields.keys()
+    principal = Principal(**{name: fields.pop(name) for name in names})
+    caller = Caller(call_id=call_id, principal=principal)
+    return SpeechCall(model="hum", text=text, caller=caller, **fields)
 
 
 async def spoken(service: SpeechService, wanted: SpeechCall) -> list[SpeechPiece]:
-    return [piece async for piece in service.speak(wanted)]
+    return [piece async for piece in service.speak(wanted).pieces]
 
 
 def sound(pieces: list[SpeechPiece]) -> np.ndarray:
@@ -63,7 +67,7 @@ async def test_a_text_becomes_its_sound() -> None:
     assert engine.submitted["c.0"].is_live
 
 
-async def test_samples_belong_to_whoever_gets_them() -> None:
+async def test_returned_samples_are_writable_copies() -> None:
     pcm_S = (await spoken(make_speech_service(HummingEngine()), call()))[0].pcm_S
     pcm_S *= 2  # not a read-only view of what crossed the wire
     assert pcm_S.dtype == np.float32
@@ -140,7 +144,7 @@ async def test_orders_to_the_model_are_left_in_the_text() -> None:
         ({"model": "none"}, NotFound, "model"),
     ],
 )
-async def test_mistakes_are_told_before_anything_is_started(
+async def test_invalid_calls_are_refused_before_submission(
     fields: dict[str, Any], error: type[TriptychError], param: str
 ) -> None:
     engine = HummingEngine()
@@ -151,7 +155,7 @@ async def test_mistakes_are_told_before_anything_is_started(
 
 
 @pytest.mark.parametrize("text", ["🎉🎊", "...!?", "—", "\u200b\u200f", "你好"])
-async def test_text_of_which_nothing_would_be_heard_reaches_no_engine(text: str) -> None:
+async def test_text_without_speakable_characters_is_not_submitted(text: str) -> None:
     engine = HummingEngine()
     with pytest.raises(InvalidRequest) as caught:
         await spoken(make_speech_service(engine), call(text))
@@ -204,7 +208,7 @@ async def test_a_long_text_is_spoken_by_jobs_in_a_row_without_a_seam() -> None:
     assert text == "".join(filter(str.isalpha, LONG))
 
 
-async def test_a_later_job_is_told_what_its_listener_still_has() -> None:
+async def test_later_job_gets_the_buffered_lead() -> None:
     engine = HummingEngine()
     await spoken(make_speech_service(engine), call(LONG))
     first, *later = (request.lead_s for request in engine.submitted.values())
@@ -240,12 +244,12 @@ async def test_sound_begins_before_a_long_text_is_planned() -> None:
 
     engine, front = HummingEngine(), Slow()
     speaking = make_speech_service(engine, front).speak(call(LONG))
-    first = await anext(speaking)
+    first = await anext(speaking.pieces)
     assert len(first.pcm_S)
     assert not front.gate.is_set()
     front.gate.set()
     assert (await speaking.speakable()).fraction == 1.0
-    assert [piece async for piece in speaking][-1].coverage == 1.0
+    assert [piece async for piece in speaking.pieces][-1].coverage == 1.0
 
 
 async def test_a_plan_that_breaks_in_the_middle_ends_the_call_with_its_error() -> None:
@@ -268,8 +272,8 @@ async def test_closing_cancels_what_runs_and_what_was_submitted_ahead(num_heard:
     engine = HummingEngine(step_samples=SAMPLES_PER_ID * 10)
     speaking = make_speech_service(engine).speak(call(LONG))
     for _ in range(num_heard):
-        await anext(speaking)
-    await speaking.aclose()
+        await anext(speaking.pieces)
+    await speaking.pieces.aclose()
     assert set(engine.submitted) == {*engine.finished, *engine.cancelled}
     num_steps = engine.num_steps
     await asyncio.sleep(0.02)
@@ -287,13 +291,13 @@ async def test_cancelling_the_task_that_listens_cancels_the_jobs() -> None:
     assert engine.cancelled == ["c.0"]
 
 
-async def test_an_engine_that_dies_ends_the_call() -> None:
+async def test_engine_failure_ends_the_call() -> None:
     engine = HummingEngine(error=EngineDown("The engine crashed."), num_good=3)
     speaking = make_speech_service(engine).speak(call())
     for _ in range(3):
-        assert len((await anext(speaking)).pcm_S)
+        assert len((await anext(speaking.pieces)).pcm_S)
     with pytest.raises(EngineDown):
-        await anext(speaking)
+        await anext(speaking.pieces)
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.5, 1.7, 4.0])
@@ -319,12 +323,12 @@ async def test_letters_without_sounds_and_segments_cut_short_are_missing_in_the_
     assert 0.5 < pieces[-1].coverage < 1.0
 
 
-async def test_what_can_be_spoken_is_told_before_it_is() -> None:
+async def test_coverage_is_known_before_speech_begins() -> None:
     service = make_speech_service(HummingEngine())
     speaking = service.speak(call("Hello there. Где моя книга?"))
-    await anext(speaking)
+    await anext(speaking.pieces)
     assert (await speaking.speakable()).header() == "0.476"
-    await speaking.aclose()
+    await speaking.pieces.aclose()
 
 
 async def test_pauses_are_not_taken_for_speech() -> None:
@@ -337,18 +341,18 @@ async def test_pauses_are_not_taken_for_speech() -> None:
 async def test_more_work_than_admitted_is_refused_and_room_comes_back() -> None:
     engine = HummingEngine(gate=threading.Event())
     service = make_speech_service(engine, max_queue_size=1, max_batch_size=1, max_jobs_per_key=1)
-    one = asyncio.create_task(spoken(service, replace(call(key="a"), call_id="1")))
-    two = asyncio.create_task(spoken(service, replace(call(key="b"), call_id="2")))
+    one = asyncio.create_task(spoken(service, call(key="a", call_id="1")))
+    two = asyncio.create_task(spoken(service, call(key="b", call_id="2")))
     while len(engine.submitted) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     with pytest.raises(RateLimited):
-        await spoken(service, replace(call(key="a"), call_id="3"))
+        await spoken(service, call(key="a", call_id="3"))
     with pytest.raises(Overloaded):
-        await spoken(service, replace(call(key="c"), call_id="4"))
+        await spoken(service, call(key="c", call_id="4"))
     assert engine.gate is not None
     engine.gate.set()
     await asyncio.gather(one, two)
-    await spoken(service, replace(call(key="a"), call_id="5"))
+    await spoken(service, call(key="a", call_id="5"))
 
 
 async def test_speech_costs_by_its_length() -> None:

@@ -12,15 +12,15 @@ from support.codec_models import random_model
 
 from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory
-from triptych.modalities.tts.engine.codecs.protocol import CodecKind, DecodedAudio
-from triptych.modalities.tts.engine.codecs.registry import adapter_for, build_decoder
+from triptych.modalities.tts.engine.codecs.loading import adapter_for, build_decoder
+from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio, SpeechCodec
 from triptych.modalities.tts.engine.codecs.window import (
     OneShotCodec,
     PromptUse,
     WindowDecoder,
     WindowPolicy,
 )
-from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechCodec, SpeechTraits
+from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechTraits
 from triptych.modalities.tts.engine.runner import AudioSteps, SpeechRunner, VoiceReader
 from triptych.modalities.tts.plan import (
     AudioPlan,
@@ -108,7 +108,7 @@ def test_rows_of_every_length_share_a_step(codec: tuple[Any, SpeechCodec]) -> No
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 20])
-def test_a_voice_is_heard_and_not_given_out(codec: tuple[Any, SpeechCodec], chunk: int) -> None:
+def test_voice_prompt_is_not_part_of_the_output(codec: tuple[Any, SpeechCodec], chunk: int) -> None:
     adapter, speech = codec
     speaker = runner(speech)
     prompt, codes = codes_of(adapter, 5, 3), codes_of(adapter, 9, 4)
@@ -137,7 +137,7 @@ def test_steps_wait_until_their_frame_is_whole() -> None:
     )
     traits = SpeechTraits(steps_per_frame=2, delay_steps=1)
     speaker = runner(
-        SpeechCodec(decoder=window),
+        SpeechCodec(decoder=window, codebook_size=1000),
         traits,
         lambda steps_NK: steps_NK[1::2].T[:, : traits.num_frames(len(steps_NK))],
     )
@@ -150,7 +150,7 @@ def test_steps_wait_until_their_frame_is_whole() -> None:
     assert spoken == [[1], [3]]
 
 
-def test_a_windowed_decoder_is_told_of_the_voice() -> None:
+def test_windowed_decoder_gets_the_voice_prompt() -> None:
     windows: list[list[int]] = []
 
     def decode(codes_BQF: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ def test_a_windowed_decoder_is_told_of_the_voice() -> None:
         WindowPolicy(prompt_use=PromptUse.ONCE),
         num_rows=1,
     )
-    speaker = runner(SpeechCodec(decoder=window))
+    speaker = runner(SpeechCodec(decoder=window, codebook_size=1000))
     row = AudioRow(job_id="a", slot=0, codes=((3,),), is_first=True, prompt=((1,), (2,)))
     assert pcm(step(speaker, row)).tolist() == [3.0]
     assert windows == [[1, 2, 3]]
@@ -171,7 +171,7 @@ def test_a_windowed_decoder_is_told_of_the_voice() -> None:
 class Poisoned:
     """One sample a frame, NaN for code 13; memory runs out at code 99."""
 
-    sample_rate, hop, latency, kind, num_rows = 8, 1, 0, CodecKind.CAUSAL, 4
+    sample_rate, hop, latency, num_rows = 8, 1, 0, 4
 
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
         pass
@@ -206,7 +206,7 @@ def test_a_row_without_sound_fails_alone(bad: int) -> None:
 
 
 def test_running_out_of_memory_is_an_error_of_the_step() -> None:
-    speaker = runner(SpeechCodec(decoder=Poisoned()))  # type: ignore[arg-type]
+    speaker = runner(SpeechCodec(decoder=Poisoned(), codebook_size=1000))  # type: ignore[arg-type]
     with pytest.raises(OutOfMemory):
         step(speaker, AudioRow(job_id="a", slot=0, codes=((99,),), is_first=True))
 
@@ -230,7 +230,7 @@ def test_a_clip_is_encoded_once_at_the_codecs_rate() -> None:
         lengths.append(len(pcm_S))
         return torch.tensor([[1, 2], [3, 4]])
 
-    speaker = runner(SpeechCodec(decoder=Poisoned(), encode=encode))  # type: ignore[arg-type]
+    speaker = runner(SpeechCodec(decoder=Poisoned(), codebook_size=1000, encode=encode))  # type: ignore[arg-type]
     expected = VoicePrompt(prompt_ids=(4, 5), codes=((1, 3), (2, 4)))
     assert [read(speaker, clip()) for _ in range(2)] == [expected] * 2
     assert lengths == [40]
@@ -240,7 +240,11 @@ def test_a_clip_is_encoded_once_at_the_codecs_rate() -> None:
 
 def test_a_step_that_fails_after_its_launch_keeps_no_voice_in_use() -> None:
     cache: ContentCache[Codes] = ContentCache(1000, copy=Codes.copy)
-    codec = SpeechCodec(decoder=Poisoned(), encode=lambda _: torch.tensor([[1, 2]]))  # type: ignore[arg-type]
+    codec = SpeechCodec(
+        decoder=Poisoned(),  # type: ignore[arg-type]
+        codebook_size=1000,
+        encode=lambda _: torch.tensor([[1, 2]]),
+    )
     reader = VoiceReader(codec, read_prompt, cache, CPU)
     plan = VoicePlan(step_id=3, model="m", kind="voice", clip=clip())
     reader.launch(plan).result()
@@ -250,7 +254,7 @@ def test_a_step_that_fails_after_its_launch_keeps_no_voice_in_use() -> None:
     assert not cache.num_bytes
 
 
-def test_a_model_without_an_encoder_imitates_nobody() -> None:
-    speaker = runner(SpeechCodec(decoder=Poisoned()))  # type: ignore[arg-type]
+def test_model_without_encoder_refuses_cloning() -> None:
+    speaker = runner(SpeechCodec(decoder=Poisoned(), codebook_size=1000))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no recordings"):
         read(speaker, clip())

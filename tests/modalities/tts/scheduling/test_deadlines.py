@@ -216,7 +216,7 @@ def test_the_first_prompt_waits_for_company() -> None:
     world.finish_all()
 
 
-def test_a_full_batch_waits_for_nobody() -> None:
+def test_full_batch_does_not_wait_for_more_rows() -> None:
     world = SpeechWorld(ce_delay_ms=500.0, max_queue_size_tg=2)
     world.submit("a", say(segment(1)))
     world.submit("b", say(segment(2)))
@@ -282,7 +282,7 @@ def test_speech_runs_no_further_ahead_than_asked() -> None:
     assert world.now_s > 20.0, "thirty seconds of sound cannot be had at once"
 
 
-def test_gauges_tell_how_listeners_stand() -> None:
+def test_gauges_of_playback() -> None:
     world = SpeechWorld(model=speech_model(frame_s=0.5))
     world.submit("a", say(segment(1, ENDLESS, max_steps=60)))
     world.submit("file", say(segment(2, ENDLESS, max_steps=60), is_live=False))

@@ -73,7 +73,7 @@ def test_first_audio_may_come_while_the_listener_has_stopped() -> None:
     assert (playback.has_begun, playback.due_s) == (True, 9.5)
 
 
-def test_a_dry_listener_who_stops_owes_nothing() -> None:
+def test_pause_during_an_underrun_adds_no_debt() -> None:
     playback = Playback(1.0)
     playback.give(0.1, 1.0)
     playback.stop(5.0)
@@ -81,7 +81,7 @@ def test_a_dry_listener_who_stops_owes_nothing() -> None:
     assert playback.due_s == pytest.approx(9.0)
 
 
-def test_nobody_listening_is_never_due() -> None:
+def test_request_without_listener_has_no_deadline() -> None:
     playback = Playback(math.inf)
     playback.give(0.1, 1.0)
     playback.give(0.1, 99.0)
@@ -104,6 +104,6 @@ def test_a_request_is_due_as_promised_or_when_what_was_said_before_has_been_hear
     assert playback.due_s == pytest.approx(15.0 if has_begun else 11.1)
 
 
-def test_nobody_waits_for_a_file() -> None:
+def test_file_request_has_no_deadline() -> None:
     request = SpeechRequest(segments=(), sampling=SamplingParams(), is_live=False, lead_s=4.0)
     assert not Playback.of(request, arrival_s=10.0, target_s=0.3).is_live

@@ -160,7 +160,8 @@ def test_no_clip_is_read_before_there_is_a_row_for_its_stream() -> None:
         if isinstance(world.book(), VoicePlan):
             num_read += 1
             num_ended = sum(
-                outputs[-1:] != [] and outputs[-1].is_final for outputs in world.outputs.values()
+                outputs[-1:] != [] and outputs[-1].is_final
+                for outputs in world.outputs.outputs.values()
             )
             assert num_read <= 1 + num_ended, "one row is free, and whoever ends leaves one more"
         else:
@@ -168,7 +169,7 @@ def test_no_clip_is_read_before_there_is_a_row_for_its_stream() -> None:
     world.finish_all()
 
 
-def test_who_waits_for_a_clip_that_cannot_be_read_fails_alone() -> None:
+def test_unreadable_clip_fails_its_jobs_alone() -> None:
     world = SpeechWorld(depth=1)
     world.submit("a", speech_request(segment(1), clip=CLIP))
     world.fail_next(InvalidRequest("No speech in it."))

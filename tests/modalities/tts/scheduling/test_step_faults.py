@@ -3,7 +3,7 @@
 import pytest
 from support.speech_world import ENDLESS, LOOPS, SpeechWorld, segment, speech_model, speech_request
 
-from triptych.core.errors import InternalError, OutOfMemory
+from triptych.core.errors import InternalError, OutOfMemory, TriptychError
 from triptych.core.plan import TokenPlan
 from triptych.modalities.tts.plan import AudioPlan
 
@@ -89,15 +89,14 @@ def test_nan_in_the_logits_fails_that_job_alone() -> None:
     world.finish_all()
 
 
-def _launch(world: SpeechWorld, kind: type[TokenPlan | AudioPlan], error: Exception) -> int:
+def _launch(world: SpeechWorld, kind: type[TokenPlan | AudioPlan], error: TriptychError) -> int:
     """Turn until a plan of `kind` with several rows was launched, which fails; its rows."""
     for _ in range(500):
         world.turn()
         if len(world.in_flight) < world.depth:
             plan = world.book()
             if isinstance(plan, kind) and len(plan.rows) > 1:
-                _, done = world.in_flight.pop()
-                world.in_flight.append((plan, type(done)(error)))
+                world.in_flight[-1] = (plan, error)
                 if isinstance(plan, AudioPlan):
                     for row in plan.rows:
                         world.runner._codecs.pop(row.slot, None)
@@ -131,7 +130,7 @@ def test_a_decoder_that_has_no_memory_even_alone_fails() -> None:
     for _ in range(100):
         plan = world.book()
         if isinstance(plan, AudioPlan):
-            world.in_flight[-1] = (plan, type(world.in_flight[-1][1])(OutOfMemory("full")))
+            world.in_flight[-1] = (plan, OutOfMemory("full"))
             break
         world.commit()
     world.run()

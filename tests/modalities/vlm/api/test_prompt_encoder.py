@@ -15,9 +15,13 @@ from triptych.core.errors import InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.media.fetch import Fetched
 from triptych.core.prompt_content import Array
-from triptych.modalities.llm.api.multimodal import ChatPrompt, PictureSource
-from triptych.modalities.vlm.api.facts import ask_facts
-from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.core.tokens import TokenRequest
+from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.vlm.api.preparation import (
+    InProcessPreparation,
+    PictureProcessorCache,
+    ask_facts,
+)
 from triptych.modalities.vlm.api.prompt_encoder import RUN, VisionPromptEncoder
 from triptych.modalities.vlm.prepared import PreparedPicture
 from triptych.modalities.vlm.processing.probe import read_facts
@@ -29,103 +33,106 @@ WIDE = PictureSource(file=Fetched(saved(picture(90, 30)), "image/png"))
 
 def open_model(folder: Path, family: str = "llava", template: str = PARTS) -> VisionPromptEncoder:
     model = write_seeing_folder(folder, family, template=template)
-    lens = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
-    return VisionPromptEncoder.open(model, read_facts(model.folder), lens, CONFIG)
+    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
+    return VisionPromptEncoder.open(model, read_facts(model.folder), pictures, CONFIG)
 
 
 @pytest.fixture(scope="module")
-def eyes(tmp_path_factory: pytest.TempPathFactory) -> VisionPromptEncoder:
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> VisionPromptEncoder:
     return open_model(tmp_path_factory.mktemp("llava"))
 
 
 def said(*parts: str | PictureSource, role: str = "user") -> dict[str, Any]:
-    content = [
-        {"type": "text", "text": part} if isinstance(part, str) else part.part() for part in parts
-    ]
-    return {"role": role, "content": content}
+    return {"role": role, "content": list(parts)}
 
 
-def words(eyes: VisionPromptEncoder, prompt: ChatPrompt) -> str:
+def words(encoder: VisionPromptEncoder, prompt: TokenRequest) -> str:
     """The prompt as text, a `*` for each position of a picture."""
-    ids = [FIRST_FRAME_ID if token_id >= FIRST_FRAME_ID else token_id for token_id in prompt.ids]
-    decode = eyes.text.tokenizer.decode
+    ids = [
+        FIRST_FRAME_ID if token_id >= FIRST_FRAME_ID else token_id for token_id in prompt.prompt_ids
+    ]
+    decode = encoder.text.tokenizer.decode
     return "".join(
         "*" if token_id == FIRST_FRAME_ID else decode([token_id], skip_special_tokens=False)
         for token_id in ids
     )
 
 
-async def test_pictures_stand_where_they_were_shown(eyes: VisionPromptEncoder) -> None:
-    prompt = await eyes.encode_chat([said("a", RED, "b", RED, WIDE, "c")])
+async def test_pictures_stand_where_they_were_shown(encoder: VisionPromptEncoder) -> None:
+    prompt = await encoder.encode_messages([said("a", RED, "b", RED, WIDE, "c")])
     stars = 16 * "*"
-    assert words(eyes, prompt) == (
+    assert words(encoder, prompt) == (
         f"<|im_start|>user\na{stars}b{stars}{stars}c<|im_end|>\n<|im_start|>assistant\n"
     )
-    first, second, third = prompt.pictures
+    first, second, third = prompt.contents
     assert first.span.digest == second.span.digest != third.span.digest
     start = len("xuser\na")
     assert first.span.runs == ((start, 16),)
     assert third.span.runs == ((start + 33, 16),)
-    assert prompt.ids[start : start + 16] == prompt.ids[start + 17 : start + 33]
-    assert not set(prompt.ids[start : start + 16]) & set(prompt.ids[start + 33 : start + 49])
+    assert prompt.prompt_ids[start : start + 16] == prompt.prompt_ids[start + 17 : start + 33]
+    assert not set(prompt.prompt_ids[start : start + 16]) & set(
+        prompt.prompt_ids[start + 33 : start + 49]
+    )
 
 
 async def test_separators_of_a_family_are_special_tokens(tmp_path: Path) -> None:
-    eyes = open_model(tmp_path, "qwen2_vl")
-    prompt = await eyes.encode_chat([said(RED, "?")])
-    shown = words(eyes, prompt)
+    encoder = open_model(tmp_path, "qwen2_vl")
+    prompt = await encoder.encode_messages([said(RED, "?")])
+    shown = words(encoder, prompt)
     assert "<|vision_start|>*" in shown
     assert "*<|vision_end|>?" in shown
-    (found,) = prompt.pictures
+    (found,) = prompt.contents
     assert found.span.grid[0] * found.span.grid[1] == found.span.num_features == shown.count("*")
 
 
 @pytest.mark.parametrize("spelled", [*EXTRA, RUN, "<|im_end|>", "\ue000"])
-async def test_a_caller_cannot_spell_a_picture(eyes: VisionPromptEncoder, spelled: str) -> None:
-    prompt = await eyes.encode_chat([said(f"x{spelled}y", RED)])
-    assert len(prompt.pictures) == 1
-    assert words(eyes, prompt).count("*") == 16
-    special = eyes.text.tokenizer.token_to_id(spelled)
-    honest = await eyes.encode_chat([said("xy", RED)])
-    assert prompt.ids.count(special) == honest.ids.count(special)
+async def test_a_caller_cannot_spell_a_picture(encoder: VisionPromptEncoder, spelled: str) -> None:
+    prompt = await encoder.encode_messages([said(f"x{spelled}y", RED)])
+    assert len(prompt.contents) == 1
+    assert words(encoder, prompt).count("*") == 16
+    special = encoder.text.tokenizer.token_to_id(spelled)
+    honest = await encoder.encode_messages([said("xy", RED)])
+    assert prompt.prompt_ids.count(special) == honest.prompt_ids.count(special)
     text = "".join(chr(byte) for byte in f"x{spelled}y".encode())
-    shown = [eyes.text.token_bytes(i) for i in prompt.ids if i < FIRST_FRAME_ID]
+    shown = [encoder.text.token_bytes(i) for i in prompt.prompt_ids if i < FIRST_FRAME_ID]
     assert text.encode("latin-1") in b"".join(shown)
 
 
 async def test_templates_that_take_strings(tmp_path: Path) -> None:
-    eyes = open_model(tmp_path, template=STRINGS)
-    prompt = await eyes.encode_chat([said("You see.", role="system"), said(RED, "b <image>")])
-    assert f"user\n{16 * '*'}b <image><" in words(eyes, prompt)
-    assert "system\nYou see.<" in words(eyes, prompt)
+    encoder = open_model(tmp_path, template=STRINGS)
+    prompt = await encoder.encode_messages(
+        [said("You see.", role="system"), said(RED, "b <image>")]
+    )
+    assert f"user\n{16 * '*'}b <image><" in words(encoder, prompt)
+    assert "system\nYou see.<" in words(encoder, prompt)
 
 
-async def test_text_alone_is_read_as_by_any_model(eyes: VisionPromptEncoder) -> None:
-    as_string = await eyes.encode_chat([{"role": "user", "content": "hi"}])
-    assert as_string == await eyes.encode_chat([said("hi")])
-    assert as_string.pictures == ()
+async def test_text_alone_is_read_as_by_any_model(encoder: VisionPromptEncoder) -> None:
+    as_string = await encoder.encode_messages([{"role": "user", "content": "hi"}])
+    assert as_string == await encoder.encode_messages([said("hi")])
+    assert as_string.contents == ()
 
 
-async def test_a_template_that_drops_pictures_is_told(tmp_path: Path) -> None:
+async def test_template_that_drops_pictures_is_refused(tmp_path: Path) -> None:
     only_last = PARTS.replace("{% for m in messages %}", "{% for m in messages[-1:] %}")
-    eyes = open_model(tmp_path, template=only_last)
+    encoder = open_model(tmp_path, template=only_last)
     with pytest.raises(InvalidRequest, match="0 of 1 pictures"):
-        await eyes.encode_chat([said(RED, "a"), said("b")])
+        await encoder.encode_messages([said(RED, "a"), said("b")])
 
 
-async def test_too_many_pictures(eyes: VisionPromptEncoder) -> None:
+async def test_too_many_pictures(encoder: VisionPromptEncoder) -> None:
     with pytest.raises(InvalidRequest, match="at most 3 pictures"):
-        await eyes.encode_chat([said(*[RED] * 4)])
+        await encoder.encode_messages([said(*[RED] * 4)])
 
 
 async def test_pictures_that_are_too_much_together(tmp_path: Path) -> None:
     model = write_seeing_folder(tmp_path)
-    lens = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
+    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
     facts, two = read_facts(model.folder), 2 * 3 * 28 * 28
-    eyes = VisionPromptEncoder.open(model, facts, lens, CONFIG, max_bytes=two)
-    assert len((await eyes.encode_chat([said(RED, WIDE)])).pictures) == 2
+    encoder = VisionPromptEncoder.open(model, facts, pictures, CONFIG, max_bytes=two)
+    assert len((await encoder.encode_messages([said(RED, WIDE)])).contents) == 2
     with pytest.raises(PayloadTooLarge, match="3 pictures of this chat") as refused:
-        await eyes.encode_chat([said(RED, WIDE, RED)])
+        await encoder.encode_messages([said(RED, WIDE, RED)])
     assert refused.value.param == "messages"
 
 
@@ -138,23 +145,24 @@ async def test_a_coarse_picture_is_scaled_down(tmp_path: Path) -> None:
         return PreparedPicture(digest=bytes(32), inputs={"p": array}, spelling=(2,))
 
     model = write_seeing_folder(tmp_path)
-    lens = PictureProcessorCache(prepare, max_bytes=100)
-    eyes = VisionPromptEncoder.open(model, read_facts(model.folder), lens, CONFIG)
+    pictures = PictureProcessorCache(prepare, max_bytes=100)
+    encoder = VisionPromptEncoder.open(model, read_facts(model.folder), pictures, CONFIG)
     coarse = PictureSource(file=RED.file, is_coarse=True)
-    await eyes.encode_chat([said(RED, coarse)])
+    await encoder.encode_messages([said(RED, coarse)])
     assert sorted(asked) == [512 * 512, CONFIG.vision.max_picture_pixels]
 
 
-async def test_tenants_share_nothing_of_a_picture(eyes: VisionPromptEncoder) -> None:
+async def test_tenants_share_nothing_of_a_picture(encoder: VisionPromptEncoder) -> None:
     prompts = [
-        await eyes.encode_chat([said(RED, "?")], tenant=tenant) for tenant in ("", "a", "b", "a")
+        await encoder.encode_messages([said(RED, "?")], tenant=tenant)
+        for tenant in ("", "a", "b", "a")
     ]
     shared, first, other, again = prompts
     assert first == again
-    assert len({prompt.pictures[0].span.digest for prompt in prompts}) == 3
-    assert first.pictures[0].inputs == other.pictures[0].inputs
-    assert len(first.ids) == len(shared.ids)
-    assert len(set(first.ids) & set(other.ids)) == len(set(shared.ids)) - 16
+    assert len({prompt.contents[0].span.digest for prompt in prompts}) == 3
+    assert first.contents[0].inputs == other.contents[0].inputs
+    assert len(first.prompt_ids) == len(shared.prompt_ids)
+    assert len(set(first.prompt_ids) & set(other.prompt_ids)) == len(set(shared.prompt_ids)) - 16
 
 
 def test_facts_are_read_without_torch_and_are_the_same(tmp_path: Path) -> None:
@@ -183,13 +191,13 @@ class Kitchen:
         return PreparedPicture(digest=bytes(32), inputs={"pixel_values": array}, spelling=(1,))
 
 
-async def look(lens: PictureProcessorCache, data: bytes, **given: Any) -> PreparedPicture:
-    return await lens.look(Fetched(data, ""), **{"model": "m", "max_pixels": 1, **given})
+async def look(pictures: PictureProcessorCache, data: bytes, **given: Any) -> PreparedPicture:
+    return await pictures.prepared(Fetched(data, ""), **{"model": "m", "max_pixels": 1, **given})
 
 
-async def waiting(lens: PictureProcessorCache, number: int) -> None:
+async def waiting(pictures: PictureProcessorCache, number: int) -> None:
     """Return when so many wait for pictures that are being prepared."""
-    while sum(run.num_waiting for run in lens._running.values()) < number:  # noqa: ASYNC110
+    while sum(run.num_waiting for run in pictures._running.values()) < number:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     await asyncio.sleep(0)  # and the work has begun
 
@@ -197,23 +205,23 @@ async def waiting(lens: PictureProcessorCache, number: int) -> None:
 async def test_a_picture_is_prepared_once() -> None:
     kitchen = Kitchen()
     kitchen.gate.set()
-    lens = PictureProcessorCache(kitchen, max_bytes=25)
+    pictures = PictureProcessorCache(kitchen, max_bytes=25)
     for data in (b"a", b"a", b"b", b"a", b"c", b"a", b"b"):
-        await look(lens, data)
-        assert lens.num_bytes <= 25
+        await look(pictures, data)
+        assert pictures.num_bytes <= 25
     assert kitchen.begun == [b"a", b"b", b"c", b"b"]
-    await look(lens, b"b", model="n")
-    await look(lens, b"b", max_pixels=2)
-    await look(lens, b"b", tenant="t")
+    await look(pictures, b"b", model="n")
+    await look(pictures, b"b", max_pixels=2)
+    await look(pictures, b"b", tenant="t")
     assert len(kitchen.begun) == 7
 
 
-async def test_those_who_wait_share_the_work_and_the_error() -> None:
+async def test_concurrent_preparations_share_work_and_error() -> None:
     kitchen = Kitchen()
-    lens = PictureProcessorCache(kitchen, max_bytes=0)
-    good = [asyncio.create_task(look(lens, b"a")) for _ in range(3)]
-    bad = [asyncio.create_task(look(lens, b"bad")) for _ in range(2)]
-    await waiting(lens, 5)
+    pictures = PictureProcessorCache(kitchen, max_bytes=0)
+    good = [asyncio.create_task(look(pictures, b"a")) for _ in range(3)]
+    bad = [asyncio.create_task(look(pictures, b"bad")) for _ in range(2)]
+    await waiting(pictures, 5)
     good[0].cancel()
     kitchen.gate.set()
     done = await asyncio.gather(*good, *bad, return_exceptions=True)
@@ -221,18 +229,18 @@ async def test_those_who_wait_share_the_work_and_the_error() -> None:
     assert isinstance(done[1], PreparedPicture)
     assert all(isinstance(error, InvalidRequest) for error in done[3:])
     assert len(kitchen.begun) == 2
-    assert lens.num_bytes == 0
+    assert pictures.num_bytes == 0
 
 
-async def test_work_that_nobody_waits_for_ends() -> None:
+async def test_abandoned_preparation_is_cancelled() -> None:
     kitchen = Kitchen()
-    lens = PictureProcessorCache(kitchen, max_bytes=100)
-    tasks = [asyncio.create_task(look(lens, b"a")) for _ in range(2)]
-    await waiting(lens, 2)
+    pictures = PictureProcessorCache(kitchen, max_bytes=100)
+    tasks = [asyncio.create_task(look(pictures, b"a")) for _ in range(2)]
+    await waiting(pictures, 2)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0)
     assert kitchen.num_cancelled == 1
     kitchen.gate.set()
-    assert await look(lens, b"a")
+    assert await look(pictures, b"a")

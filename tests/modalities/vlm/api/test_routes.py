@@ -19,8 +19,7 @@ from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions, VisionOptions
 from triptych.core.http.auth import owners
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks
-from triptych.modalities.diffusion.api.store import PictureStore
+from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks, PictureStore
 
 CHAT = "/v1/chat/completions"
 PNG = saved(picture())
@@ -78,7 +77,7 @@ async def test_a_picture_goes_to_the_engine(client: httpx.AsyncClient, engine: F
     assert (details["image_tokens"], details["cached_images"]) == (32, 0)
     request = list(engine.submitted.values())[-1]
     assert reply["usage"]["prompt_tokens"] == len(request.prompt_ids)
-    for found in request.pictures:
+    for found in request.contents:
         (run,) = found.span.runs
         assert min(request.prompt_ids[run[0] : sum(run)]) >= 2**62
         assert found.inputs["pixel_values"].shape == (1, 3, 28, 28)
@@ -154,9 +153,9 @@ async def test_tenants_share_neither_pages_nor_pictures(
         await client.post(CHAT, json=shown(data_url(PNG)), headers=headers)
     first, again, other = list(engine.submitted.values())[-3:]
     assert first.prompt_ids == again.prompt_ids != other.prompt_ids
-    assert first.pictures == again.pictures
-    assert first.pictures[0].span.digest != other.pictures[0].span.digest
-    assert first.pictures[0].inputs == other.pictures[0].inputs
+    assert first.contents == again.contents
+    assert first.contents[0].span.digest != other.contents[0].span.digest
+    assert first.contents[0].inputs == other.contents[0].inputs
     assert first.tenant == again.tenant != other.tenant
 
 

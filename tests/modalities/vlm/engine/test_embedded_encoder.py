@@ -7,10 +7,9 @@ import torch
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import NativeLinear, pack_linears
-from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.vlm.engine.encoder import PictureEncoder, Scaling, load_encoder
-from triptych.modalities.vlm.engine.features import Features
+from triptych.modalities.vlm.engine.encoder import Features, PictureEncoder, Scaling, load_encoder
 from triptych.modalities.vlm.engine.slots.model import SlotModel
 from triptych.modalities.vlm.processing.config import read_config
 from triptych.modalities.vlm.source import FOLDER
@@ -18,12 +17,12 @@ from triptych.modalities.vlm.source import FOLDER
 SCALING = Scaling(factor=1 / 255, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def noise(side: int, seed: int, num_features: int) -> PromptPicture:
+def noise(side: int, seed: int, num_features: int) -> PromptContent:
     shape, random = (1, 3, side, side), torch.Generator().manual_seed(seed)
     values = torch.randint(256, shape, generator=random, dtype=torch.uint8)
     pixels = Array(dtype="uint8", shape=shape, data=values.numpy().tobytes())
-    span = PictureSpan(digest=bytes([seed]), runs=((0, num_features),))
-    return PromptPicture(span=span, inputs={"pixel_values": pixels})
+    span = ContentSpan(digest=bytes([seed]), runs=((0, num_features),))
+    return PromptContent(span=span, inputs={"pixel_values": pixels})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -17,7 +17,7 @@ from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOpt
 from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError
 from triptych.core.ledger import Ledger
-from triptych.core.prompt_content import Array, PictureSpan, PromptPicture
+from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.engine.loader import VisionLoader
 from triptych.modalities.vlm.engine.runner import VisionRunner
@@ -140,13 +140,13 @@ def test_known_models_run_on_transformers_decoder_too(name: str, tmp_path: Path)
     loaded.close()
 
 
-def pictures_of(folder: Path, *seeds: int) -> tuple[PromptPicture, ...]:
+def pictures_of(folder: Path, *seeds: int) -> tuple[PromptContent, ...]:
     made = PictureProcessor.open(folder, model="m")
     prepared = [made.prepare(pixels(30, 30, seed)) for seed in seeds]
     return join_prompt(prepared, lambda _: []).pictures
 
 
-def encode(runner: Any, *pictures: PromptPicture) -> EncodeStepResult:
+def encode(runner: Any, *pictures: PromptContent) -> EncodeStepResult:
     plan = EncodePlan(step_id=0, model="tiny", kind="encode", pictures=pictures)
     result = runner.launch(plan).result()
     assert isinstance(result, EncodeStepResult)
@@ -187,8 +187,8 @@ def test_kept_features_keep_nothing_else_alive(runner: VisionRunner, saved: Path
 
 def test_a_picture_that_does_not_fit_its_span_is_refused(runner: VisionRunner, saved: Path) -> None:
     (good,) = pictures_of(saved, 1)
-    span = PictureSpan(digest=b"x", runs=((0, 5),))
-    (error,) = encode(runner, PromptPicture(span=span, inputs=good.inputs)).errors
+    span = ContentSpan(digest=b"x", runs=((0, 5),))
+    (error,) = encode(runner, PromptContent(span=span, inputs=good.inputs)).errors
     assert isinstance(error, InvalidRequest)
     assert len(runner._features) == 0
 
@@ -197,7 +197,7 @@ def test_a_picture_of_nan_fails_alone(runner: VisionRunner, saved: Path) -> None
     good, other = pictures_of(saved, 1, 2)
     shape = other.inputs["pixel_values"].shape
     nan = torch.full(shape, torch.nan).numpy().tobytes()
-    bad = PromptPicture(span=other.span, inputs={"pixel_values": Array("float32", shape, nan)})
+    bad = PromptContent(span=other.span, inputs={"pixel_values": Array("float32", shape, nan)})
     first, second = encode(runner, good, bad).errors
     assert first is None
     assert isinstance(second, NonFinite)

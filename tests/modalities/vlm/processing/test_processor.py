@@ -59,7 +59,7 @@ def test_what_is_left_to_the_engine_makes_it_what_transformers_makes(name: str) 
         np.testing.assert_array_equal(array_of(ours[extra]), theirs[extra])
 
 
-def test_what_is_not_picture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     config, images = MODELS["idefics3"]()
     made = PictureProcessor(config, images, model="m")
     whole = made.prepare(PICTURE)

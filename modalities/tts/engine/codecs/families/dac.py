@@ -5,18 +5,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from triptych.modalities.tts.engine.codecs.builder import Rules, Walk, build
+from triptych.modalities.tts.engine.codecs.builder import Rules, build
 from triptych.modalities.tts.engine.codecs.decoder import Adapter
-from triptych.modalities.tts.engine.codecs.stages import StreamingStage, residual
-
-
-def _decoder(walk: Walk) -> StreamingStage:
-    return walk.chain("conv1", "block", "snake1", "conv2", "tanh")
-
+from triptych.modalities.tts.engine.codecs.stages import residual
 
 RULES: Rules = MappingProxyType(
     {
-        "DacDecoder": _decoder,
+        "DacDecoder": lambda walk: walk.chain("conv1", "block", "snake1", "conv2", "tanh"),
         "DacDecoderBlock": lambda walk: walk.chain(
             "snake1", "conv_t1", "res_unit1", "res_unit2", "res_unit3"
         ),
@@ -27,7 +22,6 @@ RULES: Rules = MappingProxyType(
 
 def dac(model: Any) -> Adapter:
     """`DacModel`: codes [B, Q, F] of any number of codebooks up to the model's."""
-    weight = model.decoder.conv1.weight
     return Adapter(
         stage=build(model.decoder, RULES, path="decoder"),
         embed=lambda codes: model.quantizer.from_codes(codes)[0],
@@ -35,14 +29,12 @@ def dac(model: Any) -> Adapter:
         sample_rate=model.config.sampling_rate,
         num_codebooks=model.config.n_codebooks,
         codebook_size=model.config.codebook_size,
-        dtype=weight.dtype,
-        device=weight.device,
+        weight=model.decoder.conv1.weight,
     )
 
 
 def xcodec(model: Any) -> Adapter:
     """`XcodecModel` and `HiggsAudioV2TokenizerModel`: codes [B, Q, F]."""
-    weight = model.fc2.weight
     return Adapter(
         stage=build(model.acoustic_decoder, RULES, path="acoustic_decoder"),
         embed=lambda codes: model.fc2(
@@ -52,6 +44,5 @@ def xcodec(model: Any) -> Adapter:
         sample_rate=model.config.sample_rate,
         num_codebooks=model.config.num_quantizers,
         codebook_size=model.config.codebook_size,
-        dtype=weight.dtype,
-        device=weight.device,
+        weight=model.fc2.weight,
     )

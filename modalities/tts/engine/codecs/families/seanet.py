@@ -1,4 +1,4 @@
-"""SEANet decoders: Mimi, the Pocket TTS tokenizer, and EnCodec without time-wise norms.
+"""SEANet decoders: Mimi, and EnCodec without time-wise norms.
 
 Knows transformers' classes by name and by the fields their decoders have in common.
 """
@@ -9,9 +9,8 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from triptych.modalities.tts.engine.codecs.attention import StreamingTransformer
 from triptych.modalities.tts.engine.codecs.builder import (
     Rules,
     Walk,
@@ -19,11 +18,12 @@ from triptych.modalities.tts.engine.codecs.builder import (
     padding_named,
     require_pointwise,
 )
-from triptych.modalities.tts.engine.codecs.convolution import (
+from triptych.modalities.tts.engine.codecs.decoder import Adapter
+from triptych.modalities.tts.engine.codecs.layers import (
     StreamingConv1d,
     StreamingConvTranspose1d,
+    StreamingTransformer,
 )
-from triptych.modalities.tts.engine.codecs.decoder import Adapter
 from triptych.modalities.tts.engine.codecs.stages import StreamingStage, Sum, residual
 
 
@@ -48,13 +48,11 @@ def _transposed(walk: Walk) -> StreamingStage:
     return StreamingConvTranspose1d(module.conv, (total - right, right))
 
 
-def transformer(walk: Walk) -> StreamingStage:
+def _transformer(walk: Walk) -> StreamingStage:
     """A stack of transformers' layers with sliding-window attention."""
     require_pointwise(walk)
     module: Any = walk.module
-    norm = {"norm": module.norm} if hasattr(module, "norm") else {}
-    window = module.config.sliding_window
-    return StreamingTransformer(module.layers, module.rotary_emb, window, **norm)
+    return StreamingTransformer(module.layers, module.rotary_emb, module.config.sliding_window)
 
 
 _COMPOSITES: Rules = MappingProxyType(
@@ -64,15 +62,11 @@ _COMPOSITES: Rules = MappingProxyType(
         "ResnetBlock": lambda walk: Sum(walk.at("shortcut").stage(), walk.at("block").stage()),
         "LSTM": lambda walk: residual(walk.at("lstm").stage()),
         "Decoder": lambda walk: walk.at("layers").stage(),
-        "TransformerModel": transformer,
+        "TransformerModel": _transformer,
     }
 )
 RULES: Rules = MappingProxyType(
-    {
-        family + name: rule
-        for family in ("Mimi", "PocketTTSAudioTokenizer", "Encodec")
-        for name, rule in _COMPOSITES.items()
-    }
+    {family + name: rule for family in ("Mimi", "Encodec") for name, rule in _COMPOSITES.items()}
 )
 
 
@@ -85,18 +79,6 @@ def mimi(model: Any) -> Adapter:
         one_shot=lambda codes: model.decode(codes).audio_values[:, 0],
         num_codebooks=model.config.num_quantizers,
         codebook_size=model.config.codebook_size,
-    )
-
-
-def pocket_tts(model: Any) -> Adapter:
-    """`PocketTTSAudioTokenizerModel`: continuous latents [B, D, F]."""
-    return _adapter(
-        model,
-        _latent_decoder(model),
-        embed=model.latent_proj,
-        one_shot=lambda z_BDF: model.decode(z_BDF.transpose(1, 2)).audio_values[:, 0],
-        num_codebooks=model.config.latent_dim,
-        codebook_size=None,
     )
 
 
@@ -122,11 +104,9 @@ def _latent_decoder(model: Any) -> StreamingStage:
 
 
 def _adapter(model: Any, stage: StreamingStage, **fields: Any) -> Adapter:
-    weight: Tensor = next(model.decoder.parameters())
     return Adapter(
         stage=stage,
         sample_rate=model.config.sampling_rate,
-        dtype=weight.dtype,
-        device=weight.device,
+        weight=next(model.decoder.parameters()),
         **fields,
     )

@@ -11,7 +11,6 @@ streaming, one-shot decoding and every batch agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -21,8 +20,12 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from triptych.modalities.tts.engine.codecs.builder import Rules, Walk, build
 from triptych.modalities.tts.engine.codecs.decoder import Adapter
-from triptych.modalities.tts.engine.codecs.stages import StreamingStage, residual
-from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate
+from triptych.modalities.tts.engine.codecs.stages import (
+    CodecStep,
+    SignalRate,
+    StreamingStage,
+    residual,
+)
 
 _MIX_1, _MIX_2, _GAMMA = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB
 
@@ -54,14 +57,11 @@ class Snac(nn.Module):
     def decode(self, codes_BQF: Tensor, seeds_B: Tensor | None = None) -> Tensor:
         """Audio [B, S] of whole streams; without seeds all have seed 0."""
         seeds_B = codes_BQF.new_zeros(len(codes_BQF)) if seeds_B is None else seeds_B
-        for block in self.noise_blocks():
-            block.seeds_B = seeds_B
+        for module in self.modules():
+            if isinstance(module, NoiseBlock):
+                module.seeds_B = seeds_B
         pcm_B1S: Tensor = self.decoder.model(self.quantizer.embed(codes_BQF))
         return pcm_B1S[:, 0]
-
-    def noise_blocks(self) -> Iterator[NoiseBlock]:
-        """The blocks that add noise, in order."""
-        return (module for module in self.modules() if isinstance(module, NoiseBlock))
 
 
 class _Quantizer(nn.Module):
@@ -256,7 +256,6 @@ def snac(model: Snac) -> Adapter:
     """`Snac`: codes [B, 1 + 2 + 4, F] for strides 4, 2, 1."""
     config = model.config
     coarsest = config.vq_strides[0]
-    weight = next(model.decoder.parameters())
     return Adapter(
         stage=build(model.decoder.model, RULES, path="decoder.model"),
         embed=model.quantizer.embed,
@@ -264,7 +263,6 @@ def snac(model: Snac) -> Adapter:
         sample_rate=config.sampling_rate,
         num_codebooks=sum(coarsest // stride for stride in config.vq_strides),
         codebook_size=config.codebook_size,
-        dtype=weight.dtype,
-        device=weight.device,
+        weight=next(model.decoder.parameters()),
         rate=coarsest,
     )

@@ -1,30 +1,42 @@
 """Brings Kokoro onto the device: memory, weights, runner, scheduler.
 
 Owns the order of these, how many sentences may be under way, and in which type the sound is made.
-Knows no text.
+Tensor names are `convert`'s. Knows no text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import torch
 
-from triptych.core.config import Config
+from triptych.core.config import Config, SpeechOptions
 from triptych.core.devices.device import Device
 from triptych.core.engine.loader import DeviceLoader
 from triptych.core.engine.staged_runner import StagedRunner
-from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
+from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption, WeightsError
 from triptych.core.job import Job
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.native_linear import pack_linears
 from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.configs.kokoro import KokoroConfig, read_kokoro_config
-from triptych.modalities.tts.engine.models.kokoro.model import MAX_BATCH_FRAMES, Kokoro
+from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.modalities.tts.configs.kokoro import (
+    VOICE_PREFIX,
+    KokoroConfig,
+    read_kokoro_config,
+)
+from triptych.modalities.tts.engine.models.kokoro.model import (
+    MAX_BATCH_FRAMES,
+    Kokoro,
+    KokoroModel,
+    Voices,
+)
 from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro
-from triptych.modalities.tts.engine.models.kokoro.weights import load_kokoro, weight_bytes
 from triptych.modalities.tts.scheduling.sentences import SpeechPace
 from triptych.modalities.tts.wire import SpeechRequest
 from triptych.schedulers.base import LoadedModel
@@ -34,16 +46,16 @@ MAX_STARTED_ON_CPU, MAX_STARTED_ON_GPU = 4, 16
 MAX_ROWS_ON_GPU, UNITS_PER_JOB_ON_GPU = 8, 4
 _CPU_FRAMES = 2048  # of all sentences under way: four of the longest that a front end makes
 _NUM_LIVE_TENSORS = 8  # of the widest rate, at the height of a residual block
-_USELESS_OPTIONS = {
-    "audio_decoder": "",
-    "audio_decoder_weights": "",
-    "audio_decoder_config": "",
-    "chunk_size": (),
-    "buffer": 0,
-    "block_causal": False,
-    "prepend_prompt_speech_tokens": "never",
-    "prepend_prompt_speech_tokens_causal": False,
-}
+_USELESS_OPTIONS = (
+    "audio_decoder",
+    "audio_decoder_weights",
+    "audio_decoder_config",
+    "chunk_size",
+    "buffer",
+    "block_causal",
+    "prepend_prompt_speech_tokens",
+    "prepend_prompt_speech_tokens_causal",
+)
 
 
 class KokoroLoader(DeviceLoader):
@@ -53,8 +65,8 @@ class KokoroLoader(DeviceLoader):
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
     ) -> None:
         super().__init__(resolved, config, device, ledger)
-        for option, default in _USELESS_OPTIONS.items():
-            if getattr(config.speech, option) != default:
+        for option in _USELESS_OPTIONS:
+            if getattr(config.speech, option) != getattr(SpeechOptions(), option):
                 raise ConfigError(
                     f"{self.name} makes a sentence at once and has no codec to set: leave out"
                     f" --{option.replace('_', '-')}."
@@ -104,6 +116,61 @@ class KokoroLoader(DeviceLoader):
                 units_per_job=1 if is_cpu else UNITS_PER_JOB_ON_GPU,
             ),
         )
+
+
+def load_kokoro(
+    folder: Path,
+    device: torch.device,
+    *,
+    conv_dtype: torch.dtype = torch.float32,
+    native: NativeKernels | None = None,
+    report: Callable[[float], None] | None = None,
+) -> Kokoro:
+    """The model and its voices out of one of our folders.
+
+    `conv_dtype` is the type of the decoder's convolutions, nine tenths of the work; everything
+    else is float32. `native` are kernels for a model on a CPU. `report` gets the share that is
+    done. Raises `WeightsError` when anything is missing or left over.
+    """
+    with Checkpoint.open(folder) as checkpoint:
+        config = read_kokoro_config(checkpoint.config)
+        model = _skeleton(config, conv_dtype).to_empty(device=device)
+        model.decoder.use_native(native)
+        targets = (TensorTarget(name, parameter) for name, parameter in model.named_parameters())
+        load_tensors(
+            checkpoint,
+            targets,
+            ignored=lambda name: name.startswith(VOICE_PREFIX),
+            report=report,
+        )
+        pack_linears(model, native)
+        voices = Voices(dict(_read_voices(checkpoint, 2 * config.style_size)))
+    return Kokoro(config=config, model=model, voices=voices)
+
+
+def weight_bytes(checkpoint: Checkpoint, conv_dtype: torch.dtype) -> int:
+    """What `load_kokoro` will take of the device; voices stay on the host."""
+    model = _skeleton(read_kokoro_config(checkpoint.config), conv_dtype)
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters())
+
+
+def _skeleton(config: KokoroConfig, conv_dtype: torch.dtype) -> KokoroModel:
+    """The model without memory behind its weights."""
+    with torch.device("meta"):
+        model = KokoroModel(config)
+    model.decoder.cast_convolutions(conv_dtype)
+    return model.requires_grad_(False).eval()
+
+
+def _read_voices(checkpoint: Checkpoint, size: int) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, info in checkpoint.tensors.items():
+        if name.startswith(VOICE_PREFIX):
+            if len(info.shape) != 3 or info.shape[0] == 0 or info.shape[1:] != (1, size):
+                raise WeightsError(
+                    f"The voice {name.removeprefix(VOICE_PREFIX)!r} has shape {list(info.shape)},"
+                    f" but this model's have [lengths, 1, {size}]."
+                )
+            yield name.removeprefix(VOICE_PREFIX), checkpoint.read(name).clone()
 
 
 def open_pace(kokoro: Kokoro, config: Config, job: Job) -> SpeechPace:

@@ -10,8 +10,10 @@ frequencies and spectra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +25,18 @@ from triptych.modalities.tts.configs.kokoro import (
     SAMPLE_RATE,
     KokoroConfig,
 )
-from triptych.modalities.tts.engine.codecs.protocol import CodecKind
-from triptych.modalities.tts.engine.models.kokoro.decoder import KokoroDecoder
-from triptych.modalities.tts.engine.models.kokoro.harmonics import source_noise
-from triptych.modalities.tts.engine.models.kokoro.joints import Joints, finish, gmacs
-from triptych.modalities.tts.engine.models.kokoro.length_mask import LengthMask
-from triptych.modalities.tts.engine.models.kokoro.prosody import ProsodyPredictor
-from triptych.modalities.tts.engine.models.kokoro.text import Albert, PhonemeEncoder
-from triptych.modalities.tts.engine.models.kokoro.voices import Voices, style_of
+from triptych.modalities.tts.configs.mixture import parse_mixture
+from triptych.modalities.tts.engine.models.kokoro.encoders import (
+    Albert,
+    PhonemeEncoder,
+    ProsodyPredictor,
+)
+from triptych.modalities.tts.engine.models.kokoro.istftnet import KokoroDecoder, source_noise
+from triptych.modalities.tts.engine.models.kokoro.layers import (
+    LengthMask,
+    Sliced,
+    gmacs,
+)
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 FRAME_BUCKET = 128
@@ -54,7 +60,7 @@ class SentenceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProsodyPlan:
-    """A sentence whose timing and melody are decided, and only its sound is not.
+    """A sentence whose timing and pitch are decided, before its sound is made.
 
     Phoneme features for every frame, pitch and energy, and what guides the generator.
     """
@@ -88,11 +94,11 @@ class KokoroModel(nn.Module):
         """Where the weights are."""
         return self.bert_encoder.weight.device
 
-    def plan(self, sentence: SentenceRequest, noise: Noise = source_noise) -> Joints[ProsodyPlan]:
+    def plan(self, sentence: SentenceRequest, noise: Noise = source_noise) -> Sliced[ProsodyPlan]:
         """Decide how one sentence will go. Raises `InvalidRequest` where it gets too long.
 
         Never batched, though the work is a tenth at most: durations are rounded and phases wrap, so
-        that a batch's different rounding of the last bit would now and then be heard.
+        that a batch's different rounding of the last bit would now and then be audible.
         """
         ids = (BOUNDARY_ID, *sentence.phoneme_ids, BOUNDARY_ID)
         ids_1T = torch.tensor([ids], device=self.device)
@@ -101,7 +107,12 @@ class KokoroModel(nn.Module):
         yield gmacs(self.predictor.text_encoder, ids_1T[:, None])
         features_1TC, frames_1T = self.predictor.durations(hidden_1TC, prosody_1Y)
         frames_T = (frames_1T[0] / sentence.speed).round().clamp(min=1).long()
-        num_frames = _checked(int(frames_T.sum()))
+        num_frames = int(frames_T.sum())
+        if num_frames > MAX_FRAMES:
+            raise InvalidRequest(
+                f"A sentence of {num_frames} frames is too long (at most {MAX_FRAMES}); split it,"
+                " or speak faster."
+            )
         token_F = torch.repeat_interleave(frames_T, output_size=num_frames)
         pitch_1P, energy_1P = yield from self.predictor.curves(features_1TC[:, token_F], prosody_1Y)
         yield gmacs(self.text_encoder, ids_1T[:, None])
@@ -115,7 +126,7 @@ class KokoroModel(nn.Module):
             source_KN=self.decoder.generator.source(pitch_1P[0], noise_SH),
         )
 
-    def render(self, plans: Sequence[ProsodyPlan]) -> Joints[list[Tensor]]:
+    def render(self, plans: Sequence[ProsodyPlan]) -> Sliced[list[Tensor]]:
         """The samples [S] of each plan, decoded in one batch."""
         return self.decoder(  # type: ignore[no-any-return]
             _padded([plan.text_FC for plan in plans]).transpose(1, 2),
@@ -124,6 +135,39 @@ class KokoroModel(nn.Module):
             torch.stack([plan.timbre_Y for plan in plans]),
             LengthMask.of([plan.num_frames for plan in plans], self.device),
         )
+
+
+class Voices:
+    """Named style tables [N, 1, Y] in memory, and mixtures of them by notation."""
+
+    def __init__(self, tables: Mapping[str, Tensor]) -> None:
+        self._tables = dict(tables)
+        self._mixed = lru_cache(maxsize=64)(self._mix)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What can be named, in order."""
+        return tuple(sorted(self._tables))
+
+    def table(self, voice: str) -> Tensor:
+        """The style table [N, 1, Y] of a voice or mixture. Raises `InvalidRequest`."""
+        return self._mixed(parse_mixture(voice))
+
+    def _mix(self, mixture: tuple[tuple[str, float], ...]) -> Tensor:
+        return torch.stack([self._named(name) * share for name, share in mixture]).sum(0)
+
+    def _named(self, name: str) -> Tensor:
+        if name in self._tables:
+            return self._tables[name]
+        close = difflib.get_close_matches(name, self.names, n=3) or self.names[:5]
+        raise InvalidRequest(
+            f"There is no voice {name[:40]!r}; did you mean {', '.join(close)}?", param="voice"
+        )
+
+
+def style_of(table_N1Y: Tensor, num_phonemes: int) -> Tensor:
+    """The style vectors [Y] for a sentence of so many phonemes."""
+    return table_N1Y[min(num_phonemes, len(table_N1Y)) - 1, 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +182,6 @@ class Kokoro:
     model: KokoroModel
     voices: Voices
     sample_rate: int = SAMPLE_RATE
-    kind: CodecKind = CodecKind.GLOBAL
 
     def sentence(
         self, phoneme_ids: Sequence[int], voice: str, *, speed: float = 1.0, seed: int = 0
@@ -152,29 +195,6 @@ class Kokoro:
             )
         style_Y = style_of(self.voices.table(voice), len(ids))
         return SentenceRequest(phoneme_ids=ids, style_Y=style_Y, speed=speed, seed=seed)
-
-    def synthesize(
-        self, phoneme_ids: Sequence[int], voice: str, *, speed: float = 1.0, seed: int = 0
-    ) -> Tensor:
-        """One sentence's samples [S] at 24 kHz, on the CPU. Raises as `sentence` does."""
-        return self.synthesize_batch((self.sentence(phoneme_ids, voice, speed=speed, seed=seed),))[
-            0
-        ]
-
-    @torch.inference_mode()
-    def synthesize_batch(self, sentences: Sequence[SentenceRequest]) -> list[Tensor]:
-        """The samples [S] of every sentence, in order; sentences of like lengths are one batch.
-
-        Raises `NonFinite` when the network's output is no audio.
-        """
-        plans = [finish(self.model.plan(sentence)) for sentence in sentences]
-        # A CPU is busy with one row already: batches would only add padding.
-        budget = 1 if self.model.device.type == "cpu" else MAX_BATCH_FRAMES
-        samples: dict[int, Tensor] = {}
-        for batch in batches([plan.num_frames for plan in plans], budget):
-            rows = finish(self.model.render([plans[index] for index in batch]))
-            samples.update((index, audio(row)) for index, row in zip(batch, rows, strict=True))
-        return [samples[index] for index in range(len(plans))]
 
 
 def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -190,15 +210,6 @@ def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
-
-
-def _checked(num_frames: int) -> int:
-    if num_frames > MAX_FRAMES:
-        raise InvalidRequest(
-            f"A sentence of {num_frames} frames is too long (at most {MAX_FRAMES}); split it, or"
-            " speak faster."
-        )
-    return num_frames
 
 
 def _padded(rows: list[Tensor]) -> Tensor:

@@ -1,30 +1,40 @@
-"""The weights in an ONNX file and the nodes that use them, without the onnx package.
+"""The weights in an ONNX file and the nodes that use them, read by protobuf.
 
-Owns as much of the protobuf wire format as that takes: nothing is executed, nothing is copied
-before it is asked for. Knows no model.
-
-Formats: https://protobuf.dev/programming-guides/encoding and onnx.proto (ModelProto.graph is
-field 7; GraphProto has nodes in 1 and initialisers in 5).
+Owns as much of ONNX's schema (onnx.proto) as that takes; protobuf skips the other fields. The onnx
+package would be a large dependency for four messages. Knows no model.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from triptych.core.errors import WeightsError
 
 FLOAT = 1
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
-Span = tuple[int, int]
-"""Where in the file a field's bytes are."""
+_Field = descriptor_pb2.FieldDescriptorProto
+_ONE, _MANY = _Field.LABEL_OPTIONAL, _Field.LABEL_REPEATED
+_SCHEMA = {
+    "TensorProto": {
+        "dims": (1, _MANY, _Field.TYPE_INT64),
+        "data_type": (2, _ONE, _Field.TYPE_INT32),
+        "name": (8, _ONE, _Field.TYPE_STRING),
+        "raw_data": (9, _ONE, _Field.TYPE_BYTES),
+    },
+    "NodeProto": {
+        "input": (1, _MANY, _Field.TYPE_STRING),
+        "name": (3, _ONE, _Field.TYPE_STRING),
+        "op_type": (4, _ONE, _Field.TYPE_STRING),
+    },
+    "GraphProto": {"node": (1, _MANY, "NodeProto"), "initializer": (5, _MANY, "TensorProto")},
+    "ModelProto": {"graph": (7, _ONE, "GraphProto")},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,101 +47,44 @@ class Node:
 
 
 class OnnxGraph:
-    """A mapped ONNX file. Only float32 initialisers are offered."""
+    """An ONNX file. Only float32 initialisers are offered."""
 
     def __init__(self, file: Path) -> None:
         """Raises `WeightsError` when the file is not an ONNX model."""
-        with file.open("rb") as stream:
-            self._data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            self._read()
-        except (IndexError, UnicodeDecodeError, KeyError) as error:
+            graph = _model_class().FromString(file.read_bytes()).graph
+            self.nodes = [Node(n.op_type, n.name, tuple(n.input)) for n in graph.node]
+            self.floats = {
+                tensor.name: tensor
+                for tensor in graph.initializer
+                if tensor.data_type == FLOAT and tensor.HasField("raw_data")
+            }
+        except (DecodeError, UnicodeDecodeError) as error:
             raise WeightsError(f"{file.name} is no whole ONNX file.") from error
 
     def tensor(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """An initialiser, as a read-only view into the file."""
-        shape, (start, end) = self.floats[name]
-        if end - start != 4 * math.prod(shape):
+        """An initialiser, read-only."""
+        values, shape = self.floats[name].raw_data, tuple(self.floats[name].dims)
+        if len(values) != 4 * math.prod(shape):
             raise WeightsError(f"The ONNX tensor {name!r} does not hold what its shape says.")
-        flat = np.frombuffer(self._data, np.dtype("<f4"), math.prod(shape), start)
-        return flat.reshape(shape)
-
-    def _read(self) -> None:
-        self.floats: dict[str, tuple[tuple[int, ...], Span]] = {}
-        self.nodes: list[Node] = []
-        for number, graph in self._fields((0, len(self._data))):
-            if number == 7:
-                for kind, span in self._fields(_as_span(graph)):
-                    if kind == 1:
-                        self.nodes.append(self._node(_as_span(span)))
-                    elif kind == 5:
-                        self._add_initialiser(_as_span(span))
-
-    def _node(self, span: Span) -> Node:
-        texts: dict[int, list[str]] = {1: [], 3: [], 4: []}
-        for number, value in self._fields(span):
-            if number in texts:
-                texts[number].append(self._text(_as_span(value)))
-        return Node("".join(texts[4]), "".join(texts[3]), tuple(texts[1]))
-
-    def _add_initialiser(self, span: Span) -> None:
-        values = dict[int, int | Span]()
-        shape: list[int] = []
-        for number, value in self._fields(span):
-            if number == 1:
-                shape.extend(self._dimensions(value))
-            else:
-                values[number] = value
-        if values.get(2) == FLOAT and 9 in values:
-            name = self._text(_as_span(values[8]))
-            self.floats[name] = (tuple(shape), _as_span(values[9]))
-
-    def _dimensions(self, value: int | Span) -> Iterator[int]:
-        """One dimension, or a packed list of them."""
-        if isinstance(value, int):
-            yield value
-            return
-        position, end = value
-        while position < end:
-            size, position = self._varint(position)
-            yield size
-
-    def _fields(self, span: Span) -> Iterator[tuple[int, int | Span]]:
-        """Field numbers and values of the message in `span`."""
-        position, end = span
-        while position < end:
-            tag, position = self._varint(position)
-            wire = tag & 7
-            value: int | Span
-            if wire == _VARINT:
-                value, position = self._varint(position)
-            else:
-                length = _FIXED_BYTES.get(wire)
-                if wire == _BYTES:
-                    length, position = self._varint(position)
-                if length is None or position + length > end:
-                    raise IndexError("a field leaves its message")
-                value = (position, position + length)
-                position += length
-            yield tag >> 3, value
-
-    def _varint(self, position: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            byte = self._data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value, position
-            if shift > 63:
-                raise IndexError("an endless number")
-
-    def _text(self, span: Span) -> str:
-        return self._data[slice(*span)].decode()
+        return np.frombuffer(values, np.dtype("<f4")).reshape(shape)
 
 
-def _as_span(value: int | Span) -> Span:
-    if isinstance(value, int):
-        raise IndexError("a number where a message should be")
-    return value
+def _model_class() -> Any:
+    """The class that reads ONNX models, made of the schema."""
+    file = descriptor_pb2.FileDescriptorProto(name="onnx.proto", package="onnx", syntax="proto2")
+    for name, members in _SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for field, (number, label, kind) in members.items():
+            is_message = isinstance(kind, str)
+            message.field.add(
+                name=field,
+                number=number,
+                label=label,
+                type=_Field.TYPE_MESSAGE if is_message else kind,
+                type_name=f".onnx.{kind}" if is_message else None,
+            )
+    # A pool of its own: the onnx package, where it is imported, registers the same names.
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("onnx.ModelProto"))

@@ -1,4 +1,4 @@
-"""Kokoro as work in stages: a sentence is a unit, cut at the network's joints.
+"""Kokoro as work in stages: a sentence is a unit, cut between pieces of the network.
 
 Owns how much is computed at a time: on a CPU a slice of one sentence, short enough that nothing
 else on the device has to wait for long; on a GPU a whole plan, then the sound of several sentences
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triptych.core.engine.staged_runner import advance_each
 from triptych.core.staged_plan import Stage
-from triptych.modalities.tts.engine.models.kokoro.joints import Joints, finish
+from triptych.modalities.tts.engine.models.kokoro.layers import Sliced, finish
 from triptych.modalities.tts.engine.models.kokoro.model import (
     MAX_BATCH_FRAMES,
     Kokoro,
@@ -41,11 +41,11 @@ _KEPT_BEFORE, _KEPT_AFTER = 2, 6  # windows of 10 ms
 
 @dataclass(slots=True, eq=False)
 class SentenceWork:
-    """A segment of a request under way. `joints` are driven to a plan, or to all samples."""
+    """A segment of a request under way. `computation` ends in a plan, or in all samples."""
 
     request: SpeechRequest
     unit: int
-    joints: Joints[ProsodyPlan] | Joints[Tensor]
+    computation: Sliced[ProsodyPlan] | Sliced[Tensor]
     next_stage: Stage | None
     next_gmacs: float = 0.0
     plan: ProsodyPlan | None = None
@@ -55,7 +55,7 @@ class StagedKokoro:
     """Implements `core.engine.staged_runner.StagedModel`.
 
     Samples are those of `Kokoro.synthesize` without the silence at their edges; pauses are shorter
-    for who speaks faster.
+    at a higher speed.
     """
 
     def __init__(self, kokoro: Kokoro, *, slice_gmacs: float = SLICE_GMACS) -> None:
@@ -73,8 +73,8 @@ class StagedKokoro:
             seed=(request.sampling.seed + unit) % 2**63,
         )
         model = self._kokoro.model
-        joints = self._whole(sentence) if self._is_sliced else model.plan(sentence)
-        return SentenceWork(request, unit, joints, Stage("begin", len(segment.prompt_ids)))
+        computation = self._whole(sentence) if self._is_sliced else model.plan(sentence)
+        return SentenceWork(request, unit, computation, Stage("begin", len(segment.prompt_ids)))
 
     def advance(self, works: Sequence[SentenceWork]) -> Sequence[Any]:
         """A slice or a plan each, or the sound of all at once."""
@@ -82,18 +82,18 @@ class StagedKokoro:
             return advance_each(self._slice, works)
         return self._render(works)
 
-    def _whole(self, sentence: SentenceRequest) -> Joints[Tensor]:
+    def _whole(self, sentence: SentenceRequest) -> Sliced[Tensor]:
         plan = yield from self._kokoro.model.plan(sentence)
         (pcm_S,) = yield from self._kokoro.model.render([plan])
         return pcm_S
 
     def _slice(self, work: SentenceWork) -> SpeechDelta | None:
-        """Drive one sentence from joint to joint while the slice lasts."""
+        """Run pieces of one sentence while the slice lasts."""
         done, next_gmacs = 0.0, work.next_gmacs
         try:
             while not self._is_sliced or done == 0 or done + next_gmacs <= self._slice_gmacs:
                 done += next_gmacs
-                next_gmacs = next(work.joints)
+                next_gmacs = next(work.computation)
         except StopIteration as end:
             return self._end(work, end.value)
         work.next_gmacs = next_gmacs
@@ -137,8 +137,7 @@ class StagedKokoro:
 def without_edges(pcm_S: NDArray[np.float32]) -> NDArray[np.float32]:
     """A sentence from shortly before its first sound to shortly after its last.
 
-    How long to rest between sentences is said by their pauses; the listener hears the first one as
-    soon as it comes.
+    Each segment states its own pause, and the first sound should come as soon as it can.
     """
     windows_WS = pcm_S[: len(pcm_S) // _WINDOW_SAMPLES * _WINDOW_SAMPLES].reshape(
         -1, _WINDOW_SAMPLES

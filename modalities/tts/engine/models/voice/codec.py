@@ -1,55 +1,39 @@
 """The codec of the embedded voice: codes at 20 Hz to a harmonic-plus-residual spectrum at 80 Hz.
 
 Owns a causal decoder (an embedding of finite scalar codes, Mentzer et al. 2023; ConvNeXt blocks at
-the step rate and at the frame rate, as in Vocos) and what each of its output channels means. Sound
-is made of them in `synthesis.py`.
+the step rate and at the frame rate, as in Vocos), and its streaming tree: any chunks, any rows, the
+same sound. What its channels mean, and how sound is made of them, is in `synthesis.py`.
 
 Shapes: B rows, Q codebooks, F steps, T frames, C channels, K frequency bins.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from triptych.core.errors import WeightsError
 from triptych.modalities.tts.configs.voice import CodecConfig
-
-UNVOICED_HZ = 60.0
-_PITCH_SCALE, _PITCH_CENTRE_HZ = 4.0, 200.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spectra:
-    """A frame's sound: `exp(harmonic + i phase)` filters the pulses, the residual is added.
-
-    All [B, K, T] but pitch and voicing, [B, T]. `harmonic` and `residual` are log magnitudes,
-    phases are in radians, `pitch` is the log2 of Hz at the end of each frame. Frames are voiced
-    where `voicing` is positive; elsewhere there are no pulses, and the residual's phase is noise.
-    """
-
-    harmonic: Tensor
-    harmonic_phase: Tensor
-    residual: Tensor
-    residual_phase: Tensor
-    pitch: Tensor
-    voicing: Tensor
-
-
-def spectra_of(raw_BCT: Tensor) -> Spectra:
-    """Name the raw channels [B, 4 K + 2, T] of the codec and give them their units."""
-    harmonic, phase, residual, residual_phase = raw_BCT[:, :-2].chunk(4, 1)
-    return Spectra(
-        harmonic=harmonic,
-        harmonic_phase=math.pi * phase.tanh(),
-        residual=residual,
-        residual_phase=residual_phase,
-        pitch=raw_BCT[:, -2] / _PITCH_SCALE + math.log2(_PITCH_CENTRE_HZ),
-        voicing=raw_BCT[:, -1],
-    )
+from triptych.modalities.tts.engine.codecs.builder import Rules, Walk, build
+from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder
+from triptych.modalities.tts.engine.codecs.layers import StreamingConv1d
+from triptych.modalities.tts.engine.codecs.stages import (
+    Chain,
+    CodecStep,
+    SignalRate,
+    StreamingStage,
+    channels_last,
+    residual,
+)
+from triptych.modalities.tts.engine.models.voice.synthesis import (
+    FrameOverlapAdd,
+    StreamingFrames,
+    synthesise,
+)
 
 
 class CausalConv1d(nn.Conv1d):
@@ -168,3 +152,80 @@ class VoiceCodec(nn.Module):
         values_BQF = self.values(codes_BQF)
         pitch_B2T = self.pitch(values_BQF.double())
         return torch.cat((self.head(self.backbone(values_BQF)), pitch_B2T), 1)
+
+
+def _causal(walk: Walk) -> StreamingStage:
+    assert isinstance(walk.module, CausalConv1d)
+    return StreamingConv1d(walk.module, (walk.module.num_past, 0))
+
+
+def _block(walk: Walk) -> StreamingStage:
+    module: Any = walk.module
+    return residual(walk.at("dwconv").stage(), channels_last([module.mlp]))
+
+
+def _backbone(walk: Walk) -> StreamingStage:
+    module: Any = walk.module
+    layers = walk.chain("embed", "step_blocks", "upsample", "frame_blocks")
+    return Chain(layers, channels_last([module.norm]))
+
+
+class Beside(StreamingStage):
+    """Two causal readings of one stream, channels of the second after those of the first.
+
+    The second runs in float64, and so does what comes of both.
+    """
+
+    def __init__(self, first: StreamingStage, second: StreamingStage) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def bind(self, signal: SignalRate) -> SignalRate:
+        """Both must end alike."""
+        end = self.first.bind(signal)
+        if self.second.bind(signal) != end:
+            raise WeightsError("The spectrum and the pitch of a codec must have one rate and lag.")
+        return end
+
+    def forward(self, x_BCT: Tensor, step: CodecStep) -> Tensor:
+        """Run both."""
+        return torch.cat((self.first(x_BCT, step), self.second(x_BCT.double(), step)), 1)
+
+
+RULES: Rules = MappingProxyType(
+    {"CausalConv1d": _causal, "CausalBlock": _block, "CodecBackbone": _backbone}
+)
+
+
+def voice_decoder(model: VoiceCodec, *, num_rows: int) -> StreamingDecoder:
+    """A streaming decoder over the model, sharing its weights.
+
+    Raises `WeightsError` if a probe decoded in chunks differs from decoding at once.
+    """
+    return StreamingDecoder(adapter(model), num_rows=num_rows)
+
+
+def adapter(model: VoiceCodec) -> Adapter:
+    """What the streaming decoder needs to know of the model: codes [B, Q, F], a step a frame."""
+    config = model.config
+
+    def one_shot(codes_BQF: Tensor) -> Tensor:
+        seeds_B = torch.zeros(len(codes_BQF), dtype=torch.int64, device=model.head.weight.device)
+        return synthesise(model(codes_BQF), seeds_B, config)
+
+    heads = [build(getattr(model, name), RULES, path=name) for name in ("backbone", "head")]
+    spectrum = Chain(*heads)
+    stage = Chain(
+        Beside(spectrum, build(model.pitch.layers, RULES, path="pitch")),
+        StreamingFrames(config),
+        FrameOverlapAdd(config),
+    )
+    return Adapter(
+        stage=stage,
+        embed=model.values,
+        one_shot=one_shot,
+        sample_rate=config.sample_rate,
+        num_codebooks=config.num_codebooks,
+        codebook_size=config.num_levels,
+        weight=model.head.weight,
+    )

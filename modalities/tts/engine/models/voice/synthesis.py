@@ -21,16 +21,51 @@ from torch import Tensor
 from torch.nn import functional
 
 from triptych.modalities.tts.configs.voice import CodecConfig
-from triptych.modalities.tts.engine.codecs.convolution import OverlapTail
 from triptych.modalities.tts.engine.codecs.families.snac import keyed_normal
-from triptych.modalities.tts.engine.codecs.stages import Delay, StreamingStage
-from triptych.modalities.tts.engine.codecs.step import CodecStep, SignalRate, SlotState
-from triptych.modalities.tts.engine.models.voice.codec import Spectra, spectra_of
+from triptych.modalities.tts.engine.codecs.layers import OverlapTail
+from triptych.modalities.tts.engine.codecs.stages import (
+    CodecStep,
+    Delay,
+    SignalRate,
+    SlotState,
+    StreamingStage,
+)
 
 _MAX_HARMONIC_HZ = 11_000.0
 _MAX_LOG = 7.0
 _SMALL_SINE = 2e-3
 _OVERLAP_GAIN = 1.5  # squared Hann windows a quarter apart add up to it
+_PITCH_SCALE, _PITCH_CENTRE_HZ = 4.0, 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spectra:
+    """A frame's sound: `exp(harmonic + i phase)` filters the pulses, the residual is added.
+
+    All [B, K, T] but pitch and voicing, [B, T]. `harmonic` and `residual` are log magnitudes,
+    phases are in radians, `pitch` is the log2 of Hz at the end of each frame. Frames are voiced
+    where `voicing` is positive; elsewhere there are no pulses, and the residual's phase is noise.
+    """
+
+    harmonic: Tensor
+    harmonic_phase: Tensor
+    residual: Tensor
+    residual_phase: Tensor
+    pitch: Tensor
+    voicing: Tensor
+
+
+def spectra_of(raw_BCT: Tensor) -> Spectra:
+    """Name the raw channels [B, 4 K + 2, T] of the codec and give them their units."""
+    harmonic, phase, residual, residual_phase = raw_BCT[:, :-2].chunk(4, 1)
+    return Spectra(
+        harmonic=harmonic,
+        harmonic_phase=math.pi * phase.tanh(),
+        residual=residual,
+        residual_phase=residual_phase,
+        pitch=raw_BCT[:, -2] / _PITCH_SCALE + math.log2(_PITCH_CENTRE_HZ),
+        voicing=raw_BCT[:, -1],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.modalities.diffusion.adapter_names import adapter_places
-from triptych.modalities.diffusion.caches.gates import GateSignal
-from triptych.modalities.diffusion.engine.adapters import Adapters, adapter_bytes
+from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
+from triptych.modalities.diffusion.engine.caches.decisions import GateSignal
 from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 from triptych.modalities.diffusion.engine.families.table import open_model
-from triptych.modalities.diffusion.engine.loading import Components
+from triptych.modalities.diffusion.engine.loading.components import Components
 from triptych.modalities.diffusion.wire import AdapterUse
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")

@@ -65,4 +65,4 @@ def test_a_picture_alone_is_the_picture_among_others(cache: str, easel: Easel) -
 
 def test_who_is_unknown_is_refused_before_anything_is_drawn(easel: Easel) -> None:
     with pytest.raises(InvalidRequest, match="no adapter 'oil'; there are: ink, soft"):
-        easel.painter.understand(image_request(adapters=(AdapterUse("oil"),)), 0)
+        easel.painter.cache_of(image_request(adapters=(AdapterUse("oil"),)))

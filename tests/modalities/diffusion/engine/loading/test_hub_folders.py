@@ -17,7 +17,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import folder_digest
-from triptych.modalities.diffusion.engine.loading import (
+from triptych.modalities.diffusion.engine.loading.components import (
     Components,
     component_bytes,
     open_components,
@@ -164,7 +164,7 @@ CANARY = "from pathlib import Path\nPath(__file__).with_name('canary').touch()\n
         {"vae": ["diffusers"]},
     ],
 )
-def test_classes_of_strangers_are_never_looked_up(
+def test_unknown_classes_are_refused_and_never_imported(
     evil: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in (folder, folder / "transformer"):

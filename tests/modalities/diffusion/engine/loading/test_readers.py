@@ -11,7 +11,7 @@ import transformers
 from tokenizers import pre_tokenizers
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.engine.loading.readers import open_reader
+from triptych.modalities.diffusion.engine.loading.components import open_reader
 
 SENTENCES = ["a red apple on a table", "a penguin next to a house", "the blue car drives"]
 

@@ -21,7 +21,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
-from triptych.modalities.diffusion.engine.loading import (
+from triptych.modalities.diffusion.engine.loading.components import (
     Components,
     component_bytes,
     open_components,

@@ -75,7 +75,7 @@ def test_a_true_velocity_leads_to_the_clean_sample(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(NATIVE_CONFIGS) - IS_RANDOM))
-def test_influence_says_what_an_output_does_to_the_picture(name: str) -> None:
+def test_influence_is_the_derivative_of_the_picture(name: str) -> None:
     program = build_program(open_scheduler(NATIVE_CONFIGS[name], Spacing(num_steps=7)))
     assert program is not None
 
@@ -94,7 +94,7 @@ def test_influence_says_what_an_output_does_to_the_picture(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["euler", "euler velocity", "ddim", "dpm++ 2m", "unipc", "lcm"])
-def test_the_clean_sample_is_told_at_every_step(name: str) -> None:
+def test_clean_sample_is_available_at_every_step(name: str) -> None:
     row = begin(NATIVE_CONFIGS[name], 6, 3, TensorPools())
     while not row.is_done:
         output = denoiser(model_inputs([row]), torch.tensor([row.timesteps[row.step]]))

@@ -7,17 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.modalities.llm.api.bench.client import BenchServer, RequestRecord
-from triptych.modalities.llm.api.bench.load import Run
-from triptych.modalities.llm.api.bench.report import Result, document, machine, table
-from triptych.modalities.llm.api.bench.stats import (
+from triptych.modalities.llm.api.bench.load import Run, Workload
+from triptych.modalities.llm.api.bench.report import (
+    Result,
     Spread,
     count_errors,
+    document,
+    machine,
     over_repeats,
     percentiles,
     ratios,
     summarize,
+    table,
 )
-from triptych.modalities.llm.api.bench.workload import Workload
 
 
 def _sample(

@@ -1,27 +1,25 @@
 # typographic signs are the subject here
 import pytest
 
-from triptych.modalities.tts.api.text.chunks import ChunkLimits, Utterance, split_utterances
-from triptych.modalities.tts.api.text.guard import estimate_seconds
+from triptych.modalities.tts.api.text.chunks import Utterance, split_utterances
 from triptych.modalities.tts.api.text.normalize import Normalizer
 from triptych.modalities.tts.api.text.spoken import Boundary
 
 normalize = Normalizer()
 
 
-def _split(text: str, most: float, **limits: object) -> list[Utterance]:
-    return list(split_utterances(normalize(text), ChunkLimits(most=most, **limits)))  # type: ignore[arg-type]
+def _split(text: str, most: int, first_most: tuple[int, ...] = ()) -> list[Utterance]:
+    return list(split_utterances(normalize(text), most, first_most))
 
 
-def _texts(text: str, most: float, **limits: object) -> list[str]:
-    return [utterance.text for utterance in _split(text, most, **limits)]
+def _texts(text: str, most: int, first_most: tuple[int, ...] = ()) -> list[str]:
+    return [utterance.text for utterance in _split(text, most, first_most)]
 
 
 def test_what_fits_is_one_utterance() -> None:
     (utterance,) = _split("Hello there. How are you?", 100)
     assert utterance.text == "Hello there. How are you?"
     assert utterance.source == (0, 25)
-    assert (utterance.index, utterance.context) == (0, "")
     assert utterance.boundary is Boundary.PARAGRAPH
 
 
@@ -70,17 +68,7 @@ def test_the_first_utterance_can_be_shorter() -> None:
     assert len(_texts(text, 100)) == 1
 
 
-def test_the_tail_of_what_was_said_is_handed_on() -> None:
-    first, second, third = _split(
-        "One two three. Four five six. Seven.", 15, num_context_characters=12
-    )
-    assert first.context == ""
-    assert second.context == "two three."
-    assert third.context == "five six."
-    assert _split("One. Two.", 5, num_context_characters=0)[1].context == ""
-
-
-def test_the_pause_after_an_utterance_is_told() -> None:
+def test_utterance_has_the_pause_after_it() -> None:
     text = "One. Two, three four.\n\nFive six seven eight nine ten."
     ends = [utterance.boundary for utterance in _split(text, 12)]
     assert ends[:3] == [Boundary.SENTENCE, Boundary.CLAUSE, Boundary.PARAGRAPH]
@@ -97,15 +85,7 @@ def test_silence_has_no_utterances() -> None:
     assert _split("😀", 10) == []
 
 
-def test_limits_in_seconds() -> None:
-    text = "This is a sentence of some length. " * 30
-    parts = _split(text, 6.0, first_most=(3.0,), measure=estimate_seconds)
-    assert estimate_seconds(parts[0].text) <= 3.0
-    assert all(estimate_seconds(part.text) <= 6.0 for part in parts)
-    assert all(part.text.endswith(".") for part in parts)
-
-
-@pytest.mark.parametrize("limits", [{"most": 0}, {"most": 5, "first_most": (-1,)}])
-def test_a_limit_of_nothing_is_refused(limits: dict[str, float]) -> None:
+@pytest.mark.parametrize(("most", "first_most"), [(0, ()), (5, (-1,))])
+def test_a_limit_of_nothing_is_refused(most: int, first_most: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="longer than nothing"):
-        ChunkLimits(**limits)  # type: ignore[arg-type]
+        _split("Hello.", most, first_most)

@@ -81,6 +81,6 @@ def test_digit_strings_and_plurals() -> None:
     assert [plural(word) for word in ("twenty", "six", "ten")] == ["twenties", "sixes", "tens"]
 
 
-def test_every_number_below_a_million_is_told_apart() -> None:
+def test_every_number_below_a_million_is_read_differently() -> None:
     said = {US.cardinal(n) for n in range(0, 1_000_000, 997)}
     assert len(said) == len(range(0, 1_000_000, 997))

@@ -172,9 +172,7 @@ async def test_a_hostile_name_is_only_shown(service: VoiceService, name: str) ->
 @pytest.mark.parametrize(
     ("filename"), ["../../x.wav", "x\0.wav", "x" * 3000, "\u202egpj.wav", "con", ""]
 )
-async def test_the_name_of_the_file_is_nobodys_business(
-    service: VoiceService, filename: str
-) -> None:
+async def test_uploaded_file_name_is_ignored(service: VoiceService, filename: str) -> None:
     async with asking(service) as client:
         files = {"audio_sample": (filename or "x", recording(), "text/html")}
         data = {"name": "Ada", "consent": "yes"}
@@ -203,7 +201,7 @@ async def test_a_file_is_needed_and_only_one(service: VoiceService) -> None:
         assert refusal(await client.post(VOICES, json=data), 415)
 
 
-async def test_quotas_are_told(service: VoiceService) -> None:
+async def test_quota_errors(service: VoiceService) -> None:
     async with asking(service, "ada", **KEYS) as ada, asking(service, "bob", **KEYS) as bob:
         for _ in range(3):
             assert (await create(ada)).status_code == 200

@@ -64,7 +64,7 @@ def test_a_clip_is_named_by_all_that_it_holds(store: VoiceStore) -> None:
     assert digest(*variants[0]) == digest(*variants[0])
 
 
-def test_a_voice_is_nobody_elses(store: VoiceStore) -> None:
+def test_voice_belongs_to_its_owner(store: VoiceStore) -> None:
     mine = store.add("ada", about(), SOUND_S, RATE)
     for other in ("", "bob", "ada ", "../ada"):
         assert store.voices_of(other) == []
@@ -174,7 +174,7 @@ def test_a_file_under_anothers_name_is_set_aside(store: VoiceStore) -> None:
     assert store.voices_of("ada") == []
 
 
-def test_a_disk_that_fails_is_told(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_disk_is_reported(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = store.add("ada", about(), SOUND_S, RATE)
 
     def fail(*_: object) -> None:

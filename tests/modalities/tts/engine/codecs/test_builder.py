@@ -13,8 +13,7 @@ from triptych.core.errors import WeightsError
 from triptych.modalities.tts.engine.codecs import build_decoder
 from triptych.modalities.tts.engine.codecs.builder import build
 from triptych.modalities.tts.engine.codecs.families import dac as dac_family
-from triptych.modalities.tts.engine.codecs.stages import StreamingStage, Sum
-from triptych.modalities.tts.engine.codecs.step import SignalRate
+from triptych.modalities.tts.engine.codecs.stages import SignalRate, StreamingStage, Sum
 
 NO_RULES = MappingProxyType({})
 
@@ -56,10 +55,10 @@ def test_an_unknown_model_class_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_transformer_layer_with_a_past_of_its_own_is_named() -> None:
-    model = random_model("code2wav")
-    layer = model.pre_transformer.layers[1]
+    model = random_model("mimi")
+    layer = model.decoder_transformer.layers[1]
     layer.mlp = nn.Sequential(nn.Conv1d(16, 16, 3), layer.mlp)
-    with pytest.raises(WeightsError, match=r"pre_transformer\.layers\.1\.mlp\.0 \(Conv1d\)"):
+    with pytest.raises(WeightsError, match=r"decoder_transformer\.layers\.1\.mlp\.0 \(Conv1d\)"):
         build_decoder(model, num_rows=1)
 
 

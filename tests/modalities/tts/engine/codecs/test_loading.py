@@ -12,8 +12,11 @@ from support.codec_models import random_model
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.engine.codecs.loading import CodecBlueprint
-from triptych.modalities.tts.engine.codecs.registry import adapter_for, fold_weight_norms
+from triptych.modalities.tts.engine.codecs.loading import (
+    CodecBlueprint,
+    adapter_for,
+    fold_weight_norms,
+)
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from triptych.core.config import SpeechOptions
 from triptych.core.errors import ConfigError
+from triptych.modalities.tts.engine.codecs.loading import window_policy
 from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
 from triptych.modalities.tts.engine.codecs.window import (
     OneShotCodec,
@@ -21,29 +23,18 @@ PROMPT = (91, 92, 93, 94)
 
 
 class Spy:
-    """Each frame sounds as its code; keeps every window, and the blocks it came in."""
+    """Each frame sounds as its code; keeps every window."""
 
     def __init__(self) -> None:
         self.windows: list[list[int]] = []
-        self.blocks: list[list[int]] = []
 
     def decode(self, codes_BQF: torch.Tensor) -> torch.Tensor:
         self.windows += codes_BQF[:, 0].tolist()
         return codes_BQF[:, 0].float().repeat_interleave(HOP, 1)
 
-    def decode_blocks(self, codes_BQF: torch.Tensor, blocks: Sequence[int]) -> torch.Tensor:
-        self.blocks.append(list(blocks))
-        return self.decode(codes_BQF)
 
-
-def decoder(spy: Spy, *, has_blocks: bool = True, **policy: object) -> WindowDecoder:
-    codec = OneShotCodec(
-        decode=spy.decode,
-        num_codebooks=1,
-        sample_rate=100,
-        hop=HOP,
-        decode_blocks=spy.decode_blocks if has_blocks else None,
-    )
+def decoder(spy: Spy, **policy: object) -> WindowDecoder:
+    codec = OneShotCodec(decode=spy.decode, num_codebooks=1, sample_rate=100, hop=HOP)
     return WindowDecoder(codec, WindowPolicy(**policy), num_rows=4)
 
 
@@ -55,7 +46,7 @@ def speak(spy: Spy, chunks: Sequence[int], **policy: object) -> list[float]:
     """The sound of codes 1, 2, 3, ... in chunks of so many, after the prompt was heard."""
     window = decoder(spy, **policy)
     window.init_state([0])
-    window.hear(0, frames(*PROMPT)[0])
+    window.prime(0, frames(*PROMPT)[0])
     codes = iter(range(1, sum(chunks) + 1))
     sound: list[float] = []
     for size in chunks:
@@ -91,39 +82,6 @@ def test_a_window_is_its_chunk_and_what_is_before_it(
     sound = speak(spy, [1, 2, 2, 1], **policy)
     assert spy.windows == windows
     assert sound == [float(code) for code in range(1, 7) for _ in range(HOP)]
-    assert not spy.blocks
-
-
-@pytest.mark.parametrize(
-    ("policy", "blocks"),
-    [
-        ({"buffer": 2, "is_block_causal": True}, [[1, 2], [2, 2]]),
-        ({"is_block_causal": True}, []),
-        (
-            {"buffer": 2, "prompt_use": PromptUse.ONCE, "is_prompt_causal": True},
-            [[4, 1]],
-        ),
-        (
-            {
-                "buffer": 3,
-                "prompt_use": PromptUse.ROLLING,
-                "is_prompt_causal": True,
-                "is_block_causal": True,
-            },
-            [[4, 1], [2, 1, 2], [3, 2]],
-        ),
-        (
-            {"buffer": 3, "prompt_use": PromptUse.ROLLING, "is_block_causal": True},
-            [[3, 2], [3, 2]],
-        ),
-    ],
-)
-def test_a_causal_context_is_a_block_of_its_own(
-    policy: dict[str, object], blocks: list[list[int]]
-) -> None:
-    spy = Spy()
-    speak(spy, [1, 2, 2], **policy)
-    assert spy.blocks == blocks
 
 
 def test_windows_of_one_shape_are_decoded_together_and_never_padded() -> None:
@@ -172,20 +130,20 @@ def test_what_fails_to_decode_is_not_past() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "name"),
+    ("options", "name"),
     [
-        ({"buffer": 2, "is_block_causal": True}, "block_causal"),
+        (SpeechOptions(buffer=2, block_causal=True), "block_causal"),
         (
-            {"prompt_use": PromptUse.ONCE, "is_prompt_causal": True},
+            SpeechOptions(
+                prepend_prompt_speech_tokens="once", prepend_prompt_speech_tokens_causal=True
+            ),
             "prepend_prompt_speech_tokens_causal",
         ),
     ],
 )
-def test_a_causal_context_is_refused_where_the_decoder_has_none(
-    policy: dict[str, object], name: str
-) -> None:
+def test_a_causal_context_is_refused(options: SpeechOptions, name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name}:"):
-        decoder(Spy(), has_blocks=False, **policy)
+        window_policy(options)
 
 
 def test_it_is_a_codec_decoder() -> None:

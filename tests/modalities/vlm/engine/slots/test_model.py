@@ -24,9 +24,12 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm import source
 from triptych.modalities.vlm.api.pipeline import VisionPipeline
-from triptych.modalities.vlm.engine.slots.adapter import AdaptedCheckpoint
-from triptych.modalities.vlm.engine.slots.model import SlotModel
-from triptych.modalities.vlm.engine.slots.reader import SlotProjector, SlotScores
+from triptych.modalities.vlm.engine.slots.model import (
+    AdaptedCheckpoint,
+    SlotModel,
+    SlotProjector,
+    SlotScores,
+)
 from triptych.modalities.vlm.engine.slots.tower import EfficientNetLite, from_released
 from triptych.modalities.vlm.processing.slots_config import SlotConfig
 
@@ -184,7 +187,7 @@ def expected(folder: Path, eyes: SlotModel, picture: Image.Image) -> str:
     return str(tokenizer.decode(found[:stop], skip_special_tokens=True))
 
 
-def test_letters_are_told_as_the_words_they_spell() -> None:
+def test_uncertain_letters_weight_word_embeddings() -> None:
     config = eyes_config().vision_config
     teller = SlotProjector(config, 8)
     spelling = torch.tensor([[26] * 4, [2, 0, 19, 26], [2, 0, 17, 26], [0] * 4, [1] * 4, [3] * 4])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from triptych.core.config import Config
-from triptych.core.devices.opening import bring_up
+from triptych.core.devices.device import open_device
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
@@ -41,7 +41,7 @@ def model() -> ResolvedModel:
 @asynccontextmanager
 async def serving(model: ResolvedModel) -> AsyncIterator[LocalClient]:
     config = Config()
-    device, ledger = bring_up(config.device)
+    device, ledger = open_device(config.device)
     loader = KokoroLoader(model, config, device, ledger)
     client = LocalClient(Engine([loader], config=config, ledger=ledger))
     try:
@@ -51,7 +51,7 @@ async def serving(model: ResolvedModel) -> AsyncIterator[LocalClient]:
 
 
 async def test_it_speaks_as_long_as_such_a_text_takes_and_as_loud(model: ResolvedModel) -> None:
-    front_end = open_front_end(model, Config().models)
+    front_end = open_front_end(model)
     voice = front_end.check_voice("marin")
     spoken = Normalizer()(TEXT)
     segments = [p.segment for p in front_end.plan(spoken, voice=voice, instructions="")]

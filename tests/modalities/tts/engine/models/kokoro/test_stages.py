@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.kokoro_models import TINY, tiny_kokoro, tiny_model, tiny_voices
+from support.kokoro_models import TINY, synthesize, tiny_kokoro, tiny_model, tiny_voices
 
 from triptych.core.config import Config, ModelOptions, SpeechOptions
 from triptych.core.devices.device import Device
@@ -77,7 +77,7 @@ def test_stages_give_the_samples_of_one_go(kokoro: Kokoro, slice_gmacs: float) -
     runner = StagedRunner(StagedKokoro(kokoro, slice_gmacs=slice_gmacs), CPU)
     asked = request(20, speed=1.3, voice="af_one*0.7+bm_two*0.3")
     delta, num_stages = drive(runner, asked)
-    whole = kokoro.synthesize(IDS, asked.voice, speed=1.3, seed=7)
+    whole = synthesize(kokoro, IDS, asked.voice, speed=1.3, seed=7)
     assert np.array_equal(samples(delta), without_edges(whole.numpy()))
     assert num_stages == 1 if slice_gmacs == 1e9 else num_stages > 3
     assert runner.num_works == 0
@@ -98,12 +98,12 @@ def test_sentences_are_told_apart_and_end_with_their_pauses(kokoro: Kokoro) -> N
     assert (first.segment, first.segment_finish, first.finish_reason) == (0, "stop", None)
     assert (second.segment, second.segment_finish, second.finish_reason) == (1, "stop", "stop")
     assert not samples(first)[-12_000:].any()
-    spoken = kokoro.synthesize(IDS[:12], "af_one", seed=8).numpy()
+    spoken = synthesize(kokoro, IDS[:12], "af_one", seed=8).numpy()
     assert np.array_equal(samples(second)[:-12_000], without_edges(spoken))
     assert second.num_output_tokens * 600 == len(spoken)
 
 
-def test_who_speaks_faster_rests_shorter(kokoro: Kokoro) -> None:
+def test_speed_shortens_pauses(kokoro: Kokoro) -> None:
     runner = StagedRunner(StagedKokoro(kokoro), CPU)
     slow, fast = (drive(runner, request(10, pause_s=0.5, speed=speed))[0] for speed in (0.5, 2.0))
     assert not samples(slow)[-24_000:].any()
@@ -134,7 +134,7 @@ def test_a_batch_on_a_gpu_gives_each_its_own(kokoro: Kokoro) -> None:
     planned = step(runner, 0, *units, starts=starts)
     assert {row.next_stage.name for row in planned.rows} == {"render"}
     for row, length, seed in zip(step(runner, 1, *units).rows, (10, 14, 6), (7, 8, 9), strict=True):
-        alone = without_edges(kokoro.synthesize(IDS[:length], "af_one", seed=seed).numpy())
+        alone = without_edges(synthesize(kokoro, IDS[:length], "af_one", seed=seed).numpy())
         np.testing.assert_allclose(samples(row.payload), alone, atol=1e-5)
         assert row.next_stage is None
     assert runner.num_works == 0
@@ -204,7 +204,7 @@ def loader(resolved: ResolvedModel, config: Config, ledger: Ledger) -> KokoroLoa
     return KokoroLoader(resolved, config, Device(CPU), ledger)
 
 
-async def test_a_served_model_speaks_to_several_and_forgets_who_leaves(
+async def test_concurrent_requests_and_a_cancelled_one(
     resolved: ResolvedModel, kokoro: Kokoro
 ) -> None:
     config = Config(models=ModelOptions(dtype="float32"))
@@ -220,7 +220,7 @@ async def test_a_served_model_speaks_to_several_and_forgets_who_leaves(
             assert [delta.num_prompt_tokens for delta in deltas] == [length, length + 20]
             assert deltas[-1].finish_reason == "stop"
             assert deltas[-1].num_output_tokens > deltas[0].num_output_tokens
-            alone = without_edges(kokoro.synthesize(IDS[:length], "af_one", seed=7).numpy())
+            alone = without_edges(synthesize(kokoro, IDS[:length], "af_one", seed=7).numpy())
             # The served model sums in another order, since its linear layers are packed.
             np.testing.assert_allclose(samples(deltas[0]), alone, atol=5e-4)
         clip = VoiceClip(digest="0", pcm=b"", sample_rate=24_000)

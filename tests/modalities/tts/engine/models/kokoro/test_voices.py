@@ -6,7 +6,7 @@ from support.kokoro_models import tiny_voices
 
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.tts.configs.mixture import parse_mixture
-from triptych.modalities.tts.engine.models.kokoro.voices import Voices, style_of
+from triptych.modalities.tts.engine.models.kokoro.model import Voices, style_of
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_mixtures_are_shares_of_one(text: str, shares: dict[str, float]) -> None
 @pytest.mark.parametrize(
     "text", ["", "+", "a+", "a*", "a*x", "a*-1", "a*0", "a*1e3", "a*2000", "../a", "a b", "a**2"]
 )
-def test_what_is_no_mixture_is_told_how_to_write_one(text: str) -> None:
+def test_invalid_voice_mixture_error_shows_the_syntax(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"af_heart\*0\.7\+af_bella\*0\.3") as caught:
         parse_mixture(text)
     assert caught.value.param == "voice"

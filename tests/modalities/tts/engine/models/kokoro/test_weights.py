@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import utils as hub_utils
-from support.kokoro_models import TINY, tiny_kokoro, tiny_model, write_hub_folder
+from support.kokoro_models import TINY, synthesize, tiny_kokoro, tiny_model, write_hub_folder
 from torch import Tensor, nn
 
 from triptych.core.config import ModelOptions
@@ -27,7 +27,7 @@ from triptych.modalities.tts.engine.models.kokoro.convert import (
     voice_tables,
     write_folder,
 )
-from triptych.modalities.tts.engine.models.kokoro.weights import load_kokoro
+from triptych.modalities.tts.engine.models.kokoro.loader import load_kokoro
 from triptych.modalities.tts.sources import kokoro as kokoro_source
 from triptych.modalities.tts.sources.kokoro import KOKORO
 
@@ -66,7 +66,7 @@ def test_the_hubs_layout_is_converted_once_and_speaks_the_same(hub: Path, tmp_pa
         loaded.model.named_parameters(), made.model.parameters(), strict=True
     ):
         torch.testing.assert_close(ours, theirs, msg=name)
-    spoken, expected = (k.synthesize([50, 60, 70], "af_one+bm_two") for k in (loaded, made))
+    spoken, expected = (synthesize(k, [50, 60, 70], "af_one+bm_two") for k in (loaded, made))
     torch.testing.assert_close(spoken, expected, atol=1e-4, rtol=0)
 
 

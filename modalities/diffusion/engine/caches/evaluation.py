@@ -1,0 +1,150 @@
+"""A batch of rows asked for velocities, each through its own step cache.
+
+Owns the order of events: probe whom a rule must hear of, let every row decide for itself, run the
+model for those that compute, predict for the others. Knows no sampler and no request.
+
+Legend: R rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.modalities.diffusion.engine.caches.decisions import GateSignal
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.methods import Level
+from triptych.modalities.diffusion.engine.caches.row_cache import (
+    RowCache,
+    distances,
+    keep_signals,
+    predict,
+    record,
+)
+from triptych.modalities.diffusion.engine.families.model import Batch, DenoiseModel
+from triptych.modalities.diffusion.engine.families.span import Probed, SpanModel
+from triptych.modalities.diffusion.engine.tensor_pool import joined, picked
+
+
+def evaluate(
+    model: DenoiseModel, batch: Batch, caches: Sequence[RowCache | None], at: Sequence[Point]
+) -> Tensor:
+    """Velocities of all rows, `[R, ...]`, float32. A row without a cache always computes.
+
+    A cache that probes, or works on the span, needs a `SpanModel`.
+    """
+    cached = [row for row, cache in enumerate(caches) if cache is not None]
+    if not cached:
+        return model.velocity(batch)
+    return _Evaluation(model, batch, {row: s for row, s in enumerate(caches) if s}, at).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _ProbeRows:
+    """Rows probed together, and what was found, in their order."""
+
+    rows: list[int]
+    found: Probed
+
+
+class _Evaluation:
+    """One step of a batch. `caches` by row: those without one are not in it."""
+
+    def __init__(
+        self, model: DenoiseModel, batch: Batch, caches: dict[int, RowCache], at: Sequence[Point]
+    ) -> None:
+        self._model = model
+        self._batch = batch
+        self._caches = caches
+        self._at = at
+        self._probes = self._probe()
+        self._bases = {
+            row: probe.found.base[index]
+            for probe in self._probes
+            for index, row in enumerate(probe.rows)
+        }
+
+    def run(self) -> Tensor:
+        computing = self._decide()
+        skipping = [row for row in range(len(self._batch)) if row not in computing]
+        parts = [(computing, self._compute(computing))] if computing else []
+        if rows := self._of(Level.VELOCITY, skipping):
+            parts.append((rows, predict(self._caches_of(rows), self._points(rows))))
+        if rows := self._of(Level.SPAN, skipping):
+            parts.append((rows, self._follow(rows)))
+        return joined(parts)
+
+    def _probe(self) -> list[_ProbeRows]:
+        """One pass for each signal that is wanted, and one for span rows whose rule wants none."""
+        groups: dict[GateSignal | None, list[int]] = {}
+        for row, cache in self._caches.items():
+            if cache.signal or cache.method.level is Level.SPAN:
+                groups.setdefault(cache.signal, []).append(row)
+        probes = []
+        for signal, rows in groups.items():
+            assert isinstance(self._model, SpanModel), "the cache needs a model in parts"
+            probes.append(_ProbeRows(rows, self._model.probe(self._batch.select(rows), signal)))
+        return probes
+
+    def _decide(self) -> list[int]:
+        """The rows that compute; and what each is compared with from here on."""
+        signals = [(p.rows, p.found.signal) for p in self._probes if p.found.signal is not None]
+        apart: dict[int, float] = {}
+        for rows, signal in signals:
+            apart.update(zip(rows, distances(self._caches_of(rows), signal), strict=True))
+        computing = [
+            row
+            for row in range(len(self._batch))
+            if row not in self._caches
+            or self._caches[row].decisions.decide(self._at[row].step, apart.get(row, math.inf))
+        ]
+        for rows, signal in signals:
+            computes = [row in computing for row in rows]
+            keep_signals(self._caches_of(rows), signal, self._points(rows), computes)
+        return computing
+
+    def _compute(self, rows: list[int]) -> Tensor:
+        velocities, hidden = self._run_model(rows)
+        if kept := self._of(Level.VELOCITY, rows):
+            values = picked(velocities, [rows.index(row) for row in kept])
+            record(self._caches_of(kept), values, self._points(kept))
+        if kept := self._of(Level.SPAN, rows):
+            assert hidden is not None
+            values = picked(hidden, [rows.index(row) for row in kept]) - self._base(kept)
+            record(self._caches_of(kept), values, self._points(kept))
+        return velocities
+
+    def _run_model(self, rows: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Velocities, and the hidden states after the blocks where a cache may want them."""
+        chosen = self._batch.select(rows)
+        if not isinstance(self._model, SpanModel) or not self._probes:
+            return self._model.velocity(chosen), None
+        for probe in self._probes:
+            if set(rows) <= set(probe.rows):  # go on from where the probe stopped
+                found = [probe.rows.index(row) for row in rows]
+                return self._model.span(chosen, probe.found.select(found))
+        return self._model.span(chosen)
+
+    def _follow(self, rows: list[int]) -> Tensor:
+        """Velocities from this step's hidden states and what the blocks are predicted to add."""
+        assert isinstance(self._model, SpanModel)
+        added = predict(self._caches_of(rows), self._points(rows))
+        return self._model.head(self._batch.select(rows), self._base(rows).float() + added)
+
+    def _base(self, rows: list[int]) -> Tensor:
+        return torch.stack([self._bases[row] for row in rows])
+
+    def _of(self, level: Level, rows: list[int]) -> list[int]:
+        return [
+            row for row in rows if row in self._caches and self._caches[row].method.level is level
+        ]
+
+    def _caches_of(self, rows: list[int]) -> list[RowCache]:
+        return [self._caches[row] for row in rows]
+
+    def _points(self, rows: list[int]) -> list[Point]:
+        return [self._at[row] for row in rows]

@@ -1,0 +1,186 @@
+"""The step caches there are, as data: a rule, a prediction, and the bounds every rule lives in.
+
+Owns their defaults, and TeaCache's polynomials, which turn the distance of two inputs into that of
+the outputs: those published by model class, and how to fit one. A polynomial holds for one model.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from triptych.core.errors import InvalidRequest
+from triptych.modalities.diffusion.engine.caches.decisions import (
+    Bounds,
+    FirstBlockGate,
+    Gate,
+    IntervalGate,
+    MagCacheGate,
+    PlanGate,
+    TeaCacheGate,
+    spread_ratios,
+)
+from triptych.modalities.diffusion.engine.caches.extrapolation import (
+    DividedDifferences,
+    Extrapolator,
+    StepTaylor,
+)
+
+# From the TeaCache repository: coefficients, highest power first, and the sum at which they skip
+# about as their authors recommend. Wan: the 1.3B text-to-video model's.
+_PUBLISHED: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
+    {
+        "FluxTransformer2DModel": (
+            (498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861),
+            0.4,
+        ),
+        "HiDreamImageTransformer2DModel": (
+            (-31360.5009, -712.425503, 49.1363285, 8.2651549, 0.108053901),
+            0.3,
+        ),
+        "Lumina2Transformer2DModel": (
+            (393.76566581, -603.50993606, 209.10239044, -23.00726601, 0.86377344),
+            0.2,
+        ),
+        "WanTransformer3DModel": (
+            (2396.76752, -1311.10545, 201.331979, -8.29855975, 0.137887774),
+            0.07,
+        ),
+    }
+)
+_UNPUBLISHED: tuple[tuple[float, ...], float] = (), 0.2  # an estimated change of a fifth
+
+
+def threshold_of(model_class: str) -> float:
+    """The threshold for a class's published polynomial, or for any other polynomial."""
+    return _PUBLISHED.get(model_class, _UNPUBLISHED)[1]
+
+
+def rescaling_of(model_class: str) -> tuple[float, ...]:
+    """The published polynomial of a transformer class; empty if there is none."""
+    return _PUBLISHED.get(model_class, _UNPUBLISHED)[0]
+
+
+def fit_rescaling(
+    input_distances: Sequence[float], output_distances: Sequence[float], degree: int = 4
+) -> tuple[float, ...]:
+    """The polynomial that maps input to output distances best, in least squares.
+
+    Distances of neighbouring steps of uncached runs, from `measuring.Calibration`. Raises
+    `ValueError` for fewer different inputs than coefficients.
+    """
+    if len(set(input_distances)) <= degree:
+        raise ValueError(f"{degree + 1} different distances are needed for degree {degree}.")
+    return tuple(float(c) for c in np.polyfit(input_distances, output_distances, degree))
+
+
+class Level(enum.Enum):
+    """What is predicted: the model's output, or what its blocks add to the hidden states.
+
+    The first works for any model and costs nothing when skipping; the second needs an adapter that
+    can run a model without its blocks, and follows the latents more closely.
+    """
+
+    VELOCITY = "velocity"
+    SPAN = "span"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheMethod:
+    """A step cache's settings. `open_gate(num_steps)` gives a row its own rule."""
+
+    open_gate: Callable[[int], Gate]
+    extrapolator: Extrapolator
+    level: Level
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+def teacache(
+    model_class: str,
+    *,
+    threshold: float,
+    coefficients: Sequence[float] | None = None,
+    level: Level = Level.SPAN,
+) -> CacheMethod:
+    """TeaCache. Raises `InvalidRequest` if no polynomial is known for the class and none given."""
+    polynomial = tuple(coefficients or rescaling_of(model_class))
+    if not polynomial:
+        raise InvalidRequest(
+            f"No TeaCache coefficients are known for {model_class}: give teacache_coefficients, or "
+            "fit some with `triptych calibrate`.",
+            param="teacache_coefficients",
+        )
+    return CacheMethod(
+        open_gate=lambda num_steps: TeaCacheGate(polynomial, threshold),
+        extrapolator=DividedDifferences(),
+        level=level,
+    )
+
+
+def first_block(
+    *, threshold: float = 0.05, order: int = 0, level: Level = Level.SPAN
+) -> CacheMethod:
+    """FBCache; with `order` above 0, what is skipped is extrapolated instead of reused."""
+    return CacheMethod(
+        open_gate=lambda num_steps: FirstBlockGate(threshold),
+        extrapolator=DividedDifferences(order),
+        level=level,
+    )
+
+
+def taylorseer(
+    *,
+    interval: int = 5,
+    order: int = 1,
+    warmup: int = 9,
+    by_step: bool = False,
+    level: Level = Level.VELOCITY,
+) -> CacheMethod:
+    """TaylorSeer. `by_step` expands in the step's number as the paper does, not the noise level."""
+    return CacheMethod(
+        open_gate=lambda num_steps: IntervalGate(interval, warmup),
+        extrapolator=StepTaylor(order) if by_step else DividedDifferences(order),
+        level=level,
+        bounds=Bounds(max_skips=max(8, interval)),
+    )
+
+
+def magcache(
+    ratios: Sequence[float],
+    *,
+    threshold: float = 0.06,
+    max_skips: int = 3,
+    retention: float = 0.2,
+    level: Level = Level.SPAN,
+) -> CacheMethod:
+    """MagCache. `ratios` as calibrated, at any number of steps; `retention` the share kept."""
+
+    def open_gate(num_steps: int) -> Gate:
+        num_retained = int(retention * num_steps + 0.5)
+        return MagCacheGate(spread_ratios(ratios, num_steps), threshold, max_skips, num_retained)
+
+    return CacheMethod(open_gate=open_gate, extrapolator=DividedDifferences(), level=level)
+
+
+def planned(plan: Sequence[bool], *, order: int = 1, level: Level = Level.VELOCITY) -> CacheMethod:
+    """A plan from `planning.all_plans`. Raises `InvalidRequest` at another number of steps."""
+    steps = tuple(plan)
+
+    def open_gate(num_steps: int) -> Gate:
+        if num_steps != len(steps):
+            raise InvalidRequest(
+                f"The cache plan is for {len(steps)} steps, not {num_steps}: calibrate one.",
+                param="steps",
+            )
+        return PlanGate(steps)
+
+    return CacheMethod(
+        open_gate=open_gate,
+        extrapolator=DividedDifferences(order),
+        level=level,
+        bounds=Bounds(max_skips=len(steps)),
+    )

@@ -1,0 +1,182 @@
+"""One row's step cache, and the tensor work on many of them at once.
+
+Owns the cells of what was computed and compared, the row's rule and its bounds. Knows no model and
+no sampler. State belongs to the row: nothing of it is shared, and it is dropped when the row ends.
+
+Legend: R caches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from triptych.modalities.diffusion.engine.caches.decisions import Decisions, GateSignal
+from triptych.modalities.diffusion.engine.caches.extrapolation import Point
+from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
+from triptych.modalities.diffusion.engine.tensor_pool import (
+    TensorPool,
+    TensorPools,
+    picked,
+    weighted_sum,
+)
+
+
+@dataclass
+class _Memory:
+    """Cells of one pool with the points they belong to, newest first."""
+
+    pool: TensorPool
+    points: list[Point] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+
+    def make_room(self, point: Point, capacity: int) -> int:
+        """The cell for a point's value: a fresh one, the oldest's, or its own if taken again."""
+        if self.points and self.points[0] == point:
+            return self.cells[0]
+        if len(self.cells) < capacity:
+            cell = self.pool.take(1)[0]
+        else:
+            cell = self.cells.pop()
+            self.points.pop()
+        self.cells.insert(0, cell)
+        self.points.insert(0, point)
+        return cell
+
+
+class RowCache:
+    """A row's cache through one trajectory of `num_steps` evaluations, in order.
+
+    At each step: `decisions.decide`, then either `record` what was computed or `predict`; a step
+    that failed may be taken again. `release` once at the end, however it ends.
+    """
+
+    def __init__(self, method: CacheMethod, num_steps: int, pools: TensorPools) -> None:
+        self.method = method
+        self.decisions = Decisions(method.open_gate, method.bounds, num_steps)
+        self._pools = pools
+        self._outputs: _Memory | None = None
+        self._reference: _Memory | None = None
+
+    @property
+    def signal(self) -> GateSignal | None:
+        """What the rule compares, if anything."""
+        return self.decisions.signal
+
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether hidden states or signals are kept from step to step, not only the answer."""
+        return self.signal is not None or self.method.level is Level.SPAN
+
+    def may_compute(self, steps: Sequence[int]) -> list[bool]:
+        """Which of the row's next steps may need a run of the model. Changes nothing."""
+        if self.method.level is Level.SPAN:  # what surrounds the blocks runs at every step
+            return [True] * len(steps)
+        return self.decisions.may_compute(steps)
+
+    def release(self) -> None:
+        """Give all cells back and forget the past."""
+        for memory in (self._outputs, self._reference):
+            if memory is not None:
+                memory.pool.give_back(memory.cells)
+        self._outputs = self._reference = None
+        self.decisions.start_over()
+
+    def has_output_in(self, pool: TensorPool) -> bool:
+        """Whether something was computed, and is kept in this pool."""
+        return self._outputs is not None and self._outputs.pool is pool
+
+    def known(self) -> _Memory:
+        """What was computed last, and before."""
+        assert self._outputs is not None, "nothing was computed yet"
+        return self._outputs
+
+    def room_for_output(self, like: Tensor, point: Point) -> tuple[TensorPool, int]:
+        """Where the newest output goes."""
+        memory = self._outputs or _Memory(_pool_like(self._pools, like))
+        cell = memory.make_room(point, self.method.extrapolator.num_kept)
+        self._outputs = memory  # once it has a cell: pools without any are let go of
+        return memory.pool, cell
+
+    def room_for_reference(self, like: Tensor, point: Point) -> tuple[TensorPool, int]:
+        """Where the signal goes that later steps are compared with."""
+        memory = self._reference or _Memory(_pool_like(self._pools, like))
+        cell = memory.make_room(point, 1)
+        self._reference = memory
+        return memory.pool, cell
+
+    def reference_cell(self) -> tuple[TensorPool, int] | None:
+        """The signal to compare with, if there is one."""
+        if self._reference is None:
+            return None
+        return self._reference.pool, self._reference.cells[0]
+
+
+def distances(caches: Sequence[RowCache], signals_R: Tensor) -> list[float]:
+    """How far each row's signal, `[R, ...]`, is from its reference; infinite where there is none.
+
+    The mean of |signal - reference| over the mean of |reference|, in float32, over the row alone.
+    One transfer to the host for all rows.
+    """
+    found = [cache.reference_cell() for cache in caches]
+    rows = [index for index, place in enumerate(found) if place is not None]
+    measured = [math.inf] * len(caches)
+    if not rows:
+        return measured
+    places = [place for place in found if place is not None]
+    references = places[0][0].read([cell for _, cell in places]).float().flatten(1)
+    moved = (picked(signals_R, rows).float().flatten(1) - references).abs().mean(1)
+    relative = moved / (references.abs().mean(1) + 1e-9)
+    for index, distance in zip(rows, relative.tolist(), strict=True):
+        measured[index] = distance
+    return measured
+
+
+def keep_signals(
+    caches: Sequence[RowCache], signals_R: Tensor, at: Sequence[Point], computes: Sequence[bool]
+) -> None:
+    """Make signals, `[R, ...]`, what the coming steps are compared with, as each rule says."""
+    rows = [
+        index
+        for index, cache in enumerate(caches)
+        if computes[index] or cache.signal is not GateSignal.FIRST_RESIDUAL
+    ]
+    if rows:
+        places = [caches[index].room_for_reference(signals_R[index], at[index]) for index in rows]
+        places[0][0].write([cell for _, cell in places], picked(signals_R, rows))
+
+
+def record(caches: Sequence[RowCache], outputs_R: Tensor, at: Sequence[Point]) -> None:
+    """Keep what was computed, `[R, ...]`."""
+    places = [
+        cache.room_for_output(output, point)
+        for cache, output, point in zip(caches, outputs_R, at, strict=True)
+    ]
+    places[0][0].write([cell for _, cell in places], outputs_R)
+
+
+def predict(caches: Sequence[RowCache], at: Sequence[Point]) -> Tensor:
+    """What the rows take instead of computing, `[R, ...]` in float32.
+
+    The rows' outputs must have one shape; how many each keeps, and its weights, are its own.
+    """
+    memories = [cache.known() for cache in caches]
+    num_columns = max(len(memory.cells) for memory in memories)
+    weights_RK = []
+    for cache, memory, point in zip(caches, memories, at, strict=True):
+        weights = cache.method.extrapolator.weights(memory.points, point)
+        weights_RK.append([*weights, *[0.0] * (num_columns - len(weights))])
+    # A row that keeps fewer reads its newest instead, and weighs it with zero.
+    cells_KR = [
+        [memory.cells[k if k < len(memory.cells) else 0] for memory in memories]
+        for k in range(num_columns)
+    ]
+    columns = [column.float() for column in memories[0].pool.read_columns(cells_KR)]
+    return weighted_sum(weights_RK, columns)
+
+
+def _pool_like(pools: TensorPools, like: Tensor) -> TensorPool:
+    return pools.pool(like.shape, like.dtype, like.device)

@@ -1,0 +1,223 @@
+"""`triptych calibrate`: plans for a model's steps, and what every other step cache is tuned with.
+
+Owns the command's words, the pictures to calibrate with, and where the file goes. The experiment is
+`tuning`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from triptych.core.cli_io import read_lines
+from triptych.core.config import Config
+from triptych.core.errors import ConfigError
+from triptych.core.options.table import add_options, resolve
+from triptych.core.weights.progress import RichProgress
+from triptych.core.weights.resolve import ResolvedModel, resolve_all
+from triptych.modalities.diffusion.arguments import UNUSED, parse_size
+from triptych.modalities.diffusion.engine.caches.choice import close_plan
+from triptych.modalities.diffusion.engine.calibration.file import (
+    CalibrationFile,
+    cached_path,
+    model_digest,
+    read_calibration,
+)
+from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
+from triptych.modalities.diffusion.wire import ImageRequest
+
+if TYPE_CHECKING:
+    from triptych.modalities.diffusion.engine.calibration.tuning import Report, Tuned, Tuner
+    from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
+
+PROMPTS = (
+    "a red apple",
+    "a penguin next to a house",
+    "a blue car on a yellow background",
+    "a slice of pizza",
+    "a green tree next to a bicycle",
+    "a rocket on a black background",
+    "a bouquet of flowers",
+    "a dog next to a ball",
+    "a sailboat on a blue background",
+    "a hamburger next to a cup of coffee",
+    "a purple umbrella",
+    "an elephant",
+    "a guitar on an orange background",
+    "a castle",
+    "a lion next to a tree",
+    "a clock on a white background",
+)
+"""What is drawn where no prompts are given."""
+
+
+def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `triptych calibrate`."""
+    parser.add_argument(
+        "reference", nargs="?", metavar="MODEL", help="as --model takes it; default: the embedded"
+    )
+    parser.add_argument(
+        "--steps", type=int, nargs="+", metavar="N", help="numbers of steps; default: the model's"
+    )
+    parser.add_argument("--sampler", default="", help="default: the model's own")
+    parser.add_argument("--size", help="WIDTHxHEIGHT; default: the model's own")
+    parser.add_argument("--prompts", metavar="FILE", help="one prompt a line; default: built in")
+    parser.add_argument("--num-pictures", type=int, default=24, metavar="N", help="default 24")
+    parser.add_argument(
+        "--pictures-at-once", type=int, default=4, metavar="N", help="default 4; fewer save memory"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="default: the cache folder; `calibration.json` beside a model is read, too",
+    )
+    add_options(parser, sections=("models", "device"), roles=("image",), exclude=UNUSED)
+
+
+def run_calibrate(args: argparse.Namespace) -> int:
+    """Calibrate, write the file after each number of steps, and print what was found."""
+    lines = read_lines("--prompts", args.prompts) if args.prompts else enumerate(PROMPTS)
+    prompts = [line for _, line in lines]
+    if not prompts:
+        raise ConfigError(f"--prompts {args.prompts}: is empty.")
+    _check(args)
+    args.size = parse_size(args.size) if args.size else None
+    if args.reference is not None:
+        args.model = [*getattr(args, "model", ()), args.reference]
+    config = resolve(args)
+    default = EMBEDDED_IMAGES.name
+    models = resolve_all(
+        config.models, RichProgress(), sources=(EMBEDDED_IMAGES,), defaults=(default,)
+    )
+    if len(models) > 1:
+        raise ConfigError("One model is calibrated at a time: name one.")
+    (model,) = models
+    folder = Path(model.folder)
+    digest = model_digest(folder, config.models)
+    path = Path(args.output).expanduser() if args.output else cached_path(config, digest)
+    with _open_tuner(model, config, args.pictures_at_once) as (recipe, tuner):
+        file = read_calibration(path, digest) or CalibrationFile(
+            digest=digest, model_class=type(recipe.model).__name__
+        )
+        for num_steps in args.steps or [recipe.spec.default_steps]:
+            pictures = _pictures(args, recipe, prompts, num_steps)
+            with _bar(num_steps) as report:
+                tuned = tuner.tune(pictures, report)
+            file = file.with_runs([tuned.run])
+            file.write(path)
+            Console().print(_table(tuned, config.images.step_cache_min_psnr_db))
+    Console().print(Text(f"{path} is written"), soft_wrap=True)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if any(not 1 <= num_steps <= 1000 for num_steps in args.steps or ()):
+        raise ConfigError("--steps: a number of steps is 1 to 1000.")
+    for name in ("num_pictures", "pictures_at_once"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}: must be at least 1.")
+
+
+@contextmanager
+def _open_tuner(
+    model: ResolvedModel, config: Config, batch_size: int
+) -> Iterator[tuple[Recipe, Tuner]]:
+    """The model on its device. Imports torch."""
+    from contextlib import ExitStack
+
+    from triptych.core.devices.device import open_device
+    from triptych.core.engine.model_memory import ModelMemory
+    from triptych.modalities.diffusion.engine.calibration.tuning import Tuner
+    from triptych.modalities.diffusion.engine.denoise import Denoiser
+    from triptych.modalities.diffusion.engine.families.table import open_model
+    from triptych.modalities.diffusion.engine.loading.components import (
+        component_bytes,
+        open_components,
+    )
+    from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+
+    device, ledger = open_device(config.device)
+    with ExitStack() as stack:
+        memory = ModelMemory(model.name, config, device, ledger, stack)
+        sizes = component_bytes(model.folder, config.models, dtype=memory.dtype)
+        memory.reserve("weights", sum(sizes.values()))
+        components = open_components(
+            model.folder,
+            config.models,
+            device=device.torch,
+            dtype=memory.dtype,
+            report=lambda share: None,
+        )
+        recipe = open_recipe(components.pipeline, components.parts)
+        yield recipe, Tuner(recipe, Denoiser(open_model(recipe.model)), batch_size=batch_size)
+
+
+def _pictures(
+    args: argparse.Namespace, recipe: Recipe, prompts: Sequence[str], num_steps: int
+) -> list[ImageRequest]:
+
+    width, height = args.size or recipe.default_size
+    return [
+        ImageRequest(
+            prompt=prompt,
+            width=width,
+            height=height,
+            num_steps=num_steps,
+            sampler=args.sampler,
+            seed=seed,
+        )
+        for seed, prompt in enumerate(islice(cycle(prompts), args.num_pictures))
+    ]
+
+
+@contextmanager
+def _bar(num_steps: int) -> Iterator[Report]:
+    """A bar on a terminal's stderr, for the share of the work that is done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    bar = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(f"calibrating {num_steps} steps", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def _table(tuned: Tuned, least_db: float) -> Table:
+    run = tuned.run
+    sampler = f" with {run.sampler}" if run.sampler else ""
+    table = Table(
+        title=f"{run.num_steps} steps{sampler}, {run.num_pictures} pictures, "
+        f"{run.width}x{run.height}",
+        box=None,
+        pad_edge=False,
+        title_justify="left",
+    )
+    for column in ("computed", "order", "expected error", "PSNR", "9 of 10", "speed", ""):
+        table.add_column(column, justify="right" if column else "left")
+    chosen = close_plan(run, least_db)
+    for plan, speedup in zip(run.plans, tuned.speedups, strict=True):
+        table.add_row(
+            f"{len(plan.computed)}/{run.num_evaluations}",
+            str(plan.order),
+            f"{plan.expected_error:.4f}",
+            f"{plan.median_psnr_db:.1f} dB",
+            f"{plan.low_psnr_db:.1f} dB",
+            f"{speedup:.2f}x",
+            "auto" if plan is chosen else "",
+        )
+    return table

@@ -1,0 +1,133 @@
+"""What services have in common: the halves of HTTP routes and Python pipelines that are the same.
+
+Owns finding a model by its name, the seed of a call that has none, bounds on what calls hold, and
+the merging of several jobs' streams. Knows no modality, no HTTP and no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.errors import Overloaded, UnknownModel
+from triptych.core.loop_thread import End
+from triptych.schedulers.admission import Admission
+
+_SEED_BITS = 62
+
+
+class Named(Protocol):
+    """What the API process knows of a model."""
+
+    @property
+    def name(self) -> str:
+        """As callers name it."""
+        ...
+
+
+ModelT = TypeVar("ModelT", bound=Named)
+Item = TypeVar("Item")
+
+
+class ModelService(Generic[ModelT]):
+    """Answers calls to `models` with the help of an engine.
+
+    `admission` bounds what is let in; services may share one. `default_seed` is the operator's.
+    """
+
+    kind: ClassVar[str] = "model"
+    """What errors call its models."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: Iterable[ModelT],
+        admission: Admission,
+        *,
+        default_seed: int | None = None,
+    ) -> None:
+        self.client = client
+        self.models: Mapping[str, ModelT] = {model.name: model for model in models}
+        self._admission = admission
+        self._default_seed = default_seed
+
+    @property
+    def max_jobs(self) -> int:
+        """Most jobs that one call may need."""
+        return self._admission.max_jobs
+
+    def model(self, name: str) -> ModelT:
+        """The model called `name`. Raises `UnknownModel`, naming those there are."""
+        if name not in self.models:
+            raise UnknownModel.among(self.models, name, self.kind)
+        return self.models[name]
+
+    def _seed(self, asked: int | None) -> int:
+        """The seed of a call: its own, the operator's, or a new one."""
+        given = self._default_seed if asked is None else asked
+        return secrets.randbits(_SEED_BITS) if given is None else given
+
+
+def default_seed(config: Config) -> int | None:
+    """The operator's seed, if there is one."""
+    return config.device.seed if config.device.seed >= 0 else None
+
+
+class HoldLimit:
+    """Bounds what all calls of a service hold together; `refusal` answers a call beyond that."""
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+        self._held = 0.0
+
+    @contextmanager
+    def holding(self, amount: float, most: float) -> Iterator[None]:
+        """Count `amount` while it is held. Raises `Overloaded` where all would be over `most`."""
+        if self._held + amount > most:
+            raise Overloaded(self._refusal, retry_after_s=5.0)
+        self._held += amount
+        try:
+            yield
+        finally:
+            self._held -= amount
+
+
+async def merge(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """Yield the items of all `sources` as they come.
+
+    No item is lost, the first error ends all, and closing this closes every source. The hand-over
+    holds one item, so a slow consumer slows its sources down (and through them the engine) instead
+    of filling memory.
+    """
+    queue: asyncio.Queue[Item | End] = asyncio.Queue(maxsize=1)
+
+    async def pump(source: AsyncGenerator[Item, None]) -> None:
+        try:
+            async with aclosing(source) as items:
+                async for item in items:
+                    await queue.put(item)
+        except Exception as error:  # carried to the consumer, which raises it
+            await queue.put(End(error))
+        else:
+            await queue.put(End())
+
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if not isinstance(item, End):
+                yield item
+            elif item.error is not None:
+                raise item.error
+            else:
+                num_open -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

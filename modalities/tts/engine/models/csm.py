@@ -1,0 +1,306 @@
+"""CSM: two transformers, one position a frame, then one position a code of the frame; and Mimi.
+
+Owns what `config.json` says beyond the fields of every decoder, the frame's inner loop, and what
+the model needs of a device. The depth decoder sees nothing but its own frame, so its cache is one
+page per slot, rewritten each time; the loop over codes runs for all rows at once and is one unit of
+work of a step. Knows no scheduler.
+
+Shapes: R rows, T positions, Q codes, C backbone hidden, D depth hidden, V codebook, W words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+
+from triptych.core.decoders.hf_config import (
+    CausalLmConfig,
+    Count,
+    Positive,
+    attention_of,
+    decoder_of,
+    parse,
+)
+from triptych.core.decoders.native import position_values
+from triptych.core.decoders.tensor_names import stack_targets
+from triptych.core.errors import WeightsError
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kernels.paged_attention import AttentionBatch
+from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
+from triptych.core.layers.decoder import DecoderConfig, DecoderStack
+from triptych.core.layers.linear import Linear
+from triptych.core.plan import StepCodes
+from triptych.core.sampling.sampler import FrameSampler
+from triptych.core.weights.tensors.loading import TensorTarget
+from triptych.modalities.tts.engine.codecs.loading import HubCodec
+from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
+from triptych.modalities.tts.engine.models.blueprint import (
+    CloningBlueprint,
+    SpeechSetup,
+    SpeechTraits,
+)
+from triptych.modalities.tts.engine.models.codebooks import Codebooks, embed_inputs
+
+Id = Annotated[int, msgspec.Meta(ge=0)]
+
+_MIMI_CODES = 2048  # unless its configuration says otherwise
+
+
+class _Transformer(CausalLmConfig, frozen=True, kw_only=True):
+    rope_theta: Positive = 500_000.0
+    rms_norm_eps: Positive = 1e-5
+
+
+class _DepthFields(_Transformer, frozen=True, kw_only=True):
+    num_codebooks: Count
+    backbone_hidden_size: Count
+
+
+class CsmFields(_Transformer, frozen=True, kw_only=True):
+    """What a checkpoint says of itself. `vocab_size` is that of a codebook."""
+
+    depth_decoder_config: dict[str, Any]
+    codec_config: dict[str, Any]
+    num_codebooks: Count = 32
+    text_vocab_size: Count = 128_256
+    codebook_eos_token_id: Id = 0
+    audio_token_id: Id = 128_002
+    audio_eos_token_id: Id = 128_003
+    bos_token_id: Id = 128_000
+    tie_codebooks_embeddings: bool = True
+
+
+class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The two decoders, and what joins them.
+
+    Codes from `num_drawn` on are embedded and never drawn: Mimi has none of them.
+    """
+
+    fields: CsmFields
+    num_drawn: int
+    backbone: DecoderConfig
+    depth: DecoderConfig
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], *, max_length: int = 0) -> CsmConfig:
+        """Translate `config.json`; `max_length` 0 takes the model's own context.
+
+        Raises `WeightsError` naming the field.
+        """
+        fields = parse(config, CsmFields)
+        depth = parse({**fields.depth_decoder_config}, _DepthFields)
+        same = (fields.num_codebooks, fields.vocab_size, fields.hidden_size)
+        if (depth.num_codebooks, depth.vocab_size, depth.backbone_hidden_size) != same:
+            raise WeightsError("config.json: depth_decoder_config does not fit its backbone.")
+        if not fields.tie_codebooks_embeddings:
+            raise WeightsError("config.json: tie_codebooks_embeddings false is not supported.")
+        codec_size = int(fields.codec_config.get("codebook_size", _MIMI_CODES))
+        return cls(
+            fields=fields,
+            num_drawn=min(fields.vocab_size, codec_size),
+            backbone=_decoder(fields, max_length),
+            depth=_decoder(depth, depth.num_codebooks),
+        )
+
+
+def _decoder(fields: CausalLmConfig, max_length: int) -> DecoderConfig:
+    attention = (attention_of(fields),) * fields.num_hidden_layers
+    return decoder_of(fields, attention, max_length)
+
+
+class CsmModel:
+    """A `frame_head.FrameModel`. Fill `targets`, then call `prepare` once."""
+
+    def __init__(
+        self, config: CsmConfig, *, max_batch_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        fields = config.fields
+        self.num_codes = fields.num_codebooks
+        self._num_drawn = config.num_drawn
+        self._eos_id = fields.codebook_eos_token_id
+        self._audio_eos_id = fields.audio_eos_token_id
+        width, size = fields.hidden_size, fields.vocab_size
+        self.text_WC = torch.empty(fields.text_vocab_size, width, dtype=dtype, device=device)
+        self.codebooks = Codebooks(self.num_codes, size, width, dtype=dtype, device=device)
+        self.backbone = DecoderStack(config.backbone, dtype=dtype, device=device)
+        self.head = Linear(width, size, has_bias=False, dtype=dtype, device=device)
+        self.depth = DepthDecoder(
+            config, self.codebooks, max_batch_size=max_batch_size, dtype=dtype, device=device
+        )
+
+    def targets(self, codebooks_name: str) -> Iterator[TensorTarget]:
+        """Every tensor, and the view it goes to; `codebooks_name` is where the codes' table is."""
+        yield TensorTarget("embed_text_tokens.weight", self.text_WC)
+        yield TensorTarget(codebooks_name, self.codebooks.weight_EC)
+        yield TensorTarget("lm_head.weight", self.head.weight_OI)
+        yield from stack_targets(self.backbone, "backbone_model")
+        yield from self.depth.targets("depth_decoder")
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        # A word of the prompt stands for the end of a voice's sound: a frame of end codes.
+        eos_1Q = torch.full((1, self.num_codes), self._eos_id, device=self.text_WC.device)
+        self.text_WC[self._audio_eos_id] = self.codebooks(eos_1Q)[0]
+        self.backbone.prepare(native)
+        self.head.prepare(native)
+        self.depth.prepare(native)
+
+    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
+        """Nothing is kept per slot: the pages of the depth decoder are written before read."""
+
+    def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
+        """`hidden_TC` of the backbone."""
+        x_TC = embed_inputs(inputs, self.text_WC, self.codebooks)
+        return self.backbone.run(x_TC, inputs.positions_T, PagedStep(kv, inputs.batch))
+
+    def draw(
+        self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
+    ) -> FrameDraws:
+        """The first code from the backbone, the others from the depth decoder."""
+        first_R = sampler.draw(self.head(hidden_RC)[:, : self._num_drawn], 0)
+        codes_RQ = self.depth.draw(hidden_RC, first_R, sampler)
+        return FrameDraws(codes_RQ, self.is_end(codes_RQ))
+
+    def is_end(self, codes_RQ: torch.Tensor) -> torch.Tensor:
+        """Whether all codes of a frame but the last are end codes, as transformers has it."""
+        return (codes_RQ[:, :-1] == self._eos_id).all(-1)
+
+
+class DepthDecoder:
+    """Writes a frame's codes one after the other, from the backbone's hidden state on."""
+
+    def __init__(
+        self,
+        config: CsmConfig,
+        codebooks: Codebooks,
+        *,
+        max_batch_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        depth, self._num_drawn = config.depth, config.num_drawn
+        self._num_codes = depth.rope.max_length
+        self._codebooks = codebooks
+        self._stack = DecoderStack(depth, dtype=dtype, device=device)
+        backbone_size, width = codebooks.weight_EC.shape[1], depth.hidden_size
+        self._projector = Linear(backbone_size, width, has_bias=False, dtype=dtype, device=device)
+        shape = (self._num_codes - 1, depth.vocab_size, width)
+        self._heads_QVD = torch.empty(shape, dtype=dtype, device=device)
+        self._heads: list[Linear] = []
+        self._layout = depth_layout(depth, dtype)
+        self._max_batch_size = max_batch_size
+        self._positions_Q = torch.arange(self._num_codes, device=device)
+
+    def targets(self, prefix: str) -> Iterator[TensorTarget]:
+        """As `CsmModel.targets`."""
+        yield from stack_targets(self._stack, f"{prefix}.model")
+        yield TensorTarget(
+            f"{prefix}.model.inputs_embeds_projector.weight", self._projector.weight_OI
+        )
+        yield TensorTarget(f"{prefix}.codebooks_head.weight", self._heads_QVD.transpose(1, 2))
+
+    def prepare(self, native: NativeKernels | None) -> None:
+        """As `CsmModel.prepare`; the cache is allocated here."""
+        self._stack.prepare(native)
+        self._projector.prepare(native)
+        self._heads = [Linear.of(weight_VD) for weight_VD in self._heads_QVD]
+        del self._heads_QVD
+        for head in self._heads:
+            head.prepare(native)
+        device = self._positions_Q.device
+        self._kv = KvCache(self._layout, self._max_batch_size, device, native)
+
+    def draw(
+        self, hidden_RC: torch.Tensor, first_R: torch.Tensor, sampler: FrameSampler
+    ) -> torch.Tensor:
+        """`codes_RQ`, the first of them given."""
+        self._step(0, hidden_RC, sampler.slots_B)
+        codes = [first_R]
+        for code, head in enumerate(self._heads, start=1):
+            x_RC = self._codebooks.one(codes[-1], code - 1)
+            hidden_RD = self._step(code, x_RC, sampler.slots_B)
+            codes.append(sampler.draw(head(hidden_RD)[:, : self._num_drawn], code))
+        return torch.stack(codes, 1)
+
+    def _step(self, position: int, x_RC: torch.Tensor, slots_R: torch.Tensor) -> torch.Tensor:
+        """One position of every row: `hidden_RD`. A slot's page is the page of that number."""
+        num_rows, page_size = len(slots_R), self._layout.page_size
+        batch = AttentionBatch(
+            page_table_BM=slots_R[:, None],
+            context_lengths_B=torch.full_like(slots_R, position + 1),
+            query_starts_B=torch.arange(num_rows, device=slots_R.device),
+            write_slots_T=slots_R * page_size + position,
+            num_decode_rows=num_rows,
+            host_query_lengths_B=np.ones(num_rows, np.int64),
+            host_context_lengths_B=np.full(num_rows, position + 1),
+            native=self._kv.native,
+        )
+        positions_R = self._positions_Q[position].expand(num_rows)
+        return self._stack.run(self._projector(x_RC), positions_R, PagedStep(self._kv, batch))
+
+
+def depth_layout(config: DecoderConfig, dtype: torch.dtype) -> KvLayout:
+    """A cache whose pages hold a whole frame each."""
+    return config.kv_layout(1 << (config.rope.max_length - 1).bit_length(), dtype)
+
+
+_CODEBOOK_NAMES = (
+    "depth_decoder.model.embed_tokens.weight",
+    "backbone_model.embed_tokens.embed_audio_tokens.weight",
+)
+CODEC_PREFIX = "codec_model."
+_CONTEXT_STEPS = 250  # 20 s: without hearing itself, a speaker has another voice in each segment
+
+
+class CsmBlueprint(CloningBlueprint[CsmModel]):
+    """A checkpoint of `CsmForConditionalGeneration`, with Mimi in it."""
+
+    def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
+        self.config = CsmConfig.read(config, max_length=setup.max_length)
+        fields = self.config.fields
+        super().__init__(
+            setup,
+            self.config.backbone,
+            num_codebooks=fields.num_codebooks,
+            num_logits=fields.vocab_size,
+        )
+        self.clip_end_ids = (fields.audio_eos_token_id,)
+        self.traits = SpeechTraits(
+            num_context_steps=_CONTEXT_STEPS, context_end_ids=self.clip_end_ids
+        )
+        self.codec = HubCodec(
+            setup.folder,
+            setup.options,
+            config=fields.codec_config,
+            prefix=CODEC_PREFIX,
+            native=setup.native,
+        )
+
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters, and of the depth decoder's pages."""
+        page_bytes = depth_layout(self.config.depth, self._setup.dtype).page_bytes
+        return super().weight_bytes() + page_bytes * (self._setup.max_batch_size + 1)
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most a step of so many positions and rows holds; codes are drawn one at a time."""
+        num_values = num_tokens * position_values(self.config.backbone)
+        num_values += num_rows * position_values(self.config.depth)
+        return num_values * self._setup.dtype.itemsize + 4 * 4 * num_rows * self.num_logits
+
+    def sketch(self, device: torch.device) -> CsmModel:
+        """The model, uninitialised."""
+        num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
+        return CsmModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
+
+    def targets(self, model: CsmModel, names: Collection[str] = ()) -> Iterable[TensorTarget]:
+        """Both decoders share a table of codes, which a checkpoint has under one name or both."""
+        held = [name for name in _CODEBOOK_NAMES if name in names] or _CODEBOOK_NAMES
+        return model.targets(held[0])
+
+    def is_unused(self, name: str) -> bool:
+        """The codec is loaded by itself; both decoders' tables of codes are one."""
+        return name.startswith(CODEC_PREFIX) or name in _CODEBOOK_NAMES

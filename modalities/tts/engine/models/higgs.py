@@ -1,0 +1,231 @@
+"""Higgs Audio V2: one attention, and an MLP with norms of its own for words and sound.
+
+Owns what `config.json` says beyond the fields of every Llama, the choice between the two by
+position, the delay pattern, and what the model needs of a device. A step of one kind alone runs
+through the stack of that kind, in one native call where there is one; only where words and sound
+share a step are their positions parted at each layer. The published tokenizer is a repository of
+its own: its folder is looked for in the model's, as `audio_tokenizer`. Knows no scheduler.
+
+Codebook c says at step k of a segment the code of frame k - c - 1: steps 0 to c say a mark of the
+beginning, and once a step has said the mark of the end, codebook 0 goes on saying it, a step later
+codebook 1 too, and so on; a step of these marks alone is the end.
+
+Shapes: R rows, T positions, X words, F frames, Q codebooks, V entries of one, C hidden, W words of
+the vocabulary, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+
+from triptych.core.decoders.hf_config import (
+    CausalLmConfig,
+    Count,
+    Positive,
+    attention_of,
+    decoder_of,
+    parse,
+)
+from triptych.core.decoders.tensor_names import mlp_targets, stack_targets
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.attention import KvCache, PagedStep
+from triptych.core.layers.decoder import DecoderConfig, DecoderLayer, DecoderStack
+from triptych.core.layers.linear import Linear
+from triptych.core.plan import StepCodes
+from triptych.core.sampling.sampler import FrameSampler
+from triptych.core.weights.tensors.loading import TensorTarget
+from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
+from triptych.modalities.tts.engine.codecs.loading import HubCodec
+from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
+from triptych.modalities.tts.engine.models.blueprint import (
+    CloningBlueprint,
+    Codes,
+    SpeechSetup,
+    SpeechTraits,
+)
+from triptych.modalities.tts.engine.models.codebooks import Codebooks, embed_inputs
+
+Id = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class HiggsFields(CausalLmConfig, frozen=True, kw_only=True):
+    """What a checkpoint says of itself. `codebook_size` counts the two marks of a stream.
+
+    Sound stands in a prompt between two words, and `eos_token_id` ends a turn.
+    """
+
+    rms_norm_eps: Positive = 1e-5
+    rope_theta: Positive = 500_000.0
+    num_codebooks: Count = 8
+    codebook_size: Count = 1026
+    eos_token_id: Id = 128_009
+    audio_bos_token_id: Id = 128_013
+    audio_eos_token_id: Id = 128_012
+    audio_stream_bos_id: Id = 1024
+    audio_stream_eos_id: Id = 1025
+
+
+class HiggsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The decoder, and what is special about it."""
+
+    fields: HiggsFields
+    decoder: DecoderConfig
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], *, max_length: int = 0) -> HiggsConfig:
+        """Translate `config.json`. Raises `WeightsError` naming the field."""
+        fields = parse(config, HiggsFields)
+        attention = (attention_of(fields),) * fields.num_hidden_layers
+        return cls(fields=fields, decoder=decoder_of(fields, attention, max_length))
+
+
+class HiggsModel:
+    """A `frame_head.FrameModel`. Fill `targets`, then call `prepare` once."""
+
+    def __init__(
+        self, config: HiggsConfig, *, max_batch_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        fields = config.fields
+        self.num_codes, self._size = fields.num_codebooks, fields.codebook_size
+        self._begin_id, self._end_id = fields.audio_stream_bos_id, fields.audio_stream_eos_id
+        width = fields.hidden_size
+        self.text_WC = torch.empty(config.decoder.vocab_size, width, dtype=dtype, device=device)
+        self.codebooks = Codebooks(self.num_codes, self._size, width, dtype=dtype, device=device)
+        self.words = DecoderStack(config.decoder, dtype=dtype, device=device)
+        self.sound = DecoderStack(config.decoder, dtype=dtype, device=device)
+        self.sound.norm = self.words.norm
+        for theirs, ours in zip(self.words.layers, self.sound.layers, strict=True):
+            ours.attention = theirs.attention
+        num_logits = self.num_codes * self._size
+        self.head = Linear(width, num_logits, has_bias=False, dtype=dtype, device=device)
+        self._first_S = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
+        self._num_ended_S = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
+        self._order_Q = torch.arange(self.num_codes, device=device)
+
+    def targets(self) -> Iterator[TensorTarget]:
+        """Every tensor, and the view it goes to."""
+        yield TensorTarget("model.embed_tokens.weight", self.text_WC)
+        name = "model.embed_audio_tokens.embed_audio_tokens.weight"
+        yield TensorTarget(name, self.codebooks.weight_EC)
+        yield TensorTarget("audio_lm_head.weight", self.head.weight_OI)
+        yield from stack_targets(self.words, "model")
+        for index, layer in enumerate(self.sound.layers):
+            prefix = f"model.layers.{index}.audio"
+            yield TensorTarget(f"{prefix}_input_layernorm.weight", layer.input_norm.weight_C)
+            yield TensorTarget(f"{prefix}_post_attention_layernorm.weight", layer.mlp_norm.weight_C)
+            yield from mlp_targets(f"{prefix}_mlp", layer.mlp)
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        self.words.prepare(native)
+        self.sound.prepare(native)
+        self.head.prepare(native)
+
+    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
+        """Where the row's segment begins, and how long it has been ending."""
+        self._first_S[slot] = len(prompt_ids)
+        has_end = [self._end_id in codes for codes in drawn]
+        self._num_ended_S[slot] = len(drawn) - has_end.index(True) if any(has_end) else 0
+
+    def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
+        """`hidden_TC`."""
+        x_TC = embed_inputs(inputs, self.text_WC, self.codebooks)
+        positions_T = inputs.positions_T
+        if not len(inputs.text_ids_X):
+            return self.sound.run(x_TC, positions_T, PagedStep(kv, inputs.batch))
+        if not len(inputs.codes_FQ):
+            return self.words.run(x_TC, positions_T, PagedStep(kv, inputs.batch))
+        cos_sin = self.words.rotations(positions_T)
+        for words, sound in zip(self.words.layers, self.sound.layers, strict=True):
+            normed_TC = torch.empty_like(x_TC)
+            for layer, index in _kinds(words, sound, inputs):
+                normed_TC.index_copy_(0, index, layer.input_norm(x_TC.index_select(0, index)))
+            x_TC = words.attention(normed_TC, x_TC, cos_sin, PagedStep(kv, inputs.batch))
+            for layer, index in _kinds(words, sound, inputs):
+                part = x_TC.index_select(0, index)
+                x_TC.index_copy_(0, index, layer.mlp(layer.mlp_norm(part), part))
+        return self.words.norm(x_TC)
+
+    def draw(
+        self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
+    ) -> FrameDraws:
+        """All codes at once, and the marks that the delay pattern has in their places."""
+        logits_RQV = self.head(hidden_RC).view(-1, self.num_codes, self._size)
+        slots_R = sampler.slots_B
+        step_R1 = (positions_R - self._first_S[slots_R])[:, None]
+        num_ended_R = self._num_ended_S[slots_R]
+        codes_RQ = sampler.draw_all(logits_RQV)
+        codes_RQ = torch.where(self._order_Q >= step_R1, self._begin_id, codes_RQ)
+        codes_RQ = torch.where(self._order_Q < num_ended_R[:, None], self._end_id, codes_RQ)
+        is_mark_RQ = codes_RQ == self._end_id
+        is_ending_R = is_mark_RQ.any(-1) | (num_ended_R > 0)
+        self._num_ended_S.index_copy_(0, slots_R, num_ended_R + is_ending_R)
+        return FrameDraws(codes_RQ, is_mark_RQ.all(-1))
+
+
+def _kinds(
+    words: DecoderLayer, sound: DecoderLayer, inputs: FrameInputs
+) -> tuple[tuple[DecoderLayer, torch.Tensor], tuple[DecoderLayer, torch.Tensor]]:
+    return (words, inputs.text_index_X), (sound, inputs.frame_index_F)
+
+
+_UNUSED = frozenset({"text_lm_head.weight", "model.embed_audio_tokens.audio_tokens_offsets"})
+
+
+class HiggsBlueprint(CloningBlueprint[HiggsModel]):
+    """A checkpoint of `HiggsAudioV2ForConditionalGeneration`."""
+
+    def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:
+        self.config = HiggsConfig.read(config, max_length=setup.max_length)
+        fields = self.config.fields
+        super().__init__(
+            setup,
+            self.config.decoder,
+            num_codebooks=fields.num_codebooks,
+            num_logits=fields.codebook_size,
+        )
+        self.clip_end_ids = (fields.audio_eos_token_id, fields.eos_token_id)
+        self.traits = SpeechTraits(delay_steps=fields.num_codebooks)
+        self.codec = HubCodec(setup.folder / CODEC_FOLDER, setup.options, native=setup.native)
+
+    def sketch(self, device: torch.device) -> HiggsModel:
+        """The model, uninitialised."""
+        num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
+        return HiggsModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
+
+    def targets(self, model: HiggsModel, names: Collection[str] = ()) -> Iterable[TensorTarget]:
+        """Every tensor has one name."""
+        return model.targets()
+
+    def is_unused(self, name: str) -> bool:
+        """What writes words, and offsets that follow from the configuration."""
+        return name in _UNUSED
+
+    def frames(self, steps_NK: Codes) -> Codes:
+        """Frame f has its c-th code in step f + c + 1.
+
+        The last frame holds a mark of the end, which counts as the last code, as transformers has
+        it.
+        """
+        num_codes = steps_NK.shape[1]
+        num_frames = len(steps_NK) - num_codes
+        order_Q1 = np.arange(num_codes)[:, None]
+        codes_QF = steps_NK[order_Q1 + 1 + np.arange(num_frames), order_Q1]
+        return np.clip(codes_QF, 0, self.config.fields.audio_stream_bos_id - 1)
+
+    def steps(self, codes_QF: Codes) -> Codes:
+        """Frames as the steps that say them, between the marks of a stream: `steps_NK`."""
+        fields = self.config.fields
+        num_codes, num_frames = codes_QF.shape
+        steps_NK = np.full((num_frames + num_codes + 1, num_codes), fields.audio_stream_eos_id)
+        order_1Q = np.arange(num_codes)[None]
+        time_N1 = np.arange(len(steps_NK))[:, None] - order_1Q
+        steps_NK[time_N1 < 1] = fields.audio_stream_bos_id
+        order_Q1 = order_1Q.T
+        steps_NK[order_Q1 + 1 + np.arange(num_frames), order_Q1] = codes_QF
+        return steps_NK
