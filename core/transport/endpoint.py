@@ -17,7 +17,7 @@ from pathlib import Path
 import zmq
 
 from triptych.core.errors import ConfigError
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES
+from triptych.core.transport.messages import MAX_MESSAGE_BYTES
 
 SOCKET_NAME = "engine.sock"
 OWNER_NAME = "owner.lock"

@@ -21,7 +21,6 @@ import zmq
 
 from triptych.core.errors import TriptychError, to_info
 from triptych.core.job import Job, Output
-from triptych.core.transport.codec import MessageCodec
 from triptych.core.transport.endpoint import connect_dealer, send_if_connected
 from triptych.core.transport.messages import (
     Cancel,
@@ -31,6 +30,7 @@ from triptych.core.transport.messages import (
     Hello,
     Loaded,
     LoadModel,
+    MessageCodec,
     Outputs,
     SetPaused,
     Submit,

@@ -1,11 +1,14 @@
 """The messages between the API process and the engine process.
 
-Owns the envelope. What is inside (`Submit.request`, `Output.payload`) belongs to the modality and
-is decoded by the tagged union the composition root registers.
+Owns the envelope, its encoding (MessagePack) and its bound. What is inside (`Submit.request`,
+`Output.payload`) belongs to the modality and is decoded by the tagged union the composition root
+registers. A message that does not decode is logged and dropped.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any, Generic, Literal
 
 import msgspec
@@ -14,6 +17,10 @@ from typing_extensions import TypeVar
 from triptych.core.errors import ErrorInfo
 from triptych.core.job import Output, Payload
 
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""A message above this is dropped; the largest prompt a request may bring is far below."""
+
+_log = logging.getLogger(__name__)
 Request = TypeVar("Request", default=Any)
 """The modality's own request type; the codec names it, everyone else passes it on."""
 
@@ -113,3 +120,35 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 ToEngine = Hello | Submit[Request] | Cancel | SetPaused | LoadModel
 FromEngine = Outputs[Payload] | Heartbeat | Loaded | Goodbye | EngineGone
+
+
+class MessageCodec:
+    """Both directions. `request` and `payload` are tagged unions of the modalities' types.
+
+    `codec.to_engine(codec.encode(Submit(...)))` is the message again.
+    """
+
+    def __init__(self, *, request: Any, payload: Any) -> None:
+        inbound: Any = ToEngine
+        outbound: Any = FromEngine
+        self.encode = msgspec.msgpack.Encoder().encode
+        self.to_engine: Callable[[bytes], ToEngine | None] = _decoder(inbound[request])
+        self.from_engine: Callable[[bytes], FromEngine | None] = _decoder(outbound[payload])
+
+
+def _decoder(message_type: Any) -> Callable[[bytes], Any]:
+    """Gives the message in some bytes, or `None` (and a line in the log) where there is none."""
+    whole = msgspec.msgpack.Decoder(message_type)
+
+    def decode(data: bytes) -> Any:
+        if len(data) > MAX_MESSAGE_BYTES:
+            _log.warning("dropped a message of %d bytes", len(data))
+            return None
+        try:
+            return whole.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            # The reason names fields and types, never content.
+            _log.warning("dropped a malformed message: %s", type(error).__name__)
+            return None
+
+    return decode

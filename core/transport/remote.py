@@ -27,9 +27,9 @@ from triptych.core.errors import (
     from_info,
 )
 from triptych.core.streams import JobStream, StreamTable
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES, MessageCodec
 from triptych.core.transport.endpoint import bind_router
 from triptych.core.transport.messages import (
+    MAX_MESSAGE_BYTES,
     Cancel,
     EngineGone,
     FromEngine,
@@ -38,6 +38,7 @@ from triptych.core.transport.messages import (
     Hello,
     Loaded,
     LoadModel,
+    MessageCodec,
     Outputs,
     SetPaused,
     Submit,

@@ -22,7 +22,7 @@ class PipelineSpec:
     `patch`: latents a side that the model takes together. `size`: the width and height it draws
     best, `None` where the model's `sample_size` says it.
 
-    `begins`: draws from a picture, noised as far as the strength says, or within a mask of it.
+    Every pipeline draws from a picture, noised as far as the strength says, or within a mask of it.
     `max_references`: pictures that it looks at while it draws; the first may be begun from, too.
     `needs_reference`: it cannot draw without. With a mask or references a strength of 1 is default.
     `has_negative`: a second prompt steers away; otherwise the model takes the scale as an argument.
@@ -35,7 +35,6 @@ class PipelineSpec:
     default_strength: float = 0.6
     patch: int = 2
     size: tuple[int, int] | None = (1024, 1024)
-    begins: bool = True
     max_references: int = 0
     needs_reference: bool = False
     has_negative: bool = True
@@ -45,7 +44,7 @@ class PipelineSpec:
     @property
     def max_pictures(self) -> int:
         """How many pictures a request may bring."""
-        return max(int(self.begins), self.max_references)
+        return max(1, self.max_references)
 
     def is_guided(self, scale: float) -> bool:
         """Whether a second branch is asked at this guidance scale."""
@@ -74,13 +73,9 @@ class PipelineSpec:
                 f"{num_pictures} pictures are too many: this model takes {self.max_pictures}.",
                 param="image",
             )
-        if (has_mask or strength is not None) and not (num_pictures and self.begins):
+        if (has_mask or strength is not None) and not num_pictures:
             name = "mask" if has_mask else "strength"
-            raise InvalidRequest(
-                f"A {name} needs a picture to begin from"
-                + ("." if self.begins else ", and this model only looks at pictures."),
-                param=name,
-            )
+            raise InvalidRequest(f"A {name} needs a picture to begin from.", param=name)
         amount = self.strength_of(strength, has_mask=has_mask)
         is_usable = 0 <= amount <= 1 and self.first_step(num_steps, amount) < num_steps
         if num_pictures and not is_usable:

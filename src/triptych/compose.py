@@ -17,7 +17,7 @@ import msgspec
 
 from triptych.core.config import Config
 from triptych.core.lazy import load
-from triptych.core.transport.codec import MessageCodec
+from triptych.core.transport.messages import MessageCodec
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities import registry
 from triptych.modalities.modality import ApiSetup, modality_of

@@ -16,7 +16,7 @@ TESTED_ELSEWHERE = {
     "modalities/llm": "modalities/test_registry.py",
     "modalities/tts": "modalities/test_registry.py",
     "modalities/tts/configs": "modalities/tts/engine/models/kokoro/test_weights.py",
-    "modalities/tts/engine/models": "modalities/tts/engine/test_runner.py",
+    "modalities/tts/engine/models": "parity/test_spoken_parity.py",
     "modalities/tts/sources": "modalities/tts/engine/models/kokoro/test_weights.py",
 }
 """Folders of the product whose tests are in another place, and that place."""

@@ -14,7 +14,18 @@ from typing import Any
 
 import psutil
 import pytest
-from support.http import FakeEngine, ask, chat, connect, live, make_app, post, read_all, until
+from support.http import (
+    FakeEngine,
+    ask,
+    chat,
+    connect,
+    live,
+    make_app,
+    post,
+    read_all,
+    refused,
+    until,
+)
 
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits
@@ -57,11 +68,7 @@ def refusal(server: HttpServer, body: Any, path: str = CHAT, status: int = 400) 
     """The error that `body` earns, as a whole answer and as a stream alike."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     reply = ask(server.url, path, content=raw, headers={"content-type": "application/json"})
-    assert reply.status_code == status, reply.text
-    error: dict[str, Any] = reply.json()["error"]
-    assert error["request_id"] == reply.headers["x-request-id"]
-    assert error["code"]
-    return error
+    return refused(reply, status)
 
 
 def sent(server: HttpServer, raw: bytes) -> bytes:

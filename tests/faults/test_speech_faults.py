@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.http import ask, connect, documents, in_process, live, post, read_all, until
+from support.http import ask, connect, documents, in_process, live, post, read_all, refused, until
 from support.speech_app import (
     SAMPLES_PER_ID,
     HummingEngine,
@@ -54,11 +54,7 @@ def shared() -> Iterator[HttpServer]:
 
 
 def refusal(server: HttpServer, body: dict[str, Any]) -> dict[str, Any]:
-    reply = ask(server.url, PATH, json=body)
-    assert reply.status_code == 400, reply.text
-    error: dict[str, Any] = reply.json()["error"]
-    assert error["request_id"] == reply.headers["x-request-id"]
-    return error
+    return refused(ask(server.url, PATH, json=body))
 
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -32,6 +33,7 @@ from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.schedulers.admission import Admission
 
+_LEAK = re.compile(r"0x[0-9a-f]{9}|Traceback|/usr|/tmp|PIL|\.py|BytesIO")
 ANSWER = "The quick brown fox jumps over the lazy dog."
 READY = EngineStatus(
     is_ready=True,
@@ -230,6 +232,16 @@ def ask(url: str, path: str, **request: Any) -> httpx.Response:
     """POST once, on a connection of its own."""
     with httpx.Client(base_url=url, verify=False, timeout=30) as client:  # skips loading CAs
         return client.post(path, **request)
+
+
+def refused(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """The error of an answer: it has a code and the id of its request, and leaks nothing."""
+    assert reply.status_code == status, reply.text
+    error: dict[str, Any] = reply.json()["error"]
+    assert error["request_id"] == reply.headers["x-request-id"]
+    assert error["code"]
+    assert not _LEAK.search(error["message"])
+    return error
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:

@@ -326,7 +326,7 @@ def _source_sizes(
     ]
     spec = model.spec
     is_edited = call.mask or call.request.strength is not None or not spec.max_references
-    if sizes and spec.begins and is_edited:
+    if sizes and is_edited:
         sizes[0] = size
     return sizes
 

@@ -4,7 +4,7 @@ Owns a picture's row from noise to finished latents. Knows no request, no text a
 `recipes` makes rows of prompts and pictures of latents.
 
 Guidance branches are rows to the model: each has its own conditioning and its own cache, so a
-branch may skip while the other computes, and guidance may end before the picture does.
+branch may skip while the other computes.
 
 Legend: R pictures, B branches of all pictures.
 """
@@ -64,19 +64,12 @@ class GuidanceBranch:
 class Guidance:
     """How two branches become one: `scale` times the first less `scale` - 1 times the second.
 
-    `start` and `stop` are shares of the steps outside which the first branch stands alone.
     `keeps_norm`: the result gets back the first branch's norm over the last axis, which a large
     scale would inflate (Qwen-Image, Lumina 2).
     """
 
     scale: float = 1.0
     keeps_norm: bool = False
-    start: float = 0.0
-    stop: float = 1.0
-
-    def holds_at(self, step: int, num_steps: int) -> bool:
-        """Whether the second branch is asked at this step."""
-        return self.start <= step / num_steps < self.stop
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -119,22 +112,14 @@ class DenoiseRow:
         step = self.sample.step
         return Point(step, self.sample.noise_levels[step])
 
-    def active_at(self, step: int) -> list[GuidanceBranch]:
-        """The branches asked at a step."""
-        if len(self.branches) == 1:
-            return self.branches
-        holds = self.guidance.holds_at(step, self.num_steps)
-        return self.branches if holds else self.branches[:1]
-
     def planned_runs(self) -> list[int]:
         """How many branches may need a run of the model, for each step of the whole way.
 
         None where all are known to be skipped, and before the row's first step, where it stands.
         """
         num_rows = [0] * self.num_steps
-        ahead = range(self.sample.step, self.num_steps)
+        steps = range(self.sample.step, self.num_steps)
         for branch in self.branches:
-            steps = [step for step in ahead if branch in self.active_at(step)]
             computes = branch.cache.may_compute(steps) if branch.cache else [True] * len(steps)
             for step, may_compute in zip(steps, computes, strict=True):
                 num_rows[step] += may_compute
@@ -144,11 +129,12 @@ class DenoiseRow:
         """The next steps as one map; `None` where they are none, or not known to be skipped."""
         if self.kept is not None or (len(self.branches) == 2 and self.guidance.keeps_norm):
             return None
-        steps = range(self.sample.step, self.sample.step + num_steps)
-        active = [self.active_at(step) for step in steps]
-        if any(branch.cache is None for branches in active for branch in branches):
+        caches = [branch.cache for branch in self.branches if branch.cache is not None]
+        if len(caches) < len(self.branches):
             return None
-        skip = FusedSkip(self.sample, [self._shares(branches) for branches in active])
+        scale = self.guidance.scale
+        shares = (scale, 1 - scale) if len(caches) == 2 else (1.0,)
+        skip = FusedSkip(self.sample, num_steps, list(zip(caches, shares, strict=True)))
         return skip if skip.is_possible else None
 
     def forget_answers(self) -> None:
@@ -162,13 +148,6 @@ class DenoiseRow:
         for branch in self.branches:
             if branch.cache is not None:
                 branch.cache.release()
-
-    def _shares(self, branches: Sequence[GuidanceBranch]) -> list[tuple[RowCache, float]]:
-        """What guidance makes of the caches' outputs."""
-        scale = self.guidance.scale
-        of_output = (scale, 1 - scale) if len(branches) == 2 else (1.0,)
-        caches = [branch.cache for branch in branches if branch.cache is not None]
-        return list(zip(caches, of_output, strict=True))
 
 
 # Rows of one shape, and their velocities after guidance, `[R, ...]`.
@@ -216,7 +195,7 @@ class Denoiser:
         """
         self._skip(rows, num_steps)
         for members in _by_shape(rows):
-            branches = [row.active_at(row.sample.step)[0] for row in members]
+            branches = [row.branches[0] for row in members]
             answers = self._ask(members, list(range(len(members))), branches)
             for branch, answer in zip(branches, answers, strict=True):
                 branch.answer = answer
@@ -234,10 +213,9 @@ class Denoiser:
 
     def _guided(self, rows: list[DenoiseRow]) -> Tensor:
         """Velocities of rows of one shape, `[R, ...]`."""
-        active = [row.active_at(row.sample.step) for row in rows]
-        guided = [index for index, branches in enumerate(active) if len(branches) == 2]
+        guided = [index for index, row in enumerate(rows) if len(row.branches) == 2]
         of_row = [*range(len(rows)), *guided]
-        branches = [found[0] for found in active] + [active[index][1] for index in guided]
+        branches = [row.branches[0] for row in rows] + [rows[i].branches[1] for i in guided]
         velocities_B = self._ask(rows, of_row, branches)
         if not guided:
             return velocities_B

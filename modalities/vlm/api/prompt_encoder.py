@@ -27,7 +27,7 @@ from triptych.core.media.fetch import MediaFetcher
 from triptych.core.prompt_content import ContentSpan, PromptContent, content_ids, digest_of_tenant
 from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenRequest
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES
+from triptych.core.transport.messages import MAX_MESSAGE_BYTES
 from triptych.core.weights.resolve import ResolvedModel, opening
 from triptych.modalities.llm.api.multimodal import Message, PictureSource, pictures_of
 from triptych.modalities.llm.api.text import TextModel

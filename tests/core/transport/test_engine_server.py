@@ -14,10 +14,9 @@ from triptych.core.errors import EngineDown, OutOfMemory, WeightsError, to_info
 from triptych.core.job import Output
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.transport.codec import MessageCodec
 from triptych.core.transport.endpoint import private_folder
 from triptych.core.transport.engine_server import EngineServer
-from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.core.transport.messages import Heartbeat, MessageCodec, ModelStatus
 from triptych.core.transport.remote import RemoteClient
 
 CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)

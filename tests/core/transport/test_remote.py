@@ -24,9 +24,9 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.streams import HIGH_WATER
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport import remote
-from triptych.core.transport.codec import MAX_MESSAGE_BYTES, MessageCodec
 from triptych.core.transport.endpoint import connect_dealer, private_folder
 from triptych.core.transport.messages import (
+    MAX_MESSAGE_BYTES,
     Cancel,
     EngineGone,
     Goodbye,
@@ -34,6 +34,7 @@ from triptych.core.transport.messages import (
     Hello,
     Loaded,
     LoadModel,
+    MessageCodec,
     ModelStatus,
     Outputs,
     SetPaused,

@@ -23,17 +23,15 @@ from triptych.modalities.diffusion.engine.samplers.rows import SampleRow, write_
 class FusedSkip:
     """A row's next steps, without the model.
 
-    `shares`: for each step the caches that predict, and how much of each makes the output.
+    `shares`: the caches that predict, and how much of each makes the output.
     """
 
-    def __init__(self, row: SampleRow, shares: Sequence[Sequence[tuple[RowCache, float]]]) -> None:
+    def __init__(
+        self, row: SampleRow, num_steps: int, shares: Sequence[tuple[RowCache, float]]
+    ) -> None:
         self.row = row
-        self.steps = range(row.step, row.step + len(shares))
+        self.steps = range(row.step, row.step + num_steps)
         self._shares = shares
-        self._asked: dict[RowCache, list[int]] = {}  # of each cache, at which steps
-        for step, each in zip(self.steps, shares, strict=True):
-            for cache, _ in each:
-                self._asked.setdefault(cache, []).append(step)
 
     @property
     def is_possible(self) -> bool:
@@ -42,14 +40,14 @@ class FusedSkip:
         return (
             program is not None
             and not any(program.needs_noise(step) for step in self.steps)
-            and all(cache.has_output_in(self.row.pool) for cache in self._asked)
-            and not any(any(cache.may_compute(steps)) for cache, steps in self._asked.items())
+            and all(cache.has_output_in(self.row.pool) for cache, _ in self._shares)
+            and not any(any(cache.may_compute(self.steps)) for cache, _ in self._shares)
         )
 
     @property
     def cells(self) -> list[int]:
         """Where the columns are: the states, then what each cache keeps."""
-        kept = [cell for cache in self._asked for cell in cache.known().cells]
+        kept = [cell for cache, _ in self._shares for cell in cache.known().cells]
         return [*self.row.cells, *kept]
 
     def weights(self) -> Vector:
@@ -57,27 +55,24 @@ class FusedSkip:
         program = self.row.program
         assert program is not None
         num_states = len(self.row.cells)
-        starts, num_columns = {}, num_states
-        for cache in self._asked:
-            starts[cache] = num_columns
-            num_columns += len(cache.known().cells)
-        total = np.eye(num_states, num_columns)
-        for step, shares in zip(self.steps, self._shares, strict=True):
+        total = np.eye(num_states, len(self.cells))
+        for step in self.steps:
             at = Point(step, self.row.noise_levels[step])
             weights_SC = program.weights_NSC[step]
             total = weights_SC[:, :num_states] @ total
-            for cache, share in shares:
+            start = num_states
+            for cache, share in self._shares:
                 weights = cache.method.extrapolator.weights(cache.known().points, at)
-                start = starts[cache]
                 total[:, start : start + len(weights)] += share * np.outer(
                     weights_SC[:, num_states], weights
                 )
+                start += len(cache.known().cells)
         return total
 
     def take(self) -> None:
         """Note that the steps are taken."""
-        for cache, steps in self._asked.items():
-            for step in steps:
+        for cache, _ in self._shares:
+            for step in self.steps:
                 cache.decisions.decide(step)
         self.row.step += len(self.steps)
 

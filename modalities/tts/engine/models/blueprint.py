@@ -120,7 +120,7 @@ class LoadableModel(FrameModel, Protocol):
 Model = TypeVar("Model", bound=LoadableModel)
 
 
-class FrameBlueprint(ABC, Generic[Model]):
+class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
     """What families share whose steps are frames, drawn on top of one of our decoders."""
 
     traits = SpeechTraits()

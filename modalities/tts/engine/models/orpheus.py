@@ -19,12 +19,17 @@ from triptych.modalities.tts.configs.orpheus import (
 )
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
-from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechSetup, SpeechTraits
+from triptych.modalities.tts.engine.models.blueprint import (
+    Codes,
+    SpeechBlueprint,
+    SpeechSetup,
+    SpeechTraits,
+)
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.wire import VoiceClip
 
 
-class OrpheusBlueprint(NativeBlueprint):
+class OrpheusBlueprint(NativeBlueprint, SpeechBlueprint):
     """A Llama checkpoint with a `speech` block and a SNAC folder in its own."""
 
     def __init__(self, config: Mapping[str, Any], setup: SpeechSetup) -> None:

@@ -123,11 +123,9 @@ def test_a_branch_asked_ahead_changes_no_step_and_is_asked_once(config: str) -> 
         assert torch.allclose(row.sample.sample, expected, atol=1e-6)
 
 
-def test_guidance_can_keep_the_norm_and_end_early() -> None:
+def test_guidance_can_keep_the_norm() -> None:
     loop, toy = denoiser()
-    row = open_row(
-        TensorPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True, stop=0.5
-    )
+    row = open_row(TensorPools(), num_steps=4, prompts=(0.3, -0.2), scale=5.0, keeps_norm=True)
     before, (sigma, after) = row.sample.sample, row.sample.noise_levels[:2]
     wanted, unwanted = velocity_at(row, 0.3), velocity_at(row, -0.2)
     loop.step([row])
@@ -135,7 +133,7 @@ def test_guidance_can_keep_the_norm_and_end_early() -> None:
     guided *= wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
     assert torch.allclose(row.sample.sample, before + (after - sigma) * guided, atol=1e-6)
     finish(loop, row)
-    assert toy.batches == [2, 2, 1, 1]
+    assert toy.batches == [2] * 4
 
 
 def test_previews_approximate_the_result_without_extra_runs() -> None:
@@ -187,7 +185,6 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
                 cache=planned(plan, order=index),
                 prompts=(0.3, -0.2),
                 scale=3.0,
-                stop=0.5,
                 keeps_norm=index == 2,
             )
             for index, plan in enumerate(PLANS)
@@ -202,7 +199,7 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
     rows = begin()
     for counts in zip(*[runs_of(row.planned_runs()) for row in rows], strict=True):
         loop.advance(rows, counts)
-    assert toy.batches == [7, 6, 4]
+    assert toy.batches == [7, 7, 7]
     for row, expected in zip(rows, alone, strict=True):
         assert row.is_done
         assert torch.allclose(row.sample.sample, expected, atol=1e-5)

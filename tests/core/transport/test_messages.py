@@ -11,8 +11,7 @@ from triptych.core.errors import ErrorInfo
 from triptych.core.job import Output
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
-from triptych.core.transport import codec as codec_module
-from triptych.core.transport.codec import MessageCodec
+from triptych.core.transport import messages
 from triptych.core.transport.messages import (
     Cancel,
     EngineGone,
@@ -21,6 +20,7 @@ from triptych.core.transport.messages import (
     Hello,
     Loaded,
     LoadModel,
+    MessageCodec,
     ModelStatus,
     Outputs,
     SetPaused,
@@ -148,6 +148,6 @@ def test_payloads_of_another_modality_are_dropped():
 
 
 def test_oversized_messages_are_not_decoded(monkeypatch, caplog):
-    monkeypatch.setattr(codec_module, "MAX_MESSAGE_BYTES", 10)
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 10)
     assert CODEC.to_engine(CODEC.encode(Cancel(("a" * 20,)))) is None
     assert "bytes" in caplog.text
