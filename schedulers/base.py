@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 from triptych.core.errors import TriptychError
 from triptych.core.job import Job
 from triptych.core.plan import Plan, Runner, StepResult
+from triptych.schedulers.cost import CostModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,15 @@ class SchedulerStats:
 
 
 class Scheduler(Protocol):
-    """Decides what one model runs next. Deterministic: same calls, same answers."""
+    """Decides what one model runs next. Deterministic: same calls, same answers.
+
+    `costs` is what it has learned of its steps' seconds, in `commit`.
+    """
+
+    @property
+    def costs(self) -> CostModel:
+        """How long its steps take."""
+        ...
 
     def submit(self, job: Job) -> None:
         """Take a job in. Raises `RequestError` or `Unavailable` if it can never or not now run."""
@@ -96,7 +105,7 @@ class Scheduler(Protocol):
 class FitsStepBudget(Protocol):
     """A scheduler that can make its steps shorter where others wait for them."""
 
-    def set_gap(self, gap_s: float) -> None:
+    def set_step_budget(self, budget_s: float) -> None:
         """How long a step may be; infinity where no other model has jobs."""
         ...
 

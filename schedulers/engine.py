@@ -46,7 +46,7 @@ from triptych.schedulers.base import (
     Proposal,
     Scheduler,
 )
-from triptych.schedulers.cost import CostModel
+from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
@@ -69,13 +69,12 @@ _REBOOK_S = 0.01
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _LaunchedStep:
     """A launched step."""
 
     loaded: LoadedModel
     plan: Plan
-    work: dict[str, float]
     cost_s: float
     is_cold: bool
     started_s: float
@@ -102,13 +101,14 @@ class Engine:
         self.ledger = ledger
         self.clock = clock
         self.metrics = Metrics()
+        self.on_beat: Callable[[Heartbeat], None] = lambda beat: None
         self.on_turn: Callable[[], None] = lambda: None
-        self._lanes = lanes if lanes is not None else ThreadExecutors(clock)
-        self._residency = ModelManager(
+        self._executors = lanes if lanes is not None else ThreadExecutors(clock)
+        self._models = ModelManager(
             loaders,
             config=config,
             clock=clock,
-            lanes=self._lanes,
+            lanes=self._executors,
             hooks=ResidencyHooks(
                 admit=self._admit,
                 refuse=self._refuse,
@@ -116,15 +116,15 @@ class Engine:
                 metrics=self.metrics,
             ),
         )
-        self._pulse = HeartbeatSender(
+        self._heartbeat = HeartbeatSender(
             ledger=ledger,
             metrics=self.metrics,
             min_stall_budget_s=config.server.min_stall_budget_s,
         )
         self._timeline = Timeline()
-        self._costs = CostModel()
+        self._recent = RecentSteps()
         self._health = FailureCounter()
-        self._chaos = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
+        self._fault_draws = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
         self._jobs: dict[str, Job] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._in_flight: deque[_LaunchedStep] = deque()
@@ -137,38 +137,29 @@ class Engine:
 
     # What other threads may call.
 
-    @property
-    def on_beat(self) -> Callable[[Heartbeat], None]:
-        """Gets each heartbeat, on the loop's thread."""
-        return self._pulse.on_beat
-
-    @on_beat.setter
-    def on_beat(self, on_beat: Callable[[Heartbeat], None]) -> None:
-        self._pulse.on_beat = on_beat
-
     def submit(self, job: Job) -> None:
         """Run a job. Whatever is wrong with it reaches its sink as a final output."""
-        self._lanes.post(partial(self._submit, job))
+        self._executors.post(partial(self._submit, job))
 
     def cancel(self, job_ids: Collection[str]) -> None:
-        """End jobs nobody waits for; unknown ids are ignored."""
-        self._lanes.post(partial(self._cancel, tuple(job_ids)))
+        """End jobs; unknown ids are ignored."""
+        self._executors.post(partial(self._cancel, tuple(job_ids)))
 
     def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
         """Hold jobs back, or let them go on; unknown ids are ignored."""
-        self._lanes.post(partial(self._set_paused, tuple(job_ids), is_paused))
+        self._executors.post(partial(self._set_paused, tuple(job_ids), is_paused))
 
     def load(self, model: str, done: LoadDone = lambda error: None) -> None:
         """Load a model now; `done` hears on the loop's thread how it went."""
-        self._lanes.post(partial(self._load, model, done))
+        self._executors.post(partial(self._load, model, done))
 
     def drain(self) -> None:
         """Take no new job; `run` returns when those in flight are finished."""
-        self._lanes.post(self._drain)
+        self._executors.post(self._drain)
 
     def stop(self) -> None:
         """End every job with `EngineDown`; `run` returns when the steps in flight are over."""
-        self._lanes.post(self._stop)
+        self._executors.post(self._stop)
 
     def run(self) -> None:
         """Turn until drained or stopped.
@@ -178,7 +169,7 @@ class Engine:
         """
         reason, patience_s = "The engine failed.", CRASH_TIMEOUT_S
         try:
-            self._residency.start()
+            self._models.start()
             while not self._is_over():
                 self.take_turn()
             reason, patience_s = "The engine was stopped.", STOP_TIMEOUT_S
@@ -188,9 +179,9 @@ class Engine:
     def take_turn(self) -> None:
         """One turn: wait for something to do, and do it."""
         self._turn += 1
-        self._lanes.take(self._wake_s - self.clock())
+        self._executors.take(self._wake_s - self.clock())
         now_s = self.clock()
-        self._wake_s = self._residency.unload_idle(now_s)
+        self._wake_s = self._models.unload_idle(now_s)
         self._expire(now_s)
         self._launch_ahead()
         self._beat()
@@ -232,9 +223,9 @@ class Engine:
         """The proposal whose turn it is."""
         proposals: dict[str, Proposal] = {}
         at_work = {job.model for job in self._jobs.values() if not job.is_paused}
-        busy = at_work & self._residency.ready.keys()
-        for model, loaded in self._residency.ready.items():
-            self._tell_company(loaded.scheduler, busy - {model})
+        busy = at_work & self._models.ready.keys()
+        for model, loaded in self._models.ready.items():
+            self._set_step_budget(loaded, busy - {model})
             proposal = None if model in declined else loaded.scheduler.propose(now_s)
             if proposal is None:
                 continue
@@ -244,46 +235,44 @@ class Engine:
                 proposals[model] = proposal
         if not proposals:
             return None
-        candidates = [
-            Candidate(
-                model,
-                p.due_s,
-                self._costs.predict(model, p.kind, p.work),
-                is_known=self._costs.is_known(model, p.kind, p.work),
-            )
-            for model, p in proposals.items()
-        ]
+        candidates = [self._candidate(proposal) for proposal in proposals.values()]
         return proposals[self._timeline.pick(candidates, now_s).model]
 
-    def _tell_company(self, scheduler: Scheduler, others: Collection[str]) -> None:
-        """Let a scheduler know of the other models that have jobs."""
-        if _fits_gaps(type(scheduler)):
+    def _candidate(self, proposal: Proposal) -> Candidate:
+        costs = self._models.ready[proposal.model].scheduler.costs
+        cost_s, is_known = (
+            costs.predict(proposal.kind, proposal.work),
+            costs.is_known(proposal.kind),
+        )
+        return Candidate(proposal.model, proposal.due_s, cost_s, is_known)
+
+    def _set_step_budget(self, loaded: LoadedModel, others: Collection[str]) -> None:
+        """Say how long a model's steps may be beside those of others that have jobs."""
+        if _fits_budget(type(loaded.scheduler)):
             longest_s = self.config.schedule.max_step_s or math.inf
-            gap_s = min(longest_s, self._timeline.gap_s(others))
-            cast("FitsStepBudget", scheduler).set_gap(gap_s if others else math.inf)
+            budget_s = min(longest_s, self._timeline.step_budget_s(loaded.name, others))
+            scheduler = cast("FitsStepBudget", loaded.scheduler)
+            scheduler.set_step_budget(budget_s if others else math.inf)
 
     def _launch(self, proposal: Proposal, now_s: float) -> bool:
         """Book a proposal and hand its plan to the device; false if nothing was left of it."""
-        loaded = self._residency.ready[proposal.model]
+        loaded = self._models.ready[proposal.model]
         plan = loaded.scheduler.book(proposal, self._next_step_id, now_s)
         if plan is None:
             return False
         self._next_step_id += 1
-        cost_s = self._costs.predict(proposal.model, proposal.kind, proposal.work)
-        step = _LaunchedStep(
-            loaded=loaded,
-            plan=plan,
-            work=proposal.work,
-            cost_s=cost_s,
-            is_cold=not self._costs.is_known(proposal.model, proposal.kind, proposal.work),
-            started_s=now_s,
+        costs = loaded.scheduler.costs
+        cost_s, is_cold = (
+            costs.predict(proposal.kind, proposal.work),
+            not costs.is_known(proposal.kind),
         )
+        step = _LaunchedStep(loaded, plan, cost_s, is_cold, now_s)
         self._timeline.charge(proposal.model, cost_s)
         self._in_flight.append(step)
         self._has_news = True
-        is_sabotaged = self._chaos.random() * 100 < self.config.debug.sim_failure
+        is_sabotaged = self._fault_draws.random() * 100 < self.config.debug.sim_failure
         runner = _FaultInjector(loaded.runner) if is_sabotaged else loaded.runner
-        self._lanes.launch(runner, plan, partial(self._conclude, step))
+        self._executors.launch(runner, plan, partial(self._conclude, step))
         return True
 
     def _conclude(self, step: _LaunchedStep, outcome: StepOutcome) -> None:
@@ -296,25 +285,25 @@ class Engine:
         self._has_news = True
         model, kind = step.plan.model, step.plan.kind
         self._timeline.charge(model, outcome.busy_s - step.cost_s)
-        self._residency.touch(model)
+        self._models.touch(model)
         self.metrics.observe(STEP_SECONDS, outcome.busy_s, model=model, kind=kind)
         scheduler = step.loaded.scheduler
         if outcome.result is not None:
             self._health.note_success()
-            self._costs.observe(model, kind, step.work, outcome.busy_s)
+            self._recent.observe(outcome.busy_s)
             scheduler.commit(step.plan, outcome.result, now_s)
         else:
             assert outcome.error is not None
             self.metrics.add("triptych_failed_steps_total", model=model, kind=kind)
-            told = self._health.note_failure(outcome.error, f"{model} {kind}")
-            scheduler.fail(step.plan, told, now_s)
+            error = self._health.note_failure(outcome.error, f"{model} {kind}")
+            scheduler.fail(step.plan, error, now_s)
 
     def _beat(self, *, is_last: bool = False) -> None:
         """Beat if it is time, and only if the loop is not merely waiting for a step."""
         now_s = self.clock()
         in_flight_s = sum(step.cost_s for step in self._in_flight)
-        budget_s = self._pulse.stall_budget_s(self._costs, in_flight_s)
-        is_due = self._pulse.is_due(now_s, budget_s) or self._residency.take_news()
+        budget_s = self._heartbeat.stall_budget_s(self._recent.p99_s, in_flight_s)
+        is_due = self._heartbeat.is_due(now_s, budget_s) or self._models.take_news()
         beats_anyway = self._beats_anyway(now_s)
         if is_last or (is_due and (self._has_news or beats_anyway)):
             self._has_news = False
@@ -323,25 +312,25 @@ class Engine:
                 phase=self._phase(),
                 stall_budget_s=budget_s,
                 num_jobs=len(self._jobs),
-                models=self._residency.statuses(),
+                models=self._models.statuses(),
             )
-            self._pulse.beat(state, self._residency.ready, now_s)
+            self.on_beat(self._heartbeat.beat(state, self._models.ready, now_s))
         if beats_anyway:
-            self._wake_by(self._pulse.idle_until_s())
+            self._wake_by(self._heartbeat.idle_until_s())
 
     def _beats_anyway(self, now_s: float) -> bool:
         """Whether to beat without news: nothing runs, or what does may take any time."""
         if not self._in_flight:
             return True
         step = self._in_flight[0]
-        return step.is_cold and self._pulse.beats_beside(now_s - step.started_s)
+        return step.is_cold and self._heartbeat.beats_beside(now_s - step.started_s)
 
     def _phase(self) -> str:
         if self._is_draining:
             return "drain"
         if self._in_flight:
             return "step"
-        return "load" if self._residency.is_loading else "idle"
+        return "load" if self._models.is_loading else "idle"
 
     def _wake_by(self, moment_s: float) -> None:
         self._wake_s = min(self._wake_s, moment_s)
@@ -360,7 +349,7 @@ class Engine:
         try:
             if self._is_draining or self._is_stopping:
                 raise Draining("The server is shutting down.", retry_after_s=5.0)
-            self._residency.take(job)
+            self._models.take(job)
         except TriptychError as error:
             self._refuse(job, error)
 
@@ -394,9 +383,9 @@ class Engine:
                 job.sink(Output(job_id=job_id, is_final=True))
 
     def _withdraw(self, job: Job) -> None:
-        """Take a job away from whoever holds it; its scheduler may send a last output."""
-        if not self._residency.drop(job):
-            self._residency.ready[job.model].scheduler.cancel(job.job_id)
+        """Take a job away from its scheduler or loader; the scheduler may send a last output."""
+        if not self._models.drop(job):
+            self._models.ready[job.model].scheduler.cancel(job.job_id)
 
     def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
         for job_id in job_ids:
@@ -404,12 +393,12 @@ class Engine:
             if job is None:
                 continue
             job.is_paused = is_paused
-            if (loaded := self._residency.ready.get(job.model)) is not None:
+            if (loaded := self._models.ready.get(job.model)) is not None:
                 loaded.scheduler.set_paused(job_id, is_paused)
 
     def _load(self, model: str, done: LoadDone) -> None:
         try:
-            self._residency.load(model, done)
+            self._models.load(model, done)
         except TriptychError as error:
             done(error)
 
@@ -436,13 +425,13 @@ class Engine:
             self._refuse(job, error)
         self._beat(is_last=True)
         self.on_turn()
-        self._residency.close()
-        self._lanes.close(patience_s)
+        self._models.close()
+        self._executors.close(patience_s)
 
 
 @cache
-def _fits_gaps(kind: type[Scheduler]) -> bool:
-    """Whether it can be told of company; asked of the class once, since that takes a while."""
+def _fits_budget(kind: type[Scheduler]) -> bool:
+    """Whether it takes a step budget; asked of the class once, since that takes a while."""
     return issubclass(kind, FitsStepBudget)
 
 

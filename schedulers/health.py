@@ -42,15 +42,17 @@ class FailureCounter:
         self._non_finite_s.append(now_s)
 
     def note_failure(self, error: Exception, what: str) -> TriptychError:
-        """A step raised: log it, count it, and say what its jobs are told."""
-        told = translate(error)
+        """A step raised: log it, count it, and return the error for its jobs."""
+        reported = translate(error)
         expected = isinstance(error, JobFailed)
-        _log.error("step failed: %s: %s", what, told.message, exc_info=None if expected else error)
+        _log.error(
+            "step failed: %s: %s", what, reported.message, exc_info=None if expected else error
+        )
         if isinstance(error, DeviceError) or any(mark in str(error) for mark in _STICKY):
             self._sticky = "the device failed"
-        if not isinstance(told, OutOfMemory):
+        if not isinstance(reported, OutOfMemory):
             self._num_failed_in_a_row += 1
-        return told
+        return reported
 
     def verdict(self, now_s: float) -> str:
         """Why the engine must be restarted; empty while it is well."""
@@ -65,10 +67,10 @@ class FailureCounter:
 
 
 def translate(error: Exception) -> TriptychError:
-    """What the jobs of a step are told that raised `error`."""
+    """The error for the jobs of a step that raised `error`."""
     if isinstance(error, JobFailed):
         return error
-    # torch's own out-of-memory errors, told by their text: schedulers do not import torch.
+    # torch's own out-of-memory errors, known by their text: schedulers do not import torch.
     if isinstance(error, MemoryError) or any(mark in str(error).lower() for mark in _NO_MEMORY):
         return OutOfMemory("A step did not fit in memory.")
     return InternalError("An internal error ended this job; the server's log says more.")

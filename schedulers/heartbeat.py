@@ -1,7 +1,7 @@
 """The heartbeat: when the loop beats, how long it may be silent, what it says of its metrics.
 
 A beat is proof of progress, so none is sent while the loop merely waits for a step: a step that
-hangs is noticed by the silence. How long a step of a kind never seen takes nobody knows (its code
+hangs is noticed by the silence. How long a step of a kind never seen takes is unknown (its code
 may be compiled, a large picture drawn on a small machine): the loop goes on beating beside it for a
 while, so that a process that stands still is noticed as soon as ever, and such a step that hangs
 later. Knows nothing of who listens.
@@ -10,14 +10,13 @@ later. Knows nothing of who listens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.core.ledger import Ledger
 from triptych.core.metrics import Metrics, series
 from triptych.core.transport.messages import Heartbeat, ModelStatus
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.cost import CostModel
 
 IDLE_BEAT_S = 0.5
 BUSY_BEAT_S = 0.05
@@ -38,19 +37,18 @@ class LoopState:
 
 
 class HeartbeatSender:
-    """Beats through `on_beat`, with the metrics of engine, ledger and schedulers."""
+    """Makes heartbeats, with the metrics of engine, ledger and schedulers."""
 
     def __init__(self, *, ledger: Ledger, metrics: Metrics, min_stall_budget_s: float) -> None:
-        self.on_beat: Callable[[Heartbeat], None] = lambda beat: None
         self._ledger = ledger
         self._metrics = metrics
         self._min_stall_budget_s = min_stall_budget_s
         self._last_beat_s = -math.inf
         self._told_budget_s = 0.0
 
-    def stall_budget_s(self, costs: CostModel, in_flight_s: float) -> float:
-        """How long silence may last, given the predicted seconds of the steps in flight."""
-        return max(self._min_stall_budget_s, STALL_FACTOR * max(costs.p99_step_s, in_flight_s))
+    def stall_budget_s(self, slow_step_s: float, in_flight_s: float) -> float:
+        """How long silence may last, given slow steps of late and those in flight as predicted."""
+        return max(self._min_stall_budget_s, STALL_FACTOR * max(slow_step_s, in_flight_s))
 
     def beats_beside(self, cold_step_s: float) -> bool:
         """Whether to beat beside a step of a kind never seen, which has run for `cold_step_s`."""
@@ -64,21 +62,19 @@ class HeartbeatSender:
         """When an idle loop must beat next."""
         return self._last_beat_s + IDLE_BEAT_S
 
-    def beat(self, state: LoopState, ready: Mapping[str, LoadedModel], now_s: float) -> None:
-        """Send a beat."""
+    def beat(self, state: LoopState, ready: Mapping[str, LoadedModel], now_s: float) -> Heartbeat:
+        """The heartbeat to send now."""
         self._last_beat_s, self._told_budget_s = now_s, state.stall_budget_s
         gauges, counters = self._snapshot(ready)
-        self.on_beat(
-            Heartbeat(
-                turn=state.turn,
-                phase=state.phase,
-                stall_budget_s=state.stall_budget_s,
-                num_jobs=state.num_jobs,
-                models=state.models,
-                gauges=gauges,
-                counters=counters,
-                histograms=self._metrics.histograms(),
-            )
+        return Heartbeat(
+            turn=state.turn,
+            phase=state.phase,
+            stall_budget_s=state.stall_budget_s,
+            num_jobs=state.num_jobs,
+            models=state.models,
+            gauges=gauges,
+            counters=counters,
+            histograms=self._metrics.histograms(),
         )
 
     def _snapshot(

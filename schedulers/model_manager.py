@@ -36,7 +36,7 @@ RETRY_FAILED_AFTER_S = 10.0
 """A model that failed to load is not tried again for a new job before so long."""
 
 MEMORY_RETRY_S = 5.0
-"""What a job is told when no resident model is idle enough to give way."""
+"""When a job may try again, where no resident model is idle enough to be evicted."""
 
 _log = logging.getLogger(__name__)
 
@@ -217,12 +217,12 @@ class ModelManager:
             self._lanes.post(partial(self._give_up, name, without_locals(error)))
         except Exception as error:  # a loader's fault must not end the others' service
             _log.exception("model %s: loading failed", name)
-            told = (
+            reported = (
                 error
                 if isinstance(error, TriptychError)
                 else InternalError(f"Model {name} could not be loaded; the server's log says why.")
             )
-            self._lanes.post(partial(self._give_up, name, without_locals(told)))
+            self._lanes.post(partial(self._give_up, name, without_locals(reported)))
         else:
             self._lanes.post(partial(self._finish, name, loaded, started_s))
 
@@ -242,7 +242,7 @@ class ModelManager:
     def _make_room(self, name: str, error: MemoryBudgetExceeded) -> None:
         """The ledger has no room: send the idlest model away and try again, or give up.
 
-        A load that nobody waits for sends nobody away: those loaded before would not stay.
+        A load without a waiting job must not evict: models loaded before would not stay.
         """
         entry = self._entries[name]
         idle = [other for other in self.ready if self._hooks.is_idle(other)]

@@ -1,15 +1,17 @@
 """Long work in stages: whose stage runs next, and in what order its answers go out.
 
-Owns the life of jobs whose units are chains of stages (`core.staged_plan`): a sentence of speech
-made in one go, a recording that is written down. One stage of a unit runs at a time, so a step is
-as long as a stage, whatever the unit. Knows no tensors and no model; when a job's next piece is
-due is its pace's business (`staged_pace`).
+Owns the policy and the order of jobs whose units are chains of stages (`core.staged_plan`): a
+sentence of speech made in one go, a recording that is written down. One stage of a unit runs at a
+time, so a step is as long as a stage, whatever the unit. Knows no tensors and no model; when a
+job's next piece is due is its pace's business.
 
-The policy. The unit that must be begun soonest to be over when it is due goes first, where time
-left is what units of its size took so far; jobs that nobody waits for take turns. After
-`_MAX_PRESSED` steps that passed over the job that waited longest, that one has a turn: so no job
-waits longer than that many steps for each job before it. Units of one job may run ahead of each
-other (`units_per_job`), but what they yield goes out in their order.
+The policy:
+
+- The unit that must be begun soonest to be over when it is due goes first, where time left is what
+  units of its size took so far. Jobs without a deadline take turns.
+- After `_MAX_PRESSED` steps that passed over the job that waited longest, that one has a turn: so
+  no job waits longer than that many steps for each job before it.
+- Units of one job may run ahead of each other (`units_per_job`); what they yield goes out in order.
 """
 
 from __future__ import annotations
@@ -19,27 +21,52 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from triptych.core.errors import OutOfMemory, Overloaded, TriptychError, to_info
-from triptych.core.job import Job, JobState, Output
-from triptych.core.plan import Plan, StepResult
-from triptych.core.staged_plan import (
-    Stage,
-    StagedPlan,
-    StagedRow,
-    StagedRowResult,
-    StagedStepResult,
-    UnitStart,
-)
-from triptych.schedulers.base import Proposal, SchedulerStats
-from triptych.schedulers.staged_pace import JobPace
+from triptych.core.job import Job, JobState
+from triptych.core.plan import StepResult
+from triptych.core.staged_plan import Stage, StagedPlan, StagedRow, StagedRowResult, UnitStart
+from triptych.schedulers.batcher import BatchedJob, Batcher, Draft, Step, Unit
 
 _MAX_PRESSED = 4
 _RELEASE = "release"
-_GAIN = 0.2  # of the newest observation in what stages and units are expected to take
+_WHOLE = "unit"  # the work of a unit from its first stage to its last, by the first one's size
 
 
-@dataclass(slots=True, eq=False)
-class _Unit:
+class JobPace:
+    """One job's size and deadlines, read from its request: here one unit, due once if at all."""
+
+    def __init__(self, first_stage: Stage, due_s: float = math.inf, cancelled: Any = None) -> None:
+        self._first_stage = first_stage
+        self._due_s = due_s
+        self._cancelled = cancelled
+
+    @property
+    def num_units(self) -> int:
+        """How many units the job is; at least one."""
+        return 1
+
+    def first_stage(self, unit: int) -> Stage:
+        """The stage that a unit begins with."""
+        return self._first_stage
+
+    def due_s(self) -> float:
+        """By when the unit after those sent must be over; infinity for never."""
+        return self._due_s
+
+    def not_before_s(self) -> float:
+        """When it is early enough to go on; 0 for at once."""
+        return 0.0
+
+    def send(self, payload: Any, now_s: float) -> Any:
+        """Note that `payload` goes out now; returns it with the job's running counts filled in."""
+        return payload
+
+    def cancelled(self) -> Any:
+        """The last payload of a job that was cancelled; `None` for none."""
+        return self._cancelled
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _StagedUnit(Unit):
     """One unit of a job that is not over, or whose yield waits for the units before it."""
 
     entry: _StagedJob
@@ -47,25 +74,20 @@ class _Unit:
     stage: Stage
     first_size: float
     is_started: bool = False
-    is_in_flight: bool = False
     is_over: bool = False
-    is_alone: bool = False
-    """Ran out of memory beside others, and is tried by itself from now on."""
+    num_stages: int = 0
     elapsed_s: float = 0.0
-    held: list[Any] = field(default_factory=list)
+    yielded: list[Any] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
-class _StagedJob:
+class _StagedJob(BatchedJob):
     """A job, its open units in order, and when it last had a turn."""
 
-    job: Job
     pace: JobPace
     waiting_since_s: float
-    is_paused: bool = False
-    is_done: bool = False
     num_opened: int = 0
-    units: list[_Unit] = field(default_factory=list)
+    units: list[_StagedUnit] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,26 +104,17 @@ class StageLimits:
     units_per_job: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _StagedDraft:
-    """The rows of a step; without any it only lets go of what was dropped."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StagedDraft(Draft):
+    """Units and their stage; without any the step only lets go of what was dropped."""
 
-    rows: tuple[_Unit, ...]
-    due_s: float
-    version: int
+    rows: tuple[_StagedUnit, ...]
     presses: bool = False
     """Whether it passes over the job that waited longest."""
-    not_before_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _StagedStep:
-    rows: tuple[_Unit, ...]
-    started: frozenset[_Unit]
-
-
-class StagedScheduler:
-    """Implements `schedulers.base.Scheduler` for jobs that are done stage by stage.
+class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
+    """Schedules jobs that are done stage by stage.
 
     `open_pace` reads a job's request, and raises `RequestError` where it can never run.
     """
@@ -114,147 +127,23 @@ class StagedScheduler:
         max_jobs: int,
         limits: StageLimits,
     ) -> None:
-        self._model = model
+        super().__init__(model=model, max_jobs=max_jobs, counters=("stages_total", "units_total"))
         self._open_pace = open_pace
-        self._max_jobs = max_jobs
         self._limits = limits
-        self._gap_s = math.inf
-        self._entries: dict[str, _StagedJob] = {}
-        self._steps: dict[int, _StagedStep] = {}
         self._dropped: list[str] = []
-        self._started: set[_Unit] = set()
+        self._started: set[_StagedUnit] = set()
         self._num_pressed = 0
-        self._version = 0
-        self._num_stages = self._num_units = 0
-        self._pace_s: dict[str, float] = {}  # seconds per size: of stages by name, of whole units
-
-    def submit(self, job: Job) -> None:
-        """Take a job in. Raises what `open_pace` raises, and Overloaded."""
-        assert job.job_id not in self._entries, "job ids are unique"
-        if len(self._entries) >= self._max_jobs:
-            raise Overloaded("The queue is full; try again later.", retry_after_s=1.0)
-        pace = self._open_pace(job)
-        self._version += 1
-        entry = _StagedJob(job, pace, waiting_since_s=job.arrival_s, is_paused=job.is_paused)
-        self._entries[job.job_id] = entry
-        self._open_units(entry)
-
-    def cancel(self, job_id: str) -> None:
-        """End a job with a last payload that says so; an unknown or ended one is ignored."""
-        entry = self._entries.get(job_id)
-        if entry is not None:
-            self._version += 1
-            self._end(entry, JobState.CANCELLED, payload=entry.pace.cancelled())
-
-    def set_paused(self, job_id: str, is_paused: bool) -> None:
-        """Leave a job out of steps, or let it go on; an unknown or ended one is ignored.
-
-        What it has begun is brought to its end all the same where others wait for the place.
-        """
-        entry = self._entries.get(job_id)
-        if entry is not None:
-            self._version += 1
-            entry.is_paused = is_paused
-
-    def set_gap(self, gap_s: float) -> None:
-        """Units share a step only as far as it fits between the steps of other models."""
-        self._gap_s = gap_s
-
-    def propose(self, now_s: float) -> Proposal | None:
-        """The next step; none while all depends on steps in flight or on slow readers."""
-        draft = self._draft(now_s)
-        if draft is None:
-            return None
-        kind = draft.rows[0].stage.name if draft.rows else _RELEASE
-        return Proposal(
-            model=self._model,
-            kind=kind,
-            work={"size": sum(unit.stage.size for unit in draft.rows)},
-            due_s=draft.due_s,
-            num_rows=len(draft.rows),
-            intent=draft,
-            not_before_s=draft.not_before_s,
-        )
-
-    def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
-        """Make the plan; chooses anew if anything changed since the proposal."""
-        draft = proposal.intent
-        assert isinstance(draft, _StagedDraft), "a proposal of this scheduler"
-        fresh = draft if draft.version == self._version else self._draft(now_s)
-        if fresh is None or fresh.not_before_s > now_s:
-            return None
-        self._version += 1
-        self._num_pressed = self._num_pressed + 1 if fresh.presses else 0
-        starts = tuple(unit for unit in fresh.rows if not unit.is_started)
-        dropped, self._dropped = tuple(self._dropped), []
-        self._steps[step_id] = _StagedStep(fresh.rows, frozenset(starts))
-        for unit in fresh.rows:
-            self._begin(unit, now_s)
-        return StagedPlan(
-            step_id=step_id,
-            model=self._model,
-            kind=fresh.rows[0].stage.name if fresh.rows else _RELEASE,
-            rows=tuple(StagedRow(job_id=u.entry.job.job_id, unit=u.index) for u in fresh.rows),
-            starts=tuple(_start(unit) for unit in starts),
-            dropped=dropped,
-        )
-
-    def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
-        """Record what a step yielded and send what is in order."""
-        assert isinstance(result, StagedStepResult), "the staged runner's result"
-        self._version += 1
-        rows = self._steps.pop(plan.step_id).rows
-        elapsed_s = result.elapsed_s / max(len(rows), 1)
-        for unit, row in zip(rows, result.rows, strict=True):
-            unit.is_in_flight = False
-            self._num_stages += 1
-            self._observe(unit.stage.name, elapsed_s, unit.stage.size)
-            unit.elapsed_s += elapsed_s
-            if unit.entry.is_done:
-                self._started.discard(unit)
-            elif row.error is not None:
-                self._end(unit.entry, JobState.FAILED, error=row.error)
-            else:
-                self._accept(unit, row, now_s)
-
-    def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
-        """End the jobs of a step that raised; after want of memory each is tried alone."""
-        self._version += 1
-        step = self._steps.pop(plan.step_id)
-        is_retried = isinstance(error, OutOfMemory) and len(step.rows) > 1
-        for unit in step.rows:
-            unit.is_in_flight = False
-            if not (unit.entry.is_done or is_retried):  # where it began, it may be under way
-                self._end(unit.entry, JobState.FAILED, error=error)
-            if unit.entry.is_done or unit in step.started:
-                self._started.discard(unit)
-                unit.is_started = False
-            unit.is_alone = is_retried
-
-    def stats(self) -> SchedulerStats:
-        """Counts for metrics."""
-        entries = self._entries.values()
-        num_running = sum(any(unit.is_started for unit in entry.units) for entry in entries)
-        return SchedulerStats(
-            num_waiting=len(self._entries) - num_running,
-            num_running=num_running,
-            gauges={
-                "jobs_paused": sum(entry.is_paused for entry in entries),
-                "units_started": len(self._started),
-            },
-            counters={"stages_total": self._num_stages, "units_total": self._num_units},
-        )
 
     def check(self) -> None:
         """Assert that every unit is accounted for."""
         assert len(self._started) <= self._limits.max_started, "more state than there is room for"
-        live = {u for e in self._entries.values() for u in e.units if u.is_started}
+        live = {u for e in self._jobs.values() for u in e.units if u.is_started}
         in_flight = [unit for step in self._steps.values() for unit in step.rows]
         assert len(in_flight) == len(set(in_flight)), "one stage of a unit at a time"
-        assert all(unit.is_in_flight for unit in in_flight)
+        assert all(unit.num_in_flight == 1 for unit in in_flight)
         assert live <= self._started, "what is started is counted"
         assert self._started - live <= set(in_flight), "only steps in flight outlive their jobs"
-        for entry in self._entries.values():
+        for entry in self._jobs.values():
             assert not entry.is_done
             assert 0 < len(entry.units) <= self._limits.units_per_job, "a live job has open units"
             assert not entry.units[0].is_over, "what is over at the head is closed"
@@ -263,146 +152,188 @@ class StagedScheduler:
 
     def _draft(self, now_s: float) -> _StagedDraft | None:
         able = list(self._candidates())
-        ready = [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]
-        if ready:
+        if ready := [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]:
             return self._choice(ready)
         if self._dropped:
-            return _StagedDraft((), math.inf, self._version)
+            return _StagedDraft(kind=_RELEASE, work={}, rows=())
         if not able:
             return None
         first = min(able, key=lambda unit: unit.entry.pace.not_before_s())
-        not_before_s = first.entry.pace.not_before_s()
-        return _StagedDraft((first,), math.inf, self._version, not_before_s=not_before_s)
+        name, not_before_s = first.stage.name, first.entry.pace.not_before_s()
+        return _StagedDraft(kind=name, work={}, rows=(first,), not_before_s=not_before_s)
 
-    def _choice(self, ready: list[_Unit]) -> _StagedDraft:
+    def _choice(self, ready: list[_StagedUnit]) -> _StagedDraft:
         patient = min(ready, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
         order = sorted(ready, key=self._urgency)
         first = patient if self._num_pressed >= _MAX_PRESSED else order[0]
         rows = tuple(self._rows(first, order))
-        due_s = min(self._due_s(unit) for unit in rows)
-        presses = all(unit.entry is not patient.entry for unit in rows)
-        return _StagedDraft(rows, due_s, self._version, presses)
+        name = first.stage.name
+        return _StagedDraft(
+            kind=name,
+            work={"size": sum(unit.stage.size for unit in rows)},
+            rows=rows,
+            due_s=min(self._due_s(unit) for unit in rows),
+            presses=all(unit.entry is not patient.entry for unit in rows),
+        )
 
-    def _rows(self, first: _Unit, order: list[_Unit]) -> Iterator[_Unit]:
+    def _rows(self, first: _StagedUnit, order: list[_StagedUnit]) -> Iterator[_StagedUnit]:
         """`first`, and the next in order that can share its step."""
         yield first
-        num_rows, size = 1, first.stage.size
-        most = self._most(first.stage.name)
+        num_rows, size, stage = 1, first.stage.size, first.stage.name
         room = self._limits.max_started - len(self._started) - (not first.is_started)
         for unit in order if not first.is_alone else ():
-            is_like = unit.stage.name == first.stage.name and not unit.is_alone
+            is_like = unit.stage.name == stage and not unit.is_alone
             if unit is first or not is_like or not (unit.is_started or room):
                 continue
-            if num_rows == self._limits.max_rows or size + unit.stage.size > most:
+            size += unit.stage.size
+            is_large = size > self._limits.max_size or num_rows == self._limits.max_rows
+            if is_large or self._is_long(stage, size):
                 return
             yield unit
             num_rows += 1
-            size += unit.stage.size
             room -= not unit.is_started
 
-    def _most(self, stage: str) -> float:
-        """The size of a step: what is allowed, and what fits between those of others."""
-        pace_s = self._pace_s.get(stage, 0.0)
-        return min(self._limits.max_size, self._gap_s / pace_s if pace_s else math.inf)
+    def _is_long(self, stage: str, size: float) -> bool:
+        """Whether such work is known to be too long beside other models."""
+        return self._took_s(stage, size) > self._step_budget_s
 
-    def _candidates(self) -> Iterator[_Unit]:
-        """Units that could have a stage now."""
+    def _took_s(self, kind: str, size: float) -> float:
+        """What such work takes, as far as it is known."""
+        work = {"size": size}
+        return self.costs.predict(kind, work) if self.costs.is_timed(kind, work) else 0.0
+
+    def _candidates(self) -> Iterator[_StagedUnit]:
+        """Units that could have a stage now.
+
+        What a paused job has begun is brought to its end where others wait for its place.
+        """
         is_full = len(self._started) >= self._limits.max_started
-        for entry in self._entries.values():
+        for entry in self._jobs.values():
             for unit in entry.units:
                 can_begin = unit.is_started or not is_full
                 is_held_back = entry.is_paused and not (is_full and unit.is_started)
-                if can_begin and not is_held_back and not (unit.is_in_flight or unit.is_over):
+                if can_begin and not is_held_back and not (unit.num_in_flight or unit.is_over):
                     yield unit
 
-    def _urgency(self, unit: _Unit) -> tuple[float, float, int]:
+    def _urgency(self, unit: _StagedUnit) -> tuple[float, float, int]:
         return self._due_s(unit), unit.entry.waiting_since_s, unit.index
 
-    def _due_s(self, unit: _Unit) -> float:
+    def _due_s(self, unit: _StagedUnit) -> float:
         """When this stage must be over, if the rest of its unit takes what such units took."""
         if unit is not unit.entry.units[0]:
             return math.inf
-        whole_s = self._pace_s.get("", 0.0) * unit.first_size
-        stage_s = self._pace_s.get(unit.stage.name, 0.0) * unit.stage.size
-        return unit.entry.pace.due_s() - max(0.0, whole_s - unit.elapsed_s - stage_s)
+        whole_s = self._took_s(_WHOLE, unit.first_size)
+        left_s = whole_s - unit.elapsed_s - self._took_s(unit.stage.name, unit.stage.size)
+        return unit.entry.pace.due_s() - max(0.0, left_s)
 
-    # Recording.
+    # Booking and recording.
 
-    def _open_units(self, entry: _StagedJob) -> None:
-        while (
-            len(entry.units) < self._limits.units_per_job
-            and entry.num_opened < entry.pace.num_units
-        ):
-            stage = entry.pace.first_stage(entry.num_opened)
-            entry.units.append(_Unit(entry, entry.num_opened, stage, stage.size))
-            entry.num_opened += 1
+    def _open(self, job: Job) -> _StagedJob:
+        return _StagedJob(job, job.is_paused, self._open_pace(job), job.arrival_s)
 
-    def _begin(self, unit: _Unit, now_s: float) -> None:
-        """Note that a stage of `unit` is launched."""
-        unit.is_in_flight = unit.is_started = True
-        self._started.add(unit)
-        unit.entry.waiting_since_s = now_s
-        unit.entry.job.state = JobState.RUNNING
-        unit.entry.job.timings.setdefault("scheduled_s", now_s)
+    def _joined(self, opened: _StagedJob) -> None:
+        pace, units = opened.pace, opened.units
+        while len(units) < self._limits.units_per_job and opened.num_opened < pace.num_units:
+            index, stage = opened.num_opened, pace.first_stage(opened.num_opened)
+            units.append(_StagedUnit(entry=opened, index=index, stage=stage, first_size=stage.size))
+            opened.num_opened += 1
 
-    def _observe(self, name: str, seconds: float, size: float) -> None:
-        pace_s = seconds / max(size, 1.0)
-        known_s = self._pace_s.setdefault(name, pace_s)
-        self._pace_s[name] = known_s + _GAIN * (pace_s - known_s)
+    def _cancelled(self, opened: _StagedJob) -> Any:
+        return opened.pace.cancelled()
 
-    def _accept(self, unit: _Unit, row: StagedRowResult, now_s: float) -> None:
+    def _take(
+        self, draft: _StagedDraft, step_id: int, now_s: float
+    ) -> tuple[StagedPlan, tuple[_StagedUnit, ...]]:
+        self._num_pressed = self._num_pressed + 1 if draft.presses else 0
+        starts = tuple(unit for unit in draft.rows if not unit.is_started)
+        dropped, self._dropped = tuple(self._dropped), []
+        for unit in draft.rows:
+            unit.is_started = True
+            unit.entry.waiting_since_s = now_s
+            unit.entry.job.state = JobState.RUNNING
+            unit.entry.job.timings.setdefault("scheduled_s", now_s)
+        self._started.update(starts)
+        plan = StagedPlan(
+            step_id=step_id,
+            model=self._model,
+            kind=draft.kind,
+            rows=tuple(StagedRow(job_id=u.entry.job.job_id, unit=u.index) for u in draft.rows),
+            starts=tuple(
+                UnitStart(job_id=u.entry.job.job_id, unit=u.index, request=u.entry.job.request)
+                for u in starts
+            ),
+            dropped=dropped,
+        )
+        return plan, draft.rows
+
+    def _learn(self, step: Step[_StagedDraft, _StagedUnit], kind: str, result: StepResult) -> None:
+        super()._learn(step, kind, result)
+        self._counters["stages_total"] += len(step.rows)
+        for unit in step.rows:
+            unit.num_stages += 1
+            unit.elapsed_s += result.elapsed_s / len(step.rows)
+
+    def _accept(
+        self,
+        step: Step[_StagedDraft, _StagedUnit],
+        row: _StagedUnit,
+        found: StagedRowResult,
+        now_s: float,
+    ) -> None:
         """Take what a stage yielded; send what nothing before it holds up."""
-        if row.payload is not None:
-            unit.held.append(row.payload)
-        if row.next_stage is not None:
-            unit.stage = row.next_stage
+        if found.error is not None:
+            self._end(row.entry, JobState.FAILED, error=found.error)
+            return
+        if found.payload is not None:
+            row.yielded.append(found.payload)
+        if found.next_stage is not None:
+            row.stage = found.next_stage
         else:
-            unit.is_over, unit.is_started = True, False
-            self._started.discard(unit)
-            self._num_units += 1
-            self._observe("", unit.elapsed_s, unit.first_size)
-        self._send(unit.entry, now_s)
+            row.is_over, row.is_started = True, False
+            self._started.discard(row)
+            self._counters["units_total"] += 1
+            self.costs.observe(_WHOLE, {"size": row.first_size}, row.elapsed_s)
+        self._send_ready(row.entry, now_s)
 
-    def _send(self, entry: _StagedJob, now_s: float) -> None:
+    def _send_ready(self, entry: _StagedJob, now_s: float) -> None:
         """Everything that is next in order; the last of it ends the job."""
         payloads: list[Any] = []
         while entry.units:
-            payloads += entry.units[0].held
-            entry.units[0].held = []
+            payloads += entry.units[0].yielded
+            entry.units[0].yielded = []
             if not entry.units[0].is_over:
                 break
             del entry.units[0]
-        self._open_units(entry)
+        self._joined(entry)
         sent = [entry.pace.send(payload, now_s) for payload in payloads]
         if sent:
             entry.job.timings.setdefault("first_output_s", now_s)
         last = sent.pop() if sent and not entry.units else None
         for payload in sent:
-            entry.job.sink(Output(job_id=entry.job.job_id, payload=payload))
+            self._send(entry, payload)
         if not entry.units:
             self._end(entry, JobState.FINISHED, payload=last)
 
-    def _end(
-        self,
-        entry: _StagedJob,
-        state: JobState,
-        *,
-        payload: Any = None,
-        error: TriptychError | None = None,
-    ) -> None:
-        """Send the last output; what the job holds is let go of with the next plan."""
-        job = entry.job
-        entry.is_done = True
-        job.state = state
-        del self._entries[job.job_id]
-        begun = [unit for unit in entry.units if unit.is_started]
+    def _retry(self, step: Step[_StagedDraft, _StagedUnit], live: list[_StagedUnit]) -> bool:
+        for unit in live:
+            if not unit.num_stages:  # it begins once more
+                unit.is_started = False
+                self._started.discard(unit)
+        return super()._retry(step, live)
+
+    def _left(self, opened: _StagedJob) -> None:
+        begun = [unit for unit in opened.units if unit.is_started]
         if begun:
-            self._dropped.append(job.job_id)
-        self._started -= {unit for unit in begun if not unit.is_in_flight}
-        info = None if error is None else to_info(error)
-        job.sink(Output(job_id=job.job_id, payload=payload, is_final=True, error=info))
+            self._dropped.append(opened.job.job_id)
+        self._started -= {unit for unit in begun if not unit.num_in_flight}
 
+    def _settle(self, row: _StagedUnit) -> None:
+        if row.entry.is_done:
+            self._started.discard(row)
 
-def _start(unit: _Unit) -> UnitStart:
-    job = unit.entry.job
-    return UnitStart(job_id=job.job_id, unit=unit.index, request=job.request)
+    def _num_waiting(self) -> int:
+        running = (any(unit.is_started for unit in e.units) for e in self._jobs.values())
+        return len(self._jobs) - sum(running)
+
+    def _gauges(self) -> dict[str, float]:
+        return {"units_started": len(self._started)}

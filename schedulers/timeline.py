@@ -16,15 +16,16 @@ The policy:
 3. No starvation. Deadlines that overrule the fair choice for longer than `max_wait_s` on end (or
    three rounds of everything proposed, if steps are long) are not feasible together; from then
    on the fair choice gets `FAIR_FLOOR` of the device's time all the same.
-4. Gaps. Fair shares of a slow device would still be felt: between two steps of a model with
-   deadlines (two tokens of a chat), those without get `GAP_SHARE` of what one such step takes.
-   After `NUM_NARROW` such gaps the next is wide: it takes one step, however long, or as many as
-   are over within `WIDE_S`, which nobody notices. What they cannot use of their share for that
-   they give up, but for what a wide gap holds. So tokens come at half their pace at worst, but for
-   one gap in many; and what does not fit between two of them disturbs seldom, and does more then:
-   larger batches cost less for each row.
+4. Gaps. A gap lies between two steps of a model with deadlines (two tokens of a chat) that take
+   T seconds each. Steps without a deadline may take in it:
+   - `GAP_SHARE` x T in all, in a narrow gap;
+   - one step of any length, or as many as are over within `WIDE_S`, in the wide gap that follows
+     `NUM_NARROW` narrow ones.
+   A model that finds no gap forgoes its share, but for what a wide gap holds. So tokens come at
+   (1 + `GAP_SHARE`) x T at worst, but for one gap in `NUM_NARROW` + 1; and what does not fit
+   between two of them runs seldom and in larger batches, which cost less for each row.
 
-So nobody waits without bound: for n models whose longest step takes L seconds, fair order serves
+No model waits without bound: for n models whose longest step takes L seconds, fair order serves
 each within 2 n L seconds of service, and endless deadlines stretch that by 1 / `FAIR_FLOOR`. What
 fits no narrow gap waits for `NUM_NARROW` steps of those with deadlines besides.
 """
@@ -90,7 +91,7 @@ class _StepBudget:
     def has_room(self, candidate: Candidate) -> bool:
         if candidate.cost_s <= self.left_s:
             return True
-        if self.is_wide:  # whoever was served before within a narrow gap's time is in nobody's way
+        if self.is_wide:  # what was served before within a narrow gap's time is in no one's way
             return self.taken_s <= self.room_s
         return not (candidate.is_known or self.taken_s)
 
@@ -115,6 +116,7 @@ class Timeline:
         self._pressed_s = 0.0
         self._spared_s = 0.0
         self._gaps: dict[str, _StepBudget] = {}
+        self._urgent: set[str] = set()  # models whose latest proposal had a deadline
 
     def pick(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
         """The candidate to run next; charge its service with `charge`."""
@@ -123,9 +125,14 @@ class Timeline:
         self._note_gaps(chosen)
         return chosen
 
-    def gap_s(self, models: Collection[str]) -> float:
-        """How long a step without a deadline may be beside these models; infinity if unknown."""
-        gaps = (self._gaps[model].offer_s for model in models if model in self._gaps)
+    def step_budget_s(self, model: str, others: Collection[str]) -> float:
+        """How long a step of `model` may be beside those of `others`; infinity if unknown.
+
+        Where its steps have deadlines of their own, no gap bounds them.
+        """
+        if model in self._urgent:
+            return math.inf
+        gaps = (self._gaps[other].offer_s for other in others if other in self._gaps)
         return min(gaps, default=math.inf)
 
     def _choose(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
@@ -186,6 +193,10 @@ class Timeline:
             if candidate.model not in self._waiting:
                 received = self._service.get(candidate.model, 0.0)
                 self._service[candidate.model] = max(received, self._level)
+            if candidate.has_deadline:
+                self._urgent.add(candidate.model)
+            else:
+                self._urgent.discard(candidate.model)
         self._waiting = frozenset(candidate.model for candidate in candidates)
 
     def _is_owed(self, candidates: Sequence[Candidate]) -> bool:

@@ -7,7 +7,7 @@ would do, and booking does just that. The rules, in the order they are applied:
   one, the newest row gives way (is preempted: it will be computed again later). A row never
   pushes out an older one, and stands still instead. Rows whose reader is slow give way first.
   A row with a step in flight gives its pages back only when that step is over, so it sits this
-  step out; likewise nobody is pushed out while rows that have ended are about to free pages.
+  step out; likewise no row is preempted while rows that have ended are about to free pages.
 - A row that gave way `max_preemptions` times takes all the pages it can ever need when it starts
   again. It never lacks one, so it never gives way again.
 - Prompts fill what the token budget leaves, those begun first, then those waiting. While rows are
@@ -42,26 +42,26 @@ class AdmittedRow:
     num_pages: int
 
 
-def _at_will(job_id: str, start: int, end: int) -> int:
+def _at_will(row: SequenceState, start: int, end: int) -> int:
     return end
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """What is kept out of a step by whoever owns the scheduler, though it could take part.
+    """What the owner of the rows keeps out of a step, though it could take part.
 
-    Jobs of `job_ids` stand still, waiting or running; prompts take `max_prompt_tokens` at most.
-    `chunk_end` says where a chunk of a job's prompt that begins at `start`, with room up to `end`,
-    does end: at `start` if it has to wait, beyond `end` where it cannot be cut before that.
+    Rows with these `names` stand still, waiting or running; prompts take `max_prompt_tokens` at
+    most. `chunk_end` says where a chunk of a row's prompt that begins at `start`, with room up to
+    `end`, does end: at `start` if it has to wait, beyond `end` where it cannot be cut before that.
     A second try after an OutOfMemory is not held up.
     """
 
-    job_ids: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
     max_prompt_tokens: int = sys.maxsize
-    chunk_end: Callable[[str, int, int], int] = _at_will
+    chunk_end: Callable[[SequenceState, int, int], int] = _at_will
 
 
-NO_HOLD = TokenLimits()
+UNCONSTRAINED = TokenLimits()
 
 
 @dataclass(slots=True)
@@ -75,25 +75,12 @@ class TokenDraft:
     awaited: list[tuple[SequenceState, bytes]] = field(default_factory=list)
     is_retry: bool = False
 
-    @property
-    def num_decode_rows(self) -> int:
-        """Rows whose input is the token drawn last."""
-        return sum(piece.row.is_decoding for piece in self.pieces)
 
-    @property
-    def kind(self) -> str:
-        """What the step is made of: decode, prefill or mixed."""
-        num_decode_rows = self.num_decode_rows
-        if num_decode_rows == len(self.pieces):
-            return "decode"
-        return "mixed" if num_decode_rows else "prefill"
-
-
-def make_draft(state: TokenState, hold: TokenLimits = NO_HOLD) -> TokenDraft:
+def make_draft(state: TokenState, limits: TokenLimits = UNCONSTRAINED) -> TokenDraft:
     """The next step. Without pieces there is nothing to do before something else happens."""
     if state.retries:
         return _draft_retry(state)
-    drafter = _Drafter(state, hold)
+    drafter = _Drafter(state, limits)
     if state.options.enable_in_flight_batching:
         drafter.add_decodes()
         drafter.add_prompts()
@@ -107,19 +94,19 @@ def make_draft(state: TokenState, hold: TokenLimits = NO_HOLD) -> TokenDraft:
 def _draft_retry(state: TokenState) -> TokenDraft:
     """Half of a step that ran out of memory, once none of its rows is in flight any more."""
     group = state.retries[0]
-    if any(piece.row.num_in_flight for piece in group):
+    if any(piece.unit.num_in_flight for piece in group):
         return TokenDraft(is_retry=True)
-    pieces = [ScheduledRow(p.row, p.start, p.num_tokens, p.is_sampled) for p in group]
+    pieces = [ScheduledRow(p.unit, p.start, p.num_tokens, p.is_sampled) for p in group]
     return TokenDraft(pieces=pieces, is_retry=True)
 
 
 class _Drafter:
     """Fills one draft, keeping count of what it has promised."""
 
-    def __init__(self, state: TokenState, hold: TokenLimits) -> None:
+    def __init__(self, state: TokenState, limits: TokenLimits) -> None:
         self.draft = TokenDraft()
         self._state = state
-        self._hold = hold
+        self._limits = limits
         self._options = state.options
         self._pool = state.pool
         self._num_rows_left = min(len(state.free_slots), state.max_rows - len(state.running))
@@ -151,9 +138,9 @@ class _Drafter:
         if self.draft.pieces:
             share = int(self._options.max_prompt_share * self._options.max_batch_input_tokens)
             self._num_tokens_left = min(self._num_tokens_left, max(1, share))
-        if not self._hold.max_prompt_tokens:
+        if not self._limits.max_prompt_tokens:
             return
-        self._num_tokens_left = min(self._num_tokens_left, self._hold.max_prompt_tokens)
+        self._num_tokens_left = min(self._num_tokens_left, self._limits.max_prompt_tokens)
         for row in self._state.running:
             if not row.is_decoding and self._can_step(row):
                 if not self._has_budget(row.num_remaining) or not self._has_context(row):
@@ -165,7 +152,7 @@ class _Drafter:
 
     def _can_step(self, row: SequenceState) -> bool:
         """Whether `row`, which runs, may take part."""
-        is_held = row in self._sitting_out or row.job.job_id in self._hold.job_ids
+        is_held = row in self._sitting_out or row.name in self._limits.names
         return row.can_step and not is_held
 
     def _is_idle(self, row: SequenceState) -> bool:
@@ -190,13 +177,13 @@ class _Drafter:
             return True
         if not self._num_pages_left:
             self._is_short = True
-            self._push_out(row, victims)
+            self._preempt_for(row, victims)
         if not self._num_pages_left:
             return False
         self._num_pages_left -= 1
         return True
 
-    def _push_out(self, row: SequenceState, victims: Iterator[SequenceState]) -> None:
+    def _preempt_for(self, row: SequenceState, victims: Iterator[SequenceState]) -> None:
         """Choose rows to give way until a page comes free."""
         while not self._num_pages_left and not self._must_wait:
             victim = next(victims, None)
@@ -220,7 +207,7 @@ class _Drafter:
         """Whether a page will be held by somebody, as drafted so far."""
         return page_id in self._pinned or self._pool.num_holders(page_id) > self._dropped[page_id]
 
-    def _make_way(self) -> bool:
+    def _evict_idle(self) -> bool:
         """Let a waiting prompt take the place of a row whose reader is slow."""
         victim = next(self._idle, None)
         if victim is not None:
@@ -232,7 +219,7 @@ class _Drafter:
         for row in islice(self._state.waiting, _MAX_LOOKAHEAD):
             if len(blocked) == _MAX_BLOCKED:
                 return
-            if row.job.job_id in self._hold.job_ids or self._still_awaits(row):
+            if row.name in self._limits.names or self._still_awaits(row):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             awaited = self._find_awaited(row, len(found))
@@ -243,7 +230,7 @@ class _Drafter:
                 return
             if not self._chunk_size(row, len(found) * self._pool.page_size):
                 continue
-            if not self._num_rows_left and not self._make_way():
+            if not self._num_rows_left and not self._evict_idle():
                 return
             if self._has_context(row) and self._try_admit(row, found):
                 self.draft.passed += blocked
@@ -258,15 +245,13 @@ class _Drafter:
     def _is_coming(self, key: bytes) -> bool:
         """Whether a row that is not held up computes the page called `key`."""
         owner = self._state.computing.get(key)
-        is_moving = owner is not None and not (
-            owner.is_paused or owner.job.job_id in self._hold.job_ids
-        )
+        is_moving = owner is not None and not (owner.is_paused or owner.name in self._limits.names)
         return key in self._claimed or is_moving
 
     def _find_awaited(self, row: SequenceState, num_found: int) -> bytes | None:
         """The last of the pages that `row` lacks and that are coming in one go.
 
-        Where one is coming, those before it are: whoever computes it computes them first.
+        Where one is coming, those before it are: its row computes them first.
         """
         missing = row.lookup_keys(self._pool.page_size)[num_found:]
         num_coming = bisect_left(missing, True, key=lambda key: not self._is_coming(key))
@@ -299,7 +284,7 @@ class _Drafter:
             num_needed = num_pages - sum(self._is_held(page) for page in found)
             if self._has_room(num_needed):
                 break
-            if not self._make_way():
+            if not self._evict_idle():
                 return False
         self._num_pages_left -= num_needed
         self._num_rows_left -= 1
@@ -325,7 +310,7 @@ class _Drafter:
         room = num_remaining
         if self._options.enable_chunked_prefill:
             room = min(num_remaining, self._num_tokens_left)
-        num_tokens = self._hold.chunk_end(row.job.job_id, start, start + room) - start
+        num_tokens = self._limits.chunk_end(row, start, start + room) - start
         is_cut = num_tokens < num_remaining and not self._options.enable_chunked_prefill
         return 0 if is_cut else num_tokens
 

@@ -1,6 +1,6 @@
 """What the token scheduler knows: its rows, their queues, and the steps in flight.
 
-Owns the data and its invariants. Decides nothing: `token_draft` reads it, `token` changes it.
+Owns the data and its invariants. Decides nothing: `token_draft` reads it, `token_batch` changes it.
 """
 
 from __future__ import annotations
@@ -8,32 +8,35 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from triptych.core.config import ScheduleOptions
-from triptych.core.job import Job
 from triptych.core.kv.keys import page_key
 from triptych.core.kv.pages import Lease, PagePool
 from triptych.core.plan import StepCodes, TokenRow
 from triptych.core.tokens import TokenLogprob, TokenRequest
+from triptych.schedulers.batcher import Unit
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SequenceState:
-    """One job's way through the batch.
+class SequenceState(Unit):
+    """One sequence on its way through the batch: a job's answer, or a segment of speech.
 
     Its tokens are the prompt, the committed output, and `num_unknown` tokens more that steps in
     flight will have sampled. `num_booked` positions are computed or in flight, the first
     `num_committed` of them surely computed. While it holds a
     `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
-    `num_bound_pages` how many of its pages the runner was told of.
+    `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
+    flight. `owner` is what its tokens are for.
     """
 
-    job: Job
+    name: str
+    owner: Any
     request: TokenRequest
     rank: tuple[int, int]
+    arrival_s: float
     max_outputs: int
     root: bytes
     keys: list[bytes] = field(default_factory=list)
@@ -42,13 +45,14 @@ class SequenceState:
     lease: Lease | None = None
     slot: int = -1
     is_paused: bool = False
+    is_over: bool = False
+    has_started: bool = False
     is_bound: bool = False
     is_decoding: bool = False
     num_bound_pages: int = 0
     num_booked: int = 0
     num_committed: int = 0
     num_unknown: int = 0
-    num_in_flight: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_times_passed: int = 0
@@ -56,11 +60,6 @@ class SequenceState:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_answered: bool = False
     last_token_s: float = 0.0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the job has ended; the row may still be in flight."""
-        return self.job.state.is_final
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -91,7 +90,7 @@ class SequenceState:
     def can_step(self) -> bool:
         """Whether a step may be booked now: something is left to compute, and nothing forbids it.
 
-        A row the runner has to be told of anew waits for its steps in flight, so that all its
+        A row that must be bound again waits for its steps in flight, so that all its
         tokens are known and its slot is not rebound under them.
         """
         return (
@@ -132,9 +131,9 @@ class SequenceState:
 
 @dataclass(slots=True, eq=False)
 class ScheduledRow:
-    """A row's part of a step in flight. A stale one follows a step that failed: it counts not."""
+    """A sequence's part of a step in flight. A stale one follows a step that failed: it is void."""
 
-    row: SequenceState
+    unit: SequenceState
     start: int
     num_tokens: int
     is_sampled: bool
@@ -142,11 +141,11 @@ class ScheduledRow:
 
     def book(self) -> TokenRow:
         """The runner's view of it; from here on it is in flight."""
-        row = self.row
+        row = self.unit
         assert row.lease is not None, "a running row holds a lease"
         end = self.start + self.num_tokens
         planned = TokenRow(
-            job_id=row.job.job_id,
+            job_id=row.name,
             slot=row.slot,
             start=self.start,
             num_tokens=self.num_tokens,
@@ -157,44 +156,24 @@ class ScheduledRow:
         row.num_bound_pages = len(row.lease)
         row.num_booked = end
         row.num_unknown += self.is_sampled
-        row.num_in_flight += 1
         row.is_bound = True
         row.is_decoding = self.is_sampled
         return planned
 
     def roll_back(self) -> None:
-        """Undo the booking; the runner will be told of the row anew."""
-        row = self.row
+        """Undo the booking; the row is bound again when it is booked next."""
+        row = self.unit
         row.num_booked = self.start
         row.num_unknown -= self.is_sampled
         row.is_bound = row.is_decoding = False
         row.num_bound_pages = 0
 
 
-@dataclass(slots=True, eq=False)
-class TokenStep:
-    """A booked step that is not over. `is_retry` marks the second try after an OutOfMemory."""
-
-    pieces: list[ScheduledRow]
-    is_retry: bool = False
-
-
-@dataclass(slots=True)
-class TokenCounters:
-    """Totals since the scheduler was made."""
-
-    num_preemptions: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_non_finite: int = 0
-
-
 class TokenProgress(NamedTuple):
-    """How far a job is, with steps in flight counted as done.
+    """How far a sequence is, with steps in flight counted as done.
 
     `num_left` positions are to be computed for its next token, if it `can_step`; `num_outputs`
-    tokens are drawn. A job `is_waiting` until its prompt is begun, and `is_answered` after it.
+    tokens are drawn. It `is_waiting` until its prompt is begun, and `is_answered` after it.
     """
 
     num_left: int
@@ -252,12 +231,11 @@ class TokenState:
     def __init__(self, *, pool: PagePool, options: ScheduleOptions) -> None:
         self.pool = pool
         self.options = options
-        self.rows: dict[str, SequenceState] = {}
+        self.rows: set[SequenceState] = set()
         self.waiting = RankedRows()
         self.held_back: set[SequenceState] = set()
         self.running = RankedRows()
         self.leaving: set[SequenceState] = set()
-        self.steps: dict[int, TokenStep] = {}
         self.retries: deque[list[ScheduledRow]] = deque()
         self.computing: dict[bytes, SequenceState] = {}
         self.free_slots = list(range(options.max_batch_size))
@@ -289,7 +267,7 @@ class TokenState:
         """Hold `row` back, or let it go on."""
         if row.lease is None:
             self.dequeue(row)
-        row.is_paused = row.job.is_paused = is_paused
+        row.is_paused = is_paused
         if row.lease is None:
             self.enqueue(row)
         elif is_paused:
@@ -335,7 +313,7 @@ class TokenState:
 
     def leave(self, row: SequenceState) -> None:
         """Take a row that has ended out of every queue; it keeps what it holds until released."""
-        del self.rows[row.job.job_id]
+        self.rows.remove(row)
         if row.lease is None:
             self.dequeue(row)
             return
@@ -344,22 +322,16 @@ class TokenState:
         self.drop_retry(row)
         self.leaving.add(row)
 
-    def pop_step(self, step_id: int) -> tuple[TokenStep, list[TokenStep]]:
-        """Take out a step in flight; also returns those booked after it."""
-        step_ids = list(self.steps)
-        later = [self.steps[other] for other in step_ids[step_ids.index(step_id) + 1 :]]
-        return self.steps.pop(step_id), later
-
     def retry(self, pieces: list[ScheduledRow]) -> None:
         """Try `pieces` once more, each half as a step of its own, before anything else."""
-        pieces = [piece for piece in pieces if not piece.row.is_paused]
+        pieces = [piece for piece in pieces if not piece.unit.is_paused]
         half = -(-len(pieces) // 2)
         self.retries.extend(group for group in (pieces[:half], pieces[half:]) if group)
 
     def drop_retry(self, row: SequenceState) -> None:
         """Leave `row` out of what is to be tried again."""
         for group in self.retries:
-            group[:] = [piece for piece in group if piece.row is not row]
+            group[:] = [piece for piece in group if piece.unit is not row]
         self.retries = deque(group for group in self.retries if group)
 
     def unclaim(self, row: SequenceState) -> None:
@@ -369,11 +341,15 @@ class TokenState:
             if self.computing.get(key) is row:
                 del self.computing[key]
 
-    def check(self) -> None:
-        """Assert that every row is in one place, and every slot and claim has its owner."""
+    def check(self, pieces: Sequence[ScheduledRow]) -> None:
+        """Assert that every row is in one place, and every slot and claim has its owner.
+
+        `pieces` are in flight.
+        """
         waiting, running = set(self.waiting), set(self.running)
         assert not waiting & self.held_back
-        assert {row.job.job_id: row for row in waiting | self.held_back | running} == self.rows
+        assert waiting | self.held_back | running == self.rows
+        assert not any(row.is_over for row in self.rows)
         assert all(row.lease is None and not row.num_in_flight for row in waiting | self.held_back)
         assert all(row.is_paused for row in self.held_back)
         assert not any(row.is_paused for row in waiting)
@@ -384,11 +360,10 @@ class TokenState:
         assert None not in leases
         assert len(leases) == len(holders) == self.pool.num_leases, "a lease is lost"
         assert all(row.num_in_flight for row in self.leaving)
-        assert set(self.computing.values()) <= running, "a page is awaited from nobody"
-        pieces = [piece for step in self.steps.values() for piece in step.pieces]
+        assert set(self.computing.values()) <= running, "a page is awaited from no running row"
         for row in holders:
-            mine = [piece for piece in pieces if piece.row is row]
+            mine = [piece for piece in pieces if piece.unit is row]
             assert row.num_in_flight == len(mine)
             fresh = [piece for piece in mine if not piece.is_stale]
-            if not row.is_done:
+            if not row.is_over:
                 assert row.num_unknown == sum(piece.is_sampled for piece in fresh)

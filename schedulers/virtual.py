@@ -1,6 +1,6 @@
 """The loop in virtual time: for benchmarks of policies, and for tests.
 
-Owns a clock that passes only when there is nothing left to do at a moment, and lanes that run
+Owns a clock that passes only when there is nothing left to do at a moment, and executors that run
 everything in place. Steps take what a function says, so hours of a server's life take seconds and
 come out the same every time.
 """
@@ -11,6 +11,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from triptych.core.plan import Plan, Runner
 from triptych.schedulers.executors import StepOutcome, wait_for
@@ -82,6 +83,8 @@ class VirtualExecutors:
         cost_s = self.cost_s(plan)
         self._free_s = start_s + cost_s
         self.started.append((start_s, plan))
+        if result is not None:
+            result = replace(result, elapsed_s=cost_s)
         outcome = StepOutcome(result=result, error=failure, busy_s=cost_s)
         self.call_at(self._free_s, lambda: done(outcome))
 

@@ -15,12 +15,12 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from triptych.core.caller import Principal
 from triptych.core.http.auth import PUBLIC_ROUTES
 from triptych.core.http.errors import error_response
 from triptych.core.http.metrics import HttpMetrics
 from triptych.core.limits import MAX_REQUEST_ID_CHARS
 from triptych.core.logs import fields
-from triptych.core.service import Principal
 
 _SANE_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 _CLIENT_GONE = 499  # as nginx logs it; never sent

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from triptych.core.caller import Caller, Principal
 from triptych.core.config import ServerOptions
 from triptych.core.http.metrics import HttpMetrics
-from triptych.core.service import Caller, Principal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,20 +5,20 @@ Owns a request's units and deadlines for `schedulers.staged`. Runs in the engine
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
 
 from triptych.core.staged_plan import Stage
 from triptych.modalities.embedding.wire import EmbedDelta
+from triptych.schedulers.staged import JobPace
 
 
-class BatchPace:
+class BatchPace(JobPace):
     """Texts that nobody reads before all of them are done: as many units, of one stage each."""
 
     def __init__(self, stage: str, sizes: Sequence[int]) -> None:
-        self._stage = stage
+        super().__init__(Stage(stage, 0), cancelled=EmbedDelta(finish_reason="cancelled"))
         self._sizes = sizes
 
     @property
@@ -28,21 +28,9 @@ class BatchPace:
 
     def first_stage(self, unit: int) -> Stage:
         """The only one."""
-        return Stage(self._stage, self._sizes[unit])
-
-    def due_s(self) -> float:
-        """Never."""
-        return math.inf
-
-    def not_before_s(self) -> float:
-        """At once."""
-        return 0.0
+        return Stage(self._first_stage.name, self._sizes[unit])
 
     def send(self, payload: EmbedDelta, now_s: float) -> EmbedDelta:
         """The payload; the last says that it is."""
         is_last = payload.text == len(self._sizes) - 1
         return msgspec.structs.replace(payload, finish_reason="stop") if is_last else payload
-
-    def cancelled(self) -> EmbedDelta:
-        """A delta that says so."""
-        return EmbedDelta(finish_reason="cancelled")

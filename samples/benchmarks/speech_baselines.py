@@ -27,6 +27,7 @@ from triptych.modalities.tts.plan import SAMPLE_BYTES
 from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.modalities.tts.wire import SpeechDelta
 from triptych.schedulers.base import Proposal, SchedulerStats
+from triptych.schedulers.cost import CostModel
 
 
 class Operation(NamedTuple):
@@ -76,6 +77,7 @@ class _Baseline:
         self.model = model
         self.chunks = chunks
         self.max_rows = max_rows
+        self.costs = CostModel()
         self.voices: dict[str, _Voice] = {}
         self.is_busy = False
 
@@ -180,6 +182,7 @@ class FifoScheduler(_Baseline):
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
         """Record which requests are ready, and since when."""
+        self.costs.observe(plan.kind, {"rows": float(len(self.rows))}, result.elapsed_s)
         self.is_busy = False
         if plan.kind == "audio":
             for voice in self.rows:
@@ -300,6 +303,7 @@ class MaxScheduler(_Baseline):
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
         """Send each request the audio of its round."""
+        self.costs.observe(plan.kind, {"rows": float(len(self.rows))}, result.elapsed_s)
         self.is_busy = False
         if plan.kind == "prompt":
             self.new = self.rows

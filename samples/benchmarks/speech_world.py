@@ -213,7 +213,7 @@ class World:
 
     def run(self) -> list[Heard]:
         """The answers requested within the measured time."""
-        self.engine._residency.start()
+        self.engine._models.start()
         start_s = self.clock()
         for _ in range(self.load.num_listeners):
             self.lanes.call_at(start_s + self.rng.uniform(0, 10), self.ask_again)

@@ -162,7 +162,9 @@ class Crowd:
             self.jobs[job_id] = self.rng.choice(self.asked)
             self.studio.submit(job_id, self.jobs[job_id])
         elif event == "gap":
-            self.studio.scheduler.set_gap(self.rng.choice([0.001, float("inf"), float("inf")]))
+            self.studio.scheduler.set_step_budget(
+                self.rng.choice([0.001, float("inf"), float("inf")])
+            )
         elif event == "memory":
             self.witness.fails_next = True
         elif event == "step":

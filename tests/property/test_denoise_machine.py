@@ -120,7 +120,7 @@ class DenoiseMachine(RuleBasedStateMachine):
 
     @rule(gap_s=st.sampled_from([0.001, 0.012, 0.03, math.inf]))
     def company(self, gap_s: float) -> None:
-        self.rig.scheduler.set_gap(gap_s)
+        self.rig.scheduler.set_step_budget(gap_s)
 
     @rule(is_memory=st.booleans())
     def break_a_step(self, is_memory: bool) -> None:
@@ -207,7 +207,7 @@ class Crowd:
         elif event == 1:
             self.rig.scheduler.set_paused(job_id, self.rng.random() < 0.5)
         elif event == 2:
-            self.rig.scheduler.set_gap(self.rng.choice([0.012, math.inf]))
+            self.rig.scheduler.set_step_budget(self.rng.choice([0.012, math.inf]))
 
     def check(self) -> None:
         num_failed = 0
@@ -255,7 +255,7 @@ def test_no_picture_waits_for_ever(
     """However many come after it, a picture is done within a bound of the work before it."""
     rig = Rig(depth=depth, max_pictures=3, max_state_bytes=64 * 64, max_rows=2)
     if has_company:
-        rig.scheduler.set_gap(0.01)
+        rig.scheduler.set_step_budget(0.01)
     for index, (other, num_steps) in enumerate(others):
         rig.submit(f"before{index}", request_of(other, num_steps=num_steps))
     rig.submit("it", request_of(size, num_steps=4))

@@ -14,7 +14,7 @@ from support.token_driver import drive, random_world
 from triptych.core.kv import keys
 from triptych.core.kv.pages import Lease, PagePool
 from triptych.core.plan import Plan
-from triptych.schedulers import token, token_state
+from triptych.schedulers import token_batch, token_state
 from triptych.schedulers.base import Proposal
 from triptych.schedulers.token import TokenScheduler
 from triptych.schedulers.token_state import SequenceState, TokenState
@@ -108,7 +108,7 @@ FAULTS = (
     Fault(forgets_a_decrement, ((PagePool, "release"),)),
     Fault(frees_twice, ((PagePool, "release"),)),
     Fault(makes_held_pages_evictable, ((PagePool, "release"),)),
-    Fault(names_without_tenant, ((token, "root_key"),)),
+    Fault(names_without_tenant, ((token_batch, "root_key"),)),
     Fault(names_without_parent, ((keys, "page_key"), (token_state, "page_key"))),
     Fault(publishes_before_commit, ((TokenScheduler, "book"),)),
     Fault(takes_the_last_page_from_the_cache, ((SequenceState, "lookup_keys"),)),

@@ -97,7 +97,7 @@ def test_models_load_at_start_and_one_that_does_not_fit_waits_for_its_use() -> N
     ledger = Ledger(100)
     chat, image = loader("chat", ledger, 80), loader("image", ledger, 80)
     bench = Bench(chat, image, ledger=ledger, config=Config())
-    bench.engine._residency.start()
+    bench.engine._models.start()
     bench.run_for(1.0)
     assert bench.states() == {"chat": "ready", "image": "unloaded"}
     bench.submit("job", "image")

@@ -269,13 +269,13 @@ def test_units_share_a_step_only_as_far_as_others_can_wait() -> None:
     rig = Rig(max_rows=9, max_started=9, units_per_job=9)
     rig.submit("a", Request(units=(1,)))
     rig.run()  # it is known now what a unit takes
-    rig.scheduler.set_gap(2.5 * STAGE_S)
+    rig.scheduler.set_step_budget(2.5 * STAGE_S)
     rig.submit("b", Request(units=(1,) * 5))
     rig.step()
-    rig.scheduler.set_gap(0.0)
+    rig.scheduler.set_step_budget(0.0)
     rig.step()
     assert _num_rows(rig)[1:] == [2, 1], "one is always done"
-    rig.scheduler.set_gap(math.inf)
+    rig.scheduler.set_step_budget(math.inf)
     rig.run()
     assert _num_rows(rig)[3:] == [2]
     assert rig.has_ended("b")

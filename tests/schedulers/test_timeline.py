@@ -11,7 +11,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
+from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel, RecentSteps
 from triptych.schedulers.timeline import (
     FAIR_FLOOR,
     GAP_SHARE,
@@ -233,10 +233,10 @@ def test_what_fits_narrow_gaps_does_not_wait_behind_what_does_not() -> None:
 def test_a_model_that_rests_makes_no_step_short() -> None:
     timeline = Timeline()
     picks(timeline, {"chat": 0.016}, 3)
-    assert timeline.gap_s({"chat"}) == WIDE_S
+    assert timeline.step_budget_s("images", {"chat"}) == WIDE_S
     for _ in range(20):
         timeline.pick([Candidate("images", math.inf, 0.06)], 0.0)
-    assert timeline.gap_s({"chat"}) == math.inf
+    assert timeline.step_budget_s("images", {"chat"}) == math.inf
 
 
 def test_what_is_not_known_is_let_in() -> None:
@@ -260,43 +260,69 @@ def test_who_cannot_use_its_share_for_want_of_gaps_saves_no_credit() -> None:
 
 def test_how_long_a_step_may_be_beside_others_is_known_from_theirs() -> None:
     timeline = Timeline()
-    assert timeline.gap_s({"chat"}) == math.inf
+    assert timeline.step_budget_s("images", {"chat"}) == math.inf
     assert picks(timeline, {"chat": 0.016, "images": 0.01}, 6)[-2:] == ["images", "chat"]
-    assert math.isclose(timeline.gap_s({"chat", "files"}), GAP_SHARE * 0.016)
+    assert math.isclose(timeline.step_budget_s("images", {"chat", "files"}), GAP_SHARE * 0.016)
     assert picks(timeline, {"chat": 0.016, "images": 0.01}, 1) == ["images"]
-    assert math.isclose(timeline.gap_s({"chat"}), GAP_SHARE * 0.016 - 0.01)
+    assert math.isclose(timeline.step_budget_s("images", {"chat"}), GAP_SHARE * 0.016 - 0.01)
     picks(timeline, {"chat": 0.016}, NUM_NARROW)
-    assert timeline.gap_s({"chat", "files"}) == WIDE_S
-    assert timeline.gap_s({"images"}) == math.inf
+    assert timeline.step_budget_s("images", {"chat", "files"}) == WIDE_S
+    assert timeline.step_budget_s("files", {"images"}) == math.inf
+
+
+def test_a_step_with_a_deadline_is_bound_by_no_gap() -> None:
+    timeline = Timeline()
+    pair = [Candidate("chat", 9.0, 0.016), Candidate("voice", 9.0, 0.01)]
+    for _ in range(4):
+        timeline.charge(timeline.pick(pair, 0.0).model, 0.01)
+    assert timeline.step_budget_s("voice", {"chat"}) == math.inf
+    timeline.pick([pair[0], Candidate("voice", math.inf, 0.01)], 0.0)
+    assert timeline.step_budget_s("voice", {"chat"}) < math.inf
+
+
+def test_what_just_such_a_step_took_is_known() -> None:
+    model = CostModel()
+    for rows, seconds in ((1, 0.01), (8, 0.5), (2, 0.012), (8, 0.5), (1, 0.01)):
+        model.observe("denoise", {"rows": rows}, seconds)
+    assert model.predict("denoise", {"rows": 8}) == 0.5, "whatever a line through all would say"
+    assert model.predict("denoise", {"rows": 1}) == 0.01
+    assert model.measured("denoise", {"rows": 2}) is None, "once is not enough"
+
+
+def test_kinds_that_are_alike_are_one_quantity() -> None:
+    model = CostModel(alike=frozenset(("decode", "prefill")))
+    model.observe("decode", {"rows": 4}, 0.04)
+    assert math.isclose(model.predict("prefill", {"rows": 8}), 0.08, rel_tol=0.01)
+    assert not model.is_known("prefill")
 
 
 def test_cost_is_learned_per_kind_and_work() -> None:
     model = CostModel()
-    assert model.predict("chat", "prefill", {"tokens": 100}) == UNKNOWN_COST_S
-    assert not model.is_known("chat", "prefill", {"tokens": 100})
+    assert model.predict("prefill", {"tokens": 100}) == UNKNOWN_COST_S
+    assert not model.is_known("prefill")
     for tokens in (512, 64, 1024, 1, 300, 777, 12, 900):
-        model.observe("chat", "prefill", {"tokens": tokens}, 0.002 + 0.0001 * tokens)
-    assert math.isclose(model.predict("chat", "prefill", {"tokens": 500}), 0.052, rel_tol=0.02)
-    assert model.predict("chat", "decode", {"rows": 1}) == UNKNOWN_COST_S
+        model.observe("prefill", {"tokens": tokens}, 0.002 + 0.0001 * tokens)
+    assert math.isclose(model.predict("prefill", {"tokens": 500}), 0.052, rel_tol=0.02)
+    assert model.predict("decode", {"rows": 1}) == UNKNOWN_COST_S
 
 
 def test_a_slow_first_step_is_forgotten_and_one_outlier_moves_little() -> None:
     model = CostModel()
-    model.observe("chat", "decode", {"rows": 8}, 60.0)
+    model.observe("decode", {"rows": 8}, 60.0)
     for _ in range(50):
-        model.observe("chat", "decode", {"rows": 8}, 0.01)
-    assert math.isclose(model.predict("chat", "decode", {"rows": 8}), 0.01, rel_tol=0.01)
-    model.observe("chat", "decode", {"rows": 8}, 5.0)
-    assert model.predict("chat", "decode", {"rows": 8}) < 0.013
+        model.observe("decode", {"rows": 8}, 0.01)
+    assert math.isclose(model.predict("decode", {"rows": 8}), 0.01, rel_tol=0.01)
+    model.observe("decode", {"rows": 8}, 5.0)
+    assert model.predict("decode", {"rows": 8}) < 0.013
 
 
 def test_cost_follows_a_drift() -> None:
     model = CostModel()
     for _ in range(100):
-        model.observe("chat", "decode", {"rows": 8}, 0.01)
+        model.observe("decode", {"rows": 8}, 0.01)
     for _ in range(100):
-        model.observe("chat", "decode", {"rows": 8}, 0.03)
-    assert math.isclose(model.predict("chat", "decode", {"rows": 8}), 0.03, rel_tol=0.1)
+        model.observe("decode", {"rows": 8}, 0.03)
+    assert math.isclose(model.predict("decode", {"rows": 8}), 0.03, rel_tol=0.1)
 
 
 @quick
@@ -305,13 +331,13 @@ def test_predictions_stay_finite_and_positive(steps: list[tuple[float, float, fl
     model = CostModel()
     for tokens, context, seconds in steps:
         work = {"tokens": tokens, "context": context}
-        model.observe("chat", "mixed", work, seconds)
-        assert 0 < model.predict("chat", "mixed", work) < math.inf
+        model.observe("mixed", work, seconds)
+        assert 0 < model.predict("mixed", work) < math.inf
 
 
 def test_p99_is_of_recent_steps() -> None:
-    model = CostModel()
-    assert model.p99_step_s == 0.0
+    recent = RecentSteps()
+    assert recent.p99_s == 0.0
     for n in range(1000):
-        model.observe("chat", "decode", {}, 1.0 if n % 50 == 0 else 0.01)
-    assert model.p99_step_s == 1.0
+        recent.observe(1.0 if n % 50 == 0 else 0.01)
+    assert recent.p99_s == 1.0

@@ -3,7 +3,8 @@
 from support.token_world import World, token_request
 
 from triptych.core.plan import TokenPlan
-from triptych.schedulers.token_draft import TokenLimits
+from triptych.schedulers.token_draft import UNCONSTRAINED, TokenLimits
+from triptych.schedulers.token_state import TokenProgress
 
 
 def _world(*prompts: int, **options: object) -> World:
@@ -17,7 +18,8 @@ def _world(*prompts: int, **options: object) -> World:
 
 def _step(world: World, hold: TokenLimits) -> TokenPlan | None:
     """One step with `hold`, over before this returns."""
-    proposal = world.scheduler.propose(world.now_s, hold)
+    world.scheduler.limits = hold
+    proposal = world.scheduler.propose(world.now_s)
     if proposal is None:
         return None
     plan = world.scheduler.book(proposal, world.num_steps, world.now_s)
@@ -26,7 +28,12 @@ def _step(world: World, hold: TokenLimits) -> TokenPlan | None:
     world.in_flight.append((plan, world.runner.run(plan)))
     world.commit()
     world.check()
+    world.scheduler.limits = UNCONSTRAINED
     return plan
+
+
+def _progress(world: World, job_id: str) -> TokenProgress:
+    return world.scheduler.tokens.progress(world.scheduler._jobs[job_id].row)
 
 
 def _jobs(plan: TokenPlan | None) -> list[str]:
@@ -40,14 +47,14 @@ def test_held_rows_stand_still_and_lose_nothing() -> None:
     world.commit()
     hold = TokenLimits(frozenset("b"))
     assert all(_jobs(_step(world, hold)) == ["a", "c"] for _ in range(3))
-    assert world.scheduler.progress("b").num_outputs < world.scheduler.progress("a").num_outputs
+    assert _progress(world, "b").num_outputs < _progress(world, "a").num_outputs
     world.finish_all()
 
 
 def test_a_waiting_job_is_held_without_blocking_those_behind_it() -> None:
     world = _world(5, 5)
     assert _jobs(_step(world, TokenLimits(frozenset("a")))) == ["b"]
-    assert world.scheduler.progress("a").is_waiting
+    assert _progress(world, "a").is_waiting
     assert set(_jobs(_step(world, TokenLimits()))) == {"a", "b"}
     world.finish_all()
 
@@ -60,7 +67,7 @@ def test_prompts_take_no_more_than_they_may() -> None:
         assert plan is not None
         assert [row.num_tokens for row in plan.rows] == [1, allowed]
     assert _jobs(_step(world, TokenLimits(max_prompt_tokens=0))) == ["a"]
-    assert world.scheduler.progress("b").num_left == 10
+    assert _progress(world, "b").num_left == 10
     world.finish_all()
 
 
@@ -77,7 +84,8 @@ def test_nobody_waits_for_a_page_that_a_held_row_would_compute() -> None:
 
 def test_a_stale_proposal_keeps_its_hold() -> None:
     world = _world(5, 5)
-    proposal = world.scheduler.propose(0.0, TokenLimits(frozenset("a")))
+    world.scheduler.limits = TokenLimits(frozenset("a"))
+    proposal = world.scheduler.propose(0.0)
     assert proposal is not None
     world.submit("c", token_request((1, 2, 3), max_tokens=3))
     plan = world.scheduler.book(proposal, world.num_steps, 0.0)
@@ -85,16 +93,17 @@ def test_a_stale_proposal_keeps_its_hold() -> None:
     assert _jobs(plan) == ["b", "c"]
     world.num_steps += 1
     world.in_flight.append((plan, world.runner.run(plan)))
+    world.scheduler.limits = UNCONSTRAINED
     world.finish_all()
 
 
 def test_progress_counts_what_is_cached_and_in_flight() -> None:
     world = _world(9)
-    assert world.scheduler.progress("a") == (9, 0, True, True, False)
+    assert _progress(world, "a") == (9, 0, True, True, False)
     world.book()
-    assert world.scheduler.progress("a") == (1, 1, True, False, True)
+    assert _progress(world, "a") == (1, 1, True, False, True)
     world.commit()
     prompt = world.requests["a"].prompt_ids
     world.submit("z", token_request(prompt, max_tokens=2))
-    assert world.scheduler.progress("z").num_left == 1, "two pages of four are found"
+    assert _progress(world, "z").num_left == 1, "two pages of four are found"
     world.finish_all()

@@ -22,6 +22,7 @@ from triptych.core.plan import (
     TokenStepResult,
 )
 from triptych.schedulers.base import LoadedModel, Proposal, Scheduler, SchedulerStats
+from triptych.schedulers.cost import CostModel
 
 
 @dataclass
@@ -124,6 +125,7 @@ class FakeFrames:
         self.model = model
         self.kind = kind
         self.depth = depth
+        self.costs = CostModel()
         self.lateness_s: list[float] = []
         self.failed: list[TriptychError] = []
         self.paused: set[str] = set()
@@ -172,6 +174,8 @@ class FakeFrames:
         )
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
+        assert isinstance(plan, FramePlan)
+        self.costs.observe(plan.kind, {"frames": float(len(plan.job_ids))}, result.elapsed_s)
         for voice in self._rows(plan):
             request = voice.job.request
             if request.period_s:

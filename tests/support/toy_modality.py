@@ -20,6 +20,7 @@ from triptych.core.job import Job, JobState, Output
 from triptych.core.plan import Plan, StepResult
 from triptych.modalities.modality import ApiPart, ApiSetup, Modality
 from triptych.schedulers.base import LoadedModel, Proposal, SchedulerStats
+from triptych.schedulers.cost import CostModel
 
 
 class CountRequest(msgspec.Struct, frozen=True, tag="count"):
@@ -63,6 +64,7 @@ class CountScheduler:
     jobs: dict[str, Job] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
     booked: set[str] = field(default_factory=set)
+    costs: CostModel = field(default_factory=CostModel)
 
     def submit(self, job: Job) -> None:
         self.jobs[job.job_id] = job

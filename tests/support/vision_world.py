@@ -21,9 +21,8 @@ from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowRe
 from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
-from triptych.modalities.vlm.scheduling import VisionLimits, VisionScheduler
+from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
 from triptych.schedulers.base import Proposal
-from triptych.schedulers.token import TokenScheduler
 
 CLASH = FIRST_FRAME_ID + 1
 """The id of every picture position here, whatever the picture."""
@@ -130,21 +129,13 @@ class SeeingWorld(World):
         self.sight = sight or VisionLimits(max_step_patches=16)
         self.features: ContentCache[str] = ContentCache(10**6, copy=str, max_entries=max_entries)
         self.pool.enable_prefix_caching = not self.sight.whole_prompts
-        tokens = TokenScheduler(
+        self.scheduler = VisionScheduler(
             model=MODEL,
             pool=self.pool,
             options=self.options,
             max_length=self.max_length,
             namespace=NAMESPACE,
-            takes_content=True,
-        )
-        self.tokens = tokens
-        self.scheduler = VisionScheduler(  # type: ignore[assignment]
-            model=MODEL,
-            tokens=tokens,
-            features=self.features,
-            sight=self.sight,
-            options=self.options,
+            vision=VisionResources(self.features, self.sight),
         )
         self.runner = SeeingRunner(
             features=self.features,
@@ -203,12 +194,12 @@ class SeeingDriver(Driver):
     def submit(self) -> None:
         rng = self.rng
         request = random_request(rng)
-        if rng.random() < 0.8 or self.world.scheduler._sight.whole_prompts:
+        if rng.random() < 0.8 or self.world.sight.whole_prompts:
             parts: Sequence[int | tuple[str, int]] = [
                 rng.choice((rng.randrange(1, 6), (rng.choice("abc"), rng.choice((1, 3, 9)))))
                 for _ in range(rng.randrange(1, 4))
             ]
-            pictures = [("d", 2)] if self.world.scheduler._sight.whole_prompts else []
+            pictures = [("d", 2)] if self.world.sight.whole_prompts else []
             max_tokens = rng.choice((1, 3, 9))
             request = see(
                 *parts, *pictures, rng.randrange(1, 4), max_tokens=max_tokens, tenant=request.tenant

@@ -1,6 +1,6 @@
 """What the denoise scheduler knows: jobs, their pictures, and the steps in flight.
 
-Owns the data and its invariants. Decides nothing: `denoise_draft` reads it, `denoise` changes it.
+Owns the data and its invariants. Decides nothing: `draft` reads it, `scheduler` changes it.
 """
 
 from __future__ import annotations
@@ -8,19 +8,23 @@ from __future__ import annotations
 import enum
 import math
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from triptych.core.job import Job
 from triptych.modalities.diffusion.plan import PictureCost, PictureKey, PlannedSteps
-from triptych.modalities.diffusion.scheduling.step_spans import StepSpan, preview_strides, strides
+from triptych.modalities.diffusion.scheduling.step_spans import (
+    StepSpan,
+    preview_spans,
+    step_spans,
+)
 from triptych.modalities.diffusion.wire import ImageRequest
+from triptych.schedulers.batcher import BatchedJob, Unit
 
 _GROWTH = 1.05  # by picture, so that want of memory at every turn still lets pictures be done
 
 
 class PictureStatus(enum.Enum):
-    """Where a picture stands, with steps in flight counted as done (but for what they tell)."""
+    """Where a picture stands, with steps in flight counted as done (but for what they yield)."""
 
     WAITING = "waiting"
     ENCODING = "encoding"
@@ -29,22 +33,15 @@ class PictureStatus(enum.Enum):
     OVER = "over"
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Entry:
-    """A job. `number` counts jobs as they came; `told_position` is the last it was told."""
+@dataclass(slots=True, eq=False)
+class ImageJob(BatchedJob):
+    """A job. `number` counts jobs as they came; `told_position` is the last that was sent."""
 
-    job: Job
     request: ImageRequest
     cost: PictureCost
     number: int
-    is_paused: bool = False
     told_position: int = -1
     pictures: list[PictureState] = field(default_factory=list)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the last output was sent."""
-        return self.job.state.is_final
 
     @property
     def is_waiting(self) -> bool:
@@ -52,26 +49,25 @@ class Entry:
         return all(picture.stage is PictureStatus.WAITING for picture in self.pictures)
 
 
-@dataclass(slots=True, eq=False)
-class PictureState:
-    """One picture. `num_strides` of its `way` are done or in flight, `step` steps surely done.
+@dataclass(slots=True, eq=False, kw_only=True)
+class PictureState(Unit):
+    """One picture. `num_spans` of its `spans` are done or in flight, `step` steps surely done.
 
-    With `has_asked` one branch of the next stride was asked ahead. A picture that has to begin anew
+    With `has_asked` one branch of the next span was asked ahead. A picture that has to begin again
     is another one with the same key.
     """
 
-    entry: Entry
+    entry: ImageJob
     index: int
     num_shown: int = 0
     stage: PictureStatus = PictureStatus.WAITING
-    course: PlannedSteps | None = None
-    way: tuple[StepSpan, ...] = ()
+    planned: PlannedSteps | None = None
+    spans: tuple[StepSpan, ...] = ()
     shown_after: tuple[int, ...] = ()
-    num_strides: int = 0
+    num_spans: int = 0
     has_asked: bool = False
     step: int = 0
     num_computed: int = 0
-    num_in_flight: int = 0
     num_times_passed: int = 0
 
     @property
@@ -92,19 +88,19 @@ class PictureState:
 
     @property
     def num_left(self) -> int:
-        """Strides to go."""
-        return len(self.way) - self.num_strides
+        """Spans to go."""
+        return len(self.spans) - self.num_spans
 
     @property
-    def stride(self) -> StepSpan:
+    def span(self) -> StepSpan:
         """The next one, or what is left of it."""
-        stride = self.way[self.num_strides]
-        return StepSpan(1, stride.stop, stride.num_rows - 1) if self.has_asked else stride
+        span = self.spans[self.num_spans]
+        return StepSpan(1, span.stop, span.num_rows - 1) if self.has_asked else span
 
     @property
     def num_rows(self) -> int:
-        """Guidance branches that the next stride computes."""
-        return self.stride.num_rows
+        """Guidance branches that the next span computes."""
+        return self.span.num_rows
 
     @property
     def num_tokens(self) -> int:
@@ -112,53 +108,35 @@ class PictureState:
         return self.entry.cost.num_tokens
 
     @property
-    def can_step(self) -> bool:
-        """Whether its next stride may be booked."""
-        return self._can_go_on and self.num_left > 0
-
-    @property
-    def can_decode(self) -> bool:
-        """Whether all of its strides are booked, and its decoding is not."""
-        return self._can_go_on and self.num_left == 0
-
-    @property
-    def _can_go_on(self) -> bool:
+    def can_go_on(self) -> bool:
+        """Whether its next span, or its decoding, may be booked."""
         return self.stage is PictureStatus.DRAWING and not self.entry.is_paused
 
-    def begin(self, course: PlannedSteps) -> None:
-        """Its text is encoded, and its way known."""
-        self.stage, self.course, self.step = PictureStatus.DRAWING, course, course.first_step
-        self.way = strides(course)
-        self.shown_after = preview_strides(self.way, self.entry.request.num_partials)
+    def begin(self, planned: PlannedSteps) -> None:
+        """Its text is encoded, and its steps are known."""
+        self.stage, self.planned, self.step = PictureStatus.DRAWING, planned, planned.first_step
+        self.spans = step_spans(planned)
+        self.shown_after = preview_spans(self.spans, self.entry.request.num_partials)
 
-    def preview_after(self, num_strides: int) -> int:
-        """Which preview is due after so many strides; -1 if none is, or it was shown before."""
-        if num_strides - 1 not in self.shown_after:
+    def preview_after(self, num_spans: int) -> int:
+        """Which preview is due after so many spans; -1 if none is, or it was shown before."""
+        if num_spans - 1 not in self.shown_after:
             return -1
-        index = self.shown_after.index(num_strides - 1)
+        index = self.shown_after.index(num_spans - 1)
         return index if index >= self.num_shown else -1
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledPicture:
-    """One picture's part of a step; `stride` where it is denoised, `preview` if it shows one.
+    """One picture's part of a step; `span` where it is denoised, `preview` if it shows one.
 
-    With `asks_ahead` its stride ends before the step that computes, of which one branch is asked.
+    With `asks_ahead` its span ends before the step that computes, of which one branch is asked.
     """
 
-    picture: PictureState
-    stride: StepSpan | None = None
+    unit: PictureState
+    span: StepSpan | None = None
     preview: int = -1
     asks_ahead: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DenoiseStep:
-    """A booked step. `size` is how much it holds at once, in the units of its kind."""
-
-    kind: str
-    pieces: tuple[ScheduledPicture, ...]
-    size: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,11 +148,10 @@ class DenoiseState:
 
     max_pictures: int
     max_state_bytes: int
-    entries: dict[str, Entry] = field(default_factory=dict)
+    jobs: Mapping[str, ImageJob]
     waiting: list[PictureState] = field(default_factory=list)
     running: dict[PictureState, None] = field(default_factory=dict)
     dropped: list[PictureKey] = field(default_factory=list)
-    steps: dict[int, DenoiseStep] = field(default_factory=dict)
     max_size: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -183,31 +160,31 @@ class DenoiseState:
         return sum(picture.entry.cost.state_bytes for picture in self.running)
 
     @property
-    def jobs_in_line(self) -> Iterator[Entry]:
+    def jobs_in_line(self) -> Iterator[ImageJob]:
         """Jobs of which nothing is begun, first first."""
-        return (entry for entry in self.entries.values() if entry.is_waiting)
+        return (entry for entry in self.jobs.values() if entry.is_waiting)
 
-    def add(self, entry: Entry) -> None:
-        """Put a job and its pictures in line."""
-        self.entries[entry.job.job_id] = entry
+    def add(self, entry: ImageJob) -> None:
+        """Put a job's pictures in line."""
         for index in range(entry.request.num_images):
-            entry.pictures.append(PictureState(entry, index))
+            entry.pictures.append(PictureState(entry=entry, index=index))
         self.waiting += entry.pictures
 
-    def let_in(self, picture: PictureState) -> None:
+    def admit(self, picture: PictureState) -> None:
         """Begin a picture."""
         self.waiting.remove(picture)
         self.running[picture] = None
         picture.stage = PictureStatus.ENCODING
 
     def finish(self, picture: PictureState) -> None:
-        """A picture is decoded; the runner has let go of it."""
+        """A picture is decoded; the runner has let go of it. Steps may be larger by and by."""
         del self.running[picture]
         picture.stage = PictureStatus.OVER
+        for kind in self.max_size:
+            self.max_size[kind] *= _GROWTH
 
-    def remove(self, entry: Entry) -> None:
-        """Forget a job, whatever becomes of its pictures in steps in flight."""
-        del self.entries[entry.job.job_id]
+    def remove(self, entry: ImageJob) -> None:
+        """Forget a job's pictures, whatever becomes of those in steps in flight."""
         for picture in entry.pictures:
             if picture.stage is PictureStatus.WAITING:
                 self.waiting.remove(picture)
@@ -215,45 +192,38 @@ class DenoiseState:
                 self._drop(picture)
             picture.stage = PictureStatus.OVER
 
-    def widen(self) -> None:
-        """A picture is done: steps may become larger again, little by little."""
-        for kind in self.max_size:
-            self.max_size[kind] *= _GROWTH
-
-    def take_back(self, piece: ScheduledPicture) -> None:
+    def rollback(self, row: ScheduledPicture) -> None:
         """Let a picture stand where it stood before a step that failed.
 
         Where it was in a later step already, it took that one from a place that is not known here:
-        it begins anew.
+        it begins again.
         """
-        picture = piece.picture
+        picture = row.unit
         if picture.num_in_flight:
             self._drop(picture)
             picture.stage = PictureStatus.OVER
-            fresh = PictureState(picture.entry, picture.index, num_shown=picture.num_shown)
+            fresh = PictureState(
+                entry=picture.entry, index=picture.index, num_shown=picture.num_shown
+            )
             picture.entry.pictures[picture.index] = fresh
-            self._wait(fresh)
+            insort(self.waiting, fresh, key=_place)
         elif picture.stage is PictureStatus.ENCODING:
             del self.running[picture]
-            self._wait(picture)
+            picture.stage = PictureStatus.WAITING
+            insort(self.waiting, picture, key=_place)
         else:
             picture.stage = PictureStatus.DRAWING
             picture.has_asked = False
-            if piece.stride is not None and not piece.asks_ahead:
-                picture.num_strides -= 1
-                picture.has_asked = piece.stride != picture.stride  # it was what was left of it
-
-    def _wait(self, picture: PictureState) -> None:
-        """Put a picture back at its place in line."""
-        picture.stage = PictureStatus.WAITING
-        insort(self.waiting, picture, key=lambda each: each.place)
+            if row.span is not None and not row.asks_ahead:
+                picture.num_spans -= 1
+                picture.has_asked = row.span != picture.span  # it was what was left of it
 
     def _drop(self, picture: PictureState) -> None:
         del self.running[picture]
         self.dropped.append(picture.key)
 
-    def check(self) -> None:
-        """Assert that every picture is accounted for."""
+    def check(self, rows: Iterable[ScheduledPicture]) -> None:
+        """Assert that every picture is accounted for; `rows` are in flight."""
         assert len(self.running) <= self.max_pictures, "more pictures than may run"
         assert self.state_bytes <= self.max_state_bytes, "more state than there is room for"
         assert len(set(self.dropped)) == len(self.dropped), "a picture is dropped once"
@@ -262,21 +232,20 @@ class DenoiseState:
         assert all(picture.stage is PictureStatus.WAITING for picture in self.waiting)
         open_pictures = {*self.waiting, *self.running}
         assert len(open_pictures) == len(self.waiting) + len(self.running)
-        for entry in self.entries.values():
+        for entry in self.jobs.values():
             assert not entry.is_done, "a job that ended is forgotten"
-            left = {
-                picture for picture in entry.pictures if picture.stage is not PictureStatus.OVER
-            }
+            left = {each for each in entry.pictures if each.stage is not PictureStatus.OVER}
             assert left, "a live job has pictures to draw"
             assert left <= open_pictures, "a picture is lost"
             open_pictures -= left
         assert not open_pictures, "a picture belongs to a live job"
-        self._check_steps()
+        in_flight = [row.unit for row in rows]
+        for picture in {*in_flight, *self.running}:
+            assert picture.num_in_flight == in_flight.count(picture), "a step in flight is lost"
+            assert picture.num_spans <= len(picture.spans)
+            is_busy = picture.stage in (PictureStatus.ENCODING, PictureStatus.DECODING)
+            assert picture.num_in_flight or not is_busy, "nothing encodes or decodes it"
 
-    def _check_steps(self) -> None:
-        pieces = [piece.picture for step in self.steps.values() for piece in step.pieces]
-        for picture in {*pieces, *self.running}:
-            assert picture.num_in_flight == pieces.count(picture), "a step in flight is lost"
-            assert picture.num_strides <= len(picture.way)
-            is_asked = picture.stage in (PictureStatus.ENCODING, PictureStatus.DECODING)
-            assert picture.num_in_flight or not is_asked, "somebody encodes or decodes it"
+
+def _place(picture: PictureState) -> tuple[int, int]:
+    return picture.place

@@ -52,7 +52,7 @@ class LlmLoader(TokenLoader):
                 blueprint.max_length,
             )
             stack.callback(runner.close)
-            scheduler = self._scheduler(layout, num_pages, blueprint.max_length)
+            scheduler = TokenScheduler(**self._schedule(layout, num_pages, blueprint.max_length))
             close = stack.pop_all().close
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
@@ -83,20 +83,14 @@ class LlmLoader(TokenLoader):
             device=self._device.torch,
         )
 
-    def _scheduler(
-        self,
-        layout: KvLayout,
-        num_pages: int,
-        max_length: int,
-        *,
-        shares: bool = True,
-        takes_content: bool = False,
-    ) -> TokenScheduler:
-        return TokenScheduler(
-            model=self.name,
-            pool=self._pool(layout, num_pages, shares=shares),
-            options=self._config.schedule,
-            max_length=max_length,
-            namespace=self._namespace(layout, max_length),
-            takes_content=takes_content,
-        )
+    def _schedule(
+        self, layout: KvLayout, num_pages: int, max_length: int, *, shares: bool = True
+    ) -> dict[str, Any]:
+        """What every scheduler of tokens is opened with."""
+        return {
+            "model": self.name,
+            "pool": self._pool(layout, num_pages, shares=shares),
+            "options": self._config.schedule,
+            "max_length": max_length,
+            "namespace": self._namespace(layout, max_length),
+        }

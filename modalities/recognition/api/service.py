@@ -13,16 +13,17 @@ from itertools import count
 
 import numpy as np
 
+from triptych.core.caller import Caller
 from triptych.core.client import EngineClient
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
 from triptych.core.media.audio.resampling import Pcm
-from triptych.core.service import Caller, HeldAmount, choose_seed, find_model
 from triptych.modalities.recognition.api.transcript import TranscriptDelta, WhisperTokenizer
 from triptych.modalities.recognition.spec import MAX_PART_S, SAMPLE_RATE, Task
 from triptych.modalities.recognition.windows import MAX_PROMPT_TEMPERATURE
 from triptych.modalities.recognition.wire import TranscribeDelta, TranscribeRequest
+from triptych.modalities.service import HoldLimit, ModelService
 from triptych.schedulers.admission import Admission
 
 MIN_SECONDS = 0.1
@@ -47,8 +48,10 @@ class TranscribeCall:
     caller: Caller = field(default_factory=Caller)
 
 
-class RecognitionService:
+class RecognitionService(ModelService[WhisperTokenizer]):
     """Serves transcription from an engine client."""
+
+    kind = "transcription model"
 
     def __init__(
         self,
@@ -57,15 +60,13 @@ class RecognitionService:
         admission: Admission,
         reader: ClipReader,
     ) -> None:
-        self.client = client
-        self.models = {model.name: model for model in models}
-        self._admission = admission
+        super().__init__(client, models, admission)
         self._reader = reader
-        self._held = HeldAmount(MAX_HELD_S, "Too much sound is being transcribed; try later.")
+        self._held = HoldLimit("Too much sound is being transcribed; try later.")
 
     def check(self, call: TranscribeCall) -> WhisperTokenizer:
         """The call's model, once it can do what is asked. Raises `RequestError`s."""
-        model = find_model(self.models, call.model, "transcription model")
+        model = self.model(call.model)
         model.check_task(call.task)
         model.check_language(call.language)
         if not 0 <= call.temperature <= 1:
@@ -93,8 +94,8 @@ class RecognitionService:
         duration_s = len(pcm_S) / SAMPLE_RATE
         num_tokens = int(duration_s * _TOKENS_PER_SECOND) + 1
         ticket = self._admission.admit(key=caller.principal.key, num_jobs=1, num_tokens=num_tokens)
-        with ticket, self._held.hold(duration_s):
-            recording = _Recording(model, call, duration_s)
+        with ticket, self._held.holding(duration_s, MAX_HELD_S):
+            recording = _Recording(model, call, self._seed(call.seed), duration_s)
             for part in count():
                 request = recording.next_request(pcm_S, part)
                 outputs = self.client.submit(
@@ -123,11 +124,13 @@ def check_sound(pcm_S: Pcm) -> None:
 class _Recording:
     """One recording on its way through the engine, in parts that a message can hold."""
 
-    def __init__(self, model: WhisperTokenizer, call: TranscribeCall, duration_s: float) -> None:
+    def __init__(
+        self, model: WhisperTokenizer, call: TranscribeCall, seed: int, duration_s: float
+    ) -> None:
         self._model = model
         self._call = call
         self._duration_s = duration_s
-        self._seed = choose_seed(call.seed)
+        self._seed = seed
         self._context = list(model.prompt_ids(call.prompt))
         self._language = model.check_language(call.language)
         self._num_segments = self._start = self._heard = 0

@@ -28,8 +28,7 @@ from triptych.modalities.recognition.spec import (
 )
 from triptych.modalities.recognition.wire import TranscribeDelta, TranscribeRequest
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.staged import StagedScheduler, StageLimits
-from triptych.schedulers.staged_pace import TargetPace
+from triptych.schedulers.staged import JobPace, StagedScheduler, StageLimits
 
 MAX_STARTED = 4
 """Recordings with state on the device; the others wait."""
@@ -68,13 +67,13 @@ class RecognitionLoader(DeviceLoader):
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
 
-def open_pace(job: Job) -> TargetPace:
+def open_pace(job: Job) -> JobPace:
     """A recording has no deadline: speech and chats go first. Raises `InvalidRequest`."""
     request: TranscribeRequest = job.request
     num_samples = len(request.pcm) // _SAMPLE_BYTES
     if len(request.pcm) % _SAMPLE_BYTES or not 0 < num_samples <= MAX_PART_S * SAMPLE_RATE:
         raise InvalidRequest(f"A part of a recording holds 1 sample to {MAX_PART_S} s.")
-    return TargetPace(
+    return JobPace(
         Stage("listen", num_samples / SAMPLE_RATE),
         cancelled=TranscribeDelta(finish_reason="cancelled"),
     )

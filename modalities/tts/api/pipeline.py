@@ -22,10 +22,10 @@ from triptych.core.media.audio import decode
 from triptych.core.media.audio.containers import FORMATS, encode_clip
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.child import DecodePool
-from triptych.core.service import configured_seed
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
+from triptych.modalities.service import default_seed
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import Voice
 from triptych.modalities.tts.api.progress import SpeechPiece, SpeechUsage
@@ -127,18 +127,18 @@ class SpeechPipeline(Pipeline[SpeechService]):
             Admission(options=config.schedule),
             max_characters=MAX_CHARACTERS,
             find_clip=find_clip,
-            default_seed=configured_seed(config),
+            default_seed=default_seed(config),
         )
 
     @property
     def sample_rate(self) -> int:
         """Samples per second of its sound."""
-        return self._service.front_end(self._model).sample_rate
+        return self._service.model(self._model).sample_rate
 
     @property
     def voices(self) -> tuple[Voice, ...]:
         """The voices it brings."""
-        return tuple(self._service.front_end(self._model).voices)
+        return tuple(self._service.model(self._model).voices)
 
     def __call__(self, text: str, **options: Unpack[SpeakOptions]) -> Speech:
         """Speak a text of any length.

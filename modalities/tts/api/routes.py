@@ -26,9 +26,9 @@ from triptych.core.http.models import ModelCard, ModelList
 from triptych.core.http.sse import EventStream, described
 from triptych.core.logs import fields
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
-from triptych.core.service import configured_seed
 from triptych.core.weights.resolve import opening
 from triptych.modalities.modality import ApiPart, ApiSetup
+from triptych.modalities.service import default_seed
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.protocol import (
@@ -66,7 +66,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
         setup.admission,
         max_characters=setup.config.speech.max_speech_characters,
         find_clip=voices.clip,
-        default_seed=configured_seed(setup.config),
+        default_seed=default_seed(setup.config),
     )
     cards = speech_cards(service)
     routers = [speech_router(service), speech_models_router(cards), voices_router(voices)]
@@ -118,7 +118,7 @@ def speech_models_router(cards: list[ModelCard]) -> APIRouter:
 
 def speech_cards(service: SpeechService) -> list[ModelCard]:
     """What `/v1/models` says of the service's models."""
-    return [ModelCard(id=name, task="speech") for name in service.front_ends]
+    return [ModelCard(id=name, task="speech") for name in service.models]
 
 
 def _call(body: SpeechBody, context: Context) -> SpeechCall:

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,12 +19,13 @@ from typing import Literal, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
+from triptych.core.caller import Caller
 from triptych.core.client import EngineClient, OutputStream
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
 from triptych.core.limits import MAX_SAMPLES, MAX_SEED
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.audio.speed import TimeStretch
-from triptych.core.service import Caller, choose_seed, find_model
+from triptych.modalities.service import ModelService
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment
 from triptych.modalities.tts.api.planner import SpeechPart, SpeechPlanner
 from triptych.modalities.tts.api.progress import SpeechPiece, SpeechProgress
@@ -87,8 +88,10 @@ FindClip: TypeAlias = Callable[[str, str, str], VoiceClip | None]
 """
 
 
-class SpeechService:
+class SpeechService(ModelService[FrontEnd]):
     """Serves speech from an engine client."""
+
+    kind = "speech model"
 
     def __init__(
         self,
@@ -100,17 +103,10 @@ class SpeechService:
         find_clip: FindClip | None = None,
         default_seed: int | None = None,
     ) -> None:
-        self.client = client
-        self.front_ends: Mapping[str, FrontEnd] = {front.name: front for front in front_ends}
+        super().__init__(client, front_ends, admission, default_seed=default_seed)
         self.max_characters = max_characters
-        self._admission = admission
         self._find_clip = find_clip
-        self._default_seed = default_seed
         self._normalizers: dict[NormalizeOptions, Normalizer] = {}
-
-    def front_end(self, name: str) -> FrontEnd:
-        """The front end of the model called `name`. Raises `UnknownModel`."""
-        return find_model(self.front_ends, name, "speech model")
 
     def speak(self, call: SpeechCall) -> Speaking:
         """Speak a call. All that can be checked at once is checked before anything is started.
@@ -118,7 +114,7 @@ class SpeechService:
         Raises errors of `core.errors.RequestError` here or out of the first piece, which may also
         raise those of `core.errors.Unavailable`.
         """
-        front = self.front_end(call.model)
+        front = self.model(call.model)
         check_text(call.text, self.max_characters)
         voice = _check(call, front)
         planner = SpeechPlanner(partial(self._plan, call, front, voice))
@@ -159,10 +155,9 @@ class SpeechService:
         self, call: SpeechCall, front: FrontEnd, voice: str, speed: float
     ) -> SpeechRequest:
         """What all jobs of a call have in common."""
-        seed = choose_seed(call.seed, self._default_seed)
         return SpeechRequest(
             segments=(),
-            sampling=replace(front.sampling, seed=seed),
+            sampling=replace(front.sampling, seed=self._seed(call.seed)),
             voice=voice,
             clip=await self._clip(call),
             speed=speed,

@@ -15,7 +15,6 @@ CUSHION_ROUNDS = 3.0
 """Rounds of a full token step and a full audio step that a stream's first chunk must last, beside
 the wait for others."""
 
-_MODEL = ""
 _LONGEST_CHUNK_S = 1.0
 _WORTHWHILE = 0.97  # doubling a chunk must lower the price of a frame to this
 _FADE = 0.005  # of the longest wait per step: it is forgotten after some 200 steps
@@ -35,10 +34,10 @@ class SpeechRound(NamedTuple):
 
 
 class SpeechCosts:
-    """Predicts seconds of token and audio steps, and how long a step waits for its turn."""
+    """Seconds of token and audio steps, as `costs` has them, and the wait for a turn."""
 
-    def __init__(self, clock: FrameClock) -> None:
-        self._costs = CostModel()
+    def __init__(self, clock: FrameClock, costs: CostModel) -> None:
+        self._costs = costs
         self._clock = clock
         self._rounds: dict[int, SpeechRound] = {}
         self.wait_s = 0.0
@@ -58,11 +57,11 @@ class SpeechCosts:
 
     def token_s(self, num_rows: int, num_prompt_tokens: int = 0) -> float:
         """A token step: rows that go on, and tokens of prompts."""
-        return self._costs.predict(_MODEL, "token", _token_work(num_rows, num_prompt_tokens))
+        return self._costs.predict("decode", token_work(num_rows, num_prompt_tokens))
 
     def audio_s(self, num_rows: int, num_frames: int) -> float:
         """An audio step; `num_frames` is the sum over its rows."""
-        return self._costs.predict(_MODEL, "audio", _audio_work(num_rows, num_frames))
+        return self._costs.predict("audio", audio_work(num_rows, num_frames))
 
     def _efficient_frames(self, num_rows: int) -> int:
         frames = 1
@@ -73,24 +72,20 @@ class SpeechCosts:
             frames *= 2
         return frames
 
-    def observe_tokens(self, num_rows: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Learn from a token step."""
+    def forget_rounds(self) -> None:
+        """A step was observed."""
         self._rounds.clear()
-        self._costs.observe(_MODEL, "token", _token_work(num_rows, num_prompt_tokens), seconds)
-
-    def observe_audio(self, num_rows: int, num_frames: int, seconds: float) -> None:
-        """Learn from an audio step."""
-        self._rounds.clear()
-        self._costs.observe(_MODEL, "audio", _audio_work(num_rows, num_frames), seconds)
 
     def observe_wait(self, seconds: float) -> None:
         """Learn how much later than predicted a step was over."""
         self.wait_s = max(seconds, (1 - _FADE) * self.wait_s)
 
 
-def _token_work(num_rows: int, num_prompt_tokens: int) -> dict[str, float]:
+def token_work(num_rows: int, num_prompt_tokens: int) -> dict[str, float]:
+    """What a token step is predicted from."""
     return {"rows": num_rows, "prompt_tokens": num_prompt_tokens}
 
 
-def _audio_work(num_rows: int, num_frames: int) -> dict[str, float]:
+def audio_work(num_rows: int, num_frames: int) -> dict[str, float]:
+    """What an audio step is predicted from."""
     return {"rows": num_rows, "frames": num_frames}

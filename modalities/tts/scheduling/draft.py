@@ -12,7 +12,7 @@ per stream, the moment its listener's buffer runs dry (`playback`):
   stay out of it, and prompts are let in by as many tokens as there is time for.
 - A stream that has not begun is due when its first audio was promised. Once that is broken, it
   yields to those who are being listened to, but only for so long.
-- Those nobody listens to are never due.
+- A stream without a listener is never due.
 """
 
 from __future__ import annotations
@@ -24,16 +24,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from triptych.core.config import SpeechOptions
-from triptych.modalities.tts.scheduling.costs import SpeechCosts, SpeechRound
+from triptych.modalities.tts.scheduling.costs import (
+    SpeechCosts,
+    SpeechRound,
+    audio_work,
+    token_work,
+)
 from triptych.modalities.tts.scheduling.state import SpeechModel, SpeechState, SpokenSegment, Stream
-from triptych.schedulers.token import TokenScheduler
+from triptych.modalities.tts.wire import VoiceClip
+from triptych.schedulers.batcher import Unit
+from triptych.schedulers.token_batch import TokenBatch, TokenStepDraft
 from triptych.schedulers.token_draft import TokenLimits
 from triptych.schedulers.token_state import TokenProgress
 
 EASE_STEPS = 8
 """Who is ahead of its listener by the time of so many steps may be left out of one."""
 RESERVE_STEPS = 16
-"""Listeners keep the time of so many steps in hand before anything is done for nobody."""
+"""Listeners keep the time of so many steps in hand before streams without one get any."""
 PATIENCE = 4.0
 """Times the promised time to first audio after which a broken promise comes before all others."""
 _LEAST_PROMPT = 16  # tokens: less of a prompt is not worth its share of a step
@@ -50,38 +57,27 @@ class AudioPiece:
     is_last: bool
     due_s: float
 
-
-@dataclass(frozen=True, slots=True)
-class AudioDraft:
-    """An audio step, due when the first of its listeners runs dry.
-
-    Without pieces, nothing is ripe before `not_before_s`.
-    """
-
-    pieces: tuple[AudioPiece, ...]
-    due_s: float
-    cost_s: float
-    not_before_s: float = 0.0
-
     @property
-    def num_frames(self) -> int:
-        """Frames over all rows."""
-        return _num_frames(self.pieces)
+    def unit(self) -> Unit:
+        """What decodes it."""
+        return self.stream.decoder
 
 
-@dataclass(slots=True)
-class TokenTurn:
-    """Who is kept out of the next token step, when it is due, and what it costs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechDraft(TokenStepDraft):
+    """A step of tokens, of audio or of reading a voice, predicted to take `cost_s`.
 
-    `must` is kept out whatever else there is to do, until `not_before_s` at the latest; what is in
-    `hold` besides only if others can make use of that.
+    An audio step is due when the first of its listeners runs dry.
     """
 
-    hold: TokenLimits
-    must: TokenLimits
-    due_s: float
-    cost_s: float
-    not_before_s: float
+    cost_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class VoiceReading(Unit):
+    """A clip whose voice is read."""
+
+    clip: VoiceClip
 
 
 class _Need(NamedTuple):
@@ -132,7 +128,7 @@ class SpeechDrafter:
         model: SpeechModel,
         options: SpeechOptions,
         state: SpeechState,
-        tokens: TokenScheduler,
+        tokens: TokenBatch,
         costs: SpeechCosts,
     ) -> None:
         self._model = model
@@ -142,16 +138,43 @@ class SpeechDrafter:
         self._tokens = tokens
         self._costs = costs
 
+    def draft(self, now_s: float) -> SpeechDraft | None:
+        """The step that is due first, whatever its kind.
+
+        Audio goes first where that makes no stream late: a frame that is there should be heard.
+        """
+        audio = self._audio(now_s)
+        steps = [audio, self._token_step(now_s), self._voice()]
+        known = [draft for draft in steps if draft is not None]
+        ready = [draft for draft in known if draft.not_before_s <= now_s]
+        if not ready:
+            return min(known, key=lambda draft: draft.not_before_s, default=None)
+        first = min(ready, key=lambda draft: draft.due_s)
+        if audio is None or audio.not_before_s > now_s:
+            return first
+        return audio if now_s + audio.cost_s + first.cost_s <= first.due_s else first
+
+    def _voice(self) -> SpeechDraft | None:
+        """VoiceReading the voice of a clip that a stream waits for."""
+        stream = self._state.next_reader()
+        if stream is None or stream.request.clip is None:
+            return None
+        clip, due_s = stream.request.clip, stream.playback.due_s
+        work = {"samples": float(len(clip.pcm))}
+        return SpeechDraft(kind="voice", work=work, rows=[VoiceReading(clip=clip)], due_s=due_s)
+
     # Audio steps.
 
-    def audio(self, now_s: float) -> AudioDraft | None:
+    def _audio(self, now_s: float) -> SpeechDraft | None:
         """The next audio step; none where nothing will be ripe before something else happens."""
         pace = self._costs.round(len(self._state.speaking))
         ready = [piece for stream in self._state.speaking for piece in self._chunk(stream, pace)]
         ripe = [piece for piece in ready if self._ripe_s(piece, pace) <= now_s]
         if not ripe:
             ripe_s = min((self._ripe_s(piece, pace) for piece in ready), default=math.inf)
-            return AudioDraft((), math.inf, 0.0, ripe_s) if math.isfinite(ripe_s) else None
+            if math.isinf(ripe_s):
+                return None
+            return SpeechDraft(kind="audio", work={}, rows=(), not_before_s=ripe_s)
         # Those that would be ripe when such a step is over had better be part of it.
         end_s = now_s + self._costs.audio_s(len(ripe), _num_frames(ripe))
         ripe = [piece for piece in ready if self._ripe_s(piece, pace) <= end_s]
@@ -159,14 +182,20 @@ class SpeechDrafter:
         others = set(self._state.speaking) - {piece.stream for piece in ripe}
         limit_s = min(ripe[0].due_s - self._costs.wait_s, self._next_sound_s(others))
         pieces = tuple(self._fitting(ripe, limit_s, now_s))
-        cost_s = self._costs.audio_s(len(pieces), _num_frames(pieces))
-        return AudioDraft(pieces, pieces[0].due_s - self._costs.wait_s, cost_s)
+        num_frames = _num_frames(pieces)
+        return SpeechDraft(
+            kind="audio",
+            work=audio_work(len(pieces), num_frames),
+            rows=pieces,
+            due_s=pieces[0].due_s - self._costs.wait_s,
+            cost_s=self._costs.audio_s(len(pieces), num_frames),
+        )
 
     def _fitting(
         self, ripe: list[AudioPiece], limit_s: float, now_s: float
     ) -> Iterator[AudioPiece]:
         """Chunks in the order of their moments, those that can wait only up to `limit_s`."""
-        if ripe[0].stream.is_alone:
+        if ripe[0].stream.decoder.is_alone:
             yield ripe[0]
             return
         num_rows = num_frames = 0
@@ -179,7 +208,7 @@ class SpeechDrafter:
             cost_s = self._costs.audio_s(num_rows + 1, num_frames + piece.num_frames)
             reserve_s = self._reserve_s(piece.stream)
             is_late = now_s + reserve_s + cost_s > limit_s and piece.due_s > soon_s
-            if piece.stream.is_alone or (num_rows and is_late):
+            if piece.stream.decoder.is_alone or (num_rows and is_late):
                 continue
             yield piece
             num_rows, num_frames = num_rows + 1, num_frames + piece.num_frames
@@ -226,19 +255,32 @@ class SpeechDrafter:
 
     # Token steps.
 
-    def turn(self, now_s: float) -> TokenTurn | None:
-        """Who takes part in the next token step; none where nobody could."""
+    def _token_step(self, now_s: float) -> SpeechDraft | None:
+        """The next token step; none where no stream could take part.
+
+        Who must wait is kept out whatever else there is to do; the others only if somebody can
+        make use of that.
+        """
         needs = sorted(self._needs(now_s), key=lambda need: (need.due_s, need.stream.rank))
         if not needs:
             return None
         must, not_before_s = self._must_wait(needs, now_s)
-        fill = self._fill([need for need in needs if need.segment.job_id not in must], now_s)
-        return TokenTurn(
-            hold=TokenLimits(frozenset(fill.held | must), fill.num_tokens),
-            must=TokenLimits(frozenset(must)),
+        fill = self._fill([need for need in needs if need.segment.row.name not in must], now_s)
+        limits = TokenLimits(frozenset(fill.held | must), fill.num_tokens)
+        draft = self._tokens.draft(limits)
+        draft = draft or self._tokens.draft(TokenLimits(frozenset(must)))
+        if draft is None:
+            has_time = not_before_s > now_s
+            later = SpeechDraft(kind="decode", work={}, rows=(), not_before_s=not_before_s)
+            return later if has_time else None
+        num_rows, num_prompt = draft.work["decode_rows"], draft.work["prompt_tokens"]
+        return SpeechDraft(
+            kind=draft.kind,
+            work=token_work(int(num_rows), int(num_prompt)),
+            rows=draft.rows,
             due_s=fill.due_s,
+            choice=draft.choice,
             cost_s=fill.cost_s(),
-            not_before_s=not_before_s,
         )
 
     def _needs(self, now_s: float) -> Iterator[_Need]:
@@ -249,7 +291,7 @@ class SpeechDrafter:
             segment = stream.drawing
             if segment is None or stream.is_paused:
                 continue
-            progress = self._tokens.progress(segment.job_id)
+            progress = self._tokens.progress(segment.row)
             if not progress.can_step:
                 continue
             ready_s, num_steps = self._ready(stream, segment, progress.num_outputs)
@@ -287,28 +329,28 @@ class SpeechDrafter:
         """Jobs kept out by options, and until when."""
         until: dict[str, float] = {}
         if self._options.ce_delay_ms:
-            until |= self._awaiting_company([need for need in needs if need.is_first])
+            until |= self._awaiting_others([need for need in needs if need.is_first])
         if self._options.max_lead_s:
             for need in needs:
                 lead_s = need.due_s - self._options.max_lead_s
                 if need.stream.playback.has_begun and math.isfinite(lead_s):
-                    until[need.segment.job_id] = lead_s
+                    until[need.segment.row.name] = lead_s
         until = {job_id: until_s for job_id, until_s in until.items() if until_s > now_s}
         return set(until), min(until.values(), default=0.0)
 
-    def _awaiting_company(self, first: list[_Need]) -> dict[str, float]:
+    def _awaiting_others(self, first: list[_Need]) -> dict[str, float]:
         """New prompts wait for each other, until the oldest has waited enough or all fit."""
-        if len(first) >= self._tokens.num_free_rows:
+        if len(first) >= len(self._tokens.state.free_slots):
             return {}
         delay_s = self._options.ce_delay_ms / 1e3
         oldest_s = min((need.stream.job.arrival_s for need in first), default=0.0)
-        return {need.segment.job_id: oldest_s + delay_s for need in first}
+        return {need.segment.row.name: oldest_s + delay_s for need in first}
 
     def _fill(self, needs: list[_Need], now_s: float) -> _Fill:
         fill = _Fill(self._costs, limit_s=self._next_sound_s(self._state.speaking))
         ease_s = EASE_STEPS * self._costs.token_s(len(needs))
         if self._prompts_go_first(needs, now_s):
-            fill.held.update(need.segment.job_id for need in needs if not need.is_prompt)
+            fill.held.update(need.segment.row.name for need in needs if not need.is_prompt)
             needs = [need for need in needs if need.is_prompt]
             ease_s = math.inf
         has_newcomer = self._options.enable_prioritize_first_decode and any(
@@ -317,7 +359,7 @@ class SpeechDrafter:
         for need in needs:
             is_guest = need.is_prompt and not need.stream.playback.has_begun
             if is_guest and has_newcomer:
-                fill.held.add(need.segment.job_id)
+                fill.held.add(need.segment.row.name)
             elif need.is_prompt:
                 self._add_prompt(fill, need, now_s)
             else:
@@ -328,7 +370,7 @@ class SpeechDrafter:
         is_far = need.due_s - now_s > ease_s
         reserve_s = self._reserve_s(need.stream)
         if is_far and now_s + reserve_s + fill.cost_s(num_rows=1) > fill.limit_s:
-            fill.held.add(need.segment.job_id)
+            fill.held.add(need.segment.row.name)
         else:
             fill.add(need, num_rows=1)
 
@@ -343,12 +385,12 @@ class SpeechDrafter:
         if need.due_s < now_s:
             num_tokens = max(num_tokens, min(num_left, _OVERDUE_PROMPT))
         if num_tokens < min(_LEAST_PROMPT, num_left):
-            fill.held.add(need.segment.job_id)
+            fill.held.add(need.segment.row.name)
         else:
             fill.add(need, num_tokens=num_tokens)
 
     def _prompts_go_first(self, needs: Iterable[_Need], now_s: float) -> bool:
-        """Whether so few rows run that prompts go alone, and nobody would run dry meanwhile."""
+        """Whether so few rows run that prompts go alone, and no buffer runs dry meanwhile."""
         least = self._options.min_batch_size_tg
         if not least:
             return False

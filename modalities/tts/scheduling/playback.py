@@ -19,7 +19,7 @@ class Playback:
     """One listener's clock; times and durations in seconds.
 
     `due_s` is when audio is needed next: the moment the buffer runs dry, or, before anything was
-    given, the moment the first audio was promised. It is infinite where nobody listens.
+    given, the moment the first audio was promised. It is infinite without a listener.
     """
 
     due_s: float

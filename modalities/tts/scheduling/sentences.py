@@ -12,11 +12,12 @@ import msgspec
 from triptych.core.staged_plan import Stage
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest
+from triptych.schedulers.staged import JobPace
 
 _SAMPLE_BYTES = 4
 
 
-class SpeechPace:
+class SpeechPace(JobPace):
     """Speech in sentences, each due when the listener has heard those before it.
 
     The first is due `target_s` after the request arrived. A request that is not live is due never.
@@ -32,6 +33,7 @@ class SpeechPace:
         sample_rate: int,
         max_lead_s: float = 0.0,
     ) -> None:
+        super().__init__(Stage("begin", 0))
         self._request = request
         self._sample_rate = sample_rate
         self._max_lead_s = max_lead_s or math.inf
@@ -45,7 +47,7 @@ class SpeechPace:
 
     def first_stage(self, unit: int) -> Stage:
         """Every segment begins with its prompt."""
-        return Stage("begin", len(self._request.segments[unit].prompt_ids))
+        return Stage(self._first_stage.name, len(self._request.segments[unit].prompt_ids))
 
     def due_s(self) -> float:
         """When the listener's buffer runs dry."""

@@ -1,6 +1,7 @@
 """What the speech scheduler knows: its streams, their segments, and who holds which codec row.
 
-Owns the data and its invariants. Decides nothing: `speech_draft` reads it, `speech` changes it.
+Owns the data and its invariants. Decides nothing: `draft` reads it, `streams` and `scheduler`
+change it.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID
-from triptych.core.job import Job
 from triptych.core.plan import StepCodes
 from triptych.modalities.tts.plan import FrameClock, VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.runaway import RunawayGuard
 from triptych.modalities.tts.wire import SpeechFinish, SpeechRequest, SpeechSegment
+from triptych.schedulers.batcher import BatchedJob, Unit
+from triptych.schedulers.token_state import SequenceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechModel:
-    """What the scheduler is told of a speech-token model.
+    """What the scheduler knows of a speech-token model.
 
     `stop_ids` end a segment. A segment's prompt is the voice's, what was spoken last, and its own:
     of the segment before it the last `num_context_steps` steps, and its words too where all of its
@@ -41,7 +43,7 @@ class SpeechModel:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SpokenSegment:
-    """A segment that is being spoken.
+    """A segment that is being spoken. Its codes are drawn by `row`, until that is over.
 
     `codes` were drawn, and of those `num_pushed` are decoded or being decoded; they gave
     `num_given` samples. `end` says why there will be no more codes. A decoder that has to begin
@@ -49,9 +51,9 @@ class SpokenSegment:
     """
 
     index: int
-    job_id: str
     spec: SpeechSegment
     guard: RunawayGuard
+    row: SequenceState
     num_cached_tokens: int = 0
     ids: list[int] = field(default_factory=list)
     codes: list[StepCodes] = field(default_factory=list)
@@ -62,24 +64,21 @@ class SpokenSegment:
     is_begun: bool = False
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Stream:
+@dataclass(slots=True, eq=False)
+class Stream(BatchedJob):
     """One job: a voice that speaks its segments in order.
 
     The first of `segments` is the one whose sound is made, the last the one whose codes are
-    drawn. `num_chunks` and `chunk_frames` say how far its chunks have grown.
+    drawn; its sound is decoded by `decoder`. `num_chunks` and `chunk_frames` say how far its chunks
+    have grown.
     """
 
-    job: Job
     request: SpeechRequest
     rank: tuple[bool, int]
     playback: Playback
     voice: VoicePrompt | None
+    decoder: Unit = field(default_factory=Unit)
     slot: int = -1
-    is_paused: bool = False
-    is_decoding: bool = False
-    is_alone: bool = False
-    """Ran out of memory beside others: it is tried once more, by itself."""
     segments: deque[SpokenSegment] = field(default_factory=deque)
     num_started: int = 0
     num_chunks: int = 0
@@ -90,9 +89,9 @@ class Stream:
     num_output_tokens: int = 0
 
     @property
-    def is_done(self) -> bool:
-        """Whether the job has ended; a step in flight may still decode it."""
-        return self.job.state.is_final
+    def is_decoding(self) -> bool:
+        """Whether a step in flight decodes it."""
+        return self.decoder.num_in_flight > 0
 
     @property
     def drawing(self) -> SpokenSegment | None:
@@ -107,9 +106,9 @@ class SpeechState:
     a codec row). `leaving` ones are done, but a step in flight decodes them still.
     """
 
-    def __init__(self, *, num_slots: int) -> None:
+    def __init__(self, *, num_slots: int, streams: Mapping[str, Stream]) -> None:
         self.num_slots = num_slots
-        self.streams: dict[str, Stream] = {}
+        self.streams = streams
         self.waiting: list[Stream] = []
         self.speaking: list[Stream] = []
         self.leaving: set[Stream] = set()
@@ -118,14 +117,13 @@ class SpeechState:
 
     def enqueue(self, stream: Stream) -> None:
         """Let a new stream wait: listeners first, then in the order of arrival."""
-        self.streams[stream.job.job_id] = stream
         self.waiting.append(stream)
         self.waiting.sort(key=lambda stream: stream.rank)
 
     def next_stream(self) -> Stream | None:
         """Who may begin to speak, if there is a codec row.
 
-        Those nobody listens to take half of the rows at most.
+        Streams without a listener take half of the rows at most.
         """
         if not self.free_slots:
             return None
@@ -144,7 +142,6 @@ class SpeechState:
 
     def leave(self, stream: Stream) -> None:
         """Take out a stream that has ended; its row is free once no step in flight uses it."""
-        del self.streams[stream.job.job_id]
         if stream.slot < 0:
             self.waiting.remove(stream)
             return
@@ -170,7 +167,7 @@ class SpeechState:
         ]
 
     def next_reader(self) -> Stream | None:
-        """The first stream whose clip nobody reads yet, if there is a codec row for it.
+        """The first stream whose clip is not being read, if there is a codec row for it.
 
         Else a queue of clips would be read before those who speak already have their turn.
         """

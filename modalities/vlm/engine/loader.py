@@ -17,7 +17,7 @@ from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.engine.runner import VisionRunner
-from triptych.modalities.vlm.scheduling import VisionLimits, VisionScheduler
+from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
 from triptych.schedulers.base import LoadedModel
 
 _STEP_PATCHES = 8192
@@ -60,17 +60,15 @@ class VisionLoader(LlmLoader):
             stack.callback(runner.close)
             shares = not family.whole_prompts
             scheduler = VisionScheduler(
-                model=self.name,
-                tokens=self._scheduler(
-                    layout, num_pages, max_length, shares=shares, takes_content=True
+                **self._schedule(layout, num_pages, max_length, shares=shares),
+                vision=VisionResources(
+                    features,
+                    VisionLimits(
+                        max_step_patches=_STEP_PATCHES,
+                        whole_spans=family.whole_spans,
+                        whole_prompts=family.whole_prompts,
+                    ),
                 ),
-                features=features,
-                sight=VisionLimits(
-                    max_step_patches=_STEP_PATCHES,
-                    whole_spans=family.whole_spans,
-                    whole_prompts=family.whole_prompts,
-                ),
-                options=self._config.schedule,
             )
             close = stack.pop_all().close
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)

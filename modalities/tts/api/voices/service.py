@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.errors import InvalidRequest, UnknownModel, UnsupportedOption
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import VOICE_LIMITS, check_voice
 from triptych.core.media.child import DecodePool
-from triptych.core.service import find_model
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceRecord
 from triptych.modalities.tts.api.voices.store import VoiceStore
@@ -35,7 +34,9 @@ class VoiceService:
         """The model of that name, or all of them. Raises `UnknownModel`."""
         if model is None:
             return tuple(self.front_ends.values())
-        return (find_model(self.front_ends, model, "speech model"),)
+        if model not in self.front_ends:
+            raise UnknownModel.among(self.front_ends, model, "speech model")
+        return (self.front_ends[model],)
 
     def cloner(self, model: str | None) -> FrontEnd:
         """The model of that name if it imitates recordings, or the first that does.

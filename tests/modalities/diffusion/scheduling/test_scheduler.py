@@ -322,17 +322,17 @@ def test_large_pictures_are_decoded_one_by_one_and_small_ones_together() -> None
 def test_where_others_have_work_steps_are_short_and_many() -> None:
     """10 ms a row, and 12 ms between the others' steps: one row, one text, one picture."""
     rig = Rig()
-    rig.scheduler.set_gap(0.012)
+    rig.scheduler.set_step_budget(0.012)
     for index in range(4):
         rig.submit(f"j{index}", request_of(size=64 + 64 * (index % 2), num_steps=5))
     rig.run()
     assert all(len(plan.rows) + len(plan.starts) == 1 for plan in rig.painter.log)
-    rig.scheduler.set_gap(0.035)
+    rig.scheduler.set_step_budget(0.035)
     for index in range(4, 8):
         rig.submit(f"j{index}", request_of(num_steps=5))
     rig.run()
     assert max(rig.painter.rows_run) == 3
-    rig.scheduler.set_gap(math.inf)
+    rig.scheduler.set_step_budget(math.inf)
     for index in range(8, 12):
         rig.submit(f"j{index}", request_of(num_steps=5))
     rig.run()
@@ -391,9 +391,9 @@ def test_a_step_begun_in_a_gap_goes_on_from_there_where_memory_ran_out(depth: in
     while not any(
         row.asks_ahead and row.num_steps for plan in rig.painter.log for row in plan.rows
     ):
-        rig.scheduler.set_gap(0.001)
+        rig.scheduler.set_step_budget(0.001)
         rig.step()
-    rig.scheduler.set_gap(math.inf)
+    rig.scheduler.set_step_budget(math.inf)
     rig.painter.errors[len(rig.painter.log) + 1] = OutOfMemory("for once")
     rig.run()
     assert rig.scheduler.stats().counters["picture_retries_total"] == 2
@@ -408,7 +408,7 @@ def test_a_step_begun_in_a_gap_goes_on_from_there_where_memory_ran_out(depth: in
 def test_a_picture_may_end_or_rest_between_the_halves_of_a_step(act: str) -> None:
     rig = Rig()
     rig.submit("a", request_of(guidance_scale=4.0))
-    rig.scheduler.set_gap(0.001)
+    rig.scheduler.set_step_budget(0.001)
     while not any(row.asks_ahead for plan in rig.painter.log for row in plan.rows):
         rig.step()
     if act == "cancel":

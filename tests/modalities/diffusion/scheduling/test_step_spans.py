@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.modalities.diffusion.plan import PlannedSteps
-from triptych.modalities.diffusion.scheduling.step_spans import preview_strides, strides
+from triptych.modalities.diffusion.scheduling.step_spans import preview_spans, step_spans
 
 COURSES = st.builds(
     lambda rows, first: PlannedSteps(num_rows=tuple(rows), first_step=min(first, len(rows))),
@@ -20,7 +20,7 @@ COURSES = st.builds(
 @given(COURSES)
 def test_strides_cover_the_way_and_compute_at_their_ends_alone(course: PlannedSteps) -> None:
     step = course.first_step
-    for stride in strides(course):
+    for stride in step_spans(course):
         rows = course.num_rows[step : stride.stop]
         assert len(rows) == stride.num_steps > 0
         assert not any(rows[:-1])
@@ -32,8 +32,8 @@ def test_strides_cover_the_way_and_compute_at_their_ends_alone(course: PlannedSt
 
 @given(COURSES, st.integers(0, 3))
 def test_previews_come_in_order_early_and_never_at_the_end(course: PlannedSteps, num: int) -> None:
-    way = strides(course)
-    shown = preview_strides(way, num)
+    way = step_spans(course)
+    shown = preview_spans(way, num)
     assert all(before < after for before, after in pairwise(shown))
     assert len(shown) <= num
     assert all(0 <= at < len(way) - 1 for at in shown)
@@ -44,8 +44,8 @@ def test_previews_come_in_order_early_and_never_at_the_end(course: PlannedSteps,
 
 
 def test_a_long_even_way_is_shown_at_even_distances() -> None:
-    way = strides(PlannedSteps(num_rows=(1,) * 50))
-    assert preview_strides(way, 1) == (15,)
-    assert preview_strides(way, 3) == (9, 19, 29)
-    skipping = strides(PlannedSteps(num_rows=(1, 0, 0, 1, 0) * 10 + (1,)))
-    assert [skipping[at].stop for at in preview_strides(skipping, 1)] == [16]
+    way = step_spans(PlannedSteps(num_rows=(1,) * 50))
+    assert preview_spans(way, 1) == (15,)
+    assert preview_spans(way, 3) == (9, 19, 29)
+    skipping = step_spans(PlannedSteps(num_rows=(1, 0, 0, 1, 0) * 10 + (1,)))
+    assert [skipping[at].stop for at in preview_spans(skipping, 1)] == [16]

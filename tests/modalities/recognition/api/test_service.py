@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.recognition import DictatedEngine, noise, recognition_service, said
 
+from triptych.core.caller import Caller
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
-from triptych.core.service import Caller
 from triptych.modalities.recognition.api import service as service_module
 from triptych.modalities.recognition.api.service import (
     RecognitionService,

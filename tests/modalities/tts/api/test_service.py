@@ -22,6 +22,7 @@ from support.speech_app import (
     tone,
 )
 
+from triptych.core.caller import Caller, Principal
 from triptych.core.errors import (
     EngineDown,
     InvalidRequest,
@@ -32,7 +33,6 @@ from triptych.core.errors import (
     UnsupportedOption,
 )
 from triptych.core.sampling_params import SamplingParams
-from triptych.core.service import Caller, Principal
 from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 

@@ -5,11 +5,25 @@ import random
 import pytest
 
 from triptych.modalities.tts.plan import FrameClock
-from triptych.modalities.tts.scheduling.costs import SpeechCosts
+from triptych.modalities.tts.scheduling.costs import SpeechCosts, audio_work, token_work
+from triptych.schedulers.cost import CostModel
 
 
-def _costs(lookahead_frames: int = 0) -> SpeechCosts:
-    return SpeechCosts(FrameClock(frame_s=0.08, lookahead_frames=lookahead_frames))
+class Learner(SpeechCosts):
+    """What steps take, learned as the scheduler does."""
+
+    def observe_tokens(self, num_rows: int, num_prompt_tokens: int, seconds: float) -> None:
+        self._costs.observe("decode", token_work(num_rows, num_prompt_tokens), seconds)
+        self.forget_rounds()
+
+    def observe_audio(self, num_rows: int, num_frames: int, seconds: float) -> None:
+        self._costs.observe("audio", audio_work(num_rows, num_frames), seconds)
+        self.forget_rounds()
+
+
+def _costs(lookahead_frames: int = 0) -> Learner:
+    clock = FrameClock(frame_s=0.08, lookahead_frames=lookahead_frames)
+    return Learner(clock, CostModel())
 
 
 def _token_s(num_rows: int, num_prompt: int) -> float:

@@ -11,11 +11,13 @@ from support.speech_world import segment, speech_model
 from triptych.core.frames import frame_id
 from triptych.core.job import Job
 from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenRequest
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.runaway import RunawayGuard
 from triptych.modalities.tts.scheduling.state import SpokenSegment, Stream, segment_prompt
 from triptych.modalities.tts.wire import SpeechRequest
+from triptych.schedulers.token_state import SequenceState
 
 CODES = [(1, 2), (3, 4), (5, 6)]
 IDS = [frame_id(codes) for codes in CODES]
@@ -26,9 +28,18 @@ def stream() -> Stream:
     request = SpeechRequest(segments=(), sampling=SamplingParams())
     job = Job(job_id="j", model="m", request=request, sink=lambda _: None, arrival_s=0.0)
     voice = VoicePrompt(prompt_ids=(5, frame_id((9, 9))), codes=((9, 9),))
+    row = SequenceState(
+        name="j.0",
+        owner=None,
+        request=TokenRequest(prompt_ids=(7, 8), sampling=SamplingParams()),
+        rank=(0, 0),
+        arrival_s=0.0,
+        max_outputs=9,
+        root=b"",
+    )
     before = SpokenSegment(
         index=0,
-        job_id="j.0",
+        row=row,
         spec=segment(7, 8),
         guard=RunawayGuard(max_tokens=9, tokens_per_s=10.0),
         ids=[*IDS],
@@ -36,6 +47,7 @@ def stream() -> Stream:
     )
     return Stream(
         job=job,
+        is_paused=False,
         request=request,
         rank=(False, 0),
         playback=Playback(0.0),

@@ -29,7 +29,7 @@ def test_a_cancelled_stream_frees_its_pages_and_its_row_with_the_steps_in_flight
     world.scheduler.check()
     assert world.scheduler.stats().num_running == 3
     assert len(world.scheduler._state.free_slots) == world.options.max_streams - 3
-    assert world.scheduler._tokens.num_jobs == 3
+    assert len(world.scheduler._tokens.state.rows) == 3
     world.finish_all()
 
 
@@ -52,7 +52,9 @@ def test_a_slow_reader_stops_its_own_stream_alone() -> None:
     assert all(world.outputs[name][-1].is_final for name in "013")
     world.now_s += 100.0
     world.finish_all()
-    assert world.scheduler._streams.counters.num_underruns == 0, "its listener stood still"
+    assert world.scheduler.stats().counters["speech_underruns_total"] == 0, (
+        "its listener stood still"
+    )
 
 
 def test_the_time_a_listener_stood_still_is_no_wait_for_others() -> None:
@@ -62,7 +64,7 @@ def test_the_time_a_listener_stood_still_is_no_wait_for_others() -> None:
     world.now_s += 100.0
     world.scheduler.set_paused("0", False)
     world.finish_all()
-    assert world.scheduler._costs.wait_s < 1.0
+    assert world.scheduler._estimates.wait_s < 1.0
 
 
 def test_nan_in_the_sound_fails_that_job_alone() -> None:

@@ -1,0 +1,33 @@
+"""On whose behalf a service works: what it must know of a request besides what is asked.
+
+Owns these types. Knows neither HTTP nor any modality.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """A caller. `key` tells callers apart in admission and logs; `tenant` salts their cache.
+
+    `owner` is to whom belongs what outlives the process, such as voices: the same in every run.
+    """
+
+    key: str = ""
+    tenant: str = ""
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who sent a request; by default the user of this process, under a new id.
+
+    `call_id` begins the ids of its jobs, each of which may take `deadline_s`.
+    """
+
+    call_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    principal: Principal = Principal()
+    deadline_s: float | None = None

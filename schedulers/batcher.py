@@ -1,0 +1,317 @@
+"""The life of a model's jobs, written once: from submission through steps to the last output.
+
+Owns submitting, pausing and cancelling jobs, the version of a draft, the steps in flight, the
+second try after want of memory, outputs and counts. Knows neither what a step computes nor who goes
+next: a scheduler says that in the methods that begin with an underscore.
+
+- A job is one or more units that run by themselves: a sample, a picture, a segment, a text.
+- `_draft` is the policy. It chooses among the units that could run, and changes nothing.
+- `_take` does what was drafted and makes the plan. A draft that is out of date is made again first.
+- `_accept` takes in what a step yielded of one unit.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from triptych.core.errors import OutOfMemory, Overloaded, TriptychError, to_info
+from triptych.core.job import Job, JobState, Output
+from triptych.core.plan import Plan, StepResult
+from triptych.schedulers.base import Proposal, SchedulerStats
+from triptych.schedulers.cost import CostModel
+
+
+@dataclass(slots=True, eq=False)
+class BatchedJob:
+    """A job that was submitted and has not ended, with what its modality keeps of it."""
+
+    job: Job
+    is_paused: bool
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last output was sent; a step in flight may still compute for it."""
+        return self.job.state.is_final
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Unit:
+    """A part of a job that runs by itself."""
+
+    num_in_flight: int = 0
+    is_alone: bool = False
+    """Ran out of memory beside others: it is tried once more, by itself."""
+
+    @property
+    def unit(self) -> Unit:
+        """A unit is its own row where a step needs to know no more of it."""
+        return self
+
+
+class Row(Protocol):
+    """A unit's part of a step."""
+
+    @property
+    def unit(self) -> Any:
+        """What takes part."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A step that could run next, as `schedulers.base.Proposal` describes it; its rows in order."""
+
+    kind: str
+    work: dict[str, float]
+    rows: Sequence[Any]
+    due_s: float = math.inf
+    not_before_s: float = 0.0
+
+
+JobT = TypeVar("JobT", bound=BatchedJob)
+DraftT = TypeVar("DraftT", bound=Draft)
+RowT = TypeVar("RowT", bound=Row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Intent(Generic[DraftT]):
+    """A draft, and the version of the state it was made from."""
+
+    draft: DraftT
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[DraftT, RowT]):
+    """A booked step that is not over. Results come in the order of its rows."""
+
+    step_id: int
+    draft: DraftT
+    rows: Sequence[RowT]
+
+
+class Batcher(ABC, Generic[JobT, DraftT, RowT]):
+    """Implements `schedulers.base.Scheduler`, but for what the methods below leave open."""
+
+    def __init__(self, *, model: str, max_jobs: int, counters: Iterable[str]) -> None:
+        self.costs = CostModel()
+        self._model = model
+        self._max_jobs = max_jobs
+        self._jobs: dict[str, JobT] = {}
+        self._steps: dict[int, Step[DraftT, RowT]] = {}
+        self._counters: dict[str, float] = dict.fromkeys(counters, 0)
+        self._step_budget_s = math.inf
+        self._version = 0
+
+    # What others ask.
+
+    def submit(self, job: Job) -> None:
+        """Take a job in. Raises what `_open` raises, and `Overloaded`."""
+        assert job.job_id not in self._jobs, "job ids are unique"
+        opened = self._open(job)
+        if self._num_queued() >= self._max_jobs:
+            raise Overloaded("The queue is full; try again later.", retry_after_s=1.0)
+        self._version += 1
+        self._jobs[job.job_id] = opened
+        self._joined(opened)
+
+    def cancel(self, job_id: str) -> None:
+        """End a job with a last payload that says so; an unknown or ended one is ignored."""
+        opened = self._jobs.get(job_id)
+        if opened is not None:
+            self._version += 1
+            self._end(opened, JobState.CANCELLED, payload=self._cancelled(opened))
+
+    def set_paused(self, job_id: str, is_paused: bool) -> None:
+        """Leave a job out of steps, or let it go on; an unknown or ended one is ignored."""
+        opened = self._jobs.get(job_id)
+        if opened is not None and opened.is_paused != is_paused:
+            self._version += 1
+            opened.is_paused = opened.job.is_paused = is_paused
+            self._paused(opened)
+
+    def set_step_budget(self, budget_s: float) -> None:
+        """How long a step may be; infinity where no other model has jobs."""
+        self._step_budget_s = budget_s
+
+    # What the loop asks.
+
+    def propose(self, now_s: float) -> Proposal | None:
+        """The next step; none while all depends on steps in flight or on slow readers."""
+        draft = self._draft(now_s)
+        if draft is None:
+            return None
+        return Proposal(
+            model=self._model,
+            kind=draft.kind,
+            work=draft.work,
+            due_s=draft.due_s,
+            num_rows=len(draft.rows),
+            intent=_Intent(draft, self._version),
+            not_before_s=draft.not_before_s,
+        )
+
+    def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
+        """Take what the step needs and make the plan; chooses again if anything changed since."""
+        intent = proposal.intent
+        assert isinstance(intent, _Intent), "a proposal of this scheduler"
+        is_fresh = intent.version == self._version
+        draft: DraftT | None = intent.draft if is_fresh else self._draft(now_s)
+        if draft is None or draft.not_before_s > now_s:
+            return None
+        self._version += 1
+        plan, rows = self._take(draft, step_id, now_s)
+        for row in rows:
+            row.unit.num_in_flight += 1
+        self._steps[step_id] = Step(step_id, draft, rows)
+        return plan
+
+    def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
+        """Record what a step yielded, and send it."""
+        assert plan.step_id == next(iter(self._steps)), "steps end in the order they began"
+        step = self._close(plan.step_id)
+        self._learn(step, plan.kind, result)
+        for row, found in zip(step.rows, self._rows_of(plan, result), strict=True):
+            row.unit.num_in_flight -= 1
+            if not self._is_void(row):
+                self._accept(step, row, found, now_s)
+            self._settle(row)
+        self._committed(now_s)
+
+    def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
+        """End the jobs of a step that raised.
+
+        Where it ran out of memory with several rows they are tried once more, in smaller steps.
+        """
+        step = self._close(plan.step_id)
+        for row in step.rows:
+            row.unit.num_in_flight -= 1
+        live = [row for row in step.rows if not self._is_void(row)]
+        is_large = isinstance(error, OutOfMemory) and len(step.rows) > 1
+        if not (is_large and self._retry(step, live)):
+            for row in live:
+                self._give_up(row, error)
+        for row in step.rows:
+            self._settle(row)
+        self._committed(now_s)
+
+    def stats(self) -> SchedulerStats:
+        """Counts for metrics."""
+        num_waiting = self._num_waiting()
+        num_paused = sum(opened.is_paused for opened in self._jobs.values())
+        return SchedulerStats(
+            num_waiting=num_waiting,
+            num_running=len(self._jobs) - num_waiting,
+            gauges={"jobs_paused": num_paused, **self._gauges()},
+            counters=dict(self._counters),
+        )
+
+    @abstractmethod
+    def check(self) -> None:
+        """Assert that every resource is accounted for."""
+
+    # What a scheduler says of its jobs.
+
+    @abstractmethod
+    def _open(self, job: Job) -> JobT:
+        """Read a job, and change nothing. Raises `RequestError` where it can never run."""
+
+    def _joined(self, opened: JobT) -> None:
+        """A job came."""
+
+    def _paused(self, opened: JobT) -> None:
+        """A job's reader has become slow, or goes on."""
+
+    @abstractmethod
+    def _cancelled(self, opened: JobT) -> Any:
+        """The last payload of a job that is cancelled; `None` for none."""
+
+    @abstractmethod
+    def _left(self, opened: JobT) -> None:
+        """A job has ended: let go of what it holds, or note it for when its last step is over."""
+
+    def _num_queued(self) -> int:
+        return len(self._jobs)
+
+    @abstractmethod
+    def _num_waiting(self) -> int:
+        """Jobs of which nothing is begun."""
+
+    @abstractmethod
+    def _gauges(self) -> Mapping[str, float]:
+        """What there is now, by name."""
+
+    # What a scheduler says of its steps.
+
+    @abstractmethod
+    def _draft(self, now_s: float) -> DraftT | None:
+        """The policy: the step to run next. Reads, and changes nothing."""
+
+    @abstractmethod
+    def _take(self, draft: DraftT, step_id: int, now_s: float) -> tuple[Plan, Sequence[RowT]]:
+        """Do what was drafted: the plan, and a row for each of its results."""
+
+    def _rows_of(self, plan: Plan, result: Any) -> Sequence[Any]:
+        """What a step yielded, row by row."""
+        return result.rows  # type: ignore[no-any-return]  # every modality's result has them
+
+    def _learn(self, step: Step[DraftT, RowT], kind: str, result: StepResult) -> None:
+        self.costs.observe(kind, step.draft.work, result.elapsed_s)
+
+    def _is_void(self, row: RowT) -> bool:
+        """Whether nothing more is wanted of a row that was in flight."""
+        return bool(row.unit.entry.is_done)
+
+    @abstractmethod
+    def _accept(self, step: Step[DraftT, RowT], row: RowT, found: Any, now_s: float) -> None:
+        """Take in what a row yielded."""
+
+    def _retry(self, step: Step[DraftT, RowT], live: list[RowT]) -> bool:
+        """Have rows tried again that ran out of memory; false where that is hopeless."""
+        for row in live:
+            row.unit.is_alone = True
+        return True
+
+    def _give_up(self, row: RowT, error: TriptychError) -> None:
+        """A row cannot be computed."""
+        self._end(row.unit.entry, JobState.FAILED, error=error)
+
+    def _settle(self, row: RowT) -> None:
+        """A row's step is over: let go of what only this step still needed."""
+
+    def _committed(self, now_s: float) -> None:
+        """A step is over."""
+
+    # Outputs.
+
+    def _send(self, opened: BatchedJob, payload: object) -> None:
+        opened.job.sink(Output(job_id=opened.job.job_id, payload=payload))
+
+    def _end(
+        self,
+        opened: JobT,
+        state: JobState,
+        *,
+        payload: object = None,
+        error: TriptychError | None = None,
+    ) -> None:
+        """Send a job's last output."""
+        job = opened.job
+        job.state = state
+        del self._jobs[job.job_id]
+        self._left(opened)
+        info = None if error is None else to_info(error)
+        job.sink(Output(job_id=job.job_id, payload=payload, is_final=True, error=info))
+
+    def _rows_after(self, step: Step[DraftT, RowT]) -> Iterator[RowT]:
+        """What later steps in flight have."""
+        later = (other for other in self._steps.values() if other.step_id > step.step_id)
+        return (row for other in later for row in other.rows)
+
+    def _close(self, step_id: int) -> Step[DraftT, RowT]:
+        self._version += 1
+        return self._steps.pop(step_id)

@@ -1,0 +1,353 @@
+"""Sequences of tokens in shared steps and pages, whatever they are for.
+
+Owns their life from the first page to the last token. Which of them run next is the policy of
+`token_draft`; this file does what it chose, and records what came of it. Knows no jobs and no
+tensors.
+
+Plans may overlap: the next one is booked while one or more are in flight. The counts of rows in
+flight are known then, the values of their tokens are not. A row that turns out to have ended
+leaves with the last step that still computes it: those results are dropped, and only then are its
+pages and slot free, since until then the device may write to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from triptych.core.config import ScheduleOptions
+from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite
+from triptych.core.kv.keys import root_key
+from triptych.core.kv.pages import PagePool
+from triptych.core.plan import SlotStart, TokenPlan, TokenRowResult
+from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
+from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.batcher import Draft, Step
+from triptych.schedulers.token_draft import TokenDraft, TokenLimits, make_draft
+from triptych.schedulers.token_state import (
+    ScheduledRow,
+    SequenceState,
+    TokenProgress,
+    TokenState,
+)
+
+COUNTERS = (
+    "prompt_tokens_total",
+    "cached_tokens_total",
+    "output_tokens_total",
+    "preemptions_total",
+    "non_finite_total",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStepDraft(Draft):
+    """A token step and what it will give and take; without a `choice` it is of another kind."""
+
+    choice: TokenDraft | None = None
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether it tries again what ran out of memory."""
+        return self.choice is not None and self.choice.is_retry
+
+
+class TokenBatch:
+    """Sequences of one model that share steps and pages.
+
+    Has no jobs: the owner of a sequence opens and adds it, sends what `accept` returns of it, and
+    closes it.
+    `counters` are the owner's totals. `max_length` bounds prompt and output together.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: PagePool,
+        options: ScheduleOptions,
+        max_length: int,
+        namespace: bytes,
+        counters: dict[str, float],
+    ) -> None:
+        self.pool = pool
+        self.options = options
+        self.state = TokenState(pool=pool, options=options)
+        self._max_length = max_length
+        self._namespace = namespace
+        self._counters = counters
+        self._num_opened = 0
+
+    def open(
+        self, name: str, owner: Any, request: TokenRequest, *, arrival_s: float, is_paused: bool
+    ) -> SequenceState:
+        """A sequence of its own rank. Raises InvalidRequest or ContextLengthExceeded."""
+        max_outputs = self.max_outputs(request)
+        is_ranked = self.options.schedule_policy == "priority"
+        self._num_opened += 1
+        return SequenceState(
+            name=name,
+            owner=owner,
+            request=request,
+            rank=(-request.priority if is_ranked else 0, self._num_opened),
+            arrival_s=arrival_s,
+            max_outputs=max_outputs,
+            root=root_key(self._namespace, adapter=request.adapter, tenant=request.tenant),
+            is_paused=is_paused,
+        )
+
+    def add(self, row: SequenceState) -> None:
+        """Let a sequence wait for its turn."""
+        page_size = self.pool.page_size
+        if self.pool.enable_prefix_caching:
+            row.extend_keys(row.num_prompt_tokens // page_size, page_size)
+        self.state.rows.add(row)
+        self.state.enqueue(row)
+
+    def close(self, row: SequenceState) -> None:
+        """End a sequence; what it holds is freed once no step in flight uses it."""
+        row.is_over = True
+        self.state.leave(row)
+        self.settle(row)
+
+    def settle(self, row: SequenceState) -> None:
+        """Free what a sequence that has ended holds, if no step in flight uses it."""
+        if row in self.state.leaving and not row.num_in_flight:
+            self.state.leaving.remove(row)
+            self.state.release(row)
+
+    def num_covered(self, row: SequenceState) -> int:
+        """Leading positions that are computed, in flight or cached."""
+        if row.lease is not None:
+            return row.num_booked
+        page_size = self.pool.page_size
+        return len(self.pool.peek(row.lookup_keys(page_size))) * page_size
+
+    def progress(self, row: SequenceState) -> TokenProgress:
+        """How far a sequence is."""
+        return TokenProgress(
+            num_left=row.num_tokens - self.num_covered(row),
+            num_outputs=len(row.output_ids) + row.num_unknown,
+            can_step=row.can_step,
+            is_waiting=row.lease is None,
+            is_answered=row.is_decoding,
+        )
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt there may be."""
+        page_size, limit = self.pool.page_size, self.options.max_batch_total_tokens
+        most = self._max_length - 1
+        return min(most, limit // page_size * page_size) if limit else most
+
+    def max_outputs(self, request: TokenRequest) -> int:
+        """Most tokens the request may yield. Raises `RequestError` if it can never run here."""
+        num_prompt = len(request.prompt_ids)
+        if not num_prompt:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        if num_prompt >= self._max_length:
+            raise ContextLengthExceeded(
+                f"The prompt has {num_prompt} tokens; this model takes {self._max_length} tokens,"
+                " prompt and output together."
+            )
+        max_outputs = min(request.sampling.max_tokens, self._max_length - num_prompt)
+        capacity = self.pool.num_pages * self.pool.page_size
+        if num_prompt + max_outputs - 1 > capacity:
+            raise ContextLengthExceeded(
+                f"Prompt and output may take {num_prompt + max_outputs} tokens; the KV cache holds"
+                f" {capacity}. Ask for fewer tokens (max_tokens), or enlarge the cache."
+            )
+        limit = self.options.max_batch_total_tokens
+        if limit and self.pool.num_pages_for(num_prompt) * self.pool.page_size > limit:
+            raise ContextLengthExceeded(
+                f"The prompt has {num_prompt} tokens; max_batch_total_tokens allows {limit},"
+                " counted in whole pages."
+            )
+        return max_outputs
+
+    def draft(self, limits: TokenLimits) -> TokenStepDraft | None:
+        """The policy's choice, what it costs, and when the first of its rows is due."""
+        choice = make_draft(self.state, limits)
+        if not choice.pieces:
+            return None
+        num_decode_rows = num_tokens = context_tokens = 0
+        due_s = math.inf
+        for piece in choice.pieces:
+            num_decode_rows += piece.unit.is_decoding
+            num_tokens += piece.num_tokens
+            context_tokens += piece.start + piece.num_tokens
+            due_s = min(due_s, self._due_s(piece.unit))
+        kind = "mixed" if num_decode_rows else "prefill"
+        if num_decode_rows == len(choice.pieces):
+            kind = "decode"
+        work: dict[str, float] = {
+            "decode_rows": num_decode_rows,
+            "prompt_tokens": num_tokens - num_decode_rows,
+            "context_tokens": context_tokens,
+        }
+        return TokenStepDraft(kind=kind, work=work, rows=choice.pieces, due_s=due_s, choice=choice)
+
+    def _due_s(self, row: SequenceState) -> float:
+        """When the row's next token is due. Tokens in flight count as on time."""
+        if not row.has_answered:
+            return row.arrival_s + self.options.target_first_token_s
+        return row.last_token_s + (1 + row.num_unknown) * self.options.target_inter_token_s
+
+    def take(self, draft: TokenStepDraft, model: str, step_id: int) -> TokenPlan:
+        """Give and take pages and slots as drafted, and make the plan.
+
+        Cached pages are pinned before any page is handed out, lest one evicts the other.
+        """
+        choice = draft.choice
+        assert choice is not None, "a step of tokens"
+        if choice.is_retry:
+            self.state.retries.popleft()
+        for victim in choice.victims:
+            self._preempt(victim)
+        for row, key in choice.awaited:
+            row.awaited_key = key
+        for row in choice.passed:
+            row.num_times_passed += 1
+        for admission in choice.admissions:
+            keys = admission.row.keys[: admission.num_cached]
+            admission.row.lease = self.pool.acquire(keys)
+            assert len(admission.row.lease) == admission.num_cached, "what was found is still there"
+        for piece in choice.pieces:
+            lease = piece.unit.lease
+            if piece.unit.is_decoding and lease is not None:
+                num_pages = self.pool.num_pages_for(piece.start + 1)
+                self.pool.extend(lease, num_pages - len(lease))
+        for admission in choice.admissions:
+            self.state.admit(admission.row, admission.num_pages)
+            if not admission.row.has_started:
+                self._count_start(admission.row)
+        return TokenPlan(
+            step_id=step_id,
+            model=model,
+            kind=draft.kind,
+            starts=tuple(_slot_start(p.unit) for p in choice.pieces if not p.unit.is_bound),
+            rows=tuple(piece.book() for piece in choice.pieces),
+        )
+
+    def accept(
+        self, piece: ScheduledRow, result: TokenRowResult, now_s: float
+    ) -> TokenDelta | NonFinite | None:
+        """Record what a step yielded of a sequence, and make its full pages findable.
+
+        Returns what its owner should hear: a delta with a `finish_reason` is its last, as is an
+        error; the owner closes it then.
+        """
+        row = piece.unit
+        row.num_committed = piece.start + piece.num_tokens
+        row.num_unknown -= piece.is_sampled
+        if not result.is_finite:
+            assert row.lease is not None, "a running row holds a lease"
+            self.pool.forget(row.lease)
+            self._counters["non_finite_total"] += 1
+            return NonFinite("The model computed no finite values for this request.")
+        self.state.publish(row)
+        if not row.has_answered:
+            row.prompt_logprobs += result.prompt_logprobs
+        if not piece.is_sampled:
+            return None
+        sampling = row.request.sampling
+        if sampling.returns_state:
+            return self.delta(row, result, finish_reason="stop")
+        (token_id,) = result.token_ids
+        self._counters["output_tokens_total"] += 1
+        row.last_token_s = now_s
+        if token_id in sampling.stop_token_ids and len(row.output_ids) >= sampling.min_tokens:
+            return self.delta(row, finish_reason="stop", stop_token_id=token_id)
+        row.output_ids.append(token_id)
+        if result.codes:
+            row.output_frames.append(result.codes)
+        is_last = len(row.output_ids) >= row.max_outputs
+        return self.delta(row, result, finish_reason="length" if is_last else None)
+
+    def delta(
+        self,
+        row: SequenceState,
+        result: TokenRowResult | None = None,
+        *,
+        finish_reason: FinishReason | None = None,
+        stop_token_id: int | None = None,
+    ) -> TokenDelta:
+        """What there is to say of a sequence."""
+        delta = TokenDelta(
+            token_ids=result.token_ids if result else (),
+            logprobs=result.logprobs if result else (),
+            prompt_logprobs=tuple(row.prompt_logprobs),
+            state=result.state if result else b"",
+            finish_reason=finish_reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=row.num_cached_tokens,
+            num_preemptions=row.num_preemptions,
+        )
+        row.prompt_logprobs.clear()
+        row.has_answered = True
+        return delta
+
+    def retry(self, live: list[ScheduledRow], later: Iterable[Any]) -> None:
+        """Take back a step that ran out of memory, and try each half of it once more.
+
+        What `later` steps compute of its rows follows from what was not computed: it is void.
+        """
+        for piece in live:
+            piece.roll_back()
+        rows = {piece.unit for piece in live}
+        for piece in later:
+            if isinstance(piece, ScheduledRow) and piece.unit in rows and not piece.is_stale:
+                piece.is_stale = True
+                piece.unit.num_unknown -= piece.is_sampled
+        self.state.retry(live)
+
+    def gauges(self) -> dict[str, float]:
+        """Pages now."""
+        pool = self.pool
+        return {
+            "kv_pages": pool.num_pages,
+            "kv_pages_leased": pool.num_leased,
+            "kv_pages_cached": pool.num_cached,
+        }
+
+    def with_pool_counters(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats` with what the pool counts by itself."""
+        counters = {
+            **stats.counters,
+            "kv_page_hits_total": self.pool.counters.num_hits,
+            "kv_page_evictions_total": self.pool.counters.num_evictions,
+        }
+        return replace(stats, counters=counters)
+
+    def check(self, steps: Iterable[Step[Any, Any]]) -> None:
+        """Assert that every page, slot and row is accounted for."""
+        self.pool.check()
+        rows = (row for step in steps for row in step.rows)
+        self.state.check([row for row in rows if isinstance(row, ScheduledRow)])
+
+    def _count_start(self, row: SequenceState) -> None:
+        row.has_started = True
+        row.num_cached_tokens = row.num_booked
+        self._counters["prompt_tokens_total"] += row.num_prompt_tokens
+        self._counters["cached_tokens_total"] += row.num_cached_tokens
+
+    def _preempt(self, row: SequenceState) -> None:
+        """Take a row's pages and slot back; it waits and will be computed again."""
+        self._counters["preemptions_total"] += 1
+        row.num_preemptions += 1
+        self.state.running.remove(row)
+        self.state.release(row)
+        self.state.enqueue(row)
+        row.prompt_logprobs.clear()
+
+
+def _slot_start(row: SequenceState) -> SlotStart:
+    return SlotStart(
+        slot=row.slot,
+        sampling=row.request.sampling,
+        history_ids=row.token_ids(0, row.num_known),
+        num_prompt_tokens=row.num_prompt_tokens,
+        frames=(*row.request.prompt_frames, *row.output_frames),
+        contents=tuple(content.span for content in row.request.contents),
+    )
