@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
 from support.fake_engine_process import HANG_PROMPT
 from support.serve_process import Server, eventually, write_model
-
 from triptych import serve
 from triptych.compose import ChildSetup
 from triptych.core.config import Config, ServerOptions
