@@ -15,8 +15,8 @@ import schemathesis
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
-from support.whole_app import MODELS, House, open_house
 
+from support.whole_app import MODELS, House, open_house
 from triptych.core.http.sse import described
 
 BENCHMARKS = Path(__file__).parents[2] / "samples" / "benchmarks"

@@ -7,9 +7,9 @@ from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
+
 from support.http import READY, FakeEngine, connect, in_process, live, make_app
 from support.whole_app import House, open_house
-
 from triptych.core.transport.messages import ModelStatus
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from support.engine_seams import FakeLoader, Recorder
 from support.speech_world import ENDLESS, MODEL, FakeMouth, SpeechWorld, segment, speech_model
 from support.speech_world import speech_request as say
 from support.virtual_engine import Chat, World, ask, prompt_of
-
 from triptych.core.config import ScheduleOptions, SpeechOptions
 from triptych.core.job import Output
 from triptych.core.kv.pages import PagePool
