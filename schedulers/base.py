@@ -9,7 +9,7 @@ step is over). `propose` reads and never writes, so a proposal that loses its tu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -32,7 +32,7 @@ class Proposal:
 
     model: str
     kind: str
-    work: dict[str, float]
+    work: Mapping[str, float]
     due_s: float
     num_rows: int
     intent: object

@@ -66,7 +66,7 @@ class Draft:
     """A step that could run next, as `schedulers.base.Proposal` describes it; its rows in order."""
 
     kind: str
-    work: dict[str, float]
+    work: Mapping[str, float]
     rows: Sequence[Any]
     due_s: float = math.inf
     not_before_s: float = 0.0
@@ -194,7 +194,8 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         is_large = isinstance(error, OutOfMemory) and len(step.rows) > 1
         if not (is_large and self._retry(step, live)):
             for row in live:
-                self._give_up(row, error)
+                if not self._is_void(row):  # its job may have ended with a row before it
+                    self._give_up(row, error)
         for row in step.rows:
             self._settle(row)
         self._committed(now_s)

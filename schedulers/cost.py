@@ -64,9 +64,7 @@ class _WorkCost:
         found = self._latest.get(tuple(work.values()))
         return min(found[1]) if found and len(found[1]) >= _NUM_MEASURED else None
 
-    def predict(self, work: Mapping[str, float]) -> float:
-        if (measured_s := self.measured(work)) is not None:
-            return measured_s
+    def trend(self, work: Mapping[str, float]) -> float:
         features, ratio = self._features(work), 1.0
         if len(features) == 2:
             nearest = min(max(features[1], self._least), self._most)
@@ -122,10 +120,19 @@ class CostModel:
         """Whether a step of this kind was seen before."""
         return kind in self._kinds
 
+    def resume(self, other: CostModel) -> None:
+        """Go on from what was learned of the same model before it was unloaded."""
+        self._kinds, self._costs = other._kinds, other._costs
+
     def predict(self, kind: str, work: Mapping[str, float]) -> float:
         """Seconds that such work will take; `UNKNOWN_COST_S` where nothing like it was timed."""
+        measured_s = self.measured(kind, work)
+        return self.trend(kind, work) if measured_s is None else measured_s
+
+    def trend(self, kind: str, work: Mapping[str, float]) -> float:
+        """The same by the line alone, which is smooth: for sums and differences of seconds."""
         cost = self._costs.get(self._key(kind, work))
-        return UNKNOWN_COST_S if cost is None else cost.predict(work)
+        return UNKNOWN_COST_S if cost is None else cost.trend(work)
 
     def measured(self, kind: str, work: Mapping[str, float]) -> float | None:
         """Seconds that just this work took lately; `None` where it was not done, or only once."""
@@ -156,7 +163,7 @@ class CostModel:
         cost.observe(work, seconds)
 
     def _seconds_of_more(self, kind: str, name: str, less: int) -> float:
-        return self.predict(kind, {name: less + 1})
+        return self.trend(kind, {name: less + 1})
 
     def _key(self, kind: str, work: Mapping[str, float]) -> tuple[str, ...]:
         return ("" if kind in self._alike else kind, *work)

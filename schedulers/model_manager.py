@@ -30,6 +30,7 @@ from triptych.core.job import Job
 from triptych.core.metrics import Metrics
 from triptych.core.transport.messages import ModelState, ModelStatus
 from triptych.schedulers.base import LoadedModel, ModelLoader
+from triptych.schedulers.cost import CostModel
 from triptych.schedulers.executors import Clock, Executors, without_locals
 
 RETRY_FAILED_AFTER_S = 10.0
@@ -89,6 +90,7 @@ class ModelManager:
         self._at_start: set[str] = set()
         self._has_news = False
         self.ready: dict[str, LoadedModel] = {}
+        self._costs: dict[str, CostModel] = {}
 
     @property
     def is_loading(self) -> bool:
@@ -233,6 +235,9 @@ class ModelManager:
         entry = self._entries[name]
         entry.state, entry.progress, entry.loaded, entry.last_used_s = "ready", 1.0, loaded, now_s
         self.ready[name] = loaded
+        if name in self._costs:  # it was here before
+            loaded.scheduler.costs.resume(self._costs[name])
+        self._costs[name] = loaded.scheduler.costs
         waiting, entry.waiting = entry.waiting, {}
         for job in waiting.values():
             self._hooks.admit(loaded, job)

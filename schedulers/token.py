@@ -117,7 +117,9 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
 
     def _draft(self, now_s: float) -> TokenStepDraft | None:
         limits = self.limits
-        if math.isfinite(self._step_budget_s) and self._options.enable_chunked_prefill:
+        options = self._options
+        is_cut = options.enable_chunked_prefill and options.max_step_s > 0
+        if is_cut and math.isfinite(self._step_budget_s):
             most = min(limits.max_prompt_tokens, self._max_prompt_tokens())
             limits = replace(limits, max_prompt_tokens=most)
         return self.tokens.draft(limits)

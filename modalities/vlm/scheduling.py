@@ -328,8 +328,10 @@ class VisionScheduler(TokenScheduler):
     def _take_references(self) -> None:
         for job in self._next_jobs():
             for picture in self._wanted(job):
-                if self._features.acquire(picture.span.digest) is not None:
-                    job.refs.add(picture.span.digest)
+                digest = picture.span.digest
+                # What is being encoded is nobody's yet: its step hands it on.
+                if digest not in self._encoding and self._features.acquire(digest) is not None:
+                    job.refs.add(digest)
                     self._counters["vision_cache_hits_total"] += 1
 
     def _release(self, digests: set[bytes]) -> None:

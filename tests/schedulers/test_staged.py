@@ -222,6 +222,19 @@ def test_a_step_that_raises_ends_its_jobs() -> None:
     assert not rig.runner.under_way, "it was launched before it failed"
 
 
+def test_a_job_ends_once_where_a_step_with_several_of_its_units_raises() -> None:
+    rig = Rig(max_rows=3, units_per_job=3)
+    rig.submit("a", Request(units=(2, 2, 2)))
+    rig.book()
+    plan, _ = rig.in_flight[0]
+    assert len(plan.rows) == 3
+    rig.in_flight[0] = (plan, InternalError("broken"))
+    rig.commit()
+    assert rig.outputs.error_code("a") == "internal_error"
+    rig.run()
+    assert rig.scheduler.stats().num_running == 0
+
+
 def test_a_full_queue_is_refused() -> None:
     rig = Rig(max_jobs=1)
     rig.submit("a", Request(units=(1,)))

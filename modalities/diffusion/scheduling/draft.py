@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from types import MappingProxyType
 
 from triptych.modalities.diffusion.scheduling.batching import fill_batch, run_table, urgency
 from triptych.modalities.diffusion.scheduling.state import DenoiseState, PictureState
@@ -43,6 +44,10 @@ class DenoiseDraft(Draft):
     size: float = 0.0
     passed: tuple[PictureState, ...] = ()
     asks_ahead: bool = False
+
+
+SKIPPING = MappingProxyType({"skips": 1.0})
+"""The work of a denoising step that computes nothing. It says nothing about those that do."""
 
 
 def denoise_work(num_rows: int, num_tokens: float) -> dict[str, float]:
@@ -126,7 +131,7 @@ class Drafter:
             return None
         if skipping := [picture for picture in ready if not picture.num_rows]:
             rows = tuple(sorted(skipping, key=urgency))
-            return DenoiseDraft(kind="denoise", work=denoise_work(0, 0), rows=rows)
+            return DenoiseDraft(kind="denoise", work=SKIPPING, rows=rows)
         pictures = tuple(self._batches(sorted(ready, key=urgency)))
         first = pictures[0]
         is_long = self._is_shared and first.num_rows > len(

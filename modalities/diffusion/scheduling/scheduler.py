@@ -27,7 +27,12 @@ from triptych.modalities.diffusion.plan import (
     PictureRowResult,
     PictureStart,
 )
-from triptych.modalities.diffusion.scheduling.draft import DenoiseDraft, Drafter, denoise_work
+from triptych.modalities.diffusion.scheduling.draft import (
+    SKIPPING,
+    DenoiseDraft,
+    Drafter,
+    denoise_work,
+)
 from triptych.modalities.diffusion.scheduling.state import (
     DenoiseState,
     ImageJob,
@@ -193,7 +198,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
                 num_tokens += found.num_rows * row.unit.num_tokens
             counters["denoise_runs_total"] += len(sizes)
             counters["denoise_rows_total"] += num_rows
-            work = denoise_work(num_rows, num_tokens)
+            work = denoise_work(num_rows, num_tokens) if num_rows else SKIPPING
         self.costs.observe(kind, work, result.elapsed_s)
 
     def _is_void(self, row: ScheduledPicture) -> bool:

@@ -57,11 +57,11 @@ class SpeechCosts:
 
     def token_s(self, num_rows: int, num_prompt_tokens: int = 0) -> float:
         """A token step: rows that go on, and tokens of prompts."""
-        return self._costs.predict("decode", token_work(num_rows, num_prompt_tokens))
+        return self._costs.trend("decode", token_work(num_rows, num_prompt_tokens))
 
     def audio_s(self, num_rows: int, num_frames: int) -> float:
         """An audio step; `num_frames` is the sum over its rows."""
-        return self._costs.predict("audio", audio_work(num_rows, num_frames))
+        return self._costs.trend("audio", audio_work(num_rows, num_frames))
 
     def _efficient_frames(self, num_rows: int) -> int:
         frames = 1

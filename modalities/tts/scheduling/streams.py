@@ -246,6 +246,7 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
             stream.num_output_tokens += 1
             if segment.guard.push((token_id,)) == "loop":
                 self._break_off(segment)
+                break
         if segment.end is not None:
             self._tokens.close(segment.row)
             self._tokens_over(stream, now_s)

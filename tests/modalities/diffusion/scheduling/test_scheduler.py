@@ -367,6 +367,15 @@ def test_a_step_that_raises_ends_its_jobs() -> None:
     assert rig.painter.held == {}
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_step_that_raises_ends_a_job_of_several_images_once(failing: int) -> None:
+    rig = Rig(painter=FakePainter(errors={failing: InternalError("boom")}))
+    rig.submit("a", request_of(num_images=3))
+    rig.run()
+    assert rig.outputs.error_code("a") == "internal_error"
+    assert rig.painter.held == {}
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("max_fit", [1, 2, 3])
 def test_steps_that_do_not_fit_are_made_smaller(depth: int, max_fit: int) -> None:
