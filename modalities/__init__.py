@@ -1,1 +1,1 @@
-"""One folder per modality. Siblings never import each other (vlm may import llm)."""
+"""One folder per modality. `vlm` and `embedding` build on `llm`; no others import each other."""

@@ -1,4 +1,4 @@
-"""What a modality is to the rest of the house: one object, and what its API half is built from.
+"""What a modality is to the rest of the server: one object, and what its API half is built from.
 
 Owns these types, and how a model's modality is found. Each modality's `modality.py` makes its
 object; `registry` lists them. An object names code by its place (see `core.lazy`), so that each
@@ -46,7 +46,8 @@ class Modality:
     are the types of requests and deltas between API and engine. `api` makes an `ApiPart` of an
     `ApiSetup`; `engine` makes a `schedulers.base.ModelLoader` of a model, the configuration, the
     device and its ledger. `decoders` are modules whose functions run in decode children.
-    `sources` are models with a name of their own; `default` is served when no model is named.
+    `sources` are models with a name of their own; `default` is served when no model is named, and
+    empty where there is none.
     `also` are roles that such a model has beside its own. `pipelines` are Python objects by name.
     """
 
@@ -56,7 +57,7 @@ class Modality:
     wire: Sequence[str]
     api: str
     engine: str
-    default: str
+    default: str = ""
     sources: Sequence[str] = ()
     decoders: Sequence[str] = ()
     also: Sequence[Role] = ()

@@ -32,8 +32,8 @@ def known_sources() -> list[Source]:
 
 
 def default_models() -> tuple[str, ...]:
-    """What is served when no model is named: one of each kind, first the one for chat."""
-    return tuple(modality.default for modality in reversed(MODALITIES))
+    """What is served when no model is named: one of each kind that has one, chat first."""
+    return tuple(each.default for each in reversed(MODALITIES) if each.default)
 
 
 def role_of(model: ResolvedModel) -> Role:

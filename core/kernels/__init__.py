@@ -1,1 +1,1 @@
-"""One file per operation: contract checks, launcher, kernel and torch reference."""
+"""Operations: a torch reference of each, and the CPU kernels in C (`native/`). A place of torch."""

@@ -29,7 +29,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedMedia
 from triptych.core.media.child import Decoded, DecodePool
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 
 Size = tuple[int, int]
 """Width and height in pixels."""

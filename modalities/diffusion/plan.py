@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from triptych.core.errors import TriptychError
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.plan import Plan, StepResult
 from triptych.modalities.diffusion.wire import ImageRequest
 

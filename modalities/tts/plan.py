@@ -13,10 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from triptych.core.plan import Plan, StepCodes, StepResult
-from triptych.modalities.tts.wire import VoiceClip
-
-SAMPLE_BYTES = 4
-"""Bytes of a sample on the wire: float32, one channel."""
+from triptych.modalities.tts.wire import SAMPLE_BYTES, VoiceClip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

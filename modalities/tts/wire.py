@@ -13,6 +13,8 @@ import msgspec
 
 from triptych.core.sampling_params import SamplingParams
 
+SAMPLE_BYTES = 4
+"""Bytes of a sample on the wire: float32, one channel."""
 SpeechFinish = Literal["stop", "length", "loop", "cancelled"]
 """Why a segment ended: said to its end, out of its bound, caught repeating itself, or cancelled."""
 

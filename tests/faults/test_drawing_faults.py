@@ -18,7 +18,7 @@ from support.virtual_engine import Chat, World
 from triptych.core.config import Config, DebugOptions
 from triptych.core.errors import EngineDown, InternalError, NonFinite, RequestTimeout
 from triptych.core.job import Job
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.plan import Plan
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner, PendingPictures

@@ -1,4 +1,4 @@
-"""Faults a caller can cause, by their number in the house's list; the engine outlives each."""
+"""Faults a caller can cause; the engine outlives each."""
 
 from __future__ import annotations
 

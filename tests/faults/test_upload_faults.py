@@ -1,4 +1,4 @@
-"""Faults an uploaded recording can cause, by their number in the house's list."""
+"""Faults an uploaded recording can cause."""
 
 from __future__ import annotations
 

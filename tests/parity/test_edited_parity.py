@@ -18,7 +18,7 @@ from torch import Tensor
 
 from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
 from triptych.core.errors import InvalidRequest
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import (
     CacheMethod,
     Level,

@@ -18,7 +18,7 @@ from torch import Tensor
 from support.driver import SchedulerDriver
 from support.image_runner import image_request, open_painter
 from triptych.core.errors import OutOfMemory, TriptychError
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.plan import Plan, StepResult
 from triptych.modalities.diffusion.engine.caches.decisions import Decisions
 from triptych.modalities.diffusion.engine.costs import DrawingCosts

@@ -15,7 +15,7 @@ from typing import Any
 from support.driver import SchedulerDriver
 from support.engine_seams import Done
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.plan import Plan, StepResult
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,

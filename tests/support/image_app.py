@@ -22,7 +22,7 @@ from triptych.core.caller import Caller, Principal
 from triptych.core.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
 from triptych.core.media.pictures import PictureReader
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links

@@ -9,7 +9,7 @@ from support.acting_engine import ActingEngine
 from triptych.core.config import Config, ImageOptions
 from triptych.core.loop_thread import LoopThread
 from triptych.core.media.pictures import PictureReader
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.pipeline import ImagePipeline
 from triptych.modalities.diffusion.api.service import ImageService

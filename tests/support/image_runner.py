@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from support.diffusers_pipelines import SCHEDULERS, components
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
 from triptych.modalities.diffusion.engine.adapters.files import LowRank
 from triptych.modalities.diffusion.engine.caches.methods import (

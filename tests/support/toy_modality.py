@@ -188,7 +188,6 @@ COUNTING = Modality(
     wire=(f"{__name__}:CountRequest", f"{__name__}:CountDelta"),
     api=f"{__name__}:open_api",
     engine=f"{__name__}:CountLoader",
-    default="counter",
     pipelines={"CountPipeline": __name__},
     commands=(Command("count", "Count.", __name__, ("triptych count 3",)),),
 )

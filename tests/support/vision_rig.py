@@ -16,16 +16,16 @@ from support.picture_prompts import SeeingPrompt, join_prompt
 from support.vision_models import IMAGE_ID, encode
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.plan import SlotStart
 from triptych.core.prompt_content import PromptContent
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.configs.config import open_image_processor
+from triptych.modalities.vlm.configs.families import FAMILIES
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.head import VisionHead
-from triptych.modalities.vlm.processing.config import open_image_processor
-from triptych.modalities.vlm.processing.families import FAMILIES
 from triptych.modalities.vlm.processing.processor import PictureProcessor
 from triptych.modalities.vlm.scheduling import VisionLimits
 

@@ -19,7 +19,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.media.pictures import PictureReader
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind, encode_picture
 from triptych.modalities.diffusion.api.image_model import ImageModel

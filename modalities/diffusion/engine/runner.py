@@ -16,7 +16,7 @@ import torch
 
 from triptych.core.devices.clock import DeviceClock, on_device
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.plan import Plan
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.job import Job, JobState
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.plan import StepResult
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,

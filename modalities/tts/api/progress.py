@@ -15,8 +15,7 @@ from triptych.modalities.tts.api.frontend.base import PlannedSegment
 from triptych.modalities.tts.api.planner import SpeechPart
 from triptych.modalities.tts.api.text.coverage import Coverage, spoken_fraction
 from triptych.modalities.tts.api.text.guard import expected_duration
-from triptych.modalities.tts.plan import SAMPLE_BYTES
-from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish
+from triptych.modalities.tts.wire import SAMPLE_BYTES, SpeechDelta, SpeechFinish
 
 
 class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,8 +34,7 @@ from triptych.modalities.tts.api.text.coverage import Coverage
 from triptych.modalities.tts.api.text.guard import check_spoken, check_text, estimate_seconds
 from triptych.modalities.tts.api.text.normalize import NormalizeOptions, Normalizer
 from triptych.modalities.tts.api.voices.record import is_voice_id
-from triptych.modalities.tts.plan import SAMPLE_BYTES
-from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, VoiceClip
+from triptych.modalities.tts.wire import SAMPLE_BYTES, SpeechDelta, SpeechRequest, VoiceClip
 from triptych.schedulers.admission import Admission
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0

@@ -11,10 +11,8 @@ import msgspec
 
 from triptych.core.staged_plan import Stage
 from triptych.modalities.tts.scheduling.playback import Playback
-from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest
+from triptych.modalities.tts.wire import SAMPLE_BYTES, SpeechDelta, SpeechRequest
 from triptych.schedulers.staged import JobPace
-
-_SAMPLE_BYTES = 4
 
 
 class SpeechPace(JobPace):
@@ -62,7 +60,7 @@ class SpeechPace(JobPace):
     def send(self, payload: SpeechDelta, now_s: float) -> SpeechDelta:
         """Note its sound; fills in the counts of the whole job so far."""
         if payload.pcm:
-            self._playback.give(len(payload.pcm) / _SAMPLE_BYTES / self._sample_rate, now_s)
+            self._playback.give(len(payload.pcm) / SAMPLE_BYTES / self._sample_rate, now_s)
         self._num_steps += payload.num_output_tokens
         spoken = self._request.segments[: payload.segment + 1]
         return msgspec.structs.replace(

@@ -27,7 +27,7 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.plan import StepCodes
 from triptych.core.sampling_params import MAX_SAMPLES
 from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.modalities.tts.plan import SAMPLE_BYTES, AudioRow, AudioRowResult, VoicePrompt
+from triptych.modalities.tts.plan import AudioRow, AudioRowResult, VoicePrompt
 from triptych.modalities.tts.scheduling.costs import SpeechCosts
 from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, SpeechDrafter
 from triptych.modalities.tts.scheduling.playback import Playback
@@ -39,7 +39,13 @@ from triptych.modalities.tts.scheduling.state import (
     Stream,
     segment_prompt,
 )
-from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment
+from triptych.modalities.tts.wire import (
+    SAMPLE_BYTES,
+    SpeechDelta,
+    SpeechFinish,
+    SpeechRequest,
+    SpeechSegment,
+)
 from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.cost import CostModel
 from triptych.schedulers.token_batch import COUNTERS as TOKEN_COUNTERS

@@ -23,6 +23,8 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.decoder import Decoder
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.configs.config import open_image_processor, read_config
+from triptych.modalities.vlm.configs.families import FAMILIES, family_of
 from triptych.modalities.vlm.engine.encoder import (
     PictureEncoder,
     Scaling,
@@ -31,8 +33,6 @@ from triptych.modalities.vlm.engine.encoder import (
 )
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
 from triptych.modalities.vlm.engine.slots.model import AdaptedCheckpoint, SlotModel
-from triptych.modalities.vlm.processing.config import open_image_processor, read_config
-from triptych.modalities.vlm.processing.families import FAMILIES, family_of
 
 _TEXT_MODELS = {
     "gemma": "GemmaModel",

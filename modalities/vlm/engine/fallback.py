@@ -32,10 +32,10 @@ from triptych.modalities.llm.engine.fallback import (
     pin_rope,
     refusal,
 )
+from triptych.modalities.vlm.configs.config import read_config
 from triptych.modalities.vlm.engine.blueprint import AnyVisionBlueprint
 from triptych.modalities.vlm.engine.encoder import PictureEncoder
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
-from triptych.modalities.vlm.processing.config import read_config
 
 _BOTH_WAYS = ("token_type_ids", "mm_token_type_ids")
 
@@ -99,7 +99,7 @@ class FallbackVisionBlueprint(AnyVisionBlueprint):
 
 
 class FallbackVisionModel(FallbackModel):
-    """Implements `head.SeeingModel` around a transformers model."""
+    """Implements `head.VisionTextModel` around a transformers model."""
 
     def __init__(self, model: Any, vocab_size: int) -> None:
         super().__init__(model, vocab_size)

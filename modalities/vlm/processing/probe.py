@@ -32,7 +32,7 @@ def hide_torch() -> None:
 
 def read_facts(folder: str) -> VisionFacts:
     """The facts of the model in `folder`. Raises `WeightsError` where it is not fit to see."""
-    from triptych.modalities.vlm.processing.config import read_config
+    from triptych.modalities.vlm.configs.config import read_config
     from triptych.modalities.vlm.processing.processor import PictureProcessor
 
     processor = PictureProcessor.open(folder, model="")

@@ -16,7 +16,7 @@ import msgspec
 
 from triptych.core.media import pictures
 from triptych.core.media.pictures import PictureLimits, measure, read_picture
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.modalities.vlm.prepared import PreparedPicture
 from triptych.modalities.vlm.processing.probe import hide_torch
 

@@ -15,9 +15,9 @@ from language_training import ALPHA
 from safetensors.torch import save_file
 from torch import Tensor
 
+from triptych.modalities.vlm.configs.slots import SlotConfig, SlotVisionConfig
 from triptych.modalities.vlm.engine.slots.model import PREFIX
 from triptych.modalities.vlm.engine.slots.tower import from_released
-from triptych.modalities.vlm.processing.slots_config import SlotConfig, SlotVisionConfig
 
 _PLACEHOLDER_ID = 16
 """<empty_output>: the id of image positions in the language model's vocabulary."""

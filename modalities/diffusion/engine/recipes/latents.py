@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.wire import ImageRequest
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from triptych.core.errors import InvalidRequest
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise import DenoiseRow, Guidance, GuidanceBranch, Kept

@@ -21,12 +21,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.configs.slots import SlotConfig, SlotVisionConfig
 from triptych.modalities.vlm.engine.slots.tower import (
     LAST_CHANNELS,
     MIDDLE_CHANNELS,
     EfficientNetLite,
 )
-from triptych.modalities.vlm.processing.slots_config import SlotConfig, SlotVisionConfig
 
 NUM_LETTERS = 27
 """The alphabet, and the blank after a word."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from support.image_runner import Easel, image_request, open_painter
 from triptych.core.errors import InternalError, InvalidRequest, NonFinite, OutOfMemory
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine import denoise
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.plan import PictureKey, PictureRow, PictureStart

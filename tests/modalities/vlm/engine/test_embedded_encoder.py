@@ -9,9 +9,9 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import NativeLinear, pack_linears
 from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.vlm.configs.config import read_config
 from triptych.modalities.vlm.engine.encoder import Features, PictureEncoder, Scaling, load_encoder
 from triptych.modalities.vlm.engine.slots.model import SlotModel
-from triptych.modalities.vlm.processing.config import read_config
 from triptych.modalities.vlm.source import FOLDER
 
 SCALING = Scaling(factor=1 / 255, mean=(0.5,) * 3, std=(0.5,) * 3)

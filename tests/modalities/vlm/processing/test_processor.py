@@ -15,10 +15,10 @@ import torch
 from support.picture_prompts import join_prompt
 from support.vision_models import MODELS, encode, pixels
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.core.prompt_content import Array
+from triptych.modalities.vlm.configs.config import open_image_processor, read_config
 from triptych.modalities.vlm.engine.encoder import Scaling
-from triptych.modalities.vlm.processing.config import open_image_processor, read_config
 from triptych.modalities.vlm.processing.processor import PictureProcessor
 
 PICTURE = pixels(40, 60, 1)

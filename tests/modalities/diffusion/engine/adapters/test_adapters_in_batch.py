@@ -11,7 +11,7 @@ import torch
 from support.image_runner import Easel, image_request, open_painter
 from support.lora_files import layers, pair
 from triptych.core.errors import InvalidRequest
-from triptych.core.media.pixels import Pixels
+from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine.adapters.files import LowRank
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 

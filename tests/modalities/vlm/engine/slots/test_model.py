@@ -24,6 +24,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm import source
 from triptych.modalities.vlm.api.pipeline import VisionPipeline
+from triptych.modalities.vlm.configs.slots import SlotConfig
 from triptych.modalities.vlm.engine.slots.model import (
     AdaptedCheckpoint,
     SlotModel,
@@ -31,7 +32,6 @@ from triptych.modalities.vlm.engine.slots.model import (
     SlotScores,
 )
 from triptych.modalities.vlm.engine.slots.tower import EfficientNetLite, from_released
-from triptych.modalities.vlm.processing.slots_config import SlotConfig
 
 TEXT = {
     "model_type": "llama",

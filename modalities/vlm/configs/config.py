@@ -18,8 +18,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
-from triptych.modalities.vlm.processing.families import FAMILIES
-from triptych.modalities.vlm.processing.slots_config import SlotConfig
+from triptych.modalities.vlm.configs.families import FAMILIES
+from triptych.modalities.vlm.configs.slots import SlotConfig
 
 
 def read_config(config: Mapping[str, Any]) -> Any:

@@ -1,0 +1,1 @@
+"""Families of models that see, and their configurations: transformers without torch."""
