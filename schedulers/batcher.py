@@ -244,7 +244,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
 
     @abstractmethod
     def _gauges(self) -> Mapping[str, float]:
-        """What there is now, by name."""
+        """Current gauges by name."""
 
     # What a scheduler says of its steps.
 

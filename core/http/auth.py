@@ -29,7 +29,7 @@ PUBLIC_ROUTES = frozenset(
 
 
 class Keyring:
-    """The accepted API keys. Empty: everyone is let in, as one and the same caller."""
+    """The accepted API keys. Empty: all requests are accepted, as one caller."""
 
     def __init__(self, keys: Iterable[str], *, is_cache_shared: bool = False) -> None:
         self._digests = tuple(_digest(key) for key in keys)

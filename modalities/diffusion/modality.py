@@ -35,7 +35,7 @@ _COMMANDS = (
     ),
     Command(
         "calibrate",
-        "Measure an image model, so that it may skip steps.",
+        "Calibrate an image model's step caches.",
         f"{_HERE}.engine.calibration.cli",
         (
             "triptych calibrate --steps 50 28 20",

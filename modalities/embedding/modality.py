@@ -23,7 +23,7 @@ _HERE = "triptych.modalities.embedding"
 _COMMANDS = (
     Command(
         "embed",
-        "Turn texts into vectors, or put them in order of likeness.",
+        "Embed texts, or rank them by similarity.",
         f"{_HERE}.api.cli",
         (
             'triptych embed "a kitten" "a cat" -o vectors.npy',

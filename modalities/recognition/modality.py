@@ -21,7 +21,7 @@ _HERE = "triptych.modalities.recognition"
 _COMMANDS = (
     Command(
         "transcribe",
-        "Write down what is said in recordings.",
+        "Transcribe audio files.",
         f"{_HERE}.api.cli",
         (
             "triptych transcribe talk.mp3",

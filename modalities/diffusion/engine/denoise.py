@@ -155,7 +155,7 @@ Watch = Callable[[list[DenoiseRow], Tensor], None]
 
 
 class Denoiser:
-    """Steps rows through one model. All state is the rows', which share the pools of `tensor_pool`."""
+    """Steps rows through one model. All state is the rows', in shared pools (`tensor_pool`)."""
 
     def __init__(self, model: DenoiseModel) -> None:
         self.model = model

@@ -15,7 +15,7 @@ from triptych.modalities.tts.modality import family_of
 
 
 def open_front_end(resolved: ResolvedModel) -> FrontEnd:
-    """The front end of a speech model. Raises `WeightsError` where its files do not do."""
+    """The front end of a speech model. Raises `WeightsError` if files are missing or invalid."""
     config = read_json(Path(resolved.folder) / "config.json")
     front: FrontEnd = load(family_of(config).front_end)(resolved, config)
     return front
