@@ -95,7 +95,7 @@ class Engine:
         config: Config,
         ledger: Ledger,
         clock: Clock = time.monotonic,
-        lanes: Executors | None = None,
+        executors: Executors | None = None,
     ) -> None:
         self.config = config
         self.ledger = ledger
@@ -103,12 +103,12 @@ class Engine:
         self.metrics = Metrics()
         self.on_beat: Callable[[Heartbeat], None] = lambda beat: None
         self.on_turn: Callable[[], None] = lambda: None
-        self._executors = lanes if lanes is not None else ThreadExecutors(clock)
+        self._executors = executors if executors is not None else ThreadExecutors(clock)
         self._models = ModelManager(
             loaders,
             config=config,
             clock=clock,
-            lanes=self._executors,
+            executors=self._executors,
             hooks=ResidencyHooks(
                 admit=self._admit,
                 refuse=self._refuse,

@@ -76,13 +76,13 @@ class ModelManager:
         *,
         config: Config,
         clock: Clock,
-        lanes: Executors,
+        executors: Executors,
         hooks: ResidencyHooks,
     ) -> None:
         self._entries = {loader.name: _ModelEntry(loader) for loader in loaders}
         self._config = config
         self._clock = clock
-        self._lanes = lanes
+        self._executors = executors
         self._hooks = hooks
         self._queue: deque[str] = deque()
         self._active: str | None = None
@@ -196,7 +196,7 @@ class ModelManager:
         if self._active is None and self._queue and not self._is_leaving():
             name = self._active = self._queue.popleft()
             _log.info("model %s: loading", name)
-            self._lanes.load(partial(self._load, name, self._entries[name], self._clock()))
+            self._executors.load(partial(self._load, name, self._entries[name], self._clock()))
 
     def _is_leaving(self) -> bool:
         """Whether some model is on its way off the device; its memory comes free after that."""
@@ -212,9 +212,9 @@ class ModelManager:
             loaded = entry.loader.load(report)
             trim_heap()  # weights as they were before they were packed
         except MemoryBudgetExceeded as error:
-            self._lanes.post(partial(self._make_room, name, without_locals(error)))
+            self._executors.post(partial(self._make_room, name, without_locals(error)))
         except SetupError as error:
-            self._lanes.post(partial(self._give_up, name, without_locals(error)))
+            self._executors.post(partial(self._give_up, name, without_locals(error)))
         except Exception as error:  # a loader's fault must not end the others' service
             _log.exception("model %s: loading failed", name)
             reported = (
@@ -222,9 +222,9 @@ class ModelManager:
                 if isinstance(error, TriptychError)
                 else InternalError(f"Model {name} could not be loaded; the server's log says why.")
             )
-            self._lanes.post(partial(self._give_up, name, without_locals(reported)))
+            self._executors.post(partial(self._give_up, name, without_locals(reported)))
         else:
-            self._lanes.post(partial(self._finish, name, loaded, started_s))
+            self._executors.post(partial(self._finish, name, loaded, started_s))
 
     def _finish(self, name: str, loaded: LoadedModel, started_s: float) -> None:
         now_s = self._clock()
@@ -308,9 +308,9 @@ class ModelManager:
                 loaded.close()
             except Exception:  # a model that leaves badly must not take the device thread along
                 _log.exception("model %s: unloading failed", name)
-            self._lanes.post(partial(self._left, entry))
+            self._executors.post(partial(self._left, entry))
 
-        self._lanes.run(close)
+        self._executors.run(close)
 
     def _left(self, entry: _ModelEntry) -> None:
         entry.is_closing = False

@@ -92,7 +92,7 @@ class PictureRowResult:
     `pixels` are a preview or the picture. An `error` ends the picture's job, and no other.
     """
 
-    course: PlannedSteps | None = None
+    planned: PlannedSteps | None = None
     num_computed: int = 0
     num_rows: int = 0
     pixels: Pixels | None = None

@@ -1,4 +1,4 @@
-"""The memory budget balances, whoever draws on it."""
+"""The memory budget balances for all its owners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults a caller of pictures can cause, by their number in the house's list."""
+"""Faults a caller of pictures can cause, by their numbers in the list of faults."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def test_14_to_17_hostile_pictures_are_refused(shared: HttpServer, name: str) ->
     assert refused(sent(shared, image=PNG, mask=data), status)["param"] == "mask"
 
 
-@pytest.mark.parametrize("told", ["image/jpeg", "image/webp", "text/plain", "image/gif"])
-def test_17_a_picture_that_is_not_what_it_is_sent_as(shared: HttpServer, told: str) -> None:
-    error = refused(sent(shared, media_type=told, image=PNG), 415)
+@pytest.mark.parametrize("claimed", ["image/jpeg", "image/webp", "text/plain", "image/gif"])
+def test_17_a_picture_that_is_not_what_it_is_sent_as(shared: HttpServer, claimed: str) -> None:
+    error = refused(sent(shared, media_type=claimed, image=PNG), 415)
     assert "image/png" in error["message"]
 
 

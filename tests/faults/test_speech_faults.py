@@ -1,4 +1,4 @@
-"""Faults a caller of speech can cause, by their number in the house's list."""
+"""Faults a caller of speech can cause, by their numbers in the list of faults."""
 
 from __future__ import annotations
 

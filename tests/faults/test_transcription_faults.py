@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 from support.http import in_process
-from support.recognition import DictatedEngine, hearing_model, noise, said, wav
+from support.recognition import DictatedEngine, noise, timed_tokens, wav, whisper_model
 
 from triptych.core.config import Config, ScheduleOptions
 from triptych.core.http.app import create_app
@@ -25,15 +25,15 @@ from triptych.schedulers.admission import Admission
 
 @pytest.fixture
 def engine() -> DictatedEngine:
-    return DictatedEngine([(2.0, (said(" Hello.", 0.0, 2.0),))])
+    return DictatedEngine([(2.0, (timed_tokens(" Hello.", 0.0, 2.0),))])
 
 
 @pytest.fixture
 async def client(engine: DictatedEngine) -> AsyncIterator[httpx.AsyncClient]:
     pool = DecodePool([decode.__name__])
-    ears, admission = [hearing_model()], Admission(options=ScheduleOptions())
-    hearing = RecognitionService(engine, ears, admission, decode.ClipReader(pool))
-    app = create_app(Config(), engine, [recognition_router(hearing)])
+    models, admission = [whisper_model()], Admission(options=ScheduleOptions())
+    recognition = RecognitionService(engine, models, admission, decode.ClipReader(pool))
+    app = create_app(Config(), engine, [recognition_router(recognition)])
     async with in_process(app) as client:
         yield client
     await pool.close()

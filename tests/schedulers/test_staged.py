@@ -150,7 +150,7 @@ def test_units_that_run_ahead_are_sent_in_order() -> None:
 
 def test_what_a_stage_yields_goes_out_at_once_and_once() -> None:
     rig = Rig(max_rows=2, units_per_job=2)
-    rig.submit("a", Request(units=(3, 2), tells_all=True))
+    rig.submit("a", Request(units=(3, 2), reports_all=True))
     rig.step()
     assert rig.payloads("a") == [("a", 0, 1)]
     rig.run()

@@ -171,7 +171,7 @@ def test_hopeless_deadlines_starve_nobody(
 
 
 def picks(timeline: Timeline, steps: Mapping[str, float], num_picks: int) -> list[str]:
-    """Who is picked: `chat` always has a token due in a while, nobody waits for the others."""
+    """Who is picked: `chat` always has a token due in a while, the others have no listener."""
     order: list[str] = []
     now_s = 0.0
     for _ in range(num_picks):
@@ -204,7 +204,7 @@ def test_between_two_tokens_the_others_get_less_than_a_token_but_seldom(
     used = [at for at, gap in enumerate(gaps) if gap]
     patience = NUM_NARROW + 1 + longest_s / token_s
     assert all(later - earlier <= patience for earlier, later in pairwise(used))
-    assert set(order) == set(steps), "nobody is passed over for ever"
+    assert set(order) == set(steps), "no model is passed over for ever"
 
 
 def test_gaps_are_filled_where_they_are() -> None:

@@ -84,7 +84,7 @@ class SpellingFrontEnd:
 class HummingEngine(ActingEngine):
     """An engine client: every segment hums one tone on, in steps of `step_samples`.
 
-    The tone goes on from job to job of a call, so that any seam would be heard. `error` ends a job
+    The tone goes on from job to job of a call, so that a seam would show. `error` ends a job
     after `num_good` steps, `finish` is why the segments end; jobs wait for `gate` before each step,
     and `step_s` besides. Remembers what became of every job.
     """
@@ -134,7 +134,7 @@ class HummingEngine(ActingEngine):
                     num_output_tokens=num_out,
                 )
                 self.events.append(f"step {job_id.rpartition('.')[2]}")
-                self.tell(job_id, delta, is_final=last)
+                self.send(job_id, delta, is_final=last)
 
     async def _turn(self, job_id: str, num_out: int) -> None:
         is_shut = lambda: self.gate is not None and not self.gate.is_set()  # noqa: E731

@@ -206,8 +206,8 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         if found.error is not None:
             self._end(picture.entry, JobState.FAILED, error=found.error)
         elif step.draft.kind == "encode":
-            assert found.course is not None, "encoding yields the steps"
-            picture.begin(found.course)
+            assert found.planned is not None, "encoding yields the steps"
+            picture.begin(found.planned)
             if picture.entry.request.has_progress:
                 self._show(picture, now_s)
         elif step.draft.kind == "denoise":

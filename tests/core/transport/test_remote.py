@@ -118,7 +118,7 @@ class World:
 
     async def until(self, condition):
         async with asyncio.timeout(5):
-            while not condition(self.client.status()):  # noqa: ASYNC110 (it tells nobody)
+            while not condition(self.client.status()):  # noqa: ASYNC110 (it sends no event)
                 await asyncio.sleep(0.005)
 
 

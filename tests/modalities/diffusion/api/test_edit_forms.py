@@ -57,9 +57,9 @@ async def test_an_edit_sends_pictures_and_mask() -> None:
     assert len(request.sources) == 1
     assert request.sources[0].rgb == picture(128, 128).tobytes()
     assert request.mask.count(255) == 64 * 64
-    told = reply.json()
-    assert [opened(entry["b64_json"]).format for entry in told["data"]] == ["JPEG", "JPEG"]
-    assert told["usage"]["input_tokens_details"]["image_tokens"] == 64
+    body = reply.json()
+    assert [opened(entry["b64_json"]).format for entry in body["data"]] == ["JPEG", "JPEG"]
+    assert body["usage"]["input_tokens_details"]["image_tokens"] == 64
 
 
 async def test_several_pictures() -> None:

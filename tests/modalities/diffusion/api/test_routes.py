@@ -35,16 +35,16 @@ async def test_pictures_come_in_base64_with_what_they_are() -> None:
     reply = await post(engine, generation(n=3, seed=4))
     assert reply.status_code == 200
     (request,) = engine.submitted.values()
-    told = reply.json()
-    assert told["created"] > 1_600_000_000
-    for index, entry in enumerate(told["data"]):
+    document = reply.json()
+    assert document["created"] > 1_600_000_000
+    for index, entry in enumerate(document["data"]):
         image = opened(entry["b64_json"])
         assert (image.format, image.size) == ("PNG", (128, 128))
         assert one_colour(image) == colour_of(request, index)
         assert set(entry) == {"b64_json"}
-    assert len(told["data"]) == 3
-    del told["data"], told["created"]
-    assert told == {
+    assert len(document["data"]) == 3
+    del document["data"], document["created"]
+    assert document == {
         "background": "opaque",
         "output_format": "png",
         "quality": "medium",
@@ -71,10 +71,10 @@ async def test_formats(kind: str) -> None:
     body = generation(output_format=kind, size="64x96")
     if kind != "png":
         body["output_compression"] = 50
-    told = (await post(PaintingEngine(), body)).json()
-    image = opened(told["data"][0]["b64_json"])
+    document = (await post(PaintingEngine(), body)).json()
+    image = opened(document["data"][0]["b64_json"])
     assert (image.format, image.size) == (kind.upper(), (64, 96))
-    assert (told["output_format"], told["size"]) == (kind, "64x96")
+    assert (document["output_format"], document["size"]) == (kind, "64x96")
 
 
 async def test_every_field_reaches_the_engine() -> None:
@@ -115,7 +115,7 @@ async def test_other_names_of_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quality", "num_steps", "told"),
+    ("quality", "num_steps", "reported"),
     [
         ("low", 5, "low"),
         ("medium", None, "medium"),
@@ -124,15 +124,15 @@ async def test_other_names_of_the_same() -> None:
         ("hd", 15, "high"),
     ],
 )
-async def test_quality(quality: str, num_steps: int | None, told: str) -> None:
+async def test_quality(quality: str, num_steps: int | None, reported: str) -> None:
     engine = PaintingEngine()
     reply = await post(engine, generation(quality=quality))
-    assert reply.json()["quality"] == told
+    assert reply.json()["quality"] == reported
     assert next(iter(engine.submitted.values())).num_steps == num_steps
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "told"),
+    ("fields", "param", "message"),
     [
         ({"prompt": ""}, "prompt", "at least 1 character"),
         ({"prompt": "x" * 32_001}, "prompt", "32000"),
@@ -177,14 +177,14 @@ async def test_quality(quality: str, num_steps: int | None, told: str) -> None:
         ({"colour": "red"}, "colour", "Unknown field"),
     ],
 )
-async def test_mistakes_are_named(fields: dict[str, Any], param: str, told: str) -> None:
+async def test_mistakes_are_named(fields: dict[str, Any], param: str, message: str) -> None:
     engine = PaintingEngine()
     reply = await post(engine, generation() | fields)
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
-    assert told in error["message"]
+    assert message in error["message"]
     assert engine.submitted == {}
 
 
@@ -280,8 +280,8 @@ async def test_links_lead_to_the_picture() -> None:
     engine = PaintingEngine()
     async with in_process(make_image_app(engine)) as client:
         body = generation(response_format="url", n=2, output_format="jpeg")
-        told = (await client.post(GENERATIONS, json=body)).json()
-        for entry in told["data"]:
+        document = (await client.post(GENERATIONS, json=body)).json()
+        for entry in document["data"]:
             assert set(entry) == {"url"}
             assert entry["url"].startswith("http://t/v1/images/files/")
             reply = await client.get(entry["url"])

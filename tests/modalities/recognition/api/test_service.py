@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.recognition import DictatedEngine, noise, recognition_service, said
+from support.recognition import DictatedEngine, noise, recognition_service, timed_tokens
 
 from triptych.core.caller import Caller
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
@@ -28,9 +28,9 @@ async def transcribe(
     service: RecognitionService, seconds: float, call: TranscribeCall = CALL
 ) -> Transcript:
     deltas = [delta async for delta in service.transcribe(call, noise(seconds))]
-    heard = [delta.heard_s for delta in deltas]
-    assert heard == sorted(heard)
-    assert heard[-1] == seconds
+    progress_s = [delta.heard_s for delta in deltas]
+    assert progress_s == sorted(progress_s)
+    assert progress_s[-1] == seconds
     return gather(deltas)
 
 
@@ -43,7 +43,9 @@ class PartwiseEngine(DictatedEngine):
         seconds = len(request.pcm) / 4 / SAMPLE_RATE
         heard_s = seconds if request.is_last else seconds - 1
         name = f" part{job_id[-1]}"
-        self.windows = [(heard_s, (said(name, 0.5, heard_s, has_times=request.has_word_times),))]
+        self.windows = [
+            (heard_s, (timed_tokens(name, 0.5, heard_s, has_times=request.has_word_times),))
+        ]
         async for output in super().submit(model, request, job_id=job_id):
             yield output
 

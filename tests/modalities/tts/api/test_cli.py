@@ -35,7 +35,7 @@ def engine() -> HummingEngine:
 def speak(
     engine: HummingEngine,
     monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],  # sound on stdout is for nobody's eyes
+    capfdbinary: pytest.CaptureFixture[bytes],  # keeps the bytes of sound out of the test's output
 ) -> Run:
     def open_pipeline(args: argparse.Namespace) -> SpeechPipeline:
         service = make_speech_service(engine, max_characters=100_000)
@@ -94,9 +94,9 @@ def test_a_pipe_with_a_name_gets_the_stream(speak: Run, tmp_path: Path) -> None:
     path = tmp_path / "pipe.wav"
     os.mkfifo(path)
     with ThreadPoolExecutor() as pool:
-        heard = pool.submit(path.read_bytes)
+        piped = pool.submit(path.read_bytes)
         assert speak(TEXT, "-o", str(path)) == 0
-    assert len(heard.result()) == 44 + 2 * num_samples(TEXT)
+    assert len(piped.result()) == 44 + 2 * num_samples(TEXT)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
@@ -121,8 +121,8 @@ def test_text_comes_from_stdin_or_a_file(
     file = tmp_path / "chapter.txt"
     file.write_text("aus der Dose")
     assert speak("-i", str(file)) == 0
-    told = [request.segments[0].prompt_ids for request in engine.submitted.values()]
-    assert [bytes(ids) for ids in told] == [b"pipedin", b"pipedin", b"ausderDose"]
+    prompts = [request.segments[0].prompt_ids for request in engine.submitted.values()]
+    assert [bytes(ids) for ids in prompts] == [b"pipedin", b"pipedin", b"ausderDose"]
 
 
 def test_options_reach_the_engine(speak: Run, engine: HummingEngine) -> None:
@@ -132,7 +132,7 @@ def test_options_reach_the_engine(speak: Run, engine: HummingEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["Hi.", "-i", "file"], "not both"),
         (["-i", "/no/such/file"], "cannot be read"),
@@ -144,10 +144,10 @@ def test_options_reach_the_engine(speak: Run, engine: HummingEngine) -> None:
     ],
 )
 def test_wrong_use_says_what_to_type(
-    speak: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str], told: str
+    speak: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str], message: str
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         speak(*argv)
 
 

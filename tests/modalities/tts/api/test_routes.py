@@ -67,8 +67,8 @@ async def test_every_format_is_one_whole_stream_without_a_seam(kind: str) -> Non
     assert 0 <= len(pcm_S) - num <= {"aac": 2048, "mp3": 576}.get(kind, 0)
     if kind in ("wav", "opus", "mp3"):
         start = DELAY.get(kind, 0) if kind == "mp3" else 0
-        heard_S, rate = decode_soundfile(reply.content)
-        assert len(heard_S) - start == pytest.approx(num * rate / RATE, abs=700)
+        decoded_S, rate = decode_soundfile(reply.content)
+        assert len(decoded_S) - start == pytest.approx(num * rate / RATE, abs=700)
     body_S = pcm_S[DELAY["aac"] if kind == "aac" else 0 :][:num]
     wanted_S = tone(num)
     assert np.corrcoef(body_S, wanted_S)[0, 1] > 0.999
@@ -140,7 +140,7 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "told"),
+    ("fields", "param", "message"),
     [
         ({"input": ""}, "input", "empty"),
         ({"input": "🎉"}, "input", "no words"),
@@ -166,7 +166,7 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
 )
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 async def test_mistakes_are_named(
-    fields: dict[str, Any], param: str, told: str, stream_format: str
+    fields: dict[str, Any], param: str, message: str, stream_format: str
 ) -> None:
     engine = HummingEngine()
     reply = await post(engine, speech(stream_format=stream_format) | fields)
@@ -174,7 +174,7 @@ async def test_mistakes_are_named(
     error = reply.json()["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert error["code"] in ("invalid_request", "unsupported_option")
-    assert told in error["message"]
+    assert message in error["message"]
     assert engine.submitted == {}
 
 

@@ -267,11 +267,11 @@ async def test_a_plan_that_breaks_in_the_middle_ends_the_call_with_its_error() -
     assert not engine.running
 
 
-@pytest.mark.parametrize("num_heard", [0, 1, 30])
-async def test_closing_cancels_what_runs_and_what_was_submitted_ahead(num_heard: int) -> None:
+@pytest.mark.parametrize("num_received", [0, 1, 30])
+async def test_closing_cancels_what_runs_and_what_was_submitted_ahead(num_received: int) -> None:
     engine = HummingEngine(step_samples=SAMPLES_PER_ID * 10)
     speaking = make_speech_service(engine).speak(call(LONG))
-    for _ in range(num_heard):
+    for _ in range(num_received):
         await anext(speaking.pieces)
     await speaking.pieces.aclose()
     assert set(engine.submitted) == {*engine.finished, *engine.cancelled}

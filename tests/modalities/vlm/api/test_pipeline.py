@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from support.pictures import picture, saved
 from support.text_models import write_text_folder
-from support.vision_folders import write_seeing_folder
+from support.vision_folders import write_vision_folder
 
 from triptych.cli import COMMANDS
 from triptych.core.errors import ConfigError, InvalidRequest
@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("eyes")
-    write_seeing_folder(folder)
+    write_vision_folder(folder)
     (folder / "a.png").write_bytes(saved(picture()))
     return folder
 

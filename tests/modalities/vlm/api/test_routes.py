@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from support.http import ANSWER, FakeEngine, in_process
 from support.pictures import picture, saved
 from support.text_models import write_text_folder
-from support.vision_folders import data_url, shown, write_seeing_folder
+from support.vision_folders import data_url, shown, write_vision_folder
 
 from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions, VisionOptions
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ResolvedModel, ...]:
     folder = tmp_path_factory.mktemp("models")
     text = write_text_folder(folder / "text", model_type="llama")
-    return text, write_seeing_folder(folder / "eyes")
+    return text, write_vision_folder(folder / "eyes")
 
 
 @pytest.fixture(scope="module")

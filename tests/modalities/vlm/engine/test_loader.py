@@ -62,12 +62,12 @@ def edit(folder: Path, **edits: torch.Tensor | None) -> None:
 
 
 def test_a_model_that_sees_holds_memory_until_it_is_closed(saved: Path) -> None:
-    ledger, heard = Ledger(256 * MIB), []
-    loaded = loader(saved, ledger).load(heard.append)
+    ledger, progress = Ledger(256 * MIB), []
+    loaded = loader(saved, ledger).load(progress.append)
     owners = {"weights", "vision-weights", "activations", "vision-cache", "kv"}
     assert set(ledger.by_owner()) == {f"tiny/{owner}" for owner in owners}
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
+    assert progress == sorted(progress)
+    assert progress[-1] == 1.0
     loaded.close()
     assert ledger.by_owner() == {}
 

@@ -1,4 +1,4 @@
-"""A calibration from end to end: plans are tried, and told to be as good as what they drew."""
+"""A calibration from end to end: plans are tried, and reported with the quality of what they drew."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def recipe_of(name: str, scheduler: dict[str, Any]) -> Recipe:
 
 
 def tune(recipe: Recipe, pictures: list[ImageRequest], **options: Any) -> Tuned:
-    heard: list[float] = []
+    fractions: list[float] = []
     tuner = Tuner(recipe, Denoiser(open_model(recipe.model)), batch_size=2)
-    tuned = tuner.tune(pictures, heard.append, **options)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
+    tuned = tuner.tune(pictures, fractions.append, **options)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
     assert tuner._pools.num_used == 0
     return tuned
 

@@ -1,4 +1,4 @@
-"""Front ends of models that are told words: how each family spells them, and what nobody can."""
+"""Front ends of models that take words: how each family spells them, and what cannot be spelled."""
 
 from __future__ import annotations
 

@@ -249,12 +249,12 @@ def test_options_of_codecs_are_refused_by_name(resolved: ResolvedModel) -> None:
 
 def test_memory_is_reserved_before_it_is_taken(resolved: ResolvedModel) -> None:
     ledger = Ledger(1 << 30)
-    heard: list[float] = []
-    loaded = loader(resolved, Config(), ledger).load(heard.append)
+    progress: list[float] = []
+    loaded = loader(resolved, Config(), ledger).load(progress.append)
     held = ledger.by_owner()
     num_bytes = sum(weight.numel() * 4 for weight in tiny_model().parameters())
     assert held["tiny/weights"] <= num_bytes
     assert held["tiny/activations"] > 0
-    assert heard[-1] == pytest.approx(1.0)
+    assert progress[-1] == pytest.approx(1.0)
     loaded.close()
     assert ledger.available_bytes == ledger.capacity_bytes
