@@ -1,4 +1,4 @@
-"""The embedded recogniser, for real: what the embedded voice says, as transformers transcribes it."""
+"""The embedded recogniser on the embedded voice, compared with transformers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def token_request(
 
 @dataclass
 class ExpectedTokens:
-    """All a job's tokens, and what the shadow cache holds at each position; computed as far as asked.
+    """All a job's tokens, and the shadow cache at each position; computed as far as asked.
 
     A position's digest covers who may share and every token up to it; the token that follows is a
     function of the digest.

@@ -33,9 +33,7 @@ def engine() -> PlainEngine:
 def imagine(
     engine: PlainEngine,
     monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[
-        bytes
-    ],  # keeps the bytes of pictures out of the test's output
+    capfdbinary: pytest.CaptureFixture[bytes],  # takes the bytes of pictures on stdout
 ) -> Imagine:
     monkeypatch.setattr(cli, "_open_pipeline", lambda args, check=None: open_plain(engine))
     return _run

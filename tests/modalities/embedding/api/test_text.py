@@ -19,7 +19,7 @@ def test_decoders_name_their_width_in_different_ways(tmp_path: Path, field: str)
 
 
 def test_a_decoder_that_does_not_say_its_width_can_still_be_opened(tmp_path: Path) -> None:
-    """It may be served for chat alone, which must not fail for embeddings that are not asked for."""
+    """It may be served for chat alone, so want of embeddings must not stop it."""
     model = EmbeddingModel.open(write_text_folder(tmp_path), ModelOptions())
     assert model.encode(["hi"]) == (tuple(model.reader().tokenizer.encode("hi").ids),)
 

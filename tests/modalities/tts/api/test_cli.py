@@ -35,7 +35,7 @@ def engine() -> HummingEngine:
 def speak(
     engine: HummingEngine,
     monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],  # keeps the bytes of sound out of the test's output
+    capfdbinary: pytest.CaptureFixture[bytes],  # takes the bytes of sound on stdout
 ) -> Run:
     def open_pipeline(args: argparse.Namespace) -> SpeechPipeline:
         service = make_speech_service(engine, max_characters=100_000)

@@ -1,4 +1,4 @@
-"""A calibration from end to end: plans are tried, and reported with the quality of what they drew."""
+"""A calibration from end to end: plans are tried, and their reported quality is real."""
 
 from __future__ import annotations
 
