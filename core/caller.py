@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """A caller. `key` tells callers apart in admission and logs; `tenant` salts their cache.
+    """A caller. `key` distinguishes callers in admission and logs; `tenant` salts their cache.
 
-    `owner` is to whom belongs what outlives the process, such as voices: the same in every run.
+    `owner` owns what outlives the process, such as voices: the same in every run.
     """
 
     key: str = ""

@@ -1,4 +1,4 @@
-"""What a modality is to the rest of the house: one object, and what its API half is built from.
+"""What a modality is to the rest of the server: one object, and what its API half is built from.
 
 Owns these types, and how a model's modality is found. Each modality's `modality.py` makes its
 object; `registry` lists them. An object names code by its place (see `core.lazy`), so that each
@@ -39,7 +39,7 @@ def no_link(url: str, request: Request) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modality:
-    """One kind of model: how it is recognised, what it speaks, who opens its halves.
+    """One kind of model: how it is recognised, its messages, what opens its halves.
 
     `task` says what it does (see `core.http.models.Task`). `matches` looks at a model's folder and
     its config.json (empty for a folder of parts). `wire`

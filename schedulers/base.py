@@ -76,7 +76,7 @@ class Scheduler(Protocol):
         """The step to run next, or `None`. Reads state, changes nothing.
 
         Steps in flight count as done where that is possible, so that the next one can be made
-        while they run; who proposes nothing until its step is over gives the next turn away.
+        while they run; a scheduler that waits for its step to end loses the next turn.
         """
         ...
 

@@ -1,8 +1,8 @@
 """The life of a model's jobs, written once: from submission through steps to the last output.
 
 Owns submitting, pausing and cancelling jobs, the version of a draft, the steps in flight, the
-second try after want of memory, outputs and counts. Knows neither what a step computes nor who goes
-next: a scheduler says that in the methods that begin with an underscore.
+second try after want of memory, outputs and counts. Knows neither what a step computes nor which
+unit is next: a scheduler says that in the methods that begin with an underscore.
 
 - A job is one or more units that run by themselves: a sample, a picture, a segment, a text.
 - `_draft` is the policy. It chooses among the units that could run, and changes nothing.

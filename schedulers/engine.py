@@ -150,7 +150,7 @@ class Engine:
         self._executors.post(partial(self._set_paused, tuple(job_ids), is_paused))
 
     def load(self, model: str, done: LoadDone = lambda error: None) -> None:
-        """Load a model now; `done` hears on the loop's thread how it went."""
+        """Load a model now; `done` gets the outcome, on the loop's thread."""
         self._executors.post(partial(self._load, model, done))
 
     def drain(self) -> None:

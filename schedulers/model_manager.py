@@ -135,7 +135,7 @@ class ModelManager:
         return self._entries[job.model].waiting.pop(job.job_id, None) is not None
 
     def load(self, name: str, done: LoadDone) -> None:
-        """Load a model now; `done` hears how it went. Raises `NotFound`."""
+        """Load a model now; `done` gets the outcome. Raises `NotFound`."""
         entry = self._entry(name)
         entry.last_used_s = self._clock()
         if entry.loaded is not None:

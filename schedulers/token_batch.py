@@ -235,7 +235,7 @@ class TokenBatch:
     ) -> TokenDelta | NonFinite | None:
         """Record what a step yielded of a sequence, and make its full pages findable.
 
-        Returns what its owner should hear: a delta with a `finish_reason` is its last, as is an
+        Returns what its owner should send: a delta with a `finish_reason` is its last, as is an
         error; the owner closes it then.
         """
         row = piece.unit

@@ -204,7 +204,7 @@ class _Drafter:
         self._num_pages_left += sum(not self._is_held(page) for page in victim.lease.page_ids)
 
     def _is_held(self, page_id: int) -> bool:
-        """Whether a page will be held by somebody, as drafted so far."""
+        """Whether some row will hold a page, as drafted so far."""
         return page_id in self._pinned or self._pool.num_holders(page_id) > self._dropped[page_id]
 
     def _evict_idle(self) -> bool:

@@ -29,7 +29,7 @@ PUBLIC_ROUTES = frozenset(
 
 
 class Keyring:
-    """The accepted API keys. Empty: everyone is let in, as one and the same caller."""
+    """The accepted API keys. Empty: every request is admitted, as one and the same caller."""
 
     def __init__(self, keys: Iterable[str], *, is_cache_shared: bool = False) -> None:
         self._digests = tuple(_digest(key) for key in keys)
@@ -91,7 +91,7 @@ class RequireKey:
 
 
 def owners(options: ServerOptions) -> list[str]:
-    """The owners of the configured keys, in order; everyone's one without. Raises `ConfigError`."""
+    """The owners of the configured keys, in order; without keys, one. Raises `ConfigError`."""
     return [_owner(_digest(key)) for key in _configured(options)] or [Principal().owner]
 
 

@@ -36,7 +36,7 @@ _BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/=]++|\\/)*+")
 class DataUrls:
     """The files of one body. They count as uploads of `budget` until this is closed.
 
-    Whoever has read them closes it, or else the route: servers keep a request's state until its
+    The reader closes it, or else the route: servers keep a request's state until its
     connection is collected, which may be long after both have ended.
     """
 

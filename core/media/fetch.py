@@ -46,7 +46,7 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a URL held, and what its sender says it is; empty where nothing was said."""
+    """What a URL held, and its media type by the sender; empty where there was none."""
 
     data: bytes | bytearray
     media_type: str

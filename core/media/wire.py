@@ -121,7 +121,7 @@ class Line:
             start += num_bytes
 
     def close(self) -> None:
-        """Tell the other end that this one is done."""
+        """Report to the other end that this one is done."""
         self._end.close()
 
     def _wait_until_deadline(self) -> None:

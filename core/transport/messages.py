@@ -22,7 +22,7 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 _log = logging.getLogger(__name__)
 Request = TypeVar("Request", default=Any)
-"""The modality's own request type; the codec names it, everyone else passes it on."""
+"""The modality's own request type; the codec names it, other code passes it on."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

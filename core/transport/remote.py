@@ -285,7 +285,7 @@ class RemoteClient:
         return time.monotonic() - self._beat_s <= self._beat.stall_budget_s
 
     def _check_heartbeat(self) -> None:
-        """End the streams of an engine that is silent for longer than it said it would be."""
+        """End the streams of an engine that is silent for longer than its last heartbeat allows."""
         self._next_check = self._loop.call_later(CHECK_INTERVAL_S, self._check_heartbeat)
         self._receive()  # a stalled loop of our own must not pass for a stalled engine
         if self._waiting and not self._awaits_first():

@@ -66,7 +66,7 @@ class Observer(Protocol):
     """Is called with what happens to the children."""
 
     def on_note(self, child: str, note: FromChild) -> None:
-        """A child said something."""
+        """A child sent a message."""
 
     def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
         """A child died; it starts again after `restart_in_s`, or never."""

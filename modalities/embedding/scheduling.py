@@ -15,7 +15,7 @@ from triptych.schedulers.staged import JobPace
 
 
 class BatchPace(JobPace):
-    """Texts that nobody reads before all of them are done: as many units, of one stage each."""
+    """Texts whose results are read together: as many units, of one stage each."""
 
     def __init__(self, stage: str, sizes: Sequence[int]) -> None:
         super().__init__(Stage(stage, 0), cancelled=EmbedDelta(finish_reason="cancelled"))

@@ -105,7 +105,7 @@ def cut_window(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> 
 
 
 def _whole(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> tuple[Stretch, ...]:
-    """One stretch of all tokens, up to the last time that was said."""
+    """One stretch of all tokens, up to the last time token."""
     times = [_frame(spec, token_id) for token_id in token_ids if spec.is_timestamp(token_id)]
     end_frame = times[-1] if times and times[-1] > 0 else num_frames
     return (Stretch(start=0, stop=len(token_ids), start_frame=0, end_frame=end_frame),)

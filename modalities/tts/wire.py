@@ -1,4 +1,4 @@
-"""The words speech models speak between API and engine: requests, and their deltas.
+"""The messages of speech between API and engine: requests, and their deltas.
 
 Owns the wire types of every model that makes sound. Text never crosses: the API process
 turns it into segments of ids, and knows which words each segment speaks. Sound crosses as
@@ -14,7 +14,7 @@ import msgspec
 from triptych.core.sampling_params import SamplingParams
 
 SpeechFinish = Literal["stop", "length", "loop", "cancelled"]
-"""Why a segment ended: said to its end, out of its bound, caught repeating itself, or cancelled."""
+"""Why a segment ended: spoken to its end, out of bounds, caught repeating itself, or cancelled."""
 
 
 class SpeechSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -103,7 +103,7 @@ class Drafter:
             yield picture
 
     def _admissible(self) -> tuple[list[PictureState], list[PictureState]]:
-        """Who may begin, in line, and who has to let others pass."""
+        """Pictures that may begin, in order, and those that are passed over."""
         able: list[PictureState] = []
         passed: list[PictureState] = []
         num_left = self.state.max_pictures - len(self.state.running)

@@ -228,7 +228,7 @@ class DenoiseState:
         assert self.state_bytes <= self.max_state_bytes, "more state than there is room for"
         assert len(set(self.dropped)) == len(self.dropped), "a picture is dropped once"
         places = [picture.place for picture in self.waiting]
-        assert places == sorted(set(places)), "who waits stands in line once"
+        assert places == sorted(set(places)), "a waiting picture is in the queue once"
         assert all(picture.stage is PictureStatus.WAITING for picture in self.waiting)
         open_pictures = {*self.waiting, *self.running}
         assert len(open_pictures) == len(self.waiting) + len(self.running)
