@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
+
 from support.kernel_levels import LEVELS, open_kernels
 
 if TYPE_CHECKING:

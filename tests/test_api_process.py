@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.child_processes import renderers_from_now
 from support.http import until
 from support.text_models import write_text_folder
-
 from triptych import api_process
 from triptych.compose import ChildSetup
 from triptych.core.config import Config, ServerOptions

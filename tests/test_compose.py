@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+
 from support.http import FakeEngine, chat, in_process, until
 from support.image_app import write_image_folder
 from support.text_models import write_text_folder
 from support.vision_folders import write_vision_folder
-
 from triptych.compose import build_app
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.errors import WeightsError

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.weight_files import write_gguf
 
+from support.weight_files import write_gguf
 from triptych.cli import main
 
 

@@ -4,8 +4,8 @@ Owns the top-level help and the exit codes. Knows nothing of what a command does
 `core.command`): its module is imported only when it runs, so `triptych --help` answers at once and
 loads no torch.
 
-Exit codes: 0 done; 1 failed while running, or the output was closed; 2 wrong use or set-up (one line
-says what to do); 130 interrupted.
+Exit codes: 0 done; 1 failed while running, or the output was closed; 2 wrong use or set-up (one
+line says what to do); 130 interrupted.
 """
 
 from __future__ import annotations

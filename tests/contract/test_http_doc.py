@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.http import FakeEngine
-
 from triptych.compose import build_app
 from triptych.core import limits
 from triptych.core.config import Config

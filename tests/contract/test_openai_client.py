@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from support.http import ANSWER, FakeEngine, live, make_app, until
 
+from support.http import ANSWER, FakeEngine, live, make_app, until
 from triptych.core.errors import EngineDown, Overloaded, RateLimited
 from triptych.core.http.server import HttpServer
 

@@ -13,6 +13,7 @@ import pytest
 from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent
 from openai.types.image_edit_completed_event import ImageEditCompletedEvent
 from openai.types.image_edit_partial_image_event import ImageEditPartialImageEvent
+
 from support.http import live, until
 from support.image_app import (
     PaintingEngine,
@@ -24,7 +25,6 @@ from support.image_app import (
     opened,
 )
 from support.pictures import hole_mask, picture, saved
-
 from triptych.core.errors import EngineDown
 from triptych.modalities.diffusion.wire import StepCache
 

@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
+
 from support.audio_signals import decode_soundfile
 from support.http import live, until
 from support.speech_app import HummingEngine, make_speech_app, num_samples, speech, tone
-
 from triptych.core.errors import EngineDown
 
 TEXT = "Hello there, this is a sentence. And this is another."

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http import FakeEngine
 
+from support.http import FakeEngine
 from triptych.compose import build_app
 from triptych.core.config import Config
 

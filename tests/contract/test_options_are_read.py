@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import transformers
 from msgspec import structs
+
 from support import lora_files
 from support.embedding_models import save, save_decoder
 from support.http import in_process
@@ -29,7 +30,6 @@ from support.speech_models import orpheus
 from support.text_models import byte_tokenizer, write_text_folder
 from support.vision_folders import data_url, shown, write_vision_folder
 from support.watched_config import watched
-
 from triptych import serve
 from triptych.compose import build_app, build_engine
 from triptych.core.config import Config, DeviceOptions, ImageOptions, ModelOptions, ServerOptions

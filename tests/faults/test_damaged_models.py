@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import transformers
+
 from support.serve_process import Server
 from support.text_models import CHATML, write_text_folder
 from support.weight_files import write_gguf
-
 from triptych.core.config import Config, ModelOptions
 from triptych.core.devices.device import Device
 from triptych.core.errors import SetupError, WeightsError

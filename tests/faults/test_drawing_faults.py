@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+
 from support.engine_seams import FakeLoader
 from support.image_runner import image_request, open_executor
 from support.virtual_engine import Chat, World
-
 from triptych.core.config import Config, DebugOptions
 from triptych.core.errors import EngineDown, InternalError, NonFinite, RequestTimeout
 from triptych.core.job import Job

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from support.http import (
     FakeEngine,
     ask,
@@ -26,7 +27,6 @@ from support.http import (
     refused,
     until,
 )
-
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from support.child_processes import decoders
 from support.http import ask, connect, live, post, refused, until
 from support.image_app import (
@@ -29,7 +30,6 @@ from support.image_app import (
     opened,
 )
 from support.pictures import hole_mask, hostile, picture, saved
-
 from triptych.core.errors import NonFinite
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits

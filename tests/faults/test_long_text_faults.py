@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http import FakeEngine, chat, in_process, make_app
 
+from support.http import FakeEngine, chat, in_process, make_app
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.embedding.api.routes import EmbeddingsRequest
 from triptych.modalities.llm.api import text
@@ -88,7 +88,6 @@ async def test_long_texts_take_one_thread_and_short_ones_pass_them() -> None:
 async def test_tokenizing_holds_up_no_other_thread() -> None:
     """A hang would be the whole time; the bound is far from what a slow machine needs."""
     from support.text_models import byte_tokenizer
-
     from triptych.core.text.tokenizer import encode
 
     made, longest_s, is_over = byte_tokenizer(), 0.0, threading.Event()

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
 from support.fake_engine_process import HANG_PROMPT
 from support.serve_process import Server, eventually, write_model
-
 from triptych import serve
 from triptych.compose import ChildSetup
 from triptych.core.config import Config, ServerOptions
@@ -199,20 +199,20 @@ def test_engine_process_does_not_get_the_api_keys(monkeypatch):
 def test_a_taken_port_ends_the_start_in_one_line(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = start(port=taken.getsockname()[1])
-        assert server.wait_exit(10) == 2
+        assert server.wait_exit() == 2
     assert len(server.output.splitlines()) == 1
     assert "--port" in server.output
 
 
 def test_a_model_that_is_not_there_ends_the_start_in_one_line(start):
     server = start("--model", "/nowhere/at/all")
-    assert server.wait_exit(10) == 2
+    assert server.wait_exit() == 2
     assert "error: " in server.output.splitlines()[-1]
 
 
 def test_a_model_that_is_unfit_ends_the_start_with_its_reason(start):
     server = start("--served-model-name", "unfit")
-    assert server.wait_exit(10) == 2
+    assert server.wait_exit() == 2
     assert server.output.splitlines()[-1] == "error: The fake model has no weights."
 
 

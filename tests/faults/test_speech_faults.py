@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from support.http import ask, connect, documents, in_process, live, post, read_all, refused, until
 from support.speech_app import (
     SAMPLES_PER_ID,
@@ -24,7 +25,6 @@ from support.speech_app import (
     num_samples,
     speech,
 )
-
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits
 

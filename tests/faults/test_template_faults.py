@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 from fastapi import FastAPI
+
 from support.child_processes import renderers
 from support.http import FakeEngine, chat, in_process, make_service
 from support.text_models import write_text_folder
-
 from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import InvalidRequest, TemplateFailed
 from triptych.core.http.app import create_app

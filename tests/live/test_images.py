@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 from PIL import Image
+
 from support.pictures import hole_mask, saved
 from support.serve_process import Server, eventually
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import openai
 import pytest
+
 from support.serve_process import Server
 
 SENTENCE = "The morning train to London leaves at seven."

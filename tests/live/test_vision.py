@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from support.pictures import picture, saved
 from support.serve_process import Server, eventually
 from support.vision_folders import data_url, shown, write_vision_folder

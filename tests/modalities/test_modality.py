@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+
+import triptych
 from support import toy_modality
 from support.http import FakeEngine, chat, in_process
 from support.text_models import write_text_folder
 from support.toy_modality import COUNTING, CountDelta, CountRequest
-
-import triptych
 from triptych import cli
 from triptych.compose import build_app, build_codec, build_engine
 from triptych.core.config import Config, DeviceOptions

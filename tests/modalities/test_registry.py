@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.serve_process import write_model
 
+from support.serve_process import write_model
 from triptych import ChatPipeline
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import resolve_keywords

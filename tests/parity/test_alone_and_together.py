@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.image_runner import image_request
 
+from support.image_runner import image_request
 from triptych.core.config import Config
 from triptych.core.devices.device import open_device
 from triptych.core.options.table import make_config

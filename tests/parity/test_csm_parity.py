@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+
 from support.decoder_rig import Row
 from support.frame_rig import FrameRecorder, FrameRig, frame_ids
 from support.speech_models import csm, setup_of
-
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.layers.attention import KvCache
 from triptych.core.sampling_params import SamplingParams

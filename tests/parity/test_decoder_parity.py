@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+
 from support.decoder_rig import (
     Rig,
     Row,
@@ -20,7 +21,6 @@ from support.decoder_rig import (
     load_decoder,
 )
 from support.kernel_levels import LEVELS
-
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.sampling_params import SamplingParams
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import Tensor
+
 from support.diffusers_pictures import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS
 from support.image_folders import save_pipeline
-from torch import Tensor
-
 from triptych.core.config import Config, DeviceOptions, ModelOptions
 from triptych.core.devices.device import Device
 from triptych.core.ledger import Ledger

@@ -14,9 +14,9 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwen
 from diffusers.pipelines.wan import pipeline_wan_video2video
 from msgspec.structs import replace
 from PIL import Image
-from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
 from torch import Tensor
 
+from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import (

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support.decoder_rig import assert_errs_no_more_than_in_bfloat16, decoder_rig, load_decoder
-from support.kernel_levels import LEVELS
 from tokenizers import Tokenizer
 
+from support.decoder_rig import assert_errs_no_more_than_in_bfloat16, decoder_rig, load_decoder
+from support.kernel_levels import LEVELS
 from triptych.core.config import ModelOptions
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.weights.progress import SilentProgress

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.decoder_rig import CPU, Rig, Row
 
+from support.decoder_rig import CPU, Rig, Row
 from triptych.core.errors import WeightsError
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.fallback import FallbackBlueprint, FallbackModel

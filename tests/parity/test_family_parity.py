@@ -12,9 +12,9 @@ import diffusers
 import pytest
 import torch
 from diffusers.hooks import FirstBlockCacheConfig, MagCacheConfig
-from support.denoiser_families import TINY, build, conditioning_of, sample_of
 from torch import Tensor
 
+from support.denoiser_families import TINY, build, conditioning_of, sample_of
 from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.engine.caches.decisions import GateSignal
 from triptych.modalities.diffusion.engine.caches.methods import (

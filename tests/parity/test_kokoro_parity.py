@@ -16,9 +16,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from support.kokoro_models import write_hub_folder
 from torch import Tensor
 
+from support.kokoro_models import write_hub_folder
 from triptych.modalities.tts.configs.kokoro import KOKORO_82M, read_kokoro_config
 from triptych.modalities.tts.engine.models.kokoro.convert import hub_tensors
 from triptych.modalities.tts.engine.models.kokoro.layers import finish

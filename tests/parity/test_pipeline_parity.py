@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from msgspec.structs import replace
+
 from support.diffusers_pictures import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS, components, randomised, their_pipeline
-
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.engine.caches.methods import first_block, planned
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow

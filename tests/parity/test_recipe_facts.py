@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from diffusers.pipelines.flux import pipeline_flux_kontext
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
-from support.diffusers_pipelines import FLOW, components, their_pipeline
 
+from support.diffusers_pipelines import FLOW, components, their_pipeline
 from triptych.modalities.diffusion.engine.recipes import packed, qwen
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.denoiser_stubs import FOREIGN_CONFIGS, NATIVE_CONFIGS, begin, denoiser, finish, noise
 from torch import Tensor
 
+from support.denoiser_stubs import FOREIGN_CONFIGS, NATIVE_CONFIGS, begin, denoiser, finish, noise
 from triptych.modalities.diffusion.engine.samplers.registry import (
     Spacing,
     build_program,

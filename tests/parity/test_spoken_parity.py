@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+
 from support.codec_models import random_model
 from support.frame_rig import FrameRecorder, FrameRig, frame_ids
 from support.speech_models import ORPHEUS_CODES, ORPHEUS_STOP, csm, higgs, orpheus, setup_of
-
 from triptych.core.config import (
     CacheOptions,
     Config,

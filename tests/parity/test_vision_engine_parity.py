@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.vision_models import pixels, save_model
 from support.vision_rig import Part, VisionRig, generate
-
 from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
 from triptych.core.devices.device import Device
 from triptych.core.ledger import Ledger

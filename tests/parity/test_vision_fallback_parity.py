@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.vision_models import IMAGE_ID, TEXT, TOWER, VOCAB_SIZE, pixels, text
-from support.vision_rig import VisionRig, VisionRow
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from support.vision_models import IMAGE_ID, TEXT, TOWER, VOCAB_SIZE, pixels, text
+from support.vision_rig import VisionRig, VisionRow
 from triptych.core.errors import WeightsError
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.weights.tensors.checkpoint import Checkpoint

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from support.decoder_rig import Row
 from support.vision_models import MODELS, pixels, save_model
 from support.vision_rig import Part, VisionRig, VisionRow, generate

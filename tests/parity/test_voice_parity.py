@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from support.decoder_rig import Row
 from support.frame_rig import FrameRecorder, FrameRig
 from support.speech_models import setup_of
 from support.voice_model import ACOUSTIC, CODEC, ReferenceAcousticModel, save_voice
-
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.models.voice.acoustic import (

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.recognition import run, text_ids, transcribe_request
 from tokenizers import Tokenizer
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
+from support.recognition import run, text_ids, transcribe_request
 from triptych.core.config import ModelOptions
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.weights.progress import SilentProgress

@@ -12,6 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
+
 from support.recognition import (
     CONFIG,
     MULTILINGUAL,
@@ -23,9 +26,6 @@ from support.recognition import (
     transcribe_request,
     write_folder,
 )
-from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
-from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
-
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.recognition import windows
 from triptych.modalities.recognition.engine.features import LogMel, Spectrogram

@@ -17,8 +17,8 @@ import pytest
 import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from support.batch_driver import MAX_LENGTH, BatchDriver, alone, is_same, random_decoder
 
+from support.batch_driver import MAX_LENGTH, BatchDriver, alone, is_same, random_decoder
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import AttentionConfig, KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig

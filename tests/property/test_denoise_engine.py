@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.driver import SchedulerDriver
-from support.image_runner import image_request, open_executor
 from torch import Tensor
 
+from support.driver import SchedulerDriver
+from support.image_runner import image_request, open_executor
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.media.pixels import Pixels
 from triptych.core.plan import Plan, StepResult

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from support.denoise_world import FakeImageRunner, Rig, measure, picture_of, request_of
 
+from support.denoise_world import FakeImageRunner, Rig, measure, picture_of, request_of
 from triptych.core.errors import InternalError, OutOfMemory
 from triptych.modalities.diffusion.plan import PictureKey
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.token_driver import drive, random_world
 
+from support.token_driver import drive, random_world
 from triptych.core.kv import keys
 from triptych.core.kv.pages import Lease, PagePool
 from triptych.core.plan import Plan

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from support.token_driver import drive, random_world
 from support.token_world import World, token_request
-
 from triptych.core.errors import InternalError, OutOfMemory
 
 _WORLDS = st.fixed_dictionaries(

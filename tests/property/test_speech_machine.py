@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.speech_world import CLIP, ENDLESS, SpeechWorld, segment, speech_model, speech_request
 
+from support.speech_world import CLIP, ENDLESS, SpeechWorld, segment, speech_model, speech_request
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import InternalError, OutOfMemory
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+
 from support.staged_world import Request, Rig
 
 UNITS = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)

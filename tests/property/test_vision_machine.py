@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from support.vision_world import VisionWorld, live, see
 
 PARTS = st.lists(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+
 from support.engine_seams import (
     FakeFrames,
     FakeLoader,
@@ -18,7 +19,6 @@ from support.engine_seams import (
     eventually,
 )
 from support.virtual_engine import Chat, World, answer, ask, prompt_of
-
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.job import Job
 from triptych.core.ledger import Ledger

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from support.engine_seams import (
     FakeFrames,
     FakeLoader,
@@ -10,7 +11,6 @@ from support.engine_seams import (
     FrameRunner,
 )
 from support.virtual_engine import Chat, World, answer, ask, prompt_of
-
 from triptych.core.config import Config, DebugOptions, DeviceOptions, ScheduleOptions
 from triptych.core.errors import DeviceError, OutOfMemory, WeightsError
 from triptych.core.plan import Plan

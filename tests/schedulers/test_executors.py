@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from support.engine_seams import eventually
 
+from support.engine_seams import eventually
 from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.executors import StepOutcome, ThreadExecutors
 from triptych.schedulers.virtual import VirtualClock

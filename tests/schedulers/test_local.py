@@ -9,8 +9,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from support.engine_seams import FakeFrames, FakeLoader, FrameRequest, FrameRunner
 
+from support.engine_seams import FakeFrames, FakeLoader, FrameRequest, FrameRunner
 from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import (
     EngineDown,

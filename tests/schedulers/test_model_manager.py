@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from support.engine_seams import (
     FakeFrames,
     FakeLoader,
@@ -15,7 +16,6 @@ from support.engine_seams import (
     Recorder,
     eventually,
 )
-
 from triptych.core.config import Config, ModelOptions, ScheduleOptions
 from triptych.core.errors import MemoryBudgetExceeded, TriptychError, WeightsError
 from triptych.core.job import Job

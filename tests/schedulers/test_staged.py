@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from support.staged_world import STAGE_S, Request, Rig, order_of
 
+from support.staged_world import STAGE_S, Request, Rig, order_of
 from triptych.core.errors import InternalError, Overloaded
 from triptych.core.job import JobState
 from triptych.core.staged_plan import StagedPlan

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from support.token_world import World, expected_answer, token_request
 
+from support.token_world import World, expected_answer, token_request
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from triptych.core.job import JobState
 

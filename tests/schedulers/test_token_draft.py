@@ -1,7 +1,6 @@
 """Rows that the owner of a token scheduler keeps out of a step."""
 
 from support.token_world import World, token_request
-
 from triptych.core.plan import TokenPlan
 from triptych.schedulers.token_draft import UNCONSTRAINED, TokenLimits
 from triptych.schedulers.token_state import TokenProgress

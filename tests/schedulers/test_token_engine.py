@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from support.token_driver import random_request
 from support.token_world import MODEL, ShadowRunner, World, expected_answer
-
 from triptych.core.config import Config, ScheduleOptions
 from triptych.core.job import Job, Output
 from triptych.core.ledger import Ledger

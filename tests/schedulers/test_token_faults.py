@@ -1,9 +1,9 @@
 """Rows that end early, steps that raise: who is hurt, and when pages come back."""
 
 import pytest
+
 from support.token_steps import prompt, step
 from support.token_world import World, token_request
-
 from triptych.core.errors import InternalError, OutOfMemory
 from triptych.core.job import JobState
 

@@ -1,6 +1,7 @@
 """When pages run short: the watermark, who gives way, and that all answers come out right."""
 
 import pytest
+
 from support.token_steps import prompt, step
 from support.token_world import World, token_request
 

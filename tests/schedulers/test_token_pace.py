@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 from support.token_world import World
-
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
 from triptych.schedulers.cost import CostModel

@@ -1,6 +1,7 @@
 """Equal beginnings are computed once: found in the cache, or waited for."""
 
 import pytest
+
 from support.token_steps import prompt, step
 from support.token_world import World, token_request
 

@@ -15,8 +15,8 @@ import schemathesis
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
-from support.full_app import MODELS, FullApp, open_full_app
 
+from support.full_app import MODELS, FullApp, open_full_app
 from triptych.core.http.sse import described
 
 BENCHMARKS = Path(__file__).parents[2] / "samples" / "benchmarks"

@@ -6,6 +6,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
 from support.image_app import PaintingEngine, image_model, make_image_app, make_image_service
 from support.pictures import hole_mask, hostile, picture, saved
 

@@ -16,9 +16,9 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+
 from support.child_processes import decoders
 from support.voices_app import DECODE, RATE, recording
-
 from triptych.core.errors import RequestError, UnsupportedMedia
 from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.audio.decode import ClipReader

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+
 from support.child_processes import decoders
 from support.pictures import apng, hostile, picture, saved, turned
-
 from triptych.core.errors import RequestError
 from triptych.core.media import pictures
 from triptych.core.media.child import DecodeLimits, DecodePool

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from support.http import FakeEngine, chat, connect, in_process, live, make_app, read_all
 
+from support.http import FakeEngine, chat, connect, in_process, live, make_app, read_all
 from triptych.core.http.auth import PUBLIC_ROUTES
 
 FROZEN_PUBLIC = {

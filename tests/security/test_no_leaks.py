@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from support.http import FakeEngine, chat, documents, in_process, make_app
 
+from support.http import FakeEngine, chat, documents, in_process, make_app
 from triptych.core.errors import DeviceError, MemoryBudgetExceeded, WeightsError
 
 NUM_FAILURES = 1000

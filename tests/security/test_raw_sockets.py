@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.http import (
     FakeEngine,
     answer,
@@ -22,7 +23,6 @@ from support.http import (
     read_all,
     until,
 )
-
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits
 

@@ -194,7 +194,7 @@ def documents(stream: str) -> list[Any]:
     return [entry if entry == "[DONE]" else json.loads(entry) for entry in data]
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     """Wait until `condition` holds; fail if it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from support.decoder_rig import GREEDY, Recorder, decoder_rig, load_decoder
 
+from support.decoder_rig import GREEDY, Recorder, decoder_rig, load_decoder
 from triptych.core.errors import OutOfMemory
 from triptych.core.layers.attention import PagedStep
 from triptych.core.layers.decoder import Decoder

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from httpx import Client, ReadTimeout
-from support.http import ANSWER, FakeEngine, chat, in_process, live, make_app, until
 
+from support.http import ANSWER, FakeEngine, chat, in_process, live, make_app, until
 from triptych.core.config import ServerOptions
 from triptych.core.logs import configure
 

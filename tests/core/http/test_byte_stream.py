@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
-from support.http import FakeEngine, in_process, live
 
+from support.http import FakeEngine, in_process, live
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NonFinite
 from triptych.core.http.app import create_app

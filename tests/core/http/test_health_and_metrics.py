@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.http import READY, FakeEngine, chat, in_process, make_app
 
+from support.http import READY, FakeEngine, chat, in_process, make_app
 from triptych.core.client import EngineStatus
 from triptych.core.errors import ErrorInfo
 from triptych.core.metrics import HISTOGRAM_BOUNDS, STEP_SECONDS, Histogram, series

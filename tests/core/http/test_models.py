@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+
 from support.full_app import MODELS, open_full_app
 from support.http import FakeEngine, chat, in_process
 from support.pictures import picture, saved
 from support.voices_app import recording
-
 from triptych.core.config import Config
 from triptych.core.http.app import create_app
 from triptych.core.http.models import ModelCard

@@ -7,9 +7,9 @@ from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
+
 from support.full_app import FullApp, open_full_app
 from support.http import READY, FakeEngine, connect, in_process, live, make_app
-
 from triptych.core.transport.messages import ModelStatus
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from support.http import (
     FakeEngine,
     answer,
@@ -21,7 +22,6 @@ from support.http import (
     post,
     read_all,
 )
-
 from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import ConfigError
 from triptych.core.http.server import HttpServer, bind, serve

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.http import ANSWER, FakeEngine, ask, chat, documents, in_process, live, make_app, until
 
+from support.http import ANSWER, FakeEngine, ask, chat, documents, in_process, live, make_app, until
 from triptych.core.errors import EngineDown, NonFinite, Overloaded
 from triptych.core.logs import JsonFormatter
 

@@ -5,8 +5,8 @@ import struct
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.page_keys import page_keys
 
+from support.page_keys import page_keys
 from triptych.core.kv.keys import page_key, root_key
 
 _TEXT = st.text(max_size=4)

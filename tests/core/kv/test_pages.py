@@ -1,8 +1,8 @@
 """The page pool: leases, sharing, eviction, audit."""
 
 import pytest
-from support.page_keys import page_keys
 
+from support.page_keys import page_keys
 from triptych.core.kv.pages import Lease, PagePool
 
 KEYS = page_keys(b"root", range(64), 4)

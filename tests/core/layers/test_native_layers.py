@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.native_pages import in_native_order
 
+from support.native_pages import in_native_order
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep

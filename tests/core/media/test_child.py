@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+
 from support import faulty_decoders
 from support.child_processes import decoders
-
 from triptych.core.config import ServerOptions
 from triptych.core.errors import (
     Draining,

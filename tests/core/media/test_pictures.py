@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from PIL import Image
-from support.pictures import apng, chunk, hole_mask, idat, many_scans, picture, png, saved, turned
 
+from support.pictures import apng, chunk, hole_mask, idat, many_scans, picture, png, saved, turned
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
 from triptych.core.media import pictures
 from triptych.core.media.child import DecodePool

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.text_models import byte_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from support.text_models import byte_tokenizer
 from triptych.core.errors import WeightsError
 from triptych.core.text import tokenizer as reading
 from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_tokenizer

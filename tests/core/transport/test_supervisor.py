@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import supervised_child
 
+from support import supervised_child
 from triptych.core.errors import SetupError
 from triptych.core.transport.control import Phase, Ready
 from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor

@@ -11,9 +11,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
-from support.weight_files import HEADS, HIDDEN, KV_HEADS, tiny_tensors, write_gguf
 from transformers import AutoModelForCausalLM
 
+from support.weight_files import HEADS, HIDDEN, KV_HEADS, tiny_tensors, write_gguf
 from triptych.core.errors import WeightsError
 from triptych.core.weights.gguf import convert_gguf
 from triptych.core.weights.gguf_config import describe

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.weight_files import tiny_tensors, write_gguf
 
+from support.weight_files import tiny_tensors, write_gguf
 from triptych.core.errors import WeightsError
 from triptych.core.weights.gguf import convert_gguf
 from triptych.core.weights.gguf_header import GgufFile, open_gguf

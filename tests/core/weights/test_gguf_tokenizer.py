@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from support.weight_files import byte_tokens, write_gguf
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from support.weight_files import byte_tokens, write_gguf
 from triptych.core.errors import WeightsError
 from triptych.core.weights.gguf import convert_gguf
 from triptych.core.weights.progress import SilentProgress

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
-from support.weight_files import write_shards
 
+from support.weight_files import write_shards
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import TensorInfo, read_header, read_json, read_layout
 

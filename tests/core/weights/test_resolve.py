@@ -11,8 +11,8 @@ import torch
 from huggingface_hub import utils as hub_utils
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import save_file
-from support.weight_files import FakeInstaller, write_gguf, write_shards
 
+from support.weight_files import FakeInstaller, write_gguf, write_shards
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights import hub

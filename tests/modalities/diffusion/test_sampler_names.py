@@ -8,8 +8,8 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from support.denoiser_stubs import begin, finish
 
+from support.denoiser_stubs import begin, finish
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, open_scheduler
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPools

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.diffusers_pipelines import components
 
+from support.diffusers_pipelines import components
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.engine.recipes.references import Referring
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.embedding_models import save, write, write_modules
 from torch import nn
 
+from support.embedding_models import save, write, write_modules
 from triptych.core.errors import WeightsError
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.embedding.engine.encoder import Encoder

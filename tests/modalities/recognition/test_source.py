@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.recognition import CONFIG, FIRST_TIME, random_network, tokenizer
-from support.weight_files import write_wheel
 from transformers import WhisperForConditionalGeneration
 
+from support.recognition import CONFIG, FIRST_TIME, random_network, tokenizer
+from support.weight_files import write_wheel
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.progress import SilentProgress

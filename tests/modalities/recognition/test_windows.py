@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.recognition import END, FIRST_TIME, WINDOW_S, spec
 
+from support.recognition import END, FIRST_TIME, WINDOW_S, spec
 from triptych.modalities.recognition.windows import (
     FALLBACK_TEMPERATURES,
     Attempt,

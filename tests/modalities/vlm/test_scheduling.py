@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
+
 from support.token_world import World, token_request
 from support.vision_world import MEMORY_SHORT, VisionWorld, see
-
 from triptych.core.errors import InternalError, InvalidRequest
 from triptych.core.plan import TokenPlan
 from triptych.modalities.vlm.scheduling import VisionLimits

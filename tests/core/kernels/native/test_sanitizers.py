@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.kernel_levels import LEVELS, MODELLED_TILES
 
+from support.kernel_levels import LEVELS, MODELLED_TILES
 from triptych.core.kernels.native import build as build_module
 from triptych.core.kernels.native.build import LEVELS as FLAGS
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.audio_signals import babble, decode_av, decode_soundfile, sweep
 
+from support.audio_signals import babble, decode_av, decode_soundfile, sweep
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.audio.containers import FORMATS, encode_clip, open_encoder
 from triptych.core.media.audio.resampling import Pcm, Resampler

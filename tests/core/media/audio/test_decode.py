@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.audio_signals import sweep
 
+from support.audio_signals import sweep
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedMedia
 from triptych.core.media.audio import decode
 from triptych.core.media.audio.containers import encode_clip

@@ -13,8 +13,8 @@ import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.audio_signals import babble, sweep, wav_bytes
 
+from support.audio_signals import babble, sweep, wav_bytes
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedMedia
 from triptych.core.media.audio.containers import encode_clip, open_encoder
 from triptych.core.media.audio.framing import OggOpusPages

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.audio_signals import babble
 
+from support.audio_signals import babble
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.audio.speed import TimeStretch
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.weight_files import write_shards
 
+from support.weight_files import write_shards
 from triptych.core.errors import WeightsError
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support.image_engine import COLOURS, PlainEngine, open_plain
 
+from support.image_engine import COLOURS, PlainEngine, open_plain
 from triptych.core.errors import ConfigError, NonFinite
 from triptych.core.options.table import parse
 from triptych.modalities.diffusion.api import cli

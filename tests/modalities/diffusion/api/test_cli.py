@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from rich.console import Console
+
 from support.image_engine import COLOURS, MODEL, PlainEngine, open_plain
 from support.pictures import picture, saved
-
 from triptych.core.errors import ConfigError, NonFinite, RequestError
 from triptych.core.options.table import declared, parse
 from triptych.modalities.diffusion.api import cli

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from support.http import documents, in_process
 from support.image_app import (
     EDITS,
@@ -18,7 +19,6 @@ from support.image_app import (
     opened,
 )
 from support.pictures import hole_mask, picture, saved
-
 from triptych.modalities.diffusion.wire import AdapterUse, StepCache
 
 PNG = ("a.png", saved(picture(128, 128)), "image/png")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from support.image_app import opened, plain
 from support.pictures import picture
-
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.pixels import Pixels
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind, encode_picture

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.image_app import image_model, write_image_folder
 
+from support.image_app import image_model, write_image_folder
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.api.image_model import MAX_ASPECT, ImageModel
 

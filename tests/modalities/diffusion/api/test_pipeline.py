@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageChops, ImageStat
+
 from support.image_engine import COLOURS, PlainEngine, open_plain
 from support.pictures import hole_mask, picture, saved
-
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.modalities.diffusion.api.pipeline import DrawOptions, ImagePipeline, kind_of
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache

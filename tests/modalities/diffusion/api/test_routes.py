@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from support.http import documents, in_process
 from support.image_app import (
     GENERATIONS,
@@ -18,7 +19,6 @@ from support.image_app import (
     one_colour,
     opened,
 )
-
 from triptych.core.config import ImageOptions
 from triptych.core.errors import EngineDown, NonFinite
 from triptych.modalities.diffusion.api.protocol import REFUSED

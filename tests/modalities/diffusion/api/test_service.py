@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from support.image_app import (
     PaintingEngine,
     call,
@@ -17,7 +18,6 @@ from support.image_app import (
     plain,
 )
 from support.pictures import hole_mask, picture, saved, turned
-
 from triptych.core.config import Config, DeviceOptions, ImageOptions
 from triptych.core.errors import (
     EngineDown,

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 from rich.live import Live
-from support.pictures import picture, saved
 
+from support.pictures import picture, saved
 from triptych.modalities.diffusion.api.terminal import (
     Display,
     PictureStrip,

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.denoiser_stubs import NATIVE_CONFIGS, noise
 from torch import Tensor, nn
 
+from support.denoiser_stubs import NATIVE_CONFIGS, noise
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, planned, taylorseer
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise import (

@@ -9,11 +9,16 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.image_folders import save_pipeline
-from support.image_runner import PIPELINE, RunnerDriver, image_request, open_executor
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from support.image_folders import save_pipeline
+from support.image_runner import (
+    PIPELINE,
+    RunnerDriver,
+    image_request,
+    open_executor,
+)
 from triptych.core.config import Config, ImageOptions, ModelOptions
 from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError

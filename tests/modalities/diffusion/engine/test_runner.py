@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.image_runner import RunnerDriver, image_request, open_executor
 from torch import Tensor
 
+from support.image_runner import RunnerDriver, image_request, open_executor
 from triptych.core.errors import InternalError, InvalidRequest, NonFinite, OutOfMemory
 from triptych.core.media.pixels import Pixels
 from triptych.modalities.diffusion.engine import denoise

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.image_runner import RunnerDriver, image_request, open_executor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
+from support.image_runner import RunnerDriver, image_request, open_executor
 from triptych.core.media.pixels import Pixels
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
+
 from support.denoise_world import (
     NUM_PROMPT_TOKENS,
     FakeImageRunner,
@@ -14,7 +15,6 @@ from support.denoise_world import (
     picture_of,
     request_of,
 )
-
 from triptych.core.errors import InternalError, InvalidRequest, OutOfMemory, Overloaded
 from triptych.core.job import JobState
 from triptych.modalities.diffusion.plan import PictureKey

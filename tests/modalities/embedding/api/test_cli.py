@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.embedding_models import save
 
+from support.embedding_models import save
 from triptych import EmbeddingPipeline
 from triptych.cli import main
 from triptych.core.errors import InvalidRequest

@@ -12,9 +12,9 @@ import numpy as np
 import openai
 import pytest
 import torch
+
 from support.embedding_models import build, save, save_decoder, write
 from support.http import live
-
 from triptych.core.config import Config, DeviceOptions, ModelOptions
 from triptych.core.devices.device import open_device
 from triptych.core.errors import WeightsError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.text_models import write_text_folder
 
+from support.text_models import write_text_folder
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.embedding.api.text import EmbeddingModel

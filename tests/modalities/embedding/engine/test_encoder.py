@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from support.embedding_models import FAMILIES, WORDS, build, save
 
+from support.embedding_models import FAMILIES, WORDS, build, save
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import pack_linears

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from support.http import FakeEngine, in_process, make_app
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.text_models import ScriptedClient, write_text_folder
 
+from support.text_models import ScriptedClient, write_text_folder
 from triptych.core import logs
 from triptych.core.config import ModelOptions, ScheduleOptions
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.text_models import byte_tokenizer
 
+from support.text_models import byte_tokenizer
 from triptych.core.tokens import TokenLogprob
 from triptych.modalities.llm.api.detokenizer import Detokenizer, StopFilter
 

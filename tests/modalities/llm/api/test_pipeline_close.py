@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 import transformers
+
 from support.child_processes import renderers_from_now
 from support.http import until
 from support.text_models import write_text_folder
-
 from triptych import ChatPipeline
 from triptych.core.errors import DeviceError, EngineDown
 from triptych.modalities.llm.api.text import TextModel

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from support.http import ANSWER, FakeEngine, chat, documents
 
 CHAT = "/v1/chat/completions"

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.http import ANSWER, FakeEngine, chat, documents
-from support.text_models import write_text_folder
 from tokenizers import Tokenizer, processors
 
+from support.http import ANSWER, FakeEngine, chat, documents
+from support.text_models import write_text_folder
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest
 from triptych.core.weights.resolve import ResolvedModel

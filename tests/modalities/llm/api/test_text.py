@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.text_models import SPECIALS, write_text_folder
 
+from support.text_models import SPECIALS, write_text_folder
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.modalities.llm.api.multimodal import Message

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.recognition import noise, transcribe_request, wav, write_folder
 
+from support.recognition import noise, transcribe_request, wav, write_folder
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
 from triptych.core.errors import ConfigError, InvalidRequest, MemoryBudgetExceeded

@@ -11,9 +11,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
+
 from support.http import documents, in_process, live, until
 from support.recognition import DictatedEngine, noise, recognition_app, timed_tokens, wav
-
 from triptych.core.errors import EngineDown
 from triptych.modalities.recognition.api import service
 

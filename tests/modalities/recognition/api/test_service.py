@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.recognition import DictatedEngine, noise, recognition_service, timed_tokens
 
+from support.recognition import DictatedEngine, noise, recognition_service, timed_tokens
 from triptych.core.caller import Caller
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
 from triptych.modalities.recognition.api import service as service_module

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.recognition import tokenizer
 from transformers.models.whisper import tokenization_whisper
 
+from support.recognition import tokenizer
 from triptych.modalities.recognition.api.languages import LANGUAGES, language_code
 from triptych.modalities.recognition.api.words import WordTiming, words_of
 from triptych.modalities.recognition.wire import TranscriptToken

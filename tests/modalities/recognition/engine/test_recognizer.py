@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from support.recognition import (
     CONFIG,
     END,
@@ -26,7 +27,6 @@ from support.recognition import (
     transcribe_request,
     write_folder,
 )
-
 from triptych.core.errors import NonFinite, WeightsError
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.recognition.engine.model import WhisperNetwork

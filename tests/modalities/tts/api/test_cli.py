@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from support.audio_signals import decode_av
 from support.speech_app import HummingEngine, make_speech_service, num_samples, tone
-
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.loop_thread import LoopThread
 from triptych.core.media.audio.containers import FORMATS

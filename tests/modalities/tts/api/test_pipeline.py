@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+
 from support.speech_app import (
     RATE,
     HummingEngine,
@@ -20,7 +21,6 @@ from support.speech_app import (
     num_samples,
     tone,
 )
-
 from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import ConfigError, InvalidRequest, NotFound
 from triptych.core.http.auth import owners

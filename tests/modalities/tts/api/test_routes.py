@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from support.audio_signals import decode_av, decode_soundfile
 from support.http import ask, documents, in_process, live, until
 from support.speech_app import (
@@ -27,7 +28,6 @@ from support.speech_app import (
     speech,
     tone,
 )
-
 from triptych.core.errors import EngineDown, NonFinite
 from triptych.core.media.audio.containers import FORMATS
 from triptych.modalities.tts.api.protocol import REFUSED

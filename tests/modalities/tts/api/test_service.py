@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from support.speech_app import (
     RATE,
     SAMPLES_PER_ID,
@@ -21,7 +22,6 @@ from support.speech_app import (
     num_samples,
     tone,
 )
-
 from triptych.core.caller import Caller, Principal
 from triptych.core.errors import (
     EngineDown,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from support.codec_models import mimi
 from support.speech_models import csm, orpheus
-
 from triptych.core.config import (
     CacheOptions,
     Config,

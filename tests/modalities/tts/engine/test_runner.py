@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.codec_models import random_model
 
+from support.codec_models import random_model
 from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory
 from triptych.modalities.tts.engine.codecs.loading import adapter_for, build_decoder

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from support.engine_seams import FakeLoader, Recorder
 from support.speech_world import (
     ENDLESS,
@@ -16,7 +17,6 @@ from support.speech_world import (
 )
 from support.speech_world import speech_request as say
 from support.virtual_engine import Chat, World, ask, prompt_of
-
 from triptych.core.config import ScheduleOptions, SpeechOptions
 from triptych.core.job import Output
 from triptych.core.kv.pages import PagePool

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+
 from support.speech_world import (
     CLIP,
     ENDLESS,
@@ -12,7 +13,6 @@ from support.speech_world import (
     speech_model,
     speech_request,
 )
-
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import (
     ContextLengthExceeded,

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
-from support.speech_world import segment, speech_model
 
+from support.speech_world import segment, speech_model
 from triptych.core.frames import frame_id
 from triptych.core.job import Job
 from triptych.core.sampling_params import SamplingParams

@@ -1,8 +1,8 @@
 """What goes wrong with one stream stays with it."""
 
 import pytest
-from support.speech_world import ENDLESS, LOOPS, SpeechWorld, segment, speech_model, speech_request
 
+from support.speech_world import ENDLESS, LOOPS, SpeechWorld, segment, speech_model, speech_request
 from triptych.core.errors import InternalError, OutOfMemory, TriptychError
 from triptych.core.plan import TokenPlan
 from triptych.modalities.tts.plan import AudioPlan

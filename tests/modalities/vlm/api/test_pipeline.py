@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+
 from support.pictures import picture, saved
 from support.text_models import write_text_folder
 from support.vision_folders import write_vision_folder
-
 from triptych.cli import COMMANDS
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.modalities.vlm.api import cli

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.pictures import picture, saved
 from support.vision_folders import EXTRA, PARTS, STRINGS, write_vision_folder
-
 from triptych.core.config import Config, ServerOptions, VisionOptions
 from triptych.core.errors import InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID

@@ -10,11 +10,11 @@ import psutil
 import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
+
 from support.http import ANSWER, FakeEngine, in_process
 from support.pictures import picture, saved
 from support.text_models import write_text_folder
 from support.vision_folders import data_url, shown, write_vision_folder
-
 from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions, VisionOptions
 from triptych.core.http.auth import owners

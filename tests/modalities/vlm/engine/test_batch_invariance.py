@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from support.batch_driver import is_same
 from support.decoder_rig import Row
 from support.vision_models import pixels, save_model
 from support.vision_rig import VisionRig
-
 from triptych.core.kernels.native.library import NativeKernels
 
 NUM_TOKENS = 4

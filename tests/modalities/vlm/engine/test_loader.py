@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from support.picture_prompts import join_prompt
 from support.vision_models import pixels, save_model
-
 from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
 from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError

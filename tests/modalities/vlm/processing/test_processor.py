@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from support.picture_prompts import join_prompt
 from support.vision_models import MODELS, encode, pixels
-
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.core.media.pixels import Pixels
 from triptych.core.prompt_content import Array

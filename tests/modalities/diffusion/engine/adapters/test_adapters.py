@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
+
 from support.denoiser_families import build, conditioning_of, sample_of
 from support.diffusers_pipelines import components
 from support.lora_files import kohya_keys, layers, peft_keys, save_adapter
-from torch import Tensor, nn
-
 from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.modalities.diffusion.adapter_names import adapter_places

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from support.image_runner import RunnerDriver, image_request, open_executor
 from support.lora_files import layers, pair
-
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.pixels import Pixels
 from triptych.modalities.diffusion.engine.adapters.files import LowRank

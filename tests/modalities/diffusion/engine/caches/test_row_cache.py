@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from support.denoiser_stubs import (
     NATIVE_CONFIGS,
     begin,
@@ -15,7 +16,6 @@ from support.denoiser_stubs import (
     denoiser,
     model_inputs,
 )
-
 from triptych.modalities.diffusion.engine.caches.decisions import (
     FirstBlockGate,
     GateSignal,

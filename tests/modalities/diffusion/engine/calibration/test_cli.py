@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.image_folders import save_pipeline
 
+from support.image_folders import save_pipeline
 from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.core.options.table import parse

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from support.denoiser_families import build, conditioning_of, sample_of
 from support.denoiser_stubs import FOREIGN_CONFIGS, NATIVE_CONFIGS
-
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, fit_rescaling, planned

@@ -7,9 +7,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from support.denoiser_stubs import NATIVE_CONFIGS, MixtureFlow, begin, cached_step, finish, noise
 from torch import Tensor
 
+from support.denoiser_stubs import NATIVE_CONFIGS, MixtureFlow, begin, cached_step, finish, noise
 from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
 from triptych.modalities.diffusion.engine.caches.methods import planned
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache

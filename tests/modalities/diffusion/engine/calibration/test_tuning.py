@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.diffusers_pipelines import FLOW, components
 
+from support.diffusers_pipelines import FLOW, components
 from triptych.core.errors import InvalidRequest, NonFinite
 from triptych.modalities.diffusion.engine.caches.methods import planned
 from triptych.modalities.diffusion.engine.calibration.tuning import PEAK_DB, Tuned, Tuner, psnr_db

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.image_folders import FLUX, keep, save_pipeline, states_equal
 from torch import nn
 
+from support.image_folders import FLUX, keep, save_pipeline, states_equal
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.pipeline_index import read_pipeline

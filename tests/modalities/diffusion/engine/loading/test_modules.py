@@ -8,9 +8,9 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-from support.denoiser_families import build, conditioning_of, sample_of
 from torch import nn
 
+from support.denoiser_families import build, conditioning_of, sample_of
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.diffusion.engine.families.model import Batch
 from triptych.modalities.diffusion.engine.families.table import open_model

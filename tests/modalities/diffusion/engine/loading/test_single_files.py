@@ -14,9 +14,9 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 from gguf.quants import dequantize, quantize
 from safetensors.torch import save_file
+
 from support.denoiser_families import TINY
 from support.image_folders import keep, ldm_checkpoint, save_pipeline, states_equal
-
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights.progress import SilentProgress

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from support.denoiser_stubs import (
     FOREIGN_CONFIGS,
     NATIVE_CONFIGS,
@@ -18,8 +20,6 @@ from support.denoiser_stubs import (
     noise,
     step,
 )
-from torch import Tensor
-
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.engine.samplers.registry import (
     Spacing,

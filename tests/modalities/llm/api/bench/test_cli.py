@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.openai_server import FakeServer, serving
 
+from support.openai_server import FakeServer, serving
 from triptych.cli import main
 from triptych.modalities.llm.api.bench.client import BenchServer, RequestRecord, measure
 from triptych.modalities.llm.api.bench.load import closed_loop, open_loop

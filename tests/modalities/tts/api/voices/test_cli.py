@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.voices_app import MYNAH, SINGER, FakeFrontEnd, recording
 
+from support.voices_app import MYNAH, SINGER, FakeFrontEnd, recording
 from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
 from triptych.core.http.auth import owners

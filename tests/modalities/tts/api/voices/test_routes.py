@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+
 from support.http import in_process, live
 from support.voices_app import (
     DECODE,
@@ -21,7 +22,6 @@ from support.voices_app import (
     make_voice_service,
     recording,
 )
-
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.child import DecodePool
 from triptych.modalities.tts.api.voices.service import VoiceService

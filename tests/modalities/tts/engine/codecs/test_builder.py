@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from support.codec_models import encodec, random_model, randomise
 from torch import nn
 
+from support.codec_models import encodec, random_model, randomise
 from triptych.core.errors import WeightsError
 from triptych.modalities.tts.engine.codecs import build_decoder
 from triptych.modalities.tts.engine.codecs.builder import build

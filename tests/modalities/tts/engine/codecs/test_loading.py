@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.codec_models import random_model
 
+from support.codec_models import random_model
 from triptych.core.errors import WeightsError
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.codecs.loading import (

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.codec_models import MODELS, encodec, mimi, random_model, randomise
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from support.codec_models import MODELS, encodec, mimi, random_model, randomise
 from triptych.modalities.tts.engine.codecs import (
     CodecDecoder,
     StreamingDecoder,

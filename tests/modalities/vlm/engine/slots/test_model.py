@@ -12,10 +12,10 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import save_file
-from support.text_models import SPECIALS, byte_tokenizer
-from support.vision_folders import STRINGS
 from tokenizers import Tokenizer
 
+from support.text_models import SPECIALS, byte_tokenizer
+from support.vision_folders import STRINGS
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.packages import run_installer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from support.codec_models import randomise, snac
 
+from support.codec_models import randomise, snac
 from triptych.modalities.tts.engine.codecs import build_decoder
 from triptych.modalities.tts.engine.codecs.families.snac import keyed_normal
 

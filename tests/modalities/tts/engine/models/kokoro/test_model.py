@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.kokoro_models import TINY, render, synthesize, tiny_kokoro
 
+from support.kokoro_models import TINY, render, synthesize, tiny_kokoro
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite, WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.modalities.tts.configs.kokoro import read_kokoro_config

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.kokoro_models import TINY, synthesize, tiny_kokoro, tiny_model, tiny_voices
 
+from support.kokoro_models import TINY, synthesize, tiny_kokoro, tiny_model, tiny_voices
 from triptych.core.config import Config, ModelOptions, SpeechOptions
 from triptych.core.devices.device import Device
 from triptych.core.engine.staged_runner import StagedRunner

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.kokoro_models import tiny_voices
 
+from support.kokoro_models import tiny_voices
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.tts.configs.mixture import parse_mixture
 from triptych.modalities.tts.engine.models.kokoro.model import Voices, style_of

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import utils as hub_utils
-from support.kokoro_models import TINY, synthesize, tiny_kokoro, tiny_model, write_hub_folder
 from torch import Tensor, nn
 
+from support.kokoro_models import TINY, synthesize, tiny_kokoro, tiny_model, write_hub_folder
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights import hub as core_hub

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.voice_model import CODEC, voice_codec
 from torch import Tensor
 
+from support.voice_model import CODEC, voice_codec
 from triptych.modalities.tts.configs.voice import CodecConfig
 from triptych.modalities.tts.engine.codecs import CodecDecoder, StreamingDecoder
 from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec, voice_decoder

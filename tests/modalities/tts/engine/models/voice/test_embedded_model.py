@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 import torch
+
 from support.frame_rig import FrameRecorder, FrameRig
 from support.speech_models import setup_of
-
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.frames import END_FRAME_ID
