@@ -55,9 +55,7 @@ def test_a_key_has_its_share_once_whatever_it_asks_for(
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
 
 
-def test_a_model_that_sees_and_is_damaged_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_vision_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*args: Any, **options: Any) -> TextModel:
         raise KeyError("a field")
 

@@ -215,7 +215,7 @@ def test_an_option_is_read_by_its_roles_alone(reads: Mapping[Role, Reads]) -> No
     assert not strange
 
 
-def test_every_other_option_is_read_by_somebody(
+def test_every_other_option_has_a_reader(
     reads: Mapping[Role, Reads], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = set[str]().union(*(part.engine | part.api for part in reads.values()))

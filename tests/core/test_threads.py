@@ -74,7 +74,7 @@ def test_a_quota_bounds_the_count(quota, count):
     assert UsableCores(4, quota).count == count
 
 
-def test_the_reason_is_told():
+def test_the_reason_is_reported():
     assert str(UsableCores(4, 1.5)) == "cores to run on: 4, a CPU quota of 1.5"
     assert str(UsableCores(4, math.inf)) == "cores to run on: 4"
 

@@ -88,7 +88,7 @@ def test_three_samples_repeat_with_their_seed(client: openai.OpenAI) -> None:
     assert samples(6) != first
 
 
-async def test_answers_repeat_alone_and_in_company(server: Server, repeatable: ModuleType) -> None:
+async def test_answers_repeat_alone_and_batched(server: Server, repeatable: ModuleType) -> None:
     """Texts and log-probabilities, greedy and seeded; what was cached or runs beside is all one."""
     questions = repeatable.questions_of(repeatable.PROMPTS[:4])
     url = f"http://127.0.0.1:{server.port}/v1"

@@ -114,7 +114,7 @@ def test_pictures_are_those_of_diffusers(
 CACHES = ("off", "taylorseer", "first-block", "teacache")
 
 
-def test_a_picture_alone_and_in_company(
+def test_a_picture_is_the_same_alone_and_batched(
     tmp_path: Path, finished: dict[int, tuple[Tensor, Tensor]]
 ) -> None:
     """With every cache; the others differ in all there is, and ask for several pictures."""

@@ -200,7 +200,7 @@ def test_a_picture_changes_within_a_mask_as_with_diffusers(name: str, strength: 
 
 @pytest.mark.parametrize("num_pictures", [1, 2])
 @pytest.mark.parametrize("name", REFERRING)
-def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) -> None:
+def test_reference_pictures_are_encoded_as_with_diffusers(name: str, num_pictures: int) -> None:
     parts = parts_of(name)
     recipe = open_recipe(name, parts)
     is_qwen = name.startswith("Qwen")
@@ -254,7 +254,7 @@ def test_at_full_strength_a_picture_is_drawn_from_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["FluxPipeline", "Flux2KleinPipeline"])
-def test_company_changes_nothing(name: str) -> None:
+def test_batch_mates_change_nothing(name: str) -> None:
     recipe, pools = open_recipe(name, parts_of(name)), TensorPools()
     requests = [
         REQUEST,

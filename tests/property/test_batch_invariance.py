@@ -204,7 +204,7 @@ def test_logits_are_bitwise_those_of_the_request_alone(
         assert_same(driver, str(index), logits, deltas)
 
 
-def test_the_crowd_meets_all_there_is_to_meet(kernels: NativeKernels) -> None:
+def test_the_mixed_schedule_reaches_every_case(kernels: NativeKernels) -> None:
     """Prefix hits, evictions, preemptions, chunks of prompts beside answers, one who leaves."""
     decoder = decoder_of("gqa-32", "bfloat16", kernels)
     layout = decoder.config.kv_layout(MIXED.page_size, torch.bfloat16)

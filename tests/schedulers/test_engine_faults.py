@@ -29,7 +29,7 @@ def test_fault_31_an_exhausted_pool_preempts_and_the_text_is_the_same() -> None:
     chat.scheduler.check()
 
 
-def test_fault_32_nan_ends_one_job_and_its_neighbours_never_notice() -> None:
+def test_fault_32_nan_ends_one_job_and_not_its_batch_mates() -> None:
     chat = Chat()
     chat.runner.poison["job1"] = 5
     world = World([chat.loader])

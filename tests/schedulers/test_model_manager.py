@@ -168,7 +168,7 @@ def test_a_busy_model_does_not_give_way() -> None:
     assert bench.codes("again") == [None]
 
 
-def test_a_model_that_can_never_fit_says_who_needs_what() -> None:
+def test_a_model_that_can_never_fit_names_the_owners_and_their_needs() -> None:
     ledger = Ledger(100)
     bench = Bench(loader("huge", ledger, 200), ledger=ledger, config=FIRST_USE)
     bench.submit("job", "huge")
@@ -202,7 +202,7 @@ def test_failed_load_is_reported_and_can_be_retried() -> None:
     assert bench.codes("later") == [None]
 
 
-def test_a_loader_with_a_bug_fails_its_jobs_and_nobody_elses() -> None:
+def test_a_loader_with_a_bug_fails_its_own_jobs_alone() -> None:
     chat = loader("chat")
     chat.errors = [KeyError("/secret/path")]
     bench = Bench(chat, loader("voice"), config=FIRST_USE)
@@ -263,7 +263,7 @@ def test_a_load_without_room_waits_for_a_model_that_is_leaving(
     assert bench.codes("job") == [None]
 
 
-def test_a_load_that_nobody_waits_for_any_more_sends_nobody_away(
+def test_a_load_without_waiting_jobs_evicts_no_model(
     pressed: tuple[Bench, list[Callable[[], None]]],
 ) -> None:
     bench, calls = pressed

@@ -154,7 +154,7 @@ def test_deadlines_with_room_are_all_met(periods: list[float], step: float) -> N
     num_voices=st.integers(1, 3),
 )
 @quick
-def test_hopeless_deadlines_starve_nobody(
+def test_missed_deadlines_starve_no_model(
     overload: float, foreign: list[float], num_voices: int
 ) -> None:
     periodic = {
@@ -250,7 +250,7 @@ def test_what_is_not_known_is_let_in() -> None:
         assert (timeline.pick(pair, 0.0).model == "chat") == is_known
 
 
-def test_who_cannot_use_its_share_for_want_of_gaps_saves_no_credit() -> None:
+def test_a_model_without_gaps_saves_no_credit() -> None:
     timeline = Timeline()
     picks(timeline, {"chat": 0.016, "images": 0.01}, 2000)
     order = picks(timeline, {"chat": 0.016, "images": 0.01, "files": 0.01}, 60)

@@ -133,7 +133,7 @@ async def test_child_that_died_while_idle_is_replaced():
         assert await pid_of(pool) != before
 
 
-async def test_a_child_whose_end_is_on_its_way_harms_nobody(monkeypatch):
+async def test_a_child_that_is_ending_gets_no_work(monkeypatch):
     async with opened() as pool:
         before = await pid_of(pool)
         (doomed,) = pool._idle

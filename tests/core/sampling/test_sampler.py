@@ -386,7 +386,7 @@ def test_prompt_logprobs() -> None:
         assert len(entry.top) == 2
 
 
-def test_log_probabilities_are_bitwise_the_same_in_any_company(
+def test_log_probabilities_are_bitwise_the_same_in_any_batch(
     set_threads: Callable[[int], None],
 ) -> None:
     """A long row alone is work enough for several threads; it must not be summed in their parts."""

@@ -262,7 +262,7 @@ async def test_what_waits_is_bounded(world):
     await first.aclose()
 
 
-async def test_a_request_that_fits_no_message_is_refused_and_harms_nobody(world):
+async def test_a_request_that_fits_no_message_is_refused_alone(world):
     engine = await world.engine()
     huge = TokenRequest(prompt_ids=(1,), sampling=SamplingParams(), tenant="x" * MAX_MESSAGE_BYTES)
     stream = world.client.submit("m", huge, job_id="a")

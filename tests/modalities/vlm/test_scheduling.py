@@ -49,7 +49,7 @@ def test_only_pictures_of_the_next_chunk_are_encoded() -> None:
     assert names(world) == 2
 
 
-def test_a_picture_is_encoded_once_for_all_who_show_it() -> None:
+def test_a_picture_is_encoded_once_for_all_requests_with_it() -> None:
     world = VisionWorld(num_pages=80, max_batch_size=4)
     for job_id in "abc":
         world.submit(job_id, see(ord(job_id) % 5 + 1, ("x", 5), 2, ("x", 5), 1, max_tokens=2))
@@ -161,7 +161,7 @@ def test_a_job_that_is_cancelled_in_flight_keeps_its_features_until_the_step_is_
     world.finish_all()
 
 
-def test_the_pictures_of_those_who_go_first_are_encoded_first() -> None:
+def test_pictures_of_the_first_rows_are_encoded_first() -> None:
     world = VisionWorld(num_pages=80, max_batch_size=1, schedule_policy="priority")
     for index in range(12):
         request = see((str(index), 5), 2, max_tokens=1)

@@ -187,7 +187,7 @@ def embedded() -> Iterator[ImagePipeline]:
         yield pipeline
 
 
-def test_a_real_picture_is_the_same_alone_and_in_company(embedded: ImagePipeline) -> None:
+def test_a_real_picture_is_the_same_alone_and_batched(embedded: ImagePipeline) -> None:
     options = DrawOptions(num_steps=4, seed=3, cache="off")
     together = embedded("a red apple", num_images=3, **options)
     (alone,) = embedded("a red apple", **options)

@@ -196,7 +196,7 @@ async def test_a_size_that_is_asked_for_cuts_the_picture() -> None:
     assert 185 < raster[0, -1, 0] < 195
 
 
-async def test_pictures_to_look_at_keep_their_shape_and_are_not_too_large() -> None:
+async def test_reference_pictures_keep_their_shape_and_are_not_too_large() -> None:
     tall = PictureFile(saved(picture(100, 700)))
     small = PictureFile(saved(picture(40, 20)))
     request = await asked_for(call(sources=(tall, small), size=(128, 128)), max_references=2)

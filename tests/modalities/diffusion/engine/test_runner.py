@@ -182,7 +182,7 @@ def test_a_branch_that_ran_out_of_memory_is_asked_again(
     assert torch.allclose(latents_of(driver, whole), latents_of(driver, shared), atol=1e-5)
 
 
-def test_who_was_stepped_by_a_plan_that_failed_is_not_asked_ahead_of_itself(
+def test_a_picture_stepped_by_a_failed_plan_is_not_asked_ahead(
     driver: RunnerDriver,
 ) -> None:
     """Its plan is made again in halves: the first runs no branch, the second takes no step."""
@@ -437,7 +437,7 @@ def test_large_pictures_are_decoded_in_tiles(
         assert vae.use_tiling is is_tiled
 
 
-def test_a_size_that_nobody_draws_any_more_holds_no_memory(driver: RunnerDriver) -> None:
+def test_a_size_out_of_use_holds_no_memory(driver: RunnerDriver) -> None:
     held = []
     for width in (64, 96, 128, 64):
         (key,) = driver.encode(image_request(width=width))

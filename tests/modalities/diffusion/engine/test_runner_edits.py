@@ -98,7 +98,7 @@ def test_a_plan_that_is_entered_midway_computes_where_it_enters() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 300), (2000, 3)])
-def test_something_is_left_of_every_picture_that_is_looked_at(height: int, width: int) -> None:
+def test_narrow_reference_pictures_keep_a_width(height: int, width: int) -> None:
     picture = within(torch.rand(3, height, width), 1024, 16)
     assert min(picture.shape[1:]) >= 16
     assert not any(side % 16 for side in picture.shape[1:])

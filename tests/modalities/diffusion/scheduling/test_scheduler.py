@@ -262,7 +262,7 @@ def test_what_can_never_be_drawn_is_refused() -> None:
     assert rig.has_ended("a")
 
 
-def test_who_must_be_done_soonest_goes_first() -> None:
+def test_the_earliest_deadline_goes_first() -> None:
     rig = Rig(max_rows=1)
     rig.submit("late", request_of(num_steps=5))
     rig.submit("soon", request_of(num_steps=5), deadline_s=rig.clock() + 9.0)

@@ -18,7 +18,7 @@ COURSES = st.builds(
 
 
 @given(COURSES)
-def test_strides_cover_the_way_and_compute_at_their_ends_alone(planned: PlannedSteps) -> None:
+def test_spans_cover_the_steps_and_compute_at_their_ends_alone(planned: PlannedSteps) -> None:
     step = planned.first_step
     for span in step_spans(planned):
         rows = planned.num_rows[step : span.stop]

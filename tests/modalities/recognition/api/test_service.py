@@ -89,7 +89,7 @@ async def test_text_drawn_hot_is_not_carried_on(monkeypatch: pytest.MonkeyPatch)
     assert [request.prompt_ids for request in engine.submitted.values()][1] == ()
 
 
-async def test_nothing_said_is_an_empty_text() -> None:
+async def test_silence_is_an_empty_text() -> None:
     transcript = await transcribe(recognition_service(DictatedEngine([(3.0, ())])), 3.0)
     assert (transcript.text, transcript.segments) == ("", ())
 

@@ -99,7 +99,7 @@ def test_long_prompts_of_a_chat_do_not_stop_speech() -> None:
     speech.scheduler.check()
 
 
-def test_a_new_voice_is_heard_soon_though_others_are_far_ahead() -> None:
+def test_a_new_stream_begins_soon_though_others_are_far_ahead() -> None:
     speech = Speech(cost_s=_cost_s)
     world = World([speech.loader], cost_s=_cost_s)
     world.outputs = recorder = TimedRecorder(world.clock)
@@ -142,7 +142,7 @@ def test_fixed_chunks_are_what_was_asked_for(chunks: tuple[int, ...], sizes: lis
     assert [len(plan.rows[0].codes) for plan in plans] == sizes
 
 
-def test_who_is_far_ahead_is_left_out_while_somebody_is_pressed() -> None:
+def test_streams_far_ahead_are_left_out_while_another_is_pressed() -> None:
     world = SpeechWorld(model=speech_model(frame_s=0.02))
     _learn(world)
     world.submit("rich", say(segment(1, ENDLESS, max_steps=140)))
@@ -162,7 +162,7 @@ def test_who_is_far_ahead_is_left_out_while_somebody_is_pressed() -> None:
     world.finish_all()
 
 
-def test_those_nobody_listens_to_take_what_is_left() -> None:
+def test_streams_without_a_listener_take_what_is_left() -> None:
     def cost_s(plan: Plan) -> float:
         if isinstance(plan, AudioPlan):
             return 0.002 + 0.001 * sum(len(row.codes) for row in plan.rows)
@@ -197,7 +197,7 @@ def test_files_leave_codec_rows_to_listeners() -> None:
     world.finish_all()
 
 
-def test_nothing_is_due_where_nobody_listens() -> None:
+def test_nothing_is_due_without_a_listener() -> None:
     world = SpeechWorld()
     world.submit("file", say(segment(1, ENDLESS, max_steps=30), is_live=False))
     for _ in range(40):
@@ -207,7 +207,7 @@ def test_nothing_is_due_where_nobody_listens() -> None:
     world.finish_all()
 
 
-def test_the_first_prompt_waits_for_company() -> None:
+def test_the_first_prompt_waits_for_batch_mates() -> None:
     world = SpeechWorld(ce_delay_ms=500.0)
     world.submit("a", say(segment(1)))
     proposal = world.scheduler.propose(world.now_s)
@@ -257,7 +257,7 @@ def test_prompts_go_first_while_few_rows_run() -> None:
     assert first_batches(3) == ["prefill"] * 4
 
 
-def test_newcomers_are_heard_before_the_next_is_let_in() -> None:
+def test_admitted_streams_begin_before_the_next_is_admitted() -> None:
     def prefilled_before_sound(*, is_first: bool) -> int:
         world = SpeechWorld(
             model=speech_model(delay_steps=4),

@@ -123,7 +123,7 @@ def test_see_what_is_piped_in(
     assert capsys.readouterr().out == answer + "\n"
 
 
-def test_nothing_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_see_needs_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     with pytest.raises(ConfigError, match="name a picture"):
         run("see", "What is this?")

@@ -83,7 +83,7 @@ async def test_a_picture_goes_to_the_engine(client: httpx.AsyncClient, engine: F
         assert found.inputs["pixel_values"].shape == (1, 3, 28, 28)
 
 
-async def test_links_of_this_server_are_seen_by_their_owner(
+async def test_links_of_this_server_are_open_to_their_owner(
     client: httpx.AsyncClient, engine: FakeEngine, links: PictureLinks
 ) -> None:
     owner, other = owners(SERVER)

@@ -61,7 +61,7 @@ def edit(folder: Path, **edits: torch.Tensor | None) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def test_a_model_that_sees_holds_memory_until_it_is_closed(saved: Path) -> None:
+def test_a_vision_model_holds_memory_until_it_is_closed(saved: Path) -> None:
     ledger, progress = Ledger(256 * MIB), []
     loaded = loader(saved, ledger).load(progress.append)
     owners = {"weights", "vision-weights", "activations", "vision-cache", "kv"}

@@ -106,7 +106,7 @@ def test_a_model_asked_in_parts_is_adapted_in_each(tmp_path: Path) -> None:
     torch.testing.assert_close(model.head(batch, hidden), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_rows_whose_parts_cannot_be_told_apart_do_not_share_a_run(tmp_path: Path) -> None:
+def test_rows_whose_parts_cannot_be_distinguished_do_not_share_a_run(tmp_path: Path) -> None:
     name = "ZImageTransformer2DModel"
     model = adapted_model(tmp_path, name)
     shape, given = sample_of(name, 0).shape, conditioning_of(name, 0)

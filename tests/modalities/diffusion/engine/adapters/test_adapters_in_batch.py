@@ -63,6 +63,6 @@ def test_a_picture_alone_is_the_picture_among_others(cache: str, driver: RunnerD
     assert min(apart(together[0], other) for other in together[1:]) > 5
 
 
-def test_who_is_unknown_is_refused_before_anything_is_drawn(driver: RunnerDriver) -> None:
+def test_an_unknown_adapter_is_refused_before_anything_is_drawn(driver: RunnerDriver) -> None:
     with pytest.raises(InvalidRequest, match="no adapter 'oil'; there are: ink, soft"):
         driver.executor.cache_of(image_request(adapters=(AdapterUse("oil"),)))

@@ -79,7 +79,7 @@ def run_alone(pair: Pair) -> list[bool]:
     ),
     order=st.randoms(use_true_random=False),
 )
-def test_a_row_decides_and_ends_the_same_alone_and_in_company(
+def test_a_row_decides_and_ends_the_same_alone_and_batched(
     chosen: list[tuple[str, int]], order: Any
 ) -> None:
     pools = TensorPools()

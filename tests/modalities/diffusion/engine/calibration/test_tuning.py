@@ -71,7 +71,7 @@ def test_what_it_was_measured_with_is_written_down(tuned: Tuned) -> None:
     assert (len(run.ratios), len(run.polynomial)) == (10, 5)
 
 
-def test_a_plan_is_told_to_be_as_good_as_the_picture_it_draws(sd3: Recipe, tuned: Tuned) -> None:
+def test_the_reported_quality_of_a_plan_is_that_of_its_picture(sd3: Recipe, tuned: Tuned) -> None:
     plan = tuned.run.plans[2]
     mask = [step in plan.computed for step in range(10)]
     found = []

@@ -91,7 +91,7 @@ def test_more_is_cut_where_less_may_be_done_at_a_time(kokoro: Kokoro) -> None:
     assert counts[0] > counts[1] > counts[2] > 1
 
 
-def test_sentences_are_told_apart_and_end_with_their_pauses(kokoro: Kokoro) -> None:
+def test_sentences_are_separated_and_end_with_their_pauses(kokoro: Kokoro) -> None:
     asked = request(10, 12, pause_s=0.5)
     runner = StagedRunner(StagedKokoro(kokoro), CPU)
     first, second = (drive(runner, asked, unit)[0] for unit in (0, 1))
