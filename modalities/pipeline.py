@@ -19,7 +19,7 @@ from collections.abc import (
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from triptych.core import logs
 from triptych.core.client import EngineClient
@@ -32,18 +32,9 @@ from triptych.core.options.table import Resolved, resolve_keywords, resolve_with
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, opening, resolve_all
 from triptych.modalities.modality import Modality, modality_of
+from triptych.modalities.service import ModelService
 
-
-class Service(Protocol):
-    """What answers calls with the help of an engine."""
-
-    @property
-    def client(self) -> EngineClient:
-        """The engine, which is stopped with the pipeline."""
-        ...
-
-
-ServiceT = TypeVar("ServiceT", bound=Service)
+ServiceT = TypeVar("ServiceT", bound=ModelService[Any])
 Answer = TypeVar("Answer")
 Entry = TypeVar("Entry")
 Check = Callable[[ResolvedModel, Config], None]

@@ -18,8 +18,6 @@ from triptych.core.errors import Overloaded, UnknownModel
 from triptych.core.loop_thread import End
 from triptych.schedulers.admission import Admission
 
-_SEED_BITS = 62
-
 
 class Named(Protocol):
     """What the API process knows of a model."""
@@ -42,6 +40,8 @@ class ModelService(Generic[ModelT]):
 
     kind: ClassVar[str] = "model"
     """What errors call its models."""
+    seed_bits: ClassVar[int] = 62
+    """Of seeds that are drawn here."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ModelService(Generic[ModelT]):
     def _seed(self, asked: int | None) -> int:
         """The seed of a call: its own, the operator's, or a new one."""
         given = self._default_seed if asked is None else asked
-        return secrets.randbits(_SEED_BITS) if given is None else given
+        return secrets.randbits(self.seed_bits) if given is None else given
 
 
 def default_seed(config: Config) -> int | None:
@@ -83,18 +83,18 @@ class HoldLimit:
 
     def __init__(self, refusal: str) -> None:
         self._refusal = refusal
-        self._held = 0.0
+        self.held = 0.0
 
     @contextmanager
     def holding(self, amount: float, most: float) -> Iterator[None]:
         """Count `amount` while it is held. Raises `Overloaded` where all would be over `most`."""
-        if self._held + amount > most:
+        if self.held + amount > most:
             raise Overloaded(self._refusal, retry_after_s=5.0)
-        self._held += amount
+        self.held += amount
         try:
             yield
         finally:
-            self._held -= amount
+            self.held -= amount
 
 
 async def merge(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:

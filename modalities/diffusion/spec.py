@@ -119,7 +119,7 @@ _LUMINA2 = PipelineSpec(default_steps=30, default_guidance=4.0, size=None)
 _QWEN = PipelineSpec(default_steps=50, default_guidance=4.0)
 _FLUX = PipelineSpec(default_steps=28, default_guidance=3.5, has_negative=False)
 
-_SPECS: MappingProxyType[str, PipelineSpec] = MappingProxyType(
+PIPELINES: Mapping[str, PipelineSpec] = MappingProxyType(
     {
         "AuraFlowPipeline": PipelineSpec(default_steps=50, default_guidance=3.5),
         "ChromaPipeline": PipelineSpec(
@@ -180,9 +180,6 @@ _SPECS: MappingProxyType[str, PipelineSpec] = MappingProxyType(
     }
 )
 
-PIPELINES = tuple(_SPECS)
-"""The class names there are."""
-
 
 def spec_of(
     pipeline: str, model: Mapping[str, Any] = _NOTHING, facts: Mapping[str, Any] = _NOTHING
@@ -196,10 +193,10 @@ def spec_of(
     scale above 1 means classifier-free guidance, and the default is none. A distilled model of a
     kind with two branches has one.
     """
-    if pipeline not in _SPECS:
-        known = ", ".join(sorted(_SPECS))
+    if pipeline not in PIPELINES:
+        known = ", ".join(sorted(PIPELINES))
         raise WeightsError(f"{pipeline} is no pipeline known here; these are: {known}.")
-    spec = _SPECS[pipeline]
+    spec = PIPELINES[pipeline]
     if not spec.has_negative and model.get("guidance_embeds") is False:
         spec = replace(spec, has_negative=True, default_guidance=1.0)
     if facts.get("is_distilled"):

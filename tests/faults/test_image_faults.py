@@ -56,7 +56,7 @@ def surviving(engine: PaintingEngine, **server: Any) -> Iterator[HttpServer]:
         assert sent(running, image=PNG).status_code == 200
         until(lambda: not engine.running)
         assert len(engine.table) == 0
-        assert service._held_bytes == 0
+        assert service._pictures.held == 0
     asyncio.run(pool.close())
 
 

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from PIL import Image
 
 from support.acting_engine import ActingEngine
+from triptych.core.caller import Caller, Principal
 from triptych.core.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
 from triptych.core.media.pictures import PictureReader
@@ -166,12 +167,14 @@ def make_image_app(
 
 
 def call(prompt: str = "a red apple", **fields: Any) -> ImageCall:
-    """A call of the service; fields of it and of its request."""
+    """A call of the service; fields of it, of its caller and of its request."""
+    principal = Principal(**{name: fields.pop(name) for name in {"key", "tenant"} & fields.keys()})
+    caller = Caller(call_id=fields.pop("call_id", "call"), principal=principal)
     own = {name: fields.pop(name) for name in ImageCall.__dataclass_fields__ if name in fields}
     if (size := fields.pop("size", None)) is not None:
         fields["width"], fields["height"] = size
     request = ImageRequest(**{"prompt": prompt, **fields})
-    return ImageCall(**{"model": "paint", "call_id": "call", **own, "request": request})
+    return ImageCall(**{"model": "paint", "caller": caller, **own, "request": request})
 
 
 def generation(prompt: str = "a red apple", **fields: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,8 +228,7 @@ def _body(fields: Mapping[str, Any]) -> GenerationBody:
 
 
 def _call(body: GenerationBody) -> ImageCall:
-    request = body.request(tenant="")
-    return ImageCall(request=request, call_id=uuid.uuid4().hex, quality=body.known_quality)
+    return ImageCall(request=body.request(), quality=body.known_quality)
 
 
 def _error(error: TriptychError) -> Record:

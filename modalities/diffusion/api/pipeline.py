@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -201,7 +200,7 @@ class ImagePipeline(Pipeline[ImageService]):
             return await self._whole(entry.get("prompt", ""), options)
 
         largest = max(map(_num_images, entries), default=1)
-        return self._map_entries(draw, entries, max(1, self._service.max_pictures // largest))
+        return self._map_entries(draw, entries, max(1, self._service.max_jobs // largest))
 
     async def _whole(self, prompt: str, options: DrawOptions) -> list[GeneratedImage]:
         return await self._pictures(image_call(prompt, options))
@@ -261,7 +260,6 @@ def image_call(
     )
     return ImageCall(
         request=request,
-        call_id=uuid.uuid4().hex,
         quality=quality,
         sources=tuple(PictureFile(_file(image)) for image in images),
         mask=None if mask is None else PictureFile(_mask_file(mask)),

@@ -209,7 +209,7 @@ class DrawFields(Strict):
         """The quality by the name that it has today."""
         return _QUALITIES[self.quality]
 
-    def request(self, tenant: str) -> ImageRequest:
+    def request(self) -> ImageRequest:
         """What is asked of the engine, as far as the fields say it."""
         width, height = (AUTO, AUTO) if self.size == "auto" else map(int, self.size.split("x"))
         if isinstance(self.cache, str):
@@ -227,7 +227,6 @@ class DrawFields(Strict):
             sampler=self.sampler,
             cache=cache,
             adapters=tuple(AdapterUse(use.name, use.scale) for use in self.lora),
-            tenant=tenant,
         )
 
 
@@ -251,9 +250,9 @@ class PromptFields(DrawFields):
         return self
 
     @override
-    def request(self, tenant: str) -> ImageRequest:
+    def request(self) -> ImageRequest:
         return replace(
-            super().request(tenant),
+            super().request(),
             prompt=self.prompt,
             num_partials=self.partial_images,
             has_progress=self.progress,
@@ -280,8 +279,8 @@ class _PictureFields(DrawFields):
         return unfolded(value)
 
     @override
-    def request(self, tenant: str) -> ImageRequest:
-        return replace(super().request(tenant), strength=self.strength)
+    def request(self) -> ImageRequest:
+        return replace(super().request(), strength=self.strength)
 
 
 class EditFields(_PictureFields, PromptFields):

@@ -1,7 +1,8 @@
 """The OpenAI images API: generations, edits, variations, and the links they answer with.
 
-Owns the way from a validated request to a call of the service, and from its deltas to files, events
-and links. What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
+Owns the way from a validated request to a call of the service, from its deltas to files, events and
+links, and what is plugged into what on the API's side. What surrounds every route (keys, limits,
+errors, disconnects) is `core.http`'s.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
 from triptych.core.logs import fields
+from triptych.core.media.pictures import PictureReader
+from triptych.core.weights.resolve import opening
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES
+from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.links import (
     FILES_ROUTE,
     ID_CHARS,
@@ -49,6 +53,7 @@ from triptych.modalities.diffusion.api.replies import (
 )
 from triptych.modalities.diffusion.api.reply_builder import ImageReplyBuilder
 from triptych.modalities.diffusion.api.service import ImageCall, ImageService, PictureFile
+from triptych.modalities.modality import ApiPart, ApiSetup
 
 _IMAGES = {"type": "array", "items": dict(BINARY), "maxItems": MAX_SOURCES}
 _ANSWER: dict[int | str, dict[str, Any]] = {
@@ -65,6 +70,21 @@ _FILE: dict[int | str, dict[str, Any]] = {
     }
 }
 _logger = logging.getLogger(__name__)
+
+
+def open_api(setup: ApiSetup) -> ApiPart:
+    """Images. What was answered as a link can be shown to models that see."""
+    models = [opening(model, ImageModel.open) for model in setup.models["image"]]
+    links = picture_links(setup.config)
+    setup.find_link = links.find
+    service = ImageService(
+        setup.config,
+        models,
+        setup.client,
+        reader=PictureReader(setup.pool),
+        admission=setup.admission,
+    )
+    return ApiPart([images_router(service, links)], image_cards(service))
 
 
 def images_router(service: ImageService, links: PictureLinks) -> APIRouter:
@@ -151,14 +171,12 @@ def _call(
 ) -> ImageCall:
     files = [PictureFile(upload.data, upload.media_type) for upload in (*sources, *masks[:1])]
     return ImageCall(
-        request=body.request(context.principal.tenant),
-        call_id=context.call_id,
+        request=body.request(),
         model=body.model or "",
         quality=body.known_quality,
         sources=tuple(files[: len(sources)]),
         mask=files[-1] if masks else None,
-        key=context.principal.key,
-        deadline_s=context.options.request_timeout_s,
+        caller=context.caller,
     )
 
 

@@ -7,31 +7,27 @@ Knows nothing of HTTP, of files that are answered, or of torch.
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Literal, Self
 
 from msgspec.structs import replace
+from typing_extensions import override
 
+from triptych.core.caller import Caller
 from triptych.core.client import EngineClient
 from triptych.core.config import Config, ImageOptions
-from triptych.core.errors import (
-    InvalidRequest,
-    Overloaded,
-    RequestError,
-    UnknownModel,
-    UnsupportedOption,
-)
+from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.limits import MAX_SEED
 from triptych.core.media.pictures import PictureReader
 from triptych.core.text.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
 from triptych.modalities.diffusion.api.image_model import ImageModel, Size
 from triptych.modalities.diffusion.wire import AUTO, ImageDelta, ImageRequest, StepCache
+from triptych.modalities.service import HoldLimit, ModelService, default_seed
 from triptych.schedulers.admission import Admission
 
 MAX_PROMPT_CHARS = 32_000  # OpenAI's
@@ -45,8 +41,6 @@ MAX_SOURCE_BYTES = 48 * 2**20
 """Raw pixels that one call may bring: what a message to the engine has room for."""
 MAX_HELD_BYTES = 2**30
 """Raw pixels that all calls together may hold while they are drawn."""
-_SEED_BITS = 48
-"""Of seeds that are drawn here: JSON readers that have floats alone keep them exact."""
 
 Quality = Literal["auto", "low", "medium", "high"]
 STEPS_OF_QUALITY: Mapping[Quality, float] = MappingProxyType(
@@ -68,18 +62,16 @@ class ImageCall:
     """A request, and what this side alone needs to know of it.
 
     `sources` are pictures to begin from or to look at, `mask` is transparent where the first of
-    them may change. `quality` stands for a number of steps where the request has none. `key` pays
-    for admission.
+    them may change. `quality` stands for a number of steps where the request has none. The service
+    sets the request's `tenant`.
     """
 
     request: ImageRequest
-    call_id: str
     model: str = ""
     quality: Quality = "auto"
     sources: tuple[PictureFile, ...] = ()
     mask: PictureFile | None = None
-    key: str = ""
-    deadline_s: float | None = None
+    caller: Caller = field(default_factory=Caller)
 
     @property
     def size(self) -> Size | None:
@@ -88,8 +80,11 @@ class ImageCall:
         return None if asked.width == asked.height == AUTO else (asked.width, asked.height)
 
 
-class ImageService:
+class ImageService(ModelService[ImageModel]):
     """Serves pictures from an engine client."""
+
+    kind = "image model"
+    seed_bits = 48  # seeds are answered: JSON readers that have floats alone keep them exact
 
     def __init__(
         self,
@@ -101,28 +96,16 @@ class ImageService:
         admission: Admission | None = None,
     ) -> None:
         """An `admission` is shared with other services."""
-        self.client = client
-        self.models: Mapping[str, ImageModel] = {model.name: model for model in models}
+        admission = admission or Admission(options=config.schedule)
+        super().__init__(client, models, admission, default_seed=default_seed(config))
         self._options = config.images
-        self._admission = admission or Admission(options=config.schedule)
         self._reader = reader
-        self._default_seed = config.device.seed if config.device.seed >= 0 else None
-        self._held_bytes = 0
+        self._pictures = HoldLimit("Too many pictures are being edited; try later.")
 
-    @property
-    def max_pictures(self) -> int:
-        """Most pictures that are admitted at once."""
-        return self._admission.max_jobs
-
+    @override
     def model(self, name: str) -> ImageModel:
-        """The model called `name`, the first where it is empty.
-
-        Raises `UnknownModel`, naming those there are.
-        """
-        found = self.models.get(name or next(iter(self.models), ""))
-        if found is None:
-            raise UnknownModel.among(self.models, name, "image model")
-        return found
+        """The model called `name`, the first where it is empty. Raises `UnknownModel`."""
+        return super().model(name or next(iter(self.models), ""))
 
     def draw(self, call: ImageCall) -> Drawing:
         """Draw a call. What can be checked at once is checked before anything is started.
@@ -143,13 +126,14 @@ class ImageService:
         sizes = _source_sizes(call, model, size, shapes)
         num_pixels = math.prod(size) * call.request.num_images * _num_steps(call, model)
         num_tokens = math.ceil(num_pixels / PIXELS_PER_TOKEN)
+        caller = call.caller
         ticket = self._admission.admit(
-            key=call.key, num_jobs=call.request.num_images, num_tokens=num_tokens
+            key=caller.principal.key, num_jobs=call.request.num_images, num_tokens=num_tokens
         )
         with ticket, self._holding(3 * sum(map(math.prod, sizes))):
             request = drawing.request = await self._request(call, model, size, sizes)
             outputs = self.client.submit(
-                model.name, request, job_id=call.call_id, deadline_s=call.deadline_s
+                model.name, request, job_id=caller.call_id, deadline_s=caller.deadline_s
             )
             async with aclosing(outputs) as stream:
                 async for output in stream:
@@ -187,30 +171,23 @@ class ImageService:
                 mask = await self._reader.read_mask(
                     file.data, media_type=file.media_type, size=sizes[0]
                 )
-        seeds = (call.request.seed, self._default_seed, secrets.randbits(_SEED_BITS))
         is_default = call.request.num_steps is None and STEPS_OF_QUALITY[call.quality] == 1
         return replace(
             call.request,
             width=size[0],
             height=size[1],
-            seed=next(seed for seed in seeds if seed is not None),
+            seed=self._seed(call.request.seed),
             num_steps=None if is_default else _num_steps(call, model),
             cache=_cache(call),
             sources=tuple(sources),
             mask=mask,
+            tenant=call.caller.principal.tenant,
         )
 
-    @contextmanager
-    def _holding(self, num_bytes: int) -> Iterator[None]:
+    def _holding(self, num_bytes: int) -> AbstractContextManager[None]:
         if num_bytes > MAX_SOURCE_BYTES:
             raise InvalidRequest("The pictures are too large together; send fewer.", param="image")
-        if self._held_bytes + num_bytes > MAX_HELD_BYTES:
-            raise Overloaded("Too many pictures are being edited; try later.", retry_after_s=5.0)
-        self._held_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self._held_bytes -= num_bytes
+        return self._pictures.holding(num_bytes, MAX_HELD_BYTES)
 
 
 class Drawing:

@@ -24,11 +24,9 @@ class TensorPool:
     A cell just taken is zero. Not thread-safe: the engine's thread owns it.
     """
 
-    def __init__(
-        self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, num_cells: int = 2
-    ) -> None:
-        self._cells = torch.empty((num_cells, *shape), dtype=dtype, device=device)
-        self._free = list(range(num_cells - 1, -1, -1))
+    def __init__(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> None:
+        self._cells = torch.empty((2, *shape), dtype=dtype, device=device)  # it grows
+        self._free = [1, 0]
 
     @property
     def shape(self) -> torch.Size:

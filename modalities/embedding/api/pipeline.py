@@ -5,7 +5,6 @@ Owns the `EmbeddingPipeline` object: the same engine and service as the server, 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypedDict, Unpack
 
@@ -102,7 +101,7 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
         vectors: list[Floats] = []
         for first in range(0, len(texts), BATCH):
             part = texts[first : first + BATCH]
-            call = EmbedCall(model=self._model, call_id=uuid.uuid4().hex, texts=part, **options)
+            call = EmbedCall(model=self._model, texts=part, **options)
             vectors += (await self._service.embed(call)).vectors
             if on_progress is not None:
                 on_progress(len(vectors))

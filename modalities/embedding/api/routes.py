@@ -119,18 +119,14 @@ def embeddings_router(service: EmbeddingService) -> APIRouter:
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingsRequest, request: Request) -> EmbeddingsReply:
         """Turn texts into vectors."""
-        context = Context.of(request)
         call = EmbedCall(
             model=body.model,
-            call_id=context.call_id,
             texts=body.texts,
             token_ids=body.token_ids,
             dimensions=body.dimensions or 0,
             prompt_name=body.prompt_name,
             max_tokens=body.truncate_prompt_tokens,
-            tenant=context.principal.tenant,
-            key=context.principal.key,
-            deadline_s=context.options.request_timeout_s,
+            caller=Context.of(request).caller,
         )
         embedded = await service.embed(call)
         data = [

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from triptych.core.caller import Caller
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -42,15 +43,12 @@ class EmbedCall:
     """
 
     model: str
-    call_id: str
     texts: Sequence[str] = ()
     token_ids: Sequence[Sequence[int]] = ()
     dimensions: int = 0
     prompt_name: str = ""
     max_tokens: int = 0
-    tenant: str = ""
-    key: str = ""
-    deadline_s: float | None = None
+    caller: Caller = field(default_factory=Caller)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,7 +95,8 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         ids = await on_text_thread(sum(map(len, call.texts)), _token_ids, model, call)
         num_tokens = sum(map(len, ids))
         num_jobs = min(len(ids), _MAX_TOGETHER) if model.is_causal else 1
-        with self._admission.admit(key=call.key, num_jobs=num_jobs, num_tokens=num_tokens):
+        key = call.caller.principal.key
+        with self._admission.admit(key=key, num_jobs=num_jobs, num_tokens=num_tokens):
             ask = self._ask_decoder if model.is_causal else self._ask_encoder
             given = await ask(call, ids)
         vectors = [self._read(data, model, call.dimensions) for data in given]
@@ -105,18 +104,19 @@ class EmbeddingService(ModelService[EmbeddingModel]):
 
     async def _ask_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
         """The vectors of all texts, of one job."""
-        request = EmbedRequest(texts=tuple(ids), tenant=call.tenant)
-        deltas = await self._run(call, request, call.call_id)
+        request = EmbedRequest(texts=tuple(ids), tenant=call.caller.principal.tenant)
+        deltas = await self._run(call, request, call.caller.call_id)
         return [delta.vectors for delta in deltas if delta.vectors]
 
     async def _ask_decoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
         """The final states of all texts: jobs of their own, whose beginnings may be cached."""
         places = asyncio.Semaphore(_MAX_TOGETHER)
+        call_id, tenant = call.caller.call_id, call.caller.principal.tenant
 
         async def ask(index: int) -> bytes:
-            request = TokenRequest(prompt_ids=ids[index], sampling=_STATE, tenant=call.tenant)
+            request = TokenRequest(prompt_ids=ids[index], sampling=_STATE, tenant=tenant)
             async with places:
-                deltas = await self._run(call, request, f"{call.call_id}.{index}")
+                deltas = await self._run(call, request, f"{call_id}.{index}")
             return b"".join(delta.state for delta in deltas)
 
         try:
@@ -128,7 +128,8 @@ class EmbeddingService(ModelService[EmbeddingModel]):
 
     async def _run(self, call: EmbedCall, request: Any, job_id: str) -> list[Any]:
         """The deltas of a job."""
-        outputs = self.client.submit(call.model, request, job_id=job_id, deadline_s=call.deadline_s)
+        deadline_s = call.caller.deadline_s
+        outputs = self.client.submit(call.model, request, job_id=job_id, deadline_s=deadline_s)
         async with aclosing(outputs) as stream:
             return [output.payload async for output in stream if output.payload is not None]
 

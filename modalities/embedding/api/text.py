@@ -120,10 +120,13 @@ class EmbeddingModel:
         whole = [prompt + text for text in texts]
         if not most:
             self._check_length(max(map(reader.least_tokens, whole)), "at least ")
-        encodings = encode(reader.tokenizer, whole)
-        for encoding in encodings if most else ():
-            encoding.truncate(most)
-        return tuple(self.check(encoding.ids) for encoding in encodings)
+        if not most:
+            return tuple(self.check(each.ids) for each in encode(reader.tokenizer, whole))
+        encodings = encode(reader.tokenizer, whole, add_special_tokens=False)
+        for encoding in encodings:  # before the marks come: a cut text keeps the closing one
+            encoding.truncate(most - num_marks)
+        marked = map(reader.tokenizer.post_process, encodings)
+        return tuple(self.check(each.ids) for each in marked)
 
     def check(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Ids that the model can take. Raises `InvalidRequest`."""

@@ -5,7 +5,6 @@ Owns the `ChatPipeline` object: the same engine and text service as the server, 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -189,7 +188,6 @@ class ChatPipeline(Pipeline[LlmService]):
         given["max_tokens"] = own.max_tokens
         call = TextCall(
             model=self._model,
-            call_id=uuid.uuid4().hex,
             stop=(own.stop,) if isinstance(own.stop, str) else own.stop,
             num_samples=own.n,
             seed=own.seed,

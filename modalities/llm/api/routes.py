@@ -194,13 +194,11 @@ async def _answer(
     )
     call = TextCall(
         model=body.model,
-        call_id=context.call_id,
         num_samples=body.n or 1,
         seed=body.seed,
         stop=body.stops,
-        key=context.principal.key,
-        deadline_s=context.options.request_timeout_s,
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
+        caller=context.caller,
     )
     usage = UsageTotals(call.num_samples)
     deltas = _observed(service.generate(call, requests), body, context, usage)

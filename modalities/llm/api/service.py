@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import msgspec
 
+from triptych.core.caller import Caller
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, PayloadTooLarge
@@ -38,18 +39,16 @@ _NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
 class TextCall:
     """What is a call's own, beside its requests: each of those is sampled `num_samples` times.
 
-    The service sets the requests' `seed` (without one here it draws one) and `sample_index`. `key`
-    pays for admission. With `echo` each sample's text begins with its prompt.
+    The service sets the requests' `seed` (without one here it draws one) and `sample_index`. With
+    `echo` each sample's text begins with its prompt.
     """
 
     model: str
-    call_id: str
     num_samples: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    key: str = ""
-    deadline_s: float | None = None
     echo: bool = False
+    caller: Caller = field(default_factory=Caller)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +216,7 @@ class LlmService(ModelService[TextModel]):
                 "The pictures are too large for so many samples: ask for fewer.", param="n"
             )
         admitted = self._admission.admit(
-            key=call.key, num_jobs=n * len(requests), num_tokens=num_tokens
+            key=call.caller.principal.key, num_jobs=n * len(requests), num_tokens=num_tokens
         )
         with admitted, self._pictures.holding(num_bytes, MAX_HELD_PICTURE_BYTES):
             samples = [
@@ -231,9 +230,8 @@ class LlmService(ModelService[TextModel]):
     async def _sample(
         self, call: TextCall, index: int, request: TokenRequest, model: TextModel
     ) -> AsyncGenerator[SampleDelta, None]:
-        outputs = self.client.submit(
-            call.model, request, job_id=f"{call.call_id}.{index}", deadline_s=call.deadline_s
-        )
+        job_id, deadline_s = f"{call.caller.call_id}.{index}", call.caller.deadline_s
+        outputs = self.client.submit(call.model, request, job_id=job_id, deadline_s=deadline_s)
         sample = _SampleText(index, request, model, call)
         async with aclosing(outputs) as stream:
             async for output in stream:

@@ -84,17 +84,16 @@ class FirstBlockGate(Gate):
 class IntervalGate(Gate):
     """Every `interval`-th step after `warmup` steps: TaylorSeer (Liu et al. 2025).
 
-    `phase` is how many steps after the warm-up the first of them comes: 1 in MAX and diffusers, so
-    that the step right after the warm-up is predicted; `interval` - 1 in the authors' code.
+    The step right after the warm-up is predicted, as in MAX and diffusers. The authors' code
+    predicts `interval` - 1 steps there.
     """
 
     interval: int
     warmup: int
-    phase: int = 1
 
     @override
     def wants_compute(self, step: int, distance: float) -> bool:
-        return step < self.warmup or (step - self.warmup - self.phase) % self.interval == 0
+        return step < self.warmup or (step - self.warmup - 1) % self.interval == 0
 
 
 @dataclass

@@ -30,6 +30,9 @@ from triptych.modalities.diffusion.engine.caches.extrapolation import (
     StepTaylor,
 )
 
+RESCALING_DEGREE = 4
+"""Of a polynomial, published or calibrated."""
+
 # From the TeaCache repository: coefficients, highest power first, and the sum at which they skip
 # about as their authors recommend. Wan: the 1.3B text-to-video model's.
 _PUBLISHED: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
@@ -66,16 +69,17 @@ def rescaling_of(model_class: str) -> tuple[float, ...]:
 
 
 def fit_rescaling(
-    input_distances: Sequence[float], output_distances: Sequence[float], degree: int = 4
+    input_distances: Sequence[float], output_distances: Sequence[float]
 ) -> tuple[float, ...]:
     """The polynomial that maps input to output distances best, in least squares.
 
     Distances of neighbouring steps of uncached runs, from `measuring.Calibration`. Raises
     `ValueError` for fewer different inputs than coefficients.
     """
-    if len(set(input_distances)) <= degree:
-        raise ValueError(f"{degree + 1} different distances are needed for degree {degree}.")
-    return tuple(float(c) for c in np.polyfit(input_distances, output_distances, degree))
+    if len(set(input_distances)) <= RESCALING_DEGREE:
+        raise ValueError(f"{RESCALING_DEGREE + 1} different distances are needed.")
+    coefficients = np.polyfit(input_distances, output_distances, RESCALING_DEGREE)
+    return tuple(float(c) for c in coefficients)
 
 
 class Level(enum.Enum):

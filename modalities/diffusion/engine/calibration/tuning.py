@@ -19,7 +19,12 @@ from torch import Tensor
 
 from triptych.core.errors import InvalidRequest, NonFinite
 from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
-from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, fit_rescaling, planned
+from triptych.modalities.diffusion.engine.caches.methods import (
+    RESCALING_DEGREE,
+    CacheMethod,
+    fit_rescaling,
+    planned,
+)
 from triptych.modalities.diffusion.engine.calibration.file import CalibratedRun, TriedPlan
 from triptych.modalities.diffusion.engine.calibration.measuring import (
     Calibration,
@@ -258,7 +263,8 @@ def _summary(
     plans: Sequence[TriedPlan],
 ) -> CalibratedRun:
     distances = calibration.input_distances, calibration.output_distances
-    polynomial = fit_rescaling(*distances) if len(set(distances[0])) > 4 else ()
+    is_enough = len(set(calibration.input_distances)) > RESCALING_DEGREE
+    polynomial = fit_rescaling(*distances) if is_enough else ()
     return CalibratedRun(
         num_steps=recipe.num_steps(requests[0]),
         sampler=short_name(recipe.components["scheduler"], requests[0].sampler),

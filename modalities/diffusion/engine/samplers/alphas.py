@@ -24,8 +24,8 @@ _SIGMA_DATA = 0.5  # of the consistency models LCM comes from
 _Step = Callable[[Columns, NoiseLevel, NoiseLevel, int], tuple[Vector, Vector]]
 
 
-def ddim(scheduler: Any, begin: int, eta: float = 0.0) -> Program:
-    """DDIMScheduler (Song et al. 2020, formulas 12 and 16). `eta` 1 is DDPM's noise, 0 none."""
+def ddim(scheduler: Any, begin: int) -> Program:
+    """DDIMScheduler (Song et al. 2020, formula 12), without fresh noise."""
     kind = scheduler.config.prediction_type
     stride = scheduler.config.num_train_timesteps // scheduler.num_inference_steps
     times = [int(time) for time in scheduler.timesteps]
@@ -35,11 +35,7 @@ def ddim(scheduler: Any, begin: int, eta: float = 0.0) -> Program:
     ) -> tuple[Vector, Vector]:
         x, v = columns.sample, columns.output
         clean = clean_sample(kind, x, v, here)
-        ratio = (after.sigma / here.sigma) ** 2 * (1 - (here.alpha / after.alpha) ** 2)
-        deviation = eta * math.sqrt(max(ratio, 0.0))
-        direction = math.sqrt(max(after.sigma**2 - deviation**2, 0.0))
-        following = after.alpha * clean + direction * noise(kind, x, v, here)
-        return clean, following + deviation * columns.noise
+        return clean, after.alpha * clean + after.sigma * noise(kind, x, v, here)
 
     return _program(scheduler, [time - stride for time in times], step)
 

@@ -278,7 +278,7 @@ async def test_leaving_cancels_within_a_step_and_gives_everything_back() -> None
     assert engine.cancelled == ["call"]
     await asyncio.sleep(0.05)
     assert engine.num_steps <= before + 1
-    assert service._held_bytes == 0
+    assert service._pictures.held == 0
     await drawn(service, call(num_images=2, call_id="next"))
 
 

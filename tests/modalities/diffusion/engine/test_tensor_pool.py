@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=40))
 def test_cells_are_conserved_and_keep_what_was_written(moves: list[int]) -> None:
-    pool = TensorPool((2,), dtype=torch.float32, device=CPU, num_cells=2)
+    pool = TensorPool((2,), dtype=torch.float32, device=CPU)
     held: list[tuple[int, ...]] = []
     for value, move in enumerate(moves, start=1):
         if move and held:

@@ -110,6 +110,8 @@ def test_long_texts_are_cut_only_where_asked(client: openai.OpenAI) -> None:
         model="tiny", input=text, extra_body={"truncate_prompt_tokens": -1}
     )
     assert cut.usage.prompt_tokens == 64
+    whole = expected("w1 " * 62)  # and the marks around it: a cut text keeps them
+    np.testing.assert_allclose(cut.data[0].embedding, whole, atol=1e-5)
     with pytest.raises(openai.BadRequestError, match="102 tokens; tiny takes 1 to 64"):
         client.embeddings.create(model="tiny", input=text)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.text_models import Script, ScriptedClient, write_text_folder
+from triptych.core.caller import Caller
 from triptych.core.config import ModelOptions, ScheduleOptions
 from triptych.core.errors import (
     ContextLengthExceeded,
@@ -63,9 +64,10 @@ def call(
     prompts: Sequence[tuple[int, ...]] = (),
     sampling: SamplingParams = SamplingParams(max_tokens=32),  # noqa: B008 - it is frozen
     contents: tuple[PromptContent, ...] = (),
+    call_id: str = "c",
     **fields: object,
 ) -> Asked:
-    values = {"model": "tiny", "call_id": "c", **fields}
+    values = {"model": "tiny", "caller": Caller(call_id=call_id), **fields}
     requests = [
         TokenRequest(prompt_ids=ids, sampling=sampling, contents=contents)
         for ids in prompts or (text.encode_text("hi"),)
@@ -217,7 +219,7 @@ def test_max_tokens_defaults_to_the_room_left(model: TextModel) -> None:
     def asked(num_prompt_tokens: int, max_tokens: int | None) -> Asked:
         prompt = TokenRequest(prompt_ids=(5,) * num_prompt_tokens)
         given = {"max_tokens": max_tokens}
-        return TextCall(model="tiny", call_id="c"), serving.sampled("tiny", [prompt], given)
+        return TextCall(model="tiny"), serving.sampled("tiny", [prompt], given)
 
     def max_tokens(*given: int | None) -> int:
         _, (request,) = asked(*given)  # type: ignore[arg-type]

@@ -56,7 +56,9 @@ def app(
     config = Config(server=SERVER, vision=VisionOptions(max_pictures=2))
     before = set(psutil.Process().children())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("triptych.modalities.diffusion.api.open.picture_links", lambda config: links)
+        patch.setattr(
+            "triptych.modalities.diffusion.api.routes.picture_links", lambda config: links
+        )
         yield build_app(config, models, engine)
     for child in set(psutil.Process().children()) - before:  # they live as long as their server
         child.kill()

@@ -52,11 +52,6 @@ def test_taylorseer_computes_where_max_and_diffusers_do(
     assert computed_steps(IntervalGate(5, warmup), num_steps) == expected
 
 
-def test_taylorseer_computes_where_its_authors_do() -> None:
-    # Three steps, then every sixth: 2, 8, 14, ...
-    assert computed_steps(IntervalGate(6, 3, phase=5), 50) == [0, 1, *range(2, 50, 6)]
-
-
 @given(st.lists(st.floats(0, 0.5), min_size=30, max_size=30), st.floats(0.01, 0.18))
 def test_fluxs_polynomial_never_skips_below_its_least_value(
     distances: list[float], threshold: float
