@@ -44,7 +44,7 @@ def test_jobs_without_deadlines_take_turns() -> None:
     assert order_of(rig.runner.log)[:6] == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_the_earliest_deadline_goes_first() -> None:
+def test_the_unit_due_first_goes_first() -> None:
     rig = Rig()
     rig.submit("file", Request(units=(50,)))
     rig.submit("late", Request(units=(3,), target_s=5.0))

@@ -48,7 +48,7 @@ FLOWS = ["flow euler", "flow heun", "dpm++ 2m flow", "unipc flow"]
     ),
     order=st.randoms(use_true_random=False),
 )
-def test_a_row_is_the_same_alone_and_in_any_batch(
+def test_the_samples_of_a_row_are_the_same_alone_and_in_any_batch(
     rows: list[tuple[str, int, int]], order: Any
 ) -> None:
     pools = TensorPools()
