@@ -90,7 +90,7 @@ class ApiSetup:
     what all let in, so that a key has its share once, whatever it asks for. `ending` holds what is
     to be closed in the end. Modalities offer things to those that are opened after them:
     `find_link` opens pictures that were answered as links, `prompt_encoders` encode
-    conversations with pictures in them, one for each model that sees.
+    conversations with pictures in them, one for each vision model.
     """
 
     config: Config

@@ -1,6 +1,6 @@
 """Chat with pictures: which are encoded when, and how far prompts get before they are.
 
-Owns the steps of a model that sees, beside those of tokens. A prompt's chunk ends at the first
+Owns the steps of a vision model, beside those of tokens. A prompt's chunk ends at the first
 picture that has no features yet; what the next chunks need is encoded, no more. Features live in a
 `ContentCache` that the runner fills; what is held here are references, from a job's first need of a
 picture until its last position is computed. Steps that encode and steps of tokens take turns, so
@@ -100,7 +100,7 @@ class _EncodeRow(Unit):
 
 
 class VisionScheduler(TokenScheduler):
-    """Schedules the `TokenRequest` jobs of one model that sees."""
+    """Schedules the `TokenRequest` jobs of one vision model."""
 
     _takes_content = True
 

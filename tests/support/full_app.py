@@ -13,9 +13,9 @@ from fastapi import FastAPI
 
 from support.embedding_models import WORDS, save_tokenizer, write
 from support.http import READY, FakeEngine, make_service
-from support.image_app import PaintingEngine, image_model, make_image_service
-from support.recognition import DictatedEngine, recognition_service, timed_tokens
-from support.speech_app import HummingEngine, SpellingFrontEnd
+from support.image_app import FakeImageEngine, image_model, make_image_service
+from support.recognition import FakeRecognitionEngine, recognition_service, timed_tokens
+from support.speech_app import FakeSpeechEngine, SpellingFrontEnd
 from support.voices_app import PARROT
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
@@ -91,9 +91,9 @@ class FullApp:
     app: FastAPI
     chat: FakeEngine
     embedding: VectorEngine
-    speech: HummingEngine
-    transcription: DictatedEngine
-    image: PaintingEngine
+    speech: FakeSpeechEngine
+    transcription: FakeRecognitionEngine
+    image: FakeImageEngine
 
     @property
     def num_finished(self) -> dict[str, int]:
@@ -119,9 +119,9 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
         app=FastAPI(),
         chat=FakeEngine(answer="hi"),
         embedding=VectorEngine(),
-        speech=HummingEngine(step_samples=20_000),
-        transcription=DictatedEngine([(2.0, (timed_tokens(" Hello.", 0.0, 1.0),))]),
-        image=PaintingEngine(),
+        speech=FakeSpeechEngine(step_samples=20_000),
+        transcription=FakeRecognitionEngine([(2.0, (timed_tokens(" Hello.", 0.0, 1.0),))]),
+        image=FakeImageEngine(),
     )
     config = Config(server=ServerOptions(**server))
     links = picture_links(config)

@@ -17,7 +17,7 @@ import numpy as np
 from fastapi import FastAPI
 from PIL import Image
 
-from support.acting_engine import ActingEngine
+from support.scripted_engine import ScriptedEngine
 from triptych.core.caller import Caller, Principal
 from triptych.core.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
@@ -87,7 +87,7 @@ def plain(width: int, height: int, colour: Sequence[int]) -> Pixels:
 
 
 @dataclass(kw_only=True)
-class PaintingEngine(ActingEngine):
+class FakeImageEngine(ScriptedEngine):
     """An engine client: every picture of a job becomes its colour, a step at a time.
 
     `error` ends a job after `num_good` steps; jobs wait for `gate` before each step, and `step_s`
@@ -140,7 +140,7 @@ class PaintingEngine(ActingEngine):
 
 
 def make_image_service(
-    engine: PaintingEngine,
+    engine: FakeImageEngine,
     *models: ImageModel,
     reader: PictureReader | None = None,
     images: ImageOptions | None = None,
@@ -153,7 +153,7 @@ def make_image_service(
 
 
 def make_image_app(
-    engine: PaintingEngine,
+    engine: FakeImageEngine,
     service: ImageService | None = None,
     *,
     images: ImageOptions | None = None,

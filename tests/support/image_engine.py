@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from support.acting_engine import ActingEngine
+from support.scripted_engine import ScriptedEngine
 from triptych.core.config import Config, ImageOptions
 from triptych.core.loop_thread import LoopThread
 from triptych.core.media.pictures import PictureReader
@@ -27,7 +27,7 @@ MODEL = ImageModel(
 
 
 @dataclass(kw_only=True)
-class PlainEngine(ActingEngine):
+class PlainEngine(ScriptedEngine):
     """An engine client: picture k of a job becomes `COLOURS[k]`; every other step is skipped.
 
     `error` ends a job after its first step. An endless one never finishes its pictures.

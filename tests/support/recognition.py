@@ -171,7 +171,7 @@ def text_ids(deltas: Sequence[TranscribeDelta]) -> list[int]:
 
 
 @dataclass
-class DictatedEngine:
+class FakeRecognitionEngine:
     """An engine client that returns `windows` for any sound; each is over at its second.
 
     `error` ends a job after `num_good` windows; jobs wait for `gate` before each. Remembers what

@@ -33,7 +33,7 @@ Part = Sequence[int] | Pixels
 
 
 class VisionRecorder(Recorder):
-    """A seeing model that remembers the logits it gave."""
+    """A vision model that remembers the logits it gave."""
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self.model.embed(ids)

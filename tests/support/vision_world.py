@@ -1,4 +1,4 @@
-"""A token model that sees, but computes nothing: it knows what pages and features should hold.
+"""A token model with vision that computes nothing: it knows what pages and features should hold.
 
 `SeeingRunner` checks on every step that the features of each picture position it computes are
 there and referenced, that no chunk cuts what is whole, and (as `token_world` does for text) that
@@ -189,7 +189,7 @@ class VisionWorld(World):
 
 
 class VisionDriver(Driver):
-    """Does to a seeing world whatever an engine and its callers may do."""
+    """Does to a vision world whatever an engine and its callers may do."""
 
     def submit(self) -> None:
         rng = self.rng
@@ -209,7 +209,7 @@ class VisionDriver(Driver):
 
 
 def live(seed: int, num_actions: int) -> VisionWorld:
-    """A seeing world's whole life."""
+    """The whole life of a vision world."""
     rng = random.Random(seed)
     whole = rng.choice(("", "", "spans", "prompts"))
     world = VisionWorld(

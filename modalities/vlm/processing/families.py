@@ -1,4 +1,4 @@
-"""The families of models that see, and how each spells a picture in a prompt.
+"""The families of vision models, and how each spells a picture in a prompt.
 
 Owns the table from `model_type` to facts: how a picture is processed and spelled (separators of the
 model's, and a mark for each feature), what its encoder is called with, and how its positions are

@@ -1,4 +1,4 @@
-"""The embedded model that sees, as it ships: small, and right about what is in plain view."""
+"""The embedded vision model, as it ships: small, and right about what is in plain view."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from support.http import documents, in_process, live, until
-from support.recognition import DictatedEngine, noise, recognition_app, timed_tokens, wav
+from support.recognition import FakeRecognitionEngine, noise, recognition_app, timed_tokens, wav
 from triptych.core.errors import EngineDown
 from triptych.modalities.recognition.api import service
 
@@ -26,12 +26,12 @@ WINDOWS = (
 )
 
 
-def engine(**fields: Any) -> DictatedEngine:
-    return DictatedEngine(WINDOWS, **fields)
+def engine(**fields: Any) -> FakeRecognitionEngine:
+    return FakeRecognitionEngine(WINDOWS, **fields)
 
 
 async def send(
-    engine_client: DictatedEngine,
+    engine_client: FakeRecognitionEngine,
     data: dict[str, Any] | None = None,
     *,
     file: bytes = SOUND,

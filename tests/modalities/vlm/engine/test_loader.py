@@ -1,4 +1,4 @@
-"""Loading a model that sees, and steps of its encoder: memory, faults named, what is kept."""
+"""Loading a vision model, and steps of its encoder: memory, faults named, what is kept."""
 
 from __future__ import annotations
 

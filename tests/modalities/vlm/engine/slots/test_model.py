@@ -1,4 +1,4 @@
-"""The family of the embedded model that sees: encoder, joined folder, engine, answers."""
+"""The family of the embedded vision model: encoder, joined folder, engine, answers."""
 
 from __future__ import annotations
 

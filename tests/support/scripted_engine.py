@@ -15,7 +15,7 @@ from triptych.core.streams import HIGH_WATER, LOW_WATER, JobStream, StreamTable
 
 
 @dataclass(kw_only=True)
-class ActingEngine:
+class ScriptedEngine:
     """An engine client that remembers what became of every job."""
 
     error: Exception | None = None
