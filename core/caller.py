@@ -1,4 +1,4 @@
-"""On whose behalf a service works: what it must know of a request besides what is asked.
+"""The caller of a request: what a service needs to know besides the request itself.
 
 Owns these types. Knows neither HTTP nor any modality.
 """
@@ -23,7 +23,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request; by default the user of this process, under a new id.
+    """The sender of a request; by default the user of this process, under a new id.
 
     `call_id` begins the ids of its jobs, each of which may take `deadline_s`.
     """

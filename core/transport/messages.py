@@ -137,7 +137,7 @@ class MessageCodec:
 
 
 def _decoder(message_type: Any) -> Callable[[bytes], Any]:
-    """Gives the message in some bytes, or `None` (and a line in the log) where there is none."""
+    """A function from bytes to their message, or to `None` (and a line in the log)."""
     whole = msgspec.msgpack.Decoder(message_type)
 
     def decode(data: bytes) -> Any:

@@ -25,7 +25,7 @@ MAX_PROMPT_TEMPERATURE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What one decoding of a window gave; `token_ids` and `logprobs` leave out the end token.
+    """The result of one decoding of a window; `token_ids` and `logprobs` leave out the end token.
 
     `avg_logprob` counts the end token, `compression_ratio` is that of the text.
     """
@@ -130,7 +130,7 @@ class TranscriptCursor:
         return (self._spec.previous_id, *latest) if latest else ()
 
     def take(self, attempt: Attempt, num_frames: int) -> tuple[Stretch, ...]:
-        """Go on from a finished window with `num_frames` of sound; the stretches that hold text."""
+        """Take up a finished window of `num_frames`, and return its stretches with text."""
         if attempt.is_silent:
             self.frame += num_frames
             return ()

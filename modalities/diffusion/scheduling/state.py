@@ -193,10 +193,10 @@ class DenoiseState:
             picture.stage = PictureStatus.OVER
 
     def rollback(self, row: ScheduledPicture) -> None:
-        """Let a picture stand where it stood before a step that failed.
+        """Put a picture back to its place before a step that failed.
 
-        Where it was in a later step already, it took that one from a place that is not known here:
-        it begins again.
+        Where a later step of it was in flight too, the runner's place is not known here: the
+        picture begins again.
         """
         picture = row.unit
         if picture.num_in_flight:

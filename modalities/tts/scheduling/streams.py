@@ -58,7 +58,7 @@ _SEVERITY: tuple[SpeechFinish, ...] = ("stop", "length", "loop")
 
 
 class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
-    """The jobs' half of a scheduler of speech: takes streams in, moves them on, ends them.
+    """The life of the streams of a speech scheduler: admits, advances and ends them.
 
     `max_length` bounds prompt and codes of a segment; `namespace` is the digest of the weights.
     """

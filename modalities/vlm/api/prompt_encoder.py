@@ -197,7 +197,7 @@ class VisionPromptEncoder:
         return {**message, "content": "".join(words)}
 
     async def _find_forms(self) -> tuple[bool, bool]:
-        """Whether the template takes parts with pictures, and strings, asked of the template."""
+        """Whether the template takes parts with pictures, and whether strings: it renders both."""
         picture = [_PICTURE_PART, {"type": "text", "text": _PROBE}]
         shown = [await self._probe(content) for content in (picture, _PROBE)]
         return shown[0].count(self._placeholder) == 1, _PROBE in shown[1]

@@ -1,4 +1,4 @@
-"""A part's weights, in whatever they are kept: a folder, one safetensors file, a GGUF file.
+"""A part's weights from any of their forms: a folder, one safetensors file, a GGUF file.
 
 Owns opening them and the type they are stored in. What their tensors are called is `originals.py`'s
 business where they are not diffusers'.

@@ -137,7 +137,7 @@ class SpokenBuilder:
         return self._source
 
     def add(self, spoken: str, source_end: int, *, is_aligned: bool) -> None:
-        """Say `spoken` for the source from where the last segment ended up to `source_end`."""
+        """Add `spoken` for the source from where the last segment ended up to `source_end`."""
         assert source_end >= self._source
         segment = AlignedSpan(
             Span(self._length, self._length + len(spoken)),
