@@ -112,7 +112,7 @@ class FitsStepBudget(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run: its policy, its device work, and how to let go of both."""
+    """A model ready to run: its policy, its device work, and how to release both."""
 
     name: str
     scheduler: Scheduler

@@ -232,14 +232,14 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
 
     @abstractmethod
     def _left(self, opened: JobT) -> None:
-        """A job has ended: let go of what it holds, or note it for when its last step is over."""
+        """A job has ended: release what it holds, or note it for when its last step is over."""
 
     def _num_queued(self) -> int:
         return len(self._jobs)
 
     @abstractmethod
     def _num_waiting(self) -> int:
-        """Jobs of which nothing is begun."""
+        """Jobs that have not begun."""
 
     @abstractmethod
     def _gauges(self) -> Mapping[str, float]:
@@ -281,7 +281,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         self._end(row.unit.entry, JobState.FAILED, error=error)
 
     def _settle(self, row: RowT) -> None:
-        """A row's step is over: let go of what only this step still needed."""
+        """A row's step is over: release what only this step still needed."""
 
     def _committed(self, now_s: float) -> None:
         """A step is over."""

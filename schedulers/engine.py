@@ -419,7 +419,7 @@ class Engine:
         return self._is_stopping or (self._is_draining and not self._jobs and not self._in_flight)
 
     def _shut_down(self, error: EngineDown, patience_s: float) -> None:
-        """End every job and beat a last time; then let go of models and threads."""
+        """End every job and beat a last time; then release models and threads."""
         self._is_stopping = True
         for job in tuple(self._jobs.values()):
             self._refuse(job, error)

@@ -165,7 +165,7 @@ class ModelManager:
         return next_s
 
     def close(self) -> None:
-        """Begin no other load and let go of every model, after the steps in flight."""
+        """Begin no other load and release every model, after the steps in flight."""
         self._queue.clear()
         for name in tuple(self.ready):
             self._unload(name, "shutting down")

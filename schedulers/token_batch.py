@@ -197,7 +197,7 @@ class TokenBatch:
     def take(self, draft: TokenStepDraft, model: str, step_id: int) -> TokenPlan:
         """Give and take pages and slots as drafted, and make the plan.
 
-        Cached pages are pinned before any page is handed out, lest one evicts the other.
+        Cached pages are pinned before any page is handed out: otherwise one could evict the other.
         """
         choice = draft.choice
         assert choice is not None, "a step of tokens"

@@ -97,7 +97,7 @@ class VirtualExecutors:
         call()
 
     def close(self, timeout_s: float) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
     def _arrive(self) -> None:
         """Post what has come due."""

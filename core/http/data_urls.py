@@ -71,7 +71,7 @@ class DataUrls:
         return whole
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         self._files.clear()
         self._share.close()
 
@@ -130,7 +130,7 @@ class DataUrlRoute(StrictRoute):
         return urls.finish()
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the handler: the files are let go of with its end, if not before."""
+        """Wrap the handler: the files are released with its end, if not before."""
         handler = super().get_route_handler()
 
         async def closing(request: Request) -> Response:

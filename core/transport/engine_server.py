@@ -82,7 +82,7 @@ class EngineServer:
         self._thread.start()
 
     def close(self, *, is_drained: bool) -> None:
-        """Send what is left and let go of the socket; call it when the engine's loop has ended.
+        """Send what is left and release the socket; call it when the engine's loop has ended.
 
         An engine that `is_drained` says goodbye; for one that failed, its supervisor speaks.
         """

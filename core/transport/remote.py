@@ -139,7 +139,7 @@ class RemoteClient:
         await done
 
     async def close(self) -> None:
-        """End every stream and let go of the socket; the engine stays."""
+        """End every stream and release the socket; the engine stays."""
         if self._socket.closed:
             return
         self._next_check.cancel()

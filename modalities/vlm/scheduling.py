@@ -312,7 +312,7 @@ class VisionScheduler(TokenScheduler):
         self._update_references()
 
     def _update_references(self) -> None:
-        """After any change: let go of what is not needed any more, take what is there already."""
+        """After any change: release what is not needed any more, take what is there already."""
         for job in self._seeing.values():
             num_committed = job.row.num_committed
             needed = {p.span.digest for p in job.pictures if p.span.end > num_committed}

@@ -105,7 +105,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         return ImageDelta(finish_reason="cancelled")
 
     def _left(self, opened: ImageJob) -> None:
-        """What the job holds is let go of with the next plan."""
+        """What the job holds is released with the next plan."""
         self._state.remove(opened)
         self._send_positions()
 

@@ -141,7 +141,7 @@ class ScheduledPicture:
 
 @dataclass(slots=True, kw_only=True)
 class DenoiseState:
-    """All of it: pictures in line, those begun, and those the runner is to let go of.
+    """All of it: pictures in line, those begun, and those the runner is to release.
 
     `max_size` bounds a step of a kind after one ran out of memory, for a while.
     """
@@ -161,7 +161,7 @@ class DenoiseState:
 
     @property
     def jobs_in_line(self) -> Iterator[ImageJob]:
-        """Jobs of which nothing is begun, first first."""
+        """Jobs that have not begun, first first."""
         return (entry for entry in self.jobs.values() if entry.is_waiting)
 
     def add(self, entry: ImageJob) -> None:
@@ -177,7 +177,7 @@ class DenoiseState:
         picture.stage = PictureStatus.ENCODING
 
     def finish(self, picture: PictureState) -> None:
-        """A picture is decoded; the runner has let go of it. Steps may be larger by and by."""
+        """A picture is decoded; the runner has released it. Steps may be larger by and by."""
         del self.running[picture]
         picture.stage = PictureStatus.OVER
         for kind in self.max_size:

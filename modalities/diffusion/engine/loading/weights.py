@@ -111,7 +111,7 @@ class GgufWeights:
 
 
 class HeldWeights:
-    """Tensors that were made of others' and are in memory. Each is let go of when it is read."""
+    """Tensors that were made of others' and are in memory. Each is released when it is read."""
 
     def __init__(self, values: Mapping[str, Tensor], given: Weights) -> None:
         self.config, self.dtype = given.config, given.dtype

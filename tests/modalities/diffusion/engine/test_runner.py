@@ -29,7 +29,7 @@ def executor() -> ImageExecutor:
 
 @pytest.fixture
 def driver(executor: ImageExecutor) -> Iterator[RunnerDriver]:
-    """A runner; what a test leaves in it is let go of, and nothing else may be left then."""
+    """A runner; what a test leaves in it is released, and nothing else may be left then."""
     driver = RunnerDriver(executor)
     yield driver
     driver.run("release", dropped=tuple(driver.runner._pictures))
