@@ -125,7 +125,7 @@ class DenoiseRunner:
         return [self._pictures[row.key] for row in rows]
 
     def _drop(self, key: PictureKey) -> None:
-        """Let go of a picture; one that was never begun, or is over, is ignored."""
+        """Release a picture; one that was never begun, or is over, is ignored."""
         picture = self._pictures.pop(key, None)
         if picture is not None:
             picture.release()

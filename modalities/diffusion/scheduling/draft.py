@@ -9,7 +9,7 @@ Owns the choice; changes nothing.
 - Beside other models a step is one picture's text or pixels, or as many rows of one size as are
   over within the step's budget; one guidance branch at least.
 - Pictures are admitted as they came. One for which there is no room may be passed by smaller ones,
-  but only so often. Paused jobs stand aside.
+  but only so often. Paused jobs are left out.
 - A step that ran out of memory makes later ones of its kind half as large at most, until enough
   pictures were done.
 """

@@ -120,7 +120,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         }
 
     def _send_positions(self) -> None:
-        """Send those in line their positions, if they asked for them and they are news."""
+        """Send waiting jobs their positions, if they asked for them and they are news."""
         for position, entry in enumerate(self._state.jobs_in_line):
             is_asked = entry.request.has_progress and not entry.is_paused
             if is_asked and entry.told_position != position:
