@@ -184,7 +184,7 @@ class TokenProgress(NamedTuple):
 
 
 class RankedRows:
-    """Rows in the order of their ranks; adding and removing cost one binary search and a memmove."""
+    """Rows in order of rank; adding and removing cost one binary search and a memmove."""
 
     def __init__(self) -> None:
         self._rows: list[SequenceState] = []
