@@ -50,7 +50,7 @@ from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
-from triptych.schedulers.model_manager import LoadDone, ModelManager, ResidencyHooks
+from triptych.schedulers.model_manager import LoadDone, ModelManager, LoopHooks
 from triptych.schedulers.timeline import Candidate, Timeline
 
 DEPTH = 2
@@ -109,7 +109,7 @@ class Engine:
             config=config,
             clock=clock,
             executors=self._executors,
-            hooks=ResidencyHooks(
+            hooks=LoopHooks(
                 admit=self._admit,
                 refuse=self._refuse,
                 is_idle=self._is_idle,

@@ -58,8 +58,8 @@ class _ModelEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResidencyHooks:
-    """What residency asks of the loop around it."""
+class LoopHooks:
+    """What the model manager needs of the loop."""
 
     admit: Callable[[LoadedModel, Job], None]
     refuse: Callable[[Job, TriptychError], None]
@@ -77,7 +77,7 @@ class ModelManager:
         config: Config,
         clock: Clock,
         executors: Executors,
-        hooks: ResidencyHooks,
+        hooks: LoopHooks,
     ) -> None:
         self._entries = {loader.name: _ModelEntry(loader) for loader in loaders}
         self._config = config

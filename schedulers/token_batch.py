@@ -273,7 +273,7 @@ class TokenBatch:
         finish_reason: FinishReason | None = None,
         stop_token_id: int | None = None,
     ) -> TokenDelta:
-        """What there is to say of a sequence."""
+        """The delta of a sequence."""
         delta = TokenDelta(
             token_ids=result.token_ids if result else (),
             logprobs=result.logprobs if result else (),

@@ -53,7 +53,7 @@ class Fetched:
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """What the system's resolver says."""
+    """The addresses from the system's resolver."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
@@ -194,7 +194,7 @@ class MediaFetcher:
 
 
 def data_media_type(head: str) -> str:
-    """What a data URL says it holds, by what stands before its comma.
+    """The media type of a data URL, from the part before its comma.
 
     Raises `InvalidRequest` where that is not well formed.
     """

@@ -1,4 +1,4 @@
-"""What a pool and its decode children say to each other, over a socket pair.
+"""The messages between a pool and its decode children, over a socket pair.
 
 Owns the messages and their framing: four bytes of length, msgpack, and the raw bytes that some
 messages announce. Neither end trusts a length beyond its cap.

@@ -406,7 +406,7 @@ def _assemble(values: Mapping[str, Any]) -> Config:
 
 
 def _check_together(config: Config) -> None:
-    """What no single option can say."""
+    """Check what concerns several options."""
     server, models = config.server, config.models
     if server.headless and server.external_engine:
         raise ConfigError(

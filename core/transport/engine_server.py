@@ -1,4 +1,4 @@
-"""The engine process's end: brings the engine what the API process asks, and sends what it says.
+"""The engine process's end: hands requests to the engine, and sends its outputs.
 
 Owns the socket and the thread it lives on, so that the engine's loop never waits for a socket:
 the loop leaves messages in a queue, one batch of outputs a turn, and this thread encodes and sends

@@ -255,7 +255,7 @@ class RemoteClient:
         return sum(map(len, self._waiting.values())) + len(message) <= MAX_MESSAGE_BYTES
 
     def _retire(self, at_ns: int, reason: str, restart_in_s: float | None) -> None:
-        """Every engine started up to `at_ns` is dead: end its jobs, ignore what it still says."""
+        """Every engine started up to `at_ns` is dead: end its jobs, ignore what it still sends."""
         self._dead_until_ns = max(self._dead_until_ns, at_ns)
         if self._epoch_ns is not None and self._epoch_ns > at_ns:
             return

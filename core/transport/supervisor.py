@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 DUMP_TIME_S = 0.5
 """How long a hung child gets to write its stacks."""
 DRAIN_SLACK_S = 5.0
-"""How much longer than the drain timeout a child may take to say its last words and exit."""
+"""How much longer than the drain timeout a child may take to send its last messages and exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """Watches and says nothing."""
+    """Shows nothing."""
 
     def start(self, label: str, total_bytes: int) -> None:
         """Ignore the beginning."""

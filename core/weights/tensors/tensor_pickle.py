@@ -1,4 +1,4 @@
-"""What `data.pkl` in a file of `torch.save` says, without an unpickler.
+"""Reads `data.pkl` of a file of `torch.save`, without an unpickler.
 
 A pickle is a program; this follows the few instructions that describe dictionaries of tensors and
 refuses any other by name. Nothing that the file names is looked up, imported or called. Owns the
