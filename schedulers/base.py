@@ -41,7 +41,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """A snapshot for metrics and the model manager: counts of jobs, and the scheduler's own gauges."""
+    """A snapshot for metrics and the model manager: counts of jobs, the scheduler's gauges."""
 
     num_waiting: int
     num_running: int

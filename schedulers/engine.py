@@ -50,7 +50,7 @@ from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
-from triptych.schedulers.model_manager import LoadDone, ModelManager, LoopHooks
+from triptych.schedulers.model_manager import LoadDone, LoopHooks, ModelManager
 from triptych.schedulers.timeline import Candidate, Timeline
 
 DEPTH = 2
