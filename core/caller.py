@@ -1,4 +1,4 @@
-"""On whose behalf a service works: what it must know of a request besides what is asked.
+"""The caller of a request: what a service needs to know besides the request itself.
 
 Owns these types. Knows neither HTTP nor any modality.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """A caller. `key` tells callers apart in admission and logs; `tenant` salts their cache.
+    """A caller. `key` distinguishes callers in admission and logs; `tenant` salts their cache.
 
-    `owner` is to whom belongs what outlives the process, such as voices: the same in every run.
+    `owner` owns what outlives the process, such as voices: the same in every run.
     """
 
     key: str = ""
@@ -23,7 +23,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request; by default the user of this process, under a new id.
+    """The sender of a request; by default the user of this process, under a new id.
 
     `call_id` begins the ids of its jobs, each of which may take `deadline_s`.
     """

@@ -52,7 +52,7 @@ def count_bar(*, is_hidden: bool = False, is_transient: bool = False) -> Progres
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Around what writes a file of `--output`. Raises `ConfigError` where that does not work."""
+    """A context for writing a file of `--output`. Raises `ConfigError` where writing fails."""
     try:
         yield
     except OSError as error:

@@ -205,7 +205,7 @@ class WeightsError(SetupError):
 
 
 class MemoryBudgetExceeded(SetupError):
-    """A reservation does not fit the ledger; the message says who holds what."""
+    """A reservation does not fit the ledger; the message names the owners of what is held."""
 
     code = "memory_budget_exceeded"
 

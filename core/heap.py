@@ -1,6 +1,6 @@
-"""How glibc keeps and gives back the memory of this process; other C libraries are left alone.
+"""How glibc keeps and returns the memory of this process; other C libraries are left alone.
 
-Owns the settings of its allocator. Knows nothing of who allocates.
+Owns the settings of its allocator. Knows nothing of what allocates.
 """
 
 from __future__ import annotations

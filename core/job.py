@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from triptych.core.errors import ErrorInfo
 
 Payload = TypeVar("Payload", default=Any)
-"""The modality's own output type; the codec names it, everyone else passes it on."""
+"""The modality's own output type; the codec names it, other code passes it on."""
 
 
 class JobState(enum.Enum):

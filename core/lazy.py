@@ -1,7 +1,7 @@
 """Objects by the name of their place, imported when they are first needed.
 
-Owns the notation, `package.module:name`. It crosses walls that an import statement may not: what
-names an object this way does not load its module, nor what that module imports.
+Owns the notation, `package.module:name`. It may refer to modules that an import statement may
+not: such a name loads neither the module nor what the module imports.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Reservation:
 
 
 class Ledger:
-    """Who holds how much of `capacity_bytes`. Thread-safe: loader threads reserve."""
+    """The account of `capacity_bytes` by owner. Thread-safe: loader threads reserve."""
 
     def __init__(self, capacity_bytes: int) -> None:
         if capacity_bytes < 0:
@@ -75,7 +75,7 @@ class Ledger:
     def reserve(self, owner: str, num_bytes: int) -> Reservation:
         """Promise `num_bytes` to `owner` (`model/weights`, `model/kv`, ...).
 
-        Raises `MemoryBudgetExceeded`, naming who holds what, if they are not there.
+        Raises `MemoryBudgetExceeded`, naming the owners of what is held, if they are not there.
         """
         reservation = Reservation(self, owner, 0)
         self._change(reservation, num_bytes)

@@ -1,4 +1,4 @@
-"""Log lines, as text for people or as JSON for machines.
+"""Log lines, as text for readers or as JSON for machines.
 
 Owns the format. A line is a fixed message and named fields (`extra=fields(...)`), so that nothing
 a caller wrote is mistaken for part of the log. Prompts and answers are fields like any other,

@@ -1,4 +1,4 @@
-"""What a caller may ask of sampling, and the bounds of each field.
+"""The sampling parameters of a request, and the bounds of each field.
 
 Owns the parameters and their validation. Knows nothing of tensors or HTTP.
 """

@@ -50,9 +50,9 @@ class StagedRow:
 class StagedPlan(Plan):
     """One stage of each of `rows`; `kind` is the stage's name.
 
-    `dropped` are jobs of which nothing more is wanted: the runner lets go of their units before
+    `dropped` are jobs that are no longer needed: the runner releases their units before
     anything else. A plan may do that alone, without rows. Units in `starts` have their first
-    stage in the same plan. Units that end are let go of by the runner itself.
+    stage in the same plan. Units that end are released by the runner itself.
     """
 
     rows: tuple[StagedRow, ...] = ()

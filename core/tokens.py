@@ -20,7 +20,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One row to generate: `n` samples of a prompt are `n` requests with their own index.
 
     `prompt_frames` are the codes of the frame ids in the prompt, in their order: models whose
-    steps yield frames of codes (see `core.frames`) cannot tell a frame by its id alone. `contents`
+    steps yield frames of codes (see `core.frames`) cannot know a frame by its id alone. `contents`
     fill the positions that have their ids, in order of position (see `core.prompt_content`).
     """
 

@@ -39,7 +39,7 @@ def no_link(url: str, request: Request) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modality:
-    """One kind of model: how it is recognised, what it speaks, who opens its halves.
+    """One kind of model: how it is recognised, its messages, what opens its halves.
 
     `task` says what it does (see `core.http.models.Task`). `matches` looks at a model's folder and
     its config.json (empty for a folder of parts). `wire`
@@ -91,7 +91,7 @@ class ApiSetup:
     what all let in, so that a key has its share once, whatever it asks for. `ending` holds what is
     to be closed in the end. Modalities offer things to those that are opened after them:
     `find_link` opens pictures that were answered as links, `prompt_encoders` encode
-    conversations with pictures in them, one for each model that sees.
+    conversations with pictures in them, one for each vision model.
     """
 
     config: Config

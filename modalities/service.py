@@ -35,7 +35,7 @@ Item = TypeVar("Item")
 class ModelService(Generic[ModelT]):
     """Answers calls to `models` with the help of an engine.
 
-    `admission` bounds what is let in; services may share one. `default_seed` is the operator's.
+    `admission` bounds the admitted work; services may share one. `default_seed` is the operator's.
     """
 
     kind: ClassVar[str] = "model"

@@ -1,1 +1,1 @@
-"""Who runs next: pure policy over plain data. Imports no torch and no HTTP."""
+"""Which step runs next: pure policy over plain data. Imports no torch and no HTTP."""

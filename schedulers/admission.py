@@ -1,4 +1,4 @@
-"""Who is let in: bounds on admitted work, for all callers and for each key.
+"""Admission: bounds on the work in the server, for all callers and for each key.
 
 Owns the account of jobs and tokens admitted and not yet released, and the estimate of when room
 will come free. Lives where requests arrive, so that overload is refused before it costs anything.
@@ -125,8 +125,8 @@ class Admission:
     """Keeps admitted work within the bounds of `options`.
 
     All together: `max_queue_size` jobs beside the `max_batch_size` that run, and
-    `max_queue_tokens`. Each key: `max_jobs_per_key` and `max_tokens_per_key`; the empty key is
-    nobody's and has no bounds of its own.
+    `max_queue_tokens`. Each key: `max_jobs_per_key` and `max_tokens_per_key`; the empty key
+    stands for no caller and has no bounds.
     """
 
     def __init__(

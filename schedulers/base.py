@@ -41,7 +41,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """A snapshot for metrics and residency: counts of jobs, and the scheduler's own gauges."""
+    """A snapshot for metrics and the model manager: counts of jobs, the scheduler's gauges."""
 
     num_waiting: int
     num_running: int
@@ -76,7 +76,7 @@ class Scheduler(Protocol):
         """The step to run next, or `None`. Reads state, changes nothing.
 
         Steps in flight count as done where that is possible, so that the next one can be made
-        while they run; who proposes nothing until its step is over gives the next turn away.
+        while they run; a scheduler that waits for its step to end loses the next turn.
         """
         ...
 
@@ -112,7 +112,7 @@ class FitsStepBudget(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run: its policy, its device work, and how to let go of both."""
+    """A model ready to run: its policy, its device work, and how to release both."""
 
     name: str
     scheduler: Scheduler

@@ -1,8 +1,8 @@
 """The life of a model's jobs, written once: from submission through steps to the last output.
 
 Owns submitting, pausing and cancelling jobs, the version of a draft, the steps in flight, the
-second try after want of memory, outputs and counts. Knows neither what a step computes nor who goes
-next: a scheduler says that in the methods that begin with an underscore.
+second try after want of memory, outputs and counts. Knows neither what a step computes nor which
+unit is next: a scheduler says that in the methods that begin with an underscore.
 
 - A job is one or more units that run by themselves: a sample, a picture, a segment, a text.
 - `_draft` is the policy. It chooses among the units that could run, and changes nothing.
@@ -233,14 +233,14 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
 
     @abstractmethod
     def _left(self, opened: JobT) -> None:
-        """A job has ended: let go of what it holds, or note it for when its last step is over."""
+        """A job has ended: release what it holds, or note it for when its last step is over."""
 
     def _num_queued(self) -> int:
         return len(self._jobs)
 
     @abstractmethod
     def _num_waiting(self) -> int:
-        """Jobs of which nothing is begun."""
+        """Jobs that have not begun."""
 
     @abstractmethod
     def _gauges(self) -> Mapping[str, float]:
@@ -282,7 +282,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         self._end(row.unit.entry, JobState.FAILED, error=error)
 
     def _settle(self, row: RowT) -> None:
-        """A row's step is over: let go of what only this step still needed."""
+        """A row's step is over: release what only this step still needed."""
 
     def _committed(self, now_s: float) -> None:
         """A step is over."""

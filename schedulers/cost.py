@@ -25,7 +25,7 @@ _NUM_LATEST = 5
 _NUM_MEASURED = 2  # the first step of a shape compiles and pages in: alone it says nothing
 _MEMORY = 256  # steps after which a work not seen again is forgotten
 _FIRST_COUNT = 128  # tokens or patches of a step that is cut by time, before anything is known
-_LEAST_COUNT = 32  # fewer would read all weights for next to nothing, and tell little
+_LEAST_COUNT = 32  # fewer would read all weights for next to nothing, and show little
 
 
 class _WorkCost:

@@ -50,7 +50,7 @@ from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
-from triptych.schedulers.model_manager import LoadDone, ModelManager, ResidencyHooks
+from triptych.schedulers.model_manager import LoadDone, LoopHooks, ModelManager
 from triptych.schedulers.timeline import Candidate, Timeline
 
 DEPTH = 2
@@ -95,7 +95,7 @@ class Engine:
         config: Config,
         ledger: Ledger,
         clock: Clock = time.monotonic,
-        lanes: Executors | None = None,
+        executors: Executors | None = None,
     ) -> None:
         self.config = config
         self.ledger = ledger
@@ -103,13 +103,13 @@ class Engine:
         self.metrics = Metrics()
         self.on_beat: Callable[[Heartbeat], None] = lambda beat: None
         self.on_turn: Callable[[], None] = lambda: None
-        self._executors = lanes if lanes is not None else ThreadExecutors(clock)
+        self._executors = executors if executors is not None else ThreadExecutors(clock)
         self._models = ModelManager(
             loaders,
             config=config,
             clock=clock,
-            lanes=self._executors,
-            hooks=ResidencyHooks(
+            executors=self._executors,
+            hooks=LoopHooks(
                 admit=self._admit,
                 refuse=self._refuse,
                 is_idle=self._is_idle,
@@ -150,7 +150,7 @@ class Engine:
         self._executors.post(partial(self._set_paused, tuple(job_ids), is_paused))
 
     def load(self, model: str, done: LoadDone = lambda error: None) -> None:
-        """Load a model now; `done` hears on the loop's thread how it went."""
+        """Load a model now; `done` gets the outcome, on the loop's thread."""
         self._executors.post(partial(self._load, model, done))
 
     def drain(self) -> None:
@@ -419,7 +419,7 @@ class Engine:
         return self._is_stopping or (self._is_draining and not self._jobs and not self._in_flight)
 
     def _shut_down(self, error: EngineDown, patience_s: float) -> None:
-        """End every job and beat a last time; then let go of models and threads."""
+        """End every job and beat a last time; then release models and threads."""
         self._is_stopping = True
         for job in tuple(self._jobs.values()):
             self._refuse(job, error)

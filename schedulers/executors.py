@@ -1,4 +1,4 @@
-"""The threads beside the loop, and the inbox through which they and everyone else reach it.
+"""The threads beside the loop, and the inbox through which they and other code reach it.
 
 Owns the order: steps are launched in plan order on the device thread, and their results are
 collected in the same order on another, so a launch never waits for the result of the step

@@ -1,7 +1,7 @@
 """When failures stop being a job's bad luck and mean a broken device.
 
 Owns the translation of what a step raised into the error its jobs get, and the verdict that the
-engine must be restarted. Knows nothing of who restarts it.
+engine must be restarted. Knows nothing of the restart.
 """
 
 from __future__ import annotations

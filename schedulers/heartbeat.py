@@ -4,7 +4,7 @@ A beat is proof of progress, so none is sent while the loop merely waits for a s
 hangs is noticed by the silence. How long a step of a kind never seen takes is unknown (its code
 may be compiled, a large picture drawn on a small machine): the loop goes on beating beside it for a
 while, so that a process that stands still is noticed as soon as ever, and such a step that hangs
-later. Knows nothing of who listens.
+later. Knows nothing of its receivers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HeartbeatSender:
         self._metrics = metrics
         self._min_stall_budget_s = min_stall_budget_s
         self._last_beat_s = -math.inf
-        self._told_budget_s = 0.0
+        self._sent_budget_s = 0.0
 
     def stall_budget_s(self, slow_step_s: float, in_flight_s: float) -> float:
         """How long silence may last, given slow steps of late and those in flight as predicted."""
@@ -55,8 +55,8 @@ class HeartbeatSender:
         return cold_step_s < (COLD_STALL_FACTOR - 1) * self._min_stall_budget_s
 
     def is_due(self, now_s: float, stall_budget_s: float) -> bool:
-        """Whether it is time, or the loop may be silent for longer than it said."""
-        return now_s - self._last_beat_s >= BUSY_BEAT_S or stall_budget_s > self._told_budget_s
+        """Whether it is time, or the loop may be silent for longer than the last beat said."""
+        return now_s - self._last_beat_s >= BUSY_BEAT_S or stall_budget_s > self._sent_budget_s
 
     def idle_until_s(self) -> float:
         """When an idle loop must beat next."""
@@ -64,7 +64,7 @@ class HeartbeatSender:
 
     def beat(self, state: LoopState, ready: Mapping[str, LoadedModel], now_s: float) -> Heartbeat:
         """The heartbeat to send now."""
-        self._last_beat_s, self._told_budget_s = now_s, state.stall_budget_s
+        self._last_beat_s, self._sent_budget_s = now_s, state.stall_budget_s
         gauges, counters = self._snapshot(ready)
         return Heartbeat(
             turn=state.turn,

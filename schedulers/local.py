@@ -127,7 +127,7 @@ class LocalClient:
             self._engine.run()
         except TriptychError as error:
             death = error
-        except Exception:  # the thread's end is all that is left to tell
+        except Exception:  # only the thread's end is left to report
             _log.exception("the engine crashed")
             death = EngineDown("The engine crashed; the log says why.")
         self._death = death
@@ -144,10 +144,10 @@ class LocalClient:
 
     def _call(self, function: Any, *args: Any) -> None:
         if self._loop is None:
-            return  # nobody has asked for anything yet
+            return  # there was no request yet
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop was closed without closing the client: nobody listens
+        except RuntimeError:  # the loop was closed without closing the client: no stream is left
             self._engine.stop()
 
     # On the asyncio loop.
@@ -158,7 +158,7 @@ class LocalClient:
             self._streams.deliver(self._outbox.popleft())
 
     def _bury(self) -> None:
-        """The engine is gone: nobody may wait for it any longer."""
+        """The engine is gone: end all that wait for it."""
         assert self._death is not None
         self._collect()
         self._streams.fail_all(self._death)

@@ -59,8 +59,8 @@ class _ModelEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResidencyHooks:
-    """What residency asks of the loop around it."""
+class LoopHooks:
+    """What the model manager needs of the loop."""
 
     admit: Callable[[LoadedModel, Job], None]
     refuse: Callable[[Job, TriptychError], None]
@@ -77,13 +77,13 @@ class ModelManager:
         *,
         config: Config,
         clock: Clock,
-        lanes: Executors,
-        hooks: ResidencyHooks,
+        executors: Executors,
+        hooks: LoopHooks,
     ) -> None:
         self._entries = {loader.name: _ModelEntry(loader) for loader in loaders}
         self._config = config
         self._clock = clock
-        self._lanes = lanes
+        self._executors = executors
         self._hooks = hooks
         self._queue: deque[str] = deque()
         self._active: str | None = None
@@ -137,7 +137,7 @@ class ModelManager:
         return self._entries[job.model].waiting.pop(job.job_id, None) is not None
 
     def load(self, name: str, done: LoadDone) -> None:
-        """Load a model now; `done` hears how it went. Raises `NotFound`."""
+        """Load a model now; `done` gets the outcome. Raises `NotFound`."""
         entry = self._entry(name)
         entry.last_used_s = self._clock()
         if entry.loaded is not None:
@@ -167,7 +167,7 @@ class ModelManager:
         return next_s
 
     def close(self) -> None:
-        """Begin no other load and let go of every model, after the steps in flight."""
+        """Begin no other load and release every model, after the steps in flight."""
         self._queue.clear()
         for name in tuple(self.ready):
             self._unload(name, "shutting down")
@@ -198,7 +198,7 @@ class ModelManager:
         if self._active is None and self._queue and not self._is_leaving():
             name = self._active = self._queue.popleft()
             _log.info("model %s: loading", name)
-            self._lanes.load(partial(self._load, name, self._entries[name], self._clock()))
+            self._executors.load(partial(self._load, name, self._entries[name], self._clock()))
 
     def _is_leaving(self) -> bool:
         """Whether some model is on its way off the device; its memory comes free after that."""
@@ -214,9 +214,9 @@ class ModelManager:
             loaded = entry.loader.load(report)
             trim_heap()  # weights as they were before they were packed
         except MemoryBudgetExceeded as error:
-            self._lanes.post(partial(self._make_room, name, without_locals(error)))
+            self._executors.post(partial(self._make_room, name, without_locals(error)))
         except SetupError as error:
-            self._lanes.post(partial(self._give_up, name, without_locals(error)))
+            self._executors.post(partial(self._give_up, name, without_locals(error)))
         except Exception as error:  # a loader's fault must not end the others' service
             _log.exception("model %s: loading failed", name)
             reported = (
@@ -224,9 +224,9 @@ class ModelManager:
                 if isinstance(error, TriptychError)
                 else InternalError(f"Model {name} could not be loaded; the server's log says why.")
             )
-            self._lanes.post(partial(self._give_up, name, without_locals(reported)))
+            self._executors.post(partial(self._give_up, name, without_locals(reported)))
         else:
-            self._lanes.post(partial(self._finish, name, loaded, started_s))
+            self._executors.post(partial(self._finish, name, loaded, started_s))
 
     def _finish(self, name: str, loaded: LoadedModel, started_s: float) -> None:
         now_s = self._clock()
@@ -313,9 +313,9 @@ class ModelManager:
                 loaded.close()
             except Exception:  # a model that leaves badly must not take the device thread along
                 _log.exception("model %s: unloading failed", name)
-            self._lanes.post(partial(self._left, entry))
+            self._executors.post(partial(self._left, entry))
 
-        self._lanes.run(close)
+        self._executors.run(close)
 
     def _left(self, entry: _ModelEntry) -> None:
         entry.is_closing = False

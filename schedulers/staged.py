@@ -106,7 +106,7 @@ class StageLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StagedDraft(Draft):
-    """Units and their stage; without any the step only lets go of what was dropped."""
+    """Units and their stage; without any the step only releases what was dropped."""
 
     rows: tuple[_StagedUnit, ...]
     presses: bool = False

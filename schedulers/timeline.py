@@ -1,4 +1,4 @@
-"""Who goes next among the steps that all models propose.
+"""Which of the steps that all models propose runs next.
 
 Owns the policy and the account of service received. Knows models by name only: what a step is
 for (a chat token, a frame of speech, a denoising step) makes no difference to its turn.
@@ -58,7 +58,7 @@ class Candidate:
 
     @property
     def has_deadline(self) -> bool:
-        """Whether somebody waits for it."""
+        """Whether its result is needed by a certain time."""
         return math.isfinite(self.due_s)
 
 
@@ -151,8 +151,8 @@ class Timeline:
     def _between(self, candidates: Sequence[Candidate], fair: Candidate) -> Candidate:
         """The fair choice, if it is waited for or there is a gap; else the fair one of the others.
 
-        Those are all that are waited for, and what is short enough for every gap as it is. Whoever
-        finds no gap gives up its turn, and all but so much of its share.
+        Those are all that are waited for, and what is short enough for every gap as it is. A model
+        that finds no gap gives up its turn, and all but so much of its share.
         """
         waited = [candidate for candidate in candidates if candidate.has_deadline]
         gaps = [self._gaps[other.model] for other in waited if other.model in self._gaps]

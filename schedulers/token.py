@@ -31,7 +31,7 @@ from triptych.schedulers.token_state import (
     SequenceState,
 )
 
-_LEAST_TOKENS = 32  # of prompts in a step that tells how long they take
+_LEAST_TOKENS = 32  # of prompts in a step whose time is a measurement of them
 _CHUNK = "prompt_chunk"  # the work of a step by the tokens of its prompts alone
 
 

@@ -197,7 +197,7 @@ class TokenBatch:
     def take(self, draft: TokenStepDraft, model: str, step_id: int) -> TokenPlan:
         """Give and take pages and slots as drafted, and make the plan.
 
-        Cached pages are pinned before any page is handed out, lest one evicts the other.
+        Cached pages are pinned before any page is handed out: otherwise one could evict the other.
         """
         choice = draft.choice
         assert choice is not None, "a step of tokens"
@@ -235,7 +235,7 @@ class TokenBatch:
     ) -> TokenDelta | NonFinite | None:
         """Record what a step yielded of a sequence, and make its full pages findable.
 
-        Returns what its owner should hear: a delta with a `finish_reason` is its last, as is an
+        Returns what its owner should send: a delta with a `finish_reason` is its last, as is an
         error; the owner closes it then.
         """
         row = piece.unit
@@ -273,7 +273,7 @@ class TokenBatch:
         finish_reason: FinishReason | None = None,
         stop_token_id: int | None = None,
     ) -> TokenDelta:
-        """What there is to say of a sequence."""
+        """The delta of a sequence."""
         delta = TokenDelta(
             token_ids=result.token_ids if result else (),
             logprobs=result.logprobs if result else (),

@@ -5,7 +5,7 @@ would do, and booking does just that. The rules, in the order they are applied:
 
 - Every row that is being answered takes one token, oldest first. Where the pool has no page for
   one, the newest row gives way (is preempted: it will be computed again later). A row never
-  pushes out an older one, and stands still instead. Rows whose reader is slow give way first.
+  preempts an older one, and waits instead. Rows whose reader is slow are preempted first.
   A row with a step in flight gives its pages back only when that step is over, so it sits this
   step out; likewise no row is preempted while rows that have ended are about to free pages.
 - A row that gave way `max_preemptions` times takes all the pages it can ever need when it starts
@@ -161,7 +161,7 @@ class _Drafter:
         return row.is_paused and row not in self._sitting_out and not is_kept
 
     def _victims(self) -> Iterator[SequenceState]:
-        """Rows that may be pushed out, first first: slow readers, then the newest."""
+        """Rows that may be preempted, in order: slow readers, then the newest."""
         running = self._state.running
         yield from (row for row in reversed(running) if row.is_paused)
         yield from (
@@ -204,7 +204,7 @@ class _Drafter:
         self._num_pages_left += sum(not self._is_held(page) for page in victim.lease.page_ids)
 
     def _is_held(self, page_id: int) -> bool:
-        """Whether a page will be held by somebody, as drafted so far."""
+        """Whether some row will hold a page, as drafted so far."""
         return page_id in self._pinned or self._pool.num_holders(page_id) > self._dropped[page_id]
 
     def _evict_idle(self) -> bool:

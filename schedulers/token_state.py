@@ -184,7 +184,7 @@ class TokenProgress(NamedTuple):
 
 
 class RankedRows:
-    """Rows by rank, first first; adding and removing cost one binary search and a memmove."""
+    """Rows in order of rank; adding and removing cost one binary search and a memmove."""
 
     def __init__(self) -> None:
         self._rows: list[SequenceState] = []
@@ -335,7 +335,7 @@ class TokenState:
         self.retries = deque(group for group in self.retries if group)
 
     def unclaim(self, row: SequenceState) -> None:
-        """Nobody need wait any more for pages that `row` was going to compute."""
+        """Let no row wait any more for pages that `row` was going to compute."""
         assert row.lease is not None, "a running row holds a lease"
         for key in row.keys[row.lease.num_published :]:
             if self.computing.get(key) is row:

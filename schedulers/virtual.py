@@ -20,7 +20,7 @@ _LONGEST_S = 1e5
 
 
 class VirtualClock:
-    """Time that passes only when told to."""
+    """Time that passes only on command."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s
@@ -72,7 +72,7 @@ class VirtualExecutors:
             self._posted.popleft()()
 
     def launch(self, runner: Runner, plan: Plan, done: Callable[[StepOutcome], None]) -> None:
-        """Run `plan` now; `done` hears of it when the device would be through with it."""
+        """Run `plan` now; `done` is called when the device would be through with it."""
         try:
             pending = runner.launch(plan)
         except Exception as error:  # the loop decides what a failed step means
@@ -97,7 +97,7 @@ class VirtualExecutors:
         call()
 
     def close(self, timeout_s: float) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
     def _arrive(self) -> None:
         """Post what has come due."""

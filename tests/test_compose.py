@@ -14,7 +14,7 @@ import pytest
 from support.http import FakeEngine, chat, in_process, until
 from support.image_app import write_image_folder
 from support.text_models import write_text_folder
-from support.vision_folders import write_seeing_folder
+from support.vision_folders import write_vision_folder
 from triptych.compose import build_app
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.errors import WeightsError
@@ -55,13 +55,11 @@ def test_a_key_has_its_share_once_whatever_it_asks_for(
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
 
 
-def test_a_model_that_sees_and_is_damaged_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_vision_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*args: Any, **options: Any) -> TextModel:
         raise KeyError("a field")
 
-    model = write_seeing_folder(tmp_path / "eyes")
+    model = write_vision_folder(tmp_path / "eyes")
     monkeypatch.setattr(TextModel, "open", read)
     with pytest.raises(WeightsError, match=r"tiny-eyes cannot be read.*KeyError"):
         build_app(Config(server=ServerOptions(num_decode_children=1)), [model], FakeEngine())
@@ -73,7 +71,7 @@ async def test_closing_an_app_ends_the_children_that_prepare_pictures(tmp_path: 
     def started() -> set[psutil.Process]:
         return set(psutil.Process().children(recursive=True)) - before
 
-    model = write_seeing_folder(tmp_path / "seeing")
+    model = write_vision_folder(tmp_path / "seeing")
     app = build_app(Config(server=ServerOptions(num_decode_children=1)), [model], FakeEngine())
     until(lambda: bool(started()))
     await app.state.close()

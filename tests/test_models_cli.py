@@ -82,7 +82,9 @@ def test_quarantined_weights_are_listed_and_can_be_removed(
     assert not list((cache / "models").iterdir())
 
 
-def test_hub_models_are_kept_house_for_too(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hub_models_are_listed_verified_and_removed_too(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     blob = add_snapshot(cache)
     assert models(cache, "list") == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["org/model", "hub", "c" * 12]

@@ -120,11 +120,11 @@ def has_fast_cpu_bfloat16() -> bool:
 
 
 def _bound_primitive_caches() -> None:
-    """Let oneDNN, and torch's layer above it, keep fewer compiled products than 1,024 each.
+    """Limit the compiled products that oneDNN and torch's layer above it keep, 1,024 by default.
 
-    There is one for each number of rows that a weight was multiplied with, of half a megabyte:
-    prompts of any length filled the caches for hours, and took gigabytes with what lay between.
-    To compile one again takes a fraction of a millisecond. Read at the first product.
+    There is one of half a megabyte for each weight and number of rows. With prompts of many lengths
+    the caches grew for hours, to gigabytes with the fragmentation. Compiling a product again takes
+    a fraction of a millisecond. The limits are read at the first product.
     """
     for name in _PRIMITIVE_CACHES:
         os.environ.setdefault(name, str(_NUM_PRIMITIVES))

@@ -125,7 +125,7 @@ class PendingStage:
 
 
 def advance_each(advance: Callable[[AnyWork], Yield], works: Sequence[AnyWork]) -> list[Yield]:
-    """One by one, where a model computes nothing together; an error is that row's alone."""
+    """Advance rows one by one, for models without batches; an error is that row's alone."""
     return [_caught(advance, work) for work in works]
 
 

@@ -91,7 +91,7 @@ class RequireKey:
 
 
 def owners(options: ServerOptions) -> list[str]:
-    """The owners of the configured keys, in order; everyone's one without. Raises `ConfigError`."""
+    """The owners of the configured keys, in order; without keys, one. Raises `ConfigError`."""
     return [_owner(_digest(key)) for key in _configured(options)] or [Principal().owner]
 
 

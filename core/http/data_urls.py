@@ -36,7 +36,7 @@ _BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/=]++|\\/)*+")
 class DataUrls:
     """The files of one body. They count as uploads of `budget` until this is closed.
 
-    Whoever has read them closes it, or else the route: servers keep a request's state until its
+    The reader closes it, or else the route: servers keep a request's state until its
     connection is collected, which may be long after both have ended.
     """
 
@@ -71,7 +71,7 @@ class DataUrls:
         return whole
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         self._files.clear()
         self._share.close()
 
@@ -130,7 +130,7 @@ class DataUrlRoute(StrictRoute):
         return urls.finish()
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the handler: the files are let go of with its end, if not before."""
+        """Wrap the handler: the files are released with its end, if not before."""
         handler = super().get_route_handler()
 
         async def closing(request: Request) -> Response:

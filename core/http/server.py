@@ -89,7 +89,7 @@ class _Uvicorn(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say so."""
+        """Listen, then report it."""
         await super().startup(sockets)
         if self.started:
             self._on_started()

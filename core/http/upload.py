@@ -79,7 +79,7 @@ class UploadShare:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Form:
-    """What a form said. A field named `x[]` or `x[][y]` may be repeated and is a list; no other."""
+    """Fields and files of a form. Only fields named `x[]` or `x[][y]` may be repeated: lists."""
 
     fields: dict[str, str | list[str]] = field(default_factory=dict)
     files: dict[str, list[Upload]] = field(default_factory=dict)

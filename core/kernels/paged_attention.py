@@ -1,7 +1,7 @@
 """Attention of a mixed batch over paged keys and values.
 
 Owns the operation, its batch description and its torch reference. Knows nothing of models, slots
-or who leased which page.
+or which row leased which page.
 
 Shapes: T tokens of this step, B rows, M pages per row, N pages of storage, P tokens per page,
 H query heads, K key-value heads, D head dim, S keys seen, Q queries per row, G rows of a group.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 
 def root_key(namespace: bytes, *, adapter: str = "", tenant: str = "") -> bytes:
-    """The key before the first page: who may share, and what computed it."""
+    """The key before the first page: the tenant that may share it, and what computed it."""
     fields = (b"triptych kv 1", namespace, adapter.encode(), tenant.encode())
     return hashlib.sha256(
         b"".join(struct.pack("<q", len(field)) + field for field in fields)

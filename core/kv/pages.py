@@ -1,4 +1,4 @@
-"""The one owner of key-value pages: who holds which, and which may be found again.
+"""The one owner of key-value pages: which row holds which, and which may be found again.
 
 Owns page ids, leases, reference counts and the prefix index. Knows nothing of tensors, tokens or
 jobs: a page is a number, its content a key (`core.kv.keys`).

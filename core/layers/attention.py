@@ -82,7 +82,7 @@ class PagedStep:
 class AttentionConfig:
     """One layer's attention. `window` counts the tokens seen, itself included; `None`: all.
 
-    `scale` is that of the scores, 1 / sqrt(head_dim) unless said otherwise. Weights of head norms
+    `scale` is that of the scores, 1 / sqrt(head_dim) unless given. Weights of head norms
     may be centred (see `core.layers.norm`). `uses_local_rope`: see `DecoderConfig`.
     """
 

@@ -110,7 +110,7 @@ class DecodePool:
 
     @classmethod
     def from_options(cls, options: ServerOptions, modules: Sequence[str]) -> Self:
-        """A pool as large as `options` say, for files as large as they let in."""
+        """A pool as large as `options` say, for files as large as they allow."""
         limits = DecodeLimits(input_bytes=options.max_upload_bytes)
         return cls(modules, num_children=options.num_decode_children, limits=limits)
 

@@ -46,14 +46,14 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a URL held, and what its sender says it is; empty where nothing was said."""
+    """What a URL held, and its media type by the sender; empty where there was none."""
 
     data: bytes | bytearray
     media_type: str
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """What the system's resolver says."""
+    """The addresses from the system's resolver."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
@@ -194,7 +194,7 @@ class MediaFetcher:
 
 
 def data_media_type(head: str) -> str:
-    """What a data URL says it holds, by what stands before its comma.
+    """The media type of a data URL, from the part before its comma.
 
     Raises `InvalidRequest` where that is not well formed.
     """

@@ -288,8 +288,8 @@ def prepare() -> None:
 class PictureReader:
     """Reads pictures through a pool, which must serve this module.
 
-    Without a pool, which is for one's own pictures alone, it reads them in a thread. Every method
-    raises what the function of its name does, what `DecodePool.run` raises, and `PayloadTooLarge`
+    Without a pool it reads them in a thread, safe for one's own pictures alone. Every method
+    raises what the function of its name raises, what `DecodePool.run` raises, and `PayloadTooLarge`
     for a file over `limits.max_bytes`.
     """
 

@@ -1,4 +1,4 @@
-"""What a pool and its decode children say to each other, over a socket pair.
+"""The messages between a pool and its decode children, over a socket pair.
 
 Owns the messages and their framing: four bytes of length, msgpack, and the raw bytes that some
 messages announce. Neither end trusts a length beyond its cap.
@@ -121,7 +121,7 @@ class Line:
             start += num_bytes
 
     def close(self) -> None:
-        """Tell the other end that this one is done."""
+        """Report to the other end that this one is done."""
         self._end.close()
 
     def _wait_until_deadline(self) -> None:

@@ -91,7 +91,7 @@ def _confine(memory_bytes: int) -> None:
 
 
 def _become_nobody() -> None:
-    """Root could raise its limits again; the user nobody cannot."""
+    """Root could raise its limits again; the user `nobody` cannot."""
     if os.geteuid() == 0:
         with suppress(OSError):  # in a user namespace there may be no other user
             os.setgroups([])

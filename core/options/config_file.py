@@ -1,4 +1,4 @@
-"""Reading a `--config-file`: YAML of plain values, bounded, in which nothing is said twice.
+"""Reading a `--config-file`: YAML of plain values, bounded, in which no key comes twice.
 
 Knows no options.
 """

@@ -17,7 +17,7 @@ DECLARED = "option"
 Details = ParamSpec("Details")
 
 Role = str
-"""What a model is for, as its modality says: `chat`, `vision`, ... Options name who reads them."""
+"""What a model is for, by its modality: `chat`, `vision`, ... Options name their readers by it."""
 
 ROLES: tuple[Role, ...] = ("chat", "vision", "embedding", "speech", "recognition", "image")
 """Those that read any option. One for vision is one for chat that takes pictures, too."""
@@ -94,7 +94,7 @@ class Option:
 
     @property
     def readers(self) -> str:
-        """Whom it is for, in words: `chat and vision models`."""
+        """What it is for, in words: `chat and vision models`."""
         *firsts, last = self.roles or ("all",)
         return " and ".join(filter(None, (", ".join(firsts), last))) + " models"
 

@@ -1,4 +1,4 @@
-"""Options of other servers: what is refused by name, and what may be said but not changed.
+"""Options of other servers: what is refused by name, and what may be set to one value only.
 
 Owns what the tables of `refused.toml` mean, so that no flag of MAX or SGLang is ever accepted and
 ignored. A *refused* option ends in an error that names the alternative. A *fixed* option describes

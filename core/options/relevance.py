@@ -1,6 +1,6 @@
-"""Whether anybody reads an option that was given.
+"""Whether an option that was given has a reader.
 
-Owns what is said of one that no model at hand reads. Typed for this run, as a flag or a keyword, it
+Owns the report of one that no model at hand reads. Typed for this run, as a flag or a keyword, it
 is a mistake and an error. A file, the environment and a ready `Config` may be shared by servers of
 other models: there it is a warning. Knows which models read an option from its declaration alone.
 """
@@ -50,7 +50,7 @@ def check_in_process(resolved: Resolved) -> None:
 
 
 def _say(options: Iterable[Option], resolved: Resolved) -> str:
-    """The options as they were given, each group with whom it is for."""
+    """The options as they were given, each group with the models it is for."""
     groups = []
     for readers, group in groupby(options, key=lambda option: option.readers):
         names = [_spell(option, resolved.sources[option.name]) for option in group]

@@ -406,7 +406,7 @@ def _assemble(values: Mapping[str, Any]) -> Config:
 
 
 def _check_together(config: Config) -> None:
-    """What no single option can say."""
+    """Check what concerns several options."""
     server, models = config.server, config.models
     if server.headless and server.external_engine:
         raise ConfigError(
@@ -424,7 +424,7 @@ def _check_together(config: Config) -> None:
 
 
 def _check_caches(images: ImageOptions) -> None:
-    """That no two step caches are asked for, but for FBCache that extrapolates as TaylorSeer."""
+    """Check that one step cache is chosen at most; FBCache may extrapolate as TaylorSeer."""
     asked = {images.step_cache} - {"auto"}
     asked |= {"teacache"} if images.teacache else set()
     asked |= {"first-block"} if images.first_block_caching else set()

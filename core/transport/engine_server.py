@@ -1,4 +1,4 @@
-"""The engine process's end: brings the engine what the API process asks, and sends what it says.
+"""The engine process's end: hands requests to the engine, and sends its outputs.
 
 Owns the socket and the thread it lives on, so that the engine's loop never waits for a socket:
 the loop leaves messages in a queue, one batch of outputs a turn, and this thread encodes and sends
@@ -82,7 +82,7 @@ class EngineServer:
         self._thread.start()
 
     def close(self, *, is_drained: bool) -> None:
-        """Send what is left and let go of the socket; call it when the engine's loop has ended.
+        """Send what is left and release the socket; call it when the engine's loop has ended.
 
         An engine that `is_drained` says goodbye; for one that failed, its supervisor speaks.
         """

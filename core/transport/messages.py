@@ -22,7 +22,7 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 _log = logging.getLogger(__name__)
 Request = TypeVar("Request", default=Any)
-"""The modality's own request type; the codec names it, everyone else passes it on."""
+"""The modality's own request type; the codec names it, other code passes it on."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -137,7 +137,7 @@ class MessageCodec:
 
 
 def _decoder(message_type: Any) -> Callable[[bytes], Any]:
-    """Gives the message in some bytes, or `None` (and a line in the log) where there is none."""
+    """A function from bytes to their message, or to `None` (and a line in the log)."""
     whole = msgspec.msgpack.Decoder(message_type)
 
     def decode(data: bytes) -> Any:

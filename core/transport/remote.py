@@ -139,7 +139,7 @@ class RemoteClient:
         await done
 
     async def close(self) -> None:
-        """End every stream and let go of the socket; the engine stays."""
+        """End every stream and release the socket; the engine stays."""
         if self._socket.closed:
             return
         self._next_check.cancel()
@@ -255,7 +255,7 @@ class RemoteClient:
         return sum(map(len, self._waiting.values())) + len(message) <= MAX_MESSAGE_BYTES
 
     def _retire(self, at_ns: int, reason: str, restart_in_s: float | None) -> None:
-        """Every engine started up to `at_ns` is dead: end its jobs, ignore what it still says."""
+        """Every engine started up to `at_ns` is dead: end its jobs, ignore what it still sends."""
         self._dead_until_ns = max(self._dead_until_ns, at_ns)
         if self._epoch_ns is not None and self._epoch_ns > at_ns:
             return
@@ -285,7 +285,7 @@ class RemoteClient:
         return time.monotonic() - self._beat_s <= self._beat.stall_budget_s
 
     def _check_heartbeat(self) -> None:
-        """End the streams of an engine that is silent for longer than it said it would be."""
+        """End the streams of an engine that is silent for longer than its last heartbeat allows."""
         self._next_check = self._loop.call_later(CHECK_INTERVAL_S, self._check_heartbeat)
         self._receive()  # a stalled loop of our own must not pass for a stalled engine
         if self._waiting and not self._awaits_first():

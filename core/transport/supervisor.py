@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 DUMP_TIME_S = 0.5
 """How long a hung child gets to write its stacks."""
 DRAIN_SLACK_S = 5.0
-"""How much longer than the drain timeout a child may take to say its last words and exit."""
+"""How much longer than the drain timeout a child may take to send its last messages and exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Observer(Protocol):
     """Is called with what happens to the children."""
 
     def on_note(self, child: str, note: FromChild) -> None:
-        """A child said something."""
+        """A child sent a message."""
 
     def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
         """A child died; it starts again after `restart_in_s`, or never."""

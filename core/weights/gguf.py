@@ -132,7 +132,7 @@ def _write_safetensors(
 ) -> None:
     """Write one tensor of type `dtype` per name; `chunks_of(name)` yields its data in order.
 
-    Chunks are arrays whose bytes are the tensor's bytes. Raises `OSError` as the disk does.
+    Chunks are arrays whose bytes are the tensor's bytes. Raises the disk's `OSError`.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0

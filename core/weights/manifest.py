@@ -1,6 +1,6 @@
 """The seal of a folder we made: which files it holds, how long they are and what they hash to.
 
-Owns reading, writing and checking `manifest.json`. Whoever opens a sealed folder hashes every file
+Owns reading, writing and checking `manifest.json`. Opening a sealed folder hashes every file
 again: SHA-256 runs at memory speed next to reading from disk, and nothing cheaper notices a
 flipped bit.
 """

@@ -25,7 +25,7 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """Watches and says nothing."""
+    """Shows nothing."""
 
     def start(self, label: str, total_bytes: int) -> None:
         """Ignore the beginning."""
@@ -45,7 +45,7 @@ class RichProgress:
         self._task: rich.progress.TaskID | None = None
 
     def start(self, label: str, total_bytes: int) -> None:
-        """Show a bar, or a pulse where the length is unknown."""
+        """Show a bar, a moving one where the length is unknown."""
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 

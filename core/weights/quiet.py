@@ -1,4 +1,4 @@
-"""What libraries say of their own loading, off while we report.
+"""Silences the libraries' own messages about loading, in favour of our report.
 
 Owns the switches, which are global to the libraries and are put back.
 """

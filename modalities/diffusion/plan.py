@@ -55,9 +55,9 @@ class PictureRow:
 class DenoisePlan(Plan):
     """One step of some pictures; `kind` is `encode`, `denoise`, `decode` or `release`.
 
-    `dropped` are pictures of which nothing more is wanted: the runner lets go of them before
-    anything else, and a plan may do that alone. `starts` are those of `encode`, and its only rows.
-    What was decoded is let go of by the runner itself.
+    `dropped` are pictures that are no longer needed: the runner releases them first, and a plan may
+    hold nothing else. `starts` are the rows of `encode`. Decoded pictures are released by the
+    runner itself.
     """
 
     rows: tuple[PictureRow, ...] = ()
@@ -92,7 +92,7 @@ class PictureRowResult:
     `pixels` are a preview or the picture. An `error` ends the picture's job, and no other.
     """
 
-    course: PlannedSteps | None = None
+    planned: PlannedSteps | None = None
     num_computed: int = 0
     num_rows: int = 0
     pixels: Pixels | None = None

@@ -18,12 +18,12 @@ from triptych.core.errors import InvalidRequest, WeightsError
 class PipelineSpec:
     """A pipeline class's facts.
 
-    `default_steps`, `default_guidance` and `default_strength` hold where a request says nothing.
+    `default_steps`, `default_guidance` and `default_strength` hold where a request has none.
     `patch`: latents a side that the model takes together. `size`: the width and height it draws
-    best, `None` where the model's `sample_size` says it.
+    best, `None` for the model's `sample_size`.
 
     Every pipeline draws from a picture, noised as far as the strength says, or within a mask of it.
-    `max_references`: pictures that it looks at while it draws; the first may be begun from, too.
+    `max_references`: pictures it takes as reference; the first may be begun from, too.
     `needs_reference`: it cannot draw without. With a mask or references a strength of 1 is default.
     `has_negative`: a second prompt steers away; otherwise the model takes the scale as an argument.
     `neutral_guidance`: up to this scale the second prompt changes nothing and is not run.

@@ -51,7 +51,7 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     The API's service fills in `width` and `height` (`AUTO`: the model's own, or in the shape of
     the first picture), `seed` (`None`: a random one), `sources` and `mask`; the engine gets all of
     them. `sources` are pictures to begin from or to refer to; `mask` (height x width bytes of the
-    first one, 255 where it shall change, empty: everywhere) and `strength` (0 keeps it, 1 redraws
+    first one, 255 where it is to change, empty: everywhere) and `strength` (0 keeps it, 1 redraws
     it) say what of it may change. `num_partials` previews of each picture are sent on the way,
     and a delta for each step where `has_progress`.
     """

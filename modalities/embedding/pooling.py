@@ -1,4 +1,4 @@
-"""What stands behind an encoder in a sentence-transformers folder: pooling, projections, length.
+"""The stages after an encoder in a sentence-transformers folder: pooling, projections, length.
 
 Owns reading modules.json and the configurations it names. No torch here: both processes read it.
 """

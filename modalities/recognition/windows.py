@@ -25,7 +25,7 @@ MAX_PROMPT_TEMPERATURE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What one decoding of a window gave; `token_ids` and `logprobs` leave out the end token.
+    """The result of one decoding of a window; `token_ids` and `logprobs` leave out the end token.
 
     `avg_logprob` counts the end token, `compression_ratio` is that of the text.
     """
@@ -105,7 +105,7 @@ def cut_window(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> 
 
 
 def _whole(spec: WhisperSpec, token_ids: Sequence[int], num_frames: int) -> tuple[Stretch, ...]:
-    """One stretch of all tokens, up to the last time that was said."""
+    """One stretch of all tokens, up to the last time token."""
     times = [_frame(spec, token_id) for token_id in token_ids if spec.is_timestamp(token_id)]
     end_frame = times[-1] if times and times[-1] > 0 else num_frames
     return (Stretch(start=0, stop=len(token_ids), start_frame=0, end_frame=end_frame),)
@@ -130,7 +130,7 @@ class TranscriptCursor:
         return (self._spec.previous_id, *latest) if latest else ()
 
     def take(self, attempt: Attempt, num_frames: int) -> tuple[Stretch, ...]:
-        """Go on from a finished window with `num_frames` of sound; the stretches that hold text."""
+        """Take up a finished window of `num_frames`, and return its stretches with text."""
         if attempt.is_silent:
             self.frame += num_frames
             return ()

@@ -1,6 +1,6 @@
 """Speech: models that speak texts.
 
-Owns how such a model is recognised and who opens its halves. Loads neither.
+Owns how such a model is recognised and what opens its halves. Loads neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODELS = f"{_HERE}.engine.models"
 
 @dataclass(frozen=True, slots=True)
 class SpeechFamily:
-    """Who opens models of a family: what makes a front end, and a blueprint or a loader."""
+    """What opens models of a family: what makes a front end, and a blueprint or a loader."""
 
     front_end: str
     engine: str

@@ -1,4 +1,4 @@
-"""The words speech models speak between API and engine: requests, and their deltas.
+"""The messages of speech between API and engine: requests, and their deltas.
 
 Owns the wire types of every model that makes sound. Text never crosses: the API process
 turns it into segments of ids, and knows which words each segment speaks. Sound crosses as
@@ -16,7 +16,7 @@ from triptych.core.sampling_params import SamplingParams
 SAMPLE_BYTES = 4
 """Bytes of a sample on the wire: float32, one channel."""
 SpeechFinish = Literal["stop", "length", "loop", "cancelled"]
-"""Why a segment ended: said to its end, out of its bound, caught repeating itself, or cancelled."""
+"""Why a segment ended: spoken to its end, out of bounds, caught repeating itself, or cancelled."""
 
 
 class SpeechSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,6 +1,6 @@
 """Vision in chat: models that write text about pictures.
 
-Owns how such a model is recognised and who opens its halves. Loads neither.
+Owns how such a model is recognised and what opens its halves. Loads neither.
 """
 
 from __future__ import annotations

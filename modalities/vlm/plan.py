@@ -1,6 +1,6 @@
 """Plan and result of reading pictures. Plain data, no tensors.
 
-Owns the hand-over between the scheduler and the runners of models that see. Features stay on
+Owns the hand-over between the scheduler and the runners of vision models. Features stay on
 the device, in a cache by digest that both sides know: a step that encodes leaves them there,
 referenced once for the plan, and the scheduler passes that reference on to the jobs that wait.
 """

@@ -1,6 +1,6 @@
 """Chat with pictures: which are encoded when, and how far prompts get before they are.
 
-Owns the steps of a model that sees, beside those of tokens. A prompt's chunk ends at the first
+Owns the steps of a vision model, beside those of tokens. A prompt's chunk ends at the first
 picture that has no features yet; what the next chunks need is encoded, no more. Features live in a
 `ContentCache` that the runner fills; what is held here are references, from a job's first need of a
 picture until its last position is computed. Steps that encode and steps of tokens take turns, so
@@ -100,7 +100,7 @@ class _EncodeRow(Unit):
 
 
 class VisionScheduler(TokenScheduler):
-    """Schedules the `TokenRequest` jobs of one model that sees."""
+    """Schedules the `TokenRequest` jobs of one vision model."""
 
     _takes_content = True
 
@@ -312,7 +312,7 @@ class VisionScheduler(TokenScheduler):
         self._update_references()
 
     def _update_references(self) -> None:
-        """After any change: let go of what is not needed any more, take what is there already."""
+        """After any change: release what is not needed any more, take what is there already."""
         for job in self._seeing.values():
             num_committed = job.row.num_committed
             needed = {p.span.digest for p in job.pictures if p.span.end > num_committed}

@@ -1,4 +1,4 @@
-"""The embedded model that sees, as `--model` names it: its own folder joined to SmolLM2's.
+"""The embedded vision model, as `--model` names it: its own folder joined to SmolLM2's.
 
 Owns how the two become one folder in the cache without storing the language model twice: its files
 are linked, or copied where the disk knows no links. No torch here.

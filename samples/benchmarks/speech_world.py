@@ -200,11 +200,11 @@ class World:
         self.rng = random.Random(load.seed)
         self.clock = VirtualClock()
         runner = Runner(costs)
-        self.lanes = VirtualExecutors(self.clock, runner.cost_s)
+        self.executors = VirtualExecutors(self.clock, runner.cost_s)
         model = SpeechModel(name=MODEL, clock=costs.clock, sample_rate=SAMPLE_RATE)
         self.engine = Engine(
             [_Loader(policy.make(model), runner)],
-            config=Config(), ledger=Ledger(0), clock=self.clock, lanes=self.lanes,
+            config=Config(), ledger=Ledger(0), clock=self.clock, executors=self.executors,
         )  # fmt: skip
         self.file_s = 0.0
         self.end_s = self.clock() + load.duration_s
@@ -216,7 +216,7 @@ class World:
         self.engine._models.start()
         start_s = self.clock()
         for _ in range(self.load.num_listeners):
-            self.lanes.call_at(start_s + self.rng.uniform(0, 10), self.ask_again)
+            self.executors.call_at(start_s + self.rng.uniform(0, 10), self.ask_again)
         if self.load.rate_per_s:
             self._come(start_s)
         for _ in range(self.load.num_files):
@@ -238,8 +238,8 @@ class World:
     def _come(self, moment_s: float) -> None:
         """The next arrival of a Poisson process."""
         moment_s += self.rng.expovariate(self.load.rate_per_s)
-        self.lanes.call_at(moment_s, partial(self.ask, lambda heard: None))
-        self.lanes.call_at(moment_s, partial(self._come, moment_s))
+        self.executors.call_at(moment_s, partial(self.ask, lambda heard: None))
+        self.executors.call_at(moment_s, partial(self._come, moment_s))
 
     def ask_again(self) -> None:
         """Request, listen to the end, think, repeat."""
@@ -247,7 +247,7 @@ class World:
 
     def _think(self, heard: Heard) -> None:
         pause_s = self.rng.expovariate(1 / self.load.think_s)
-        self.lanes.call_at(max(self.clock(), heard.playback.due_s) + pause_s, self.ask_again)
+        self.executors.call_at(max(self.clock(), heard.playback.due_s) + pause_s, self.ask_again)
 
     def ask(self, then: Callable[[Heard], None]) -> None:
         """Send a request; `then` is called when all of its audio is there."""

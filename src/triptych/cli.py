@@ -4,8 +4,8 @@ Owns the top-level help and the exit codes. Knows nothing of what a command does
 `core.command`): its module is imported only when it runs, so `triptych --help` answers at once and
 loads no torch.
 
-Exit codes: 0 done; 1 failed while running, or nobody reads on; 2 wrong use or set-up (one line says
-what to do); 130 interrupted.
+Exit codes: 0 done; 1 failed while running, or the output was closed; 2 wrong use or set-up (one
+line says what to do); 130 interrupted.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has left. Keep the interpreter from flushing into the void.
+        # The reader of our output has left. Keep the interpreter from flushing to a closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except TriptychError as error:

@@ -32,33 +32,33 @@ def section(title: str) -> str:
 
 
 def test_every_refused_field_is_named() -> None:
-    told = section("Fields that are refused by name")
+    text = section("Fields that are refused by name")
     for name in (*COMMON, *CHAT, *COMPLETION, *MESSAGE):
-        assert f"`{name}`" in told
+        assert f"`{name}`" in text
 
 
 def test_every_inert_field_is_named() -> None:
-    told = section("Fields that are accepted and without effect")
+    text = section("Fields that are accepted and without effect")
     for name in INERT:
-        assert f"`{name}`" in told or f".{name}`" in told
+        assert f"`{name}`" in text or f".{name}`" in text
 
 
 def test_every_inert_field_is_one_of_the_table_and_says_why() -> None:
-    said = set()
+    mentioned = set()
     for schema in build_app(Config(), (), FakeEngine()).openapi()["components"]["schemas"].values():
         for name, field in schema.get("properties", {}).items():
             if "without effect" in field.get("description", ""):
                 assert INERT[name] in field["description"]
-                said.add(name)
-    assert said == INERT.keys()
+                mentioned.add(name)
+    assert mentioned == INERT.keys()
 
 
 def test_every_field_beside_openais_is_named() -> None:
-    told = section("Fields beside OpenAI's")
+    text = section("Fields beside OpenAI's")
     fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
     fields |= {*TokenizeRequest.model_fields, *DetokenizeRequest.model_fields} - {"tokens"}
     for name in fields - {*OPENAIS, *INERT}:
-        assert f"`{name}`" in told or f"`{name}." in told, name
+        assert f"`{name}`" in text or f"`{name}." in text, name
 
 
 def test_every_route_is_named() -> None:
@@ -67,20 +67,20 @@ def test_every_route_is_named() -> None:
 
 
 def test_every_field_of_embeddings_is_named() -> None:
-    told = section("Embeddings")
+    text = section("Embeddings")
     for name in EmbeddingsRequest.model_fields:
-        assert f"`{name}`" in told
-    assert f"{limits.MAX_EMBEDDING_INPUTS} texts" in told
+        assert f"`{name}`" in text
+    assert f"{limits.MAX_EMBEDDING_INPUTS} texts" in text
 
 
 def test_limits_are_those_of_the_code() -> None:
-    told = section("Limits")
-    assert f"{limits.MAX_HEAD_BYTES // 1024} KiB" in told
-    assert f"{limits.HEAD_TIMEOUT_S:g} s" in told
+    text = section("Limits")
+    assert f"{limits.MAX_HEAD_BYTES // 1024} KiB" in text
+    assert f"{limits.HEAD_TIMEOUT_S:g} s" in text
 
 
 def test_every_field_of_transcriptions_is_named() -> None:
-    told = section("Transcription")
+    text = section("Transcription")
     names = {field.alias or name for name, field in TranscriptionFields.model_fields.items()}
     for name in names | {name.removesuffix("[]") for name in REFUSED}:
-        assert f"`{name}`" in told
+        assert f"`{name}`" in text

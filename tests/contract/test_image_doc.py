@@ -25,32 +25,32 @@ from triptych.modalities.diffusion.api.replies import (
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
-TOLD = PAGE.partition("## Images\n")[2].partition("\n## ")[0]
+SECTION = PAGE.partition("## Images\n")[2].partition("\n## ")[0]
 
 
 def test_every_field_is_named() -> None:
     for model in (GenerationBody, EditFields, VariationFields, CacheFields, LoraUse):
         for name in model.model_fields:
-            assert f"`{name}`" in TOLD
+            assert f"`{name}`" in SECTION
     for name in (*REFUSED, "num_inference_steps", "guidance_scale", "image[]", "mask"):
-        assert f"`{name}`" in TOLD
+        assert f"`{name}`" in SECTION
 
 
 def test_what_comes_back_is_named() -> None:
     for model in (CompletedImage, ImageProgress, ImagesReply, PartialImage, PictureData):
         for name in model.model_fields:
-            assert f"`{name}`" in TOLD
+            assert f"`{name}`" in SECTION
     for event in ("partial_image", "completed", "progress"):
-        assert f"`image_generation.{event}`" in TOLD
+        assert f"`image_generation.{event}`" in SECTION
     for route in get_args(Route):
-        assert f"`{route}." in TOLD
+        assert f"`{route}." in SECTION
 
 
 def test_limits_are_those_of_the_code() -> None:
     limits = PictureLimits()
-    assert f"sides of {limits.min_side} to {limits.max_side} pixels" in TOLD
-    assert f"{limits.max_pixels / 1e6:g} million" in TOLD
-    assert f"{limits.max_bytes // 2**20} MiB" in TOLD
-    assert f"{service.MAX_PROMPT_CHARS:,} characters" in TOLD
-    assert f"1 to {service.MAX_STEPS}," in TOLD
-    assert f"0 to {service.MAX_GUIDANCE:g}:" in TOLD
+    assert f"sides of {limits.min_side} to {limits.max_side} pixels" in SECTION
+    assert f"{limits.max_pixels / 1e6:g} million" in SECTION
+    assert f"{limits.max_bytes // 2**20} MiB" in SECTION
+    assert f"{service.MAX_PROMPT_CHARS:,} characters" in SECTION
+    assert f"1 to {service.MAX_STEPS}," in SECTION
+    assert f"0 to {service.MAX_GUIDANCE:g}:" in SECTION

@@ -16,7 +16,7 @@ from openai.types.image_edit_partial_image_event import ImageEditPartialImageEve
 
 from support.http import live, until
 from support.image_app import (
-    PaintingEngine,
+    FakeImageEngine,
     colour_of,
     image_model,
     make_image_app,
@@ -32,12 +32,12 @@ APPLE = "a red apple"
 
 
 @pytest.fixture
-def engine() -> PaintingEngine:
-    return PaintingEngine()
+def engine() -> FakeImageEngine:
+    return FakeImageEngine()
 
 
 @pytest.fixture
-def client(engine: PaintingEngine) -> Iterator[openai.OpenAI]:
+def client(engine: FakeImageEngine) -> Iterator[openai.OpenAI]:
     service = make_image_service(engine, image_model(), image_model("looks", max_references=16))
     app = make_image_app(engine, service, api_key=("key",))
     with (
@@ -58,7 +58,7 @@ def named(name: str = "a.png", width: int = 128, height: int = 128) -> BytesIO:
     return file
 
 
-def test_generate(client: openai.OpenAI, engine: PaintingEngine) -> None:
+def test_generate(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     reply = client.images.generate(
         model="paint",
         prompt=APPLE,
@@ -97,7 +97,7 @@ def test_a_link(client: openai.OpenAI) -> None:
     assert httpx.get(url, verify=False).status_code == 401
 
 
-def test_generate_streams(client: openai.OpenAI, engine: PaintingEngine) -> None:
+def test_generate_streams(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     stream = client.images.generate(model="paint", prompt=APPLE, stream=True, partial_images=3)
     *partials, last = list(stream)
     assert [type(event) for event in partials] == [ImageGenPartialImageEvent] * 3
@@ -112,7 +112,7 @@ def test_generate_streams(client: openai.OpenAI, engine: PaintingEngine) -> None
     assert (last.size, last.quality, last.background) == ("128x128", "medium", "opaque")
 
 
-def test_further_fields_go_into_the_body(client: openai.OpenAI, engine: PaintingEngine) -> None:
+def test_further_fields_go_into_the_body(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     cache = {"name": "taylorseer", "interval": 3, "order": 1}
     extra = {"seed": 11, "steps": 6, "guidance": 2.0, "negative_prompt": "rain", "cache": cache}
     client.images.generate(model="paint", prompt=APPLE, extra_body=extra)
@@ -122,7 +122,7 @@ def test_further_fields_go_into_the_body(client: openai.OpenAI, engine: Painting
     assert request.cache == StepCache(name="taylorseer", interval=3, order=1)
 
 
-def test_edit(client: openai.OpenAI, engine: PaintingEngine) -> None:
+def test_edit(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     mask = BytesIO(hole_mask(128, 128, (0, 0, 64, 128)))
     mask.name = "mask.png"
     reply = client.images.edit(
@@ -145,7 +145,7 @@ def test_edit(client: openai.OpenAI, engine: PaintingEngine) -> None:
     assert [opened(entry.b64_json or "").format for entry in reply.data] == ["JPEG"] * 2
 
 
-def test_edit_with_several_pictures(client: openai.OpenAI, engine: PaintingEngine) -> None:
+def test_edit_with_several_pictures(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     images = [named(f"{n}.png", 64, 32 + n) for n in range(16)]
     client.images.edit(model="looks", image=images, prompt="all of them")
     (request,) = engine.submitted.values()
@@ -169,7 +169,7 @@ def test_edit_streams(client: openai.OpenAI) -> None:
     assert last.usage.input_tokens_details.image_tokens == 64
 
 
-def test_variation(client: openai.OpenAI, engine: PaintingEngine) -> None:
+def test_variation(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     with pytest.deprecated_call():  # by OpenAI
         reply = client.images.create_variation(
             model="paint", image=named(), n=2, response_format="b64_json", extra_body={"seed": 5}
@@ -195,14 +195,14 @@ def test_mistakes_have_the_types_of_openai(client: openai.OpenAI) -> None:
     assert mislabelled.value.status_code == 415
 
 
-def test_a_stream_that_breaks_raises(client: openai.OpenAI, engine: PaintingEngine) -> None:
+def test_a_stream_that_breaks_raises(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     engine.error, engine.num_good = EngineDown("The engine died."), 6
     stream = client.images.generate(model="paint", prompt=APPLE, stream=True, partial_images=3)
     with pytest.raises(openai.APIError, match="The engine died"):
         list(stream)
 
 
-def test_leaving_a_stream_cancels_it(client: openai.OpenAI, engine: PaintingEngine) -> None:
+def test_leaving_a_stream_cancels_it(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     engine.step_s, engine.gate = 0.01, threading.Event()
     engine.gate.set()
     stream = client.images.generate(

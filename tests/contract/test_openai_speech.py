@@ -14,19 +14,19 @@ import pytest
 
 from support.audio_signals import decode_soundfile
 from support.http import live, until
-from support.speech_app import HummingEngine, make_speech_app, num_samples, speech, tone
+from support.speech_app import FakeSpeechEngine, make_speech_app, num_samples, speech, tone
 from triptych.core.errors import EngineDown
 
 TEXT = "Hello there, this is a sentence. And this is another."
 
 
 @pytest.fixture
-def engine() -> HummingEngine:
-    return HummingEngine()
+def engine() -> FakeSpeechEngine:
+    return FakeSpeechEngine()
 
 
 @pytest.fixture
-def client(engine: HummingEngine) -> Iterator[openai.OpenAI]:
+def client(engine: FakeSpeechEngine) -> Iterator[openai.OpenAI]:
     with (
         live(make_speech_app(engine, api_key=("key",))) as server,
         openai.OpenAI(
@@ -56,7 +56,7 @@ def test_the_whole_answer_at_once(client: openai.OpenAI) -> None:
     assert len(reply.content) == 2 * num_samples(TEXT)
 
 
-def test_pcm_as_it_comes(client: openai.OpenAI, engine: HummingEngine) -> None:
+def test_pcm_as_it_comes(client: openai.OpenAI, engine: FakeSpeechEngine) -> None:
     engine.step_s = 0.002
     with client.audio.speech.with_streaming_response.create(
         model="hum", voice="ada", input=TEXT, response_format="pcm"
@@ -86,7 +86,7 @@ def test_events(client: openai.OpenAI) -> None:
     assert len(audio) == 2 * num_samples(TEXT)
 
 
-def test_further_fields_go_into_the_body(client: openai.OpenAI, engine: HummingEngine) -> None:
+def test_further_fields_go_into_the_body(client: openai.OpenAI, engine: FakeSpeechEngine) -> None:
     client.audio.speech.create(
         model="hum", voice={"id": "ada"}, input="Hi.", extra_body={"seed": 5, "language": "en"}
     )
@@ -108,7 +108,7 @@ def test_mistakes_have_the_types_of_openai(client: openai.OpenAI) -> None:
         client.audio.speech.create(model="hum", voice="ada", input="Hi.", instructions="softly")
 
 
-def test_a_file_that_breaks_off_raises(client: openai.OpenAI, engine: HummingEngine) -> None:
+def test_a_file_that_breaks_off_raises(client: openai.OpenAI, engine: FakeSpeechEngine) -> None:
     engine.error, engine.num_good = EngineDown("The engine died."), 5
     with (
         pytest.raises((httpx.TransportError, openai.APIConnectionError)),
@@ -119,7 +119,7 @@ def test_a_file_that_breaks_off_raises(client: openai.OpenAI, engine: HummingEng
         reply.read()
 
 
-def test_leaving_a_stream_cancels_it(client: openai.OpenAI, engine: HummingEngine) -> None:
+def test_leaving_a_stream_cancels_it(client: openai.OpenAI, engine: FakeSpeechEngine) -> None:
     engine.is_endless, engine.step_s = True, 0.01
     with client.audio.speech.with_streaming_response.create(
         model="hum", voice="ada", input="Hi.", response_format="pcm"

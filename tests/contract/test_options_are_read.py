@@ -1,4 +1,4 @@
-"""No option is declared and then ignored: whom it is for reads it, and nobody else has to.
+"""No option is declared and then ignored: the models it is for read it, and others need not.
 
 A tiny model of each kind is served in this process, on a configuration that remembers what was read
 off it. An option with `roles` must be read where such a model is loaded and asked, and by no engine
@@ -28,7 +28,7 @@ from support.pictures import picture, saved
 from support.recognition import noise, wav, write_folder
 from support.speech_models import orpheus
 from support.text_models import byte_tokenizer, write_text_folder
-from support.vision_folders import data_url, shown, write_seeing_folder
+from support.vision_folders import data_url, shown, write_vision_folder
 from support.watched_config import watched
 from triptych import serve
 from triptych.compose import build_app, build_engine
@@ -88,7 +88,7 @@ CASES: Mapping[Role, tuple[Case, ...]] = {
         Case(
             path="/v1/chat/completions",
             body={"json": shown(data_url(saved(picture())))},
-            save=write_seeing_folder,
+            save=write_vision_folder,
         ),
     ),
     "embedding": (
@@ -215,7 +215,7 @@ def test_an_option_is_read_by_its_roles_alone(reads: Mapping[Role, Reads]) -> No
     assert not strange
 
 
-def test_every_other_option_is_read_by_somebody(
+def test_every_other_option_has_a_reader(
     reads: Mapping[Role, Reads], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = set[str]().union(*(part.engine | part.api for part in reads.values()))

@@ -62,14 +62,14 @@ def test_loading_diffusers_prints_no_warnings():
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "logged"),
     [
         ({}, "GOMP_SPINCOUNT = '2000'"),
         ({"GOMP_SPINCOUNT": "70"}, "GOMP_SPINCOUNT = '70'"),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY = 'ACTIVE'"),
     ],
 )
-def test_openmp_spin_time_is_short_unless_the_environment_sets_it(environment, told):
+def test_openmp_spin_time_is_short_unless_the_environment_sets_it(environment, logged):
     """OpenMP's runtime says at its start what it goes by; runtimes other than GCC's say less."""
     ours = {name: value for name, value in os.environ.items() if name not in _WAITING}
     run = subprocess.run(
@@ -81,4 +81,4 @@ def test_openmp_spin_time_is_short_unless_the_environment_sets_it(environment, t
     )
     if "GOMP_SPINCOUNT" not in run.stderr:
         pytest.skip("torch was built with another OpenMP")
-    assert told in run.stderr
+    assert logged in run.stderr

@@ -16,19 +16,19 @@ from triptych.modalities.tts.api.protocol import (
 from triptych.modalities.tts.api.routes import COVERAGE_HEADER, SAMPLE_RATE_HEADER
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
-TOLD = PAGE.partition("## Speech\n")[2].partition("\n## ")[0]
+SECTION = PAGE.partition("## Speech\n")[2].partition("\n## ")[0]
 
 
 def test_every_field_is_named() -> None:
     for name in (*SpeechBody.model_fields, *Reading.model_fields, *REFUSED, *FORMATS):
-        assert f"`{name}`" in TOLD
+        assert f"`{name}`" in SECTION
 
 
 def test_what_comes_back_is_named() -> None:
     fields = {**AudioDelta.model_fields, **AudioDone.model_fields, **AudioUsage.model_fields}
     for name in fields.keys() - {"type", "total_tokens"}:
-        assert f"`{name}`" in TOLD
+        assert f"`{name}`" in SECTION
     for header in (COVERAGE_HEADER, SAMPLE_RATE_HEADER):
-        assert f"`{header.lower()}`" in TOLD.lower()
+        assert f"`{header.lower()}`" in SECTION.lower()
     for event in ("speech.audio.delta", "speech.audio.done"):
-        assert f"`{event}`" in TOLD
+        assert f"`{event}`" in SECTION

@@ -82,7 +82,7 @@ def test_no_two_codes_share_their_randomness() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_row_of_no_finite_logits_is_told_apart(bad: float) -> None:
+def test_a_row_of_no_finite_logits_is_marked(bad: float) -> None:
     logits_BQV = logits_of(0)
     logits_BQV[1, 2, 7] = bad
     made = sampler(*ROWS)

@@ -1,4 +1,4 @@
-"""The memory budget balances, whoever draws on it."""
+"""The memory budget balances for all its owners."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_reservations_draw_on_one_budget() -> None:
     ledger.check()
 
 
-def test_a_refusal_names_who_holds_what_and_changes_nothing() -> None:
+def test_a_refusal_names_the_owners_and_changes_nothing() -> None:
     ledger = Ledger(10 * MIB)
     ledger.reserve("chat/weights", 6 * MIB)
     ledger.reserve("speech/weights", 3 * MIB)

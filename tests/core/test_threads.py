@@ -74,7 +74,7 @@ def test_a_quota_bounds_the_count(quota, count):
     assert UsableCores(4, quota).count == count
 
 
-def test_the_reason_is_told():
+def test_the_reason_is_reported():
     assert str(UsableCores(4, 1.5)) == "cores to run on: 4, a CPU quota of 1.5"
     assert str(UsableCores(4, math.inf)) == "cores to run on: 4"
 
@@ -96,12 +96,12 @@ def test_there_is_at_least_one():
     assert num_usable_cores() >= 1
 
 
-@pytest.mark.parametrize(("asked", "told"), [(0, "("), (3, "3 (--threads; ")])
-def test_log_has_number_of_threads_and_reason(asked, told, caplog):
+@pytest.mark.parametrize(("asked", "logged"), [(0, "("), (3, "3 (--threads; ")])
+def test_log_has_number_of_threads_and_reason(asked, logged, caplog):
     before = torch.get_num_threads()
     with caplog.at_level(logging.INFO):
         open_device(DeviceOptions(device="cpu", threads=asked))
     torch.set_num_threads(before)
     (line,) = (line for line in caplog.messages if line.startswith("threads to compute with: "))
-    assert told in line
+    assert logged in line
     assert str(usable_cores()) in line

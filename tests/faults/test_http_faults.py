@@ -141,7 +141,7 @@ def test_08_a_body_over_the_cap(shared: HttpServer) -> None:
     error = refusal(shared, chat("x" * 100_001), status=413)
     assert error["code"] == "payload_too_large"
     huge = sent(shared, post(CHAT, b"{", "Content-Length: 99999999999"))
-    assert huge.startswith(b"HTTP/1.1 413")  # told at once; the connection waits for its end
+    assert huge.startswith(b"HTTP/1.1 413")  # refused at once; the connection waits for its end
     chunked = post(CHAT, b"", "Transfer-Encoding: chunked")
     chunked += b"".join(b"2710\r\n" + b"x" * 10_000 + b"\r\n" for _ in range(20)) + b"0\r\n\r\n"
     with connect(shared) as sock:
@@ -152,8 +152,8 @@ def test_08_a_body_over_the_cap(shared: HttpServer) -> None:
 def test_08_a_content_length_that_lies(shared: HttpServer) -> None:
     body = json.dumps(chat()).encode()
     for lie in (-10, 10):  # what follows is no request; what is missing never comes
-        said = sent(shared, post(CHAT, body, f"Content-Length: {len(body) + lie}"))
-        assert b"HTTP/1.1 200" not in said
+        response = sent(shared, post(CHAT, body, f"Content-Length: {len(body) + lie}"))
+        assert b"HTTP/1.1 200" not in response
 
 
 @pytest.mark.parametrize(

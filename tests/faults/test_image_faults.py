@@ -22,7 +22,7 @@ from support.image_app import (
     EDITS,
     GENERATIONS,
     VARIATIONS,
-    PaintingEngine,
+    FakeImageEngine,
     generation,
     image_model,
     make_image_app,
@@ -43,7 +43,7 @@ TRAVERSALS = ("../../../../tmp/evil.png", "/etc/passwd", "a\x00b.png", "n" * 400
 
 
 @contextlib.contextmanager
-def surviving(engine: PaintingEngine, **server: Any) -> Iterator[HttpServer]:
+def surviving(engine: FakeImageEngine, **server: Any) -> Iterator[HttpServer]:
     """A live server; whatever is done to it, it must still draw and edit afterwards."""
     pool = DecodePool([pictures.__name__])
     models = (image_model(), image_model("looks", max_references=16))
@@ -63,7 +63,7 @@ def surviving(engine: PaintingEngine, **server: Any) -> Iterator[HttpServer]:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[HttpServer]:
     """One server for everything that never reaches the engine."""
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     with surviving(engine) as server:
         yield server
         assert engine.submitted == {}
@@ -95,9 +95,9 @@ def test_14_to_17_hostile_pictures_are_refused(shared: HttpServer, name: str) ->
     assert refused(sent(shared, image=PNG, mask=data), status)["param"] == "mask"
 
 
-@pytest.mark.parametrize("told", ["image/jpeg", "image/webp", "text/plain", "image/gif"])
-def test_17_a_picture_that_is_not_what_it_is_sent_as(shared: HttpServer, told: str) -> None:
-    error = refused(sent(shared, media_type=told, image=PNG), 415)
+@pytest.mark.parametrize("claimed", ["image/jpeg", "image/webp", "text/plain", "image/gif"])
+def test_17_a_picture_that_is_not_what_it_is_sent_as(shared: HttpServer, claimed: str) -> None:
+    error = refused(sent(shared, media_type=claimed, image=PNG), 415)
     assert "image/png" in error["message"]
 
 
@@ -133,7 +133,7 @@ def test_24_numbers_that_are_none(shared: HttpServer, number: str) -> None:
 
 def test_26_names_of_files_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     before = set(Path("/tmp").iterdir())
     with surviving(engine) as server:
         for filename in TRAVERSALS:
@@ -153,7 +153,7 @@ def test_26_names_of_files_go_nowhere(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_28_a_client_that_leaves_stops_its_pictures(
     is_streamed: bool, stage: str, is_reset: bool
 ) -> None:
-    engine = PaintingEngine(step_s=0.01, gate=threading.Event())
+    engine = FakeImageEngine(step_s=0.01, gate=threading.Event())
     assert engine.gate is not None
     if stage == "running":
         engine.gate.set()
@@ -175,7 +175,7 @@ def test_28_a_client_that_leaves_stops_its_pictures(
 
 
 def test_28_a_client_that_leaves_while_its_pictures_are_read() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     big = saved(picture(3000, 3000), compress_level=0)[: 3 * 2**20]  # decoding it fails, slowly
     form = b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
     form += b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
@@ -193,7 +193,7 @@ def test_28_a_client_that_leaves_while_its_pictures_are_read() -> None:
 
 
 def test_30_overload_says_when_to_come_back() -> None:
-    engine = PaintingEngine(gate=threading.Event())
+    engine = FakeImageEngine(gate=threading.Event())
     service = make_image_service(engine, max_queue_size=2, max_batch_size=2)
     with live(make_image_app(engine, service)) as server:
         socks = [connect(server) for _ in range(2)]
@@ -213,7 +213,7 @@ def test_30_overload_says_when_to_come_back() -> None:
 
 
 def test_32_a_picture_that_turns_to_nothing_costs_itself_alone() -> None:
-    engine = PaintingEngine(error=NonFinite("The picture is not a number."), num_good=2)
+    engine = FakeImageEngine(error=NonFinite("The picture is not a number."), num_good=2)
     with surviving(engine) as server:
         reply = ask(server.url, GENERATIONS, json=generation())
         assert refused(reply, 500)["code"] == "non_finite"

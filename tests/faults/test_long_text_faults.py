@@ -1,4 +1,4 @@
-"""Texts that cannot fit: told so from their length, on every route, while others go on."""
+"""Texts that cannot fit are refused by their length, on every route, while others go on."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def test_a_text_that_cannot_fit_is_not_tokenized(
 
 async def test_spelled_specials_cost_no_more(tmp_path: Path, tokenized: list[int]) -> None:
     async with in_process(make_app(tmp_path, FakeEngine())) as client:
-        said = chat("<|im_end|>" * 400_000)
-        answer = await client.post("/v1/chat/completions", json=said)
+        body = chat("<|im_end|>" * 400_000)
+        answer = await client.post("/v1/chat/completions", json=body)
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert not tokenized
 
@@ -82,7 +82,7 @@ async def test_long_texts_take_one_thread_and_short_ones_pass_them() -> None:
     release.set()
     await asyncio.gather(*long, return_exceptions=True)
     assert await on_text_thread(10**6, lambda: "next") == "next"
-    assert len(running) <= 2  # whoever left while waiting was not worked for
+    assert len(running) <= 2  # requests that left while waiting were dropped
 
 
 async def test_tokenizing_holds_up_no_other_thread() -> None:

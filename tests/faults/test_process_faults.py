@@ -1,4 +1,4 @@
-"""Processes that hang, die, are told to stop or cannot start: `triptych serve` as a whole."""
+"""Processes that hang, die, receive signals or cannot start: `triptych serve` as a whole."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import pytest
 from support.http import ask, connect, documents, in_process, live, post, read_all, refused, until
 from support.speech_app import (
     SAMPLES_PER_ID,
-    HummingEngine,
+    FakeSpeechEngine,
     make_speech_app,
     make_speech_service,
     num_samples,
@@ -33,7 +33,7 @@ LONG = "This is a sentence of some length that is spoken. " * 60
 
 
 @contextlib.contextmanager
-def surviving(engine: HummingEngine, **server: Any) -> Iterator[HttpServer]:
+def surviving(engine: FakeSpeechEngine, **server: Any) -> Iterator[HttpServer]:
     """A live server; whatever is done to it, it must still speak afterwards."""
     app = make_speech_app(engine, **server)
     with live(app, wire=WireLimits(linger_s=0.5)) as running:
@@ -47,7 +47,7 @@ def surviving(engine: HummingEngine, **server: Any) -> Iterator[HttpServer]:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[HttpServer]:
     """One server for everything that never reaches the engine."""
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     with surviving(engine) as server:
         yield server
         assert engine.submitted == {}
@@ -110,7 +110,7 @@ def test_26_a_voice_that_is_a_path_is_no_voice(shared: HttpServer, voice: str) -
 def test_28_a_client_that_leaves_stops_its_speech(
     stream_format: str, kind: str, stage: str, is_reset: bool
 ) -> None:
-    engine = HummingEngine(is_endless=True, step_s=0.01, gate=threading.Event())
+    engine = FakeSpeechEngine(is_endless=True, step_s=0.01, gate=threading.Event())
     assert engine.gate is not None
     if stage == "running":
         engine.gate.set()
@@ -132,7 +132,7 @@ def test_28_a_client_that_leaves_stops_its_speech(
 
 
 def test_28_what_was_submitted_ahead_is_cancelled_too() -> None:
-    engine = HummingEngine(step_samples=SAMPLES_PER_ID * 40, step_s=0.01)
+    engine = FakeSpeechEngine(step_samples=SAMPLES_PER_ID * 40, step_s=0.01)
     with surviving(engine) as server:
         sock = connect(server)
         sock.sendall(post(PATH, json.dumps(speech(LONG, response_format="pcm")).encode()))
@@ -143,7 +143,7 @@ def test_28_what_was_submitted_ahead_is_cancelled_too() -> None:
 
 
 def test_28_half_of_many_streams_dropped() -> None:
-    engine = HummingEngine(step_s=0.01)
+    engine = FakeSpeechEngine(step_s=0.01)
     raw = post(PATH, json.dumps(speech(response_format="pcm")).encode(), "Connection: close")
     with surviving(engine) as server:
         socks = [connect(server) for _ in range(16)]
@@ -162,7 +162,7 @@ def test_28_half_of_many_streams_dropped() -> None:
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 def test_29_a_client_that_stops_reading_is_dropped(stream_format: str) -> None:
-    engine = HummingEngine(is_endless=True, step_samples=48_000)
+    engine = FakeSpeechEngine(is_endless=True, step_samples=48_000)
     app = make_speech_app(engine, stream_timeout_s=0.4)
     body = speech(stream_format=stream_format, response_format="pcm")
     with live(app, wire=WireLimits(linger_s=0.4)) as server:
@@ -179,7 +179,7 @@ def test_29_a_client_that_stops_reading_is_dropped(stream_format: str) -> None:
 
 
 def test_29_a_client_that_reads_slowly_gets_everything() -> None:
-    engine = HummingEngine(step_samples=24_000)
+    engine = FakeSpeechEngine(step_samples=24_000)
     raw = post(PATH, json.dumps(speech(LONG[:1000], response_format="pcm")).encode())
     with live(make_speech_app(engine, stream_timeout_s=0.5)) as server, connect(server) as sock:
         sock.sendall(raw.replace(b"Host: t", b"Host: t\r\nConnection: close"))
@@ -193,7 +193,7 @@ def test_29_a_client_that_reads_slowly_gets_everything() -> None:
 
 
 async def test_a_thousand_requests_leave_nothing_behind() -> None:
-    engine = HummingEngine(step_samples=6000)
+    engine = FakeSpeechEngine(step_samples=6000)
     service = make_speech_service(engine)
     app = make_speech_app(engine, service)
     async with in_process(app) as client:
@@ -232,7 +232,7 @@ def num_encoders() -> int:
 def test_speech_that_takes_too_long_is_ended(
     stream_format: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = HummingEngine(is_endless=True, step_s=0.01)
+    engine = FakeSpeechEngine(is_endless=True, step_s=0.01)
     with (
         live(make_speech_app(engine, request_timeout_s=0.3)) as server,
         httpx.Client(base_url=server.url, verify=False) as client,

@@ -118,8 +118,8 @@ async def test_a_template_finds_no_file_and_no_secret(
 
 async def test_a_long_conversation_is_rendered() -> None:
     made = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", model="m")
-    said = [{"role": "user", "content": "wörd " * 500}] * 1000
-    assert await made.render(said) == "wörd " * 500_000
+    messages = [{"role": "user", "content": "wörd " * 500}] * 1000
+    assert await made.render(messages) == "wörd " * 500_000
     await made.close()
 
 

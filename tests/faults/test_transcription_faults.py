@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support.http import in_process
-from support.recognition import DictatedEngine, hearing_model, noise, said, wav
+from support.recognition import FakeRecognitionEngine, noise, timed_tokens, wav, whisper_model
 from triptych.core.config import Config, ScheduleOptions
 from triptych.core.http.app import create_app
 from triptych.core.media.audio import decode
@@ -24,16 +24,16 @@ from triptych.schedulers.admission import Admission
 
 
 @pytest.fixture
-def engine() -> DictatedEngine:
-    return DictatedEngine([(2.0, (said(" Hello.", 0.0, 2.0),))])
+def engine() -> FakeRecognitionEngine:
+    return FakeRecognitionEngine([(2.0, (timed_tokens(" Hello.", 0.0, 2.0),))])
 
 
 @pytest.fixture
-async def client(engine: DictatedEngine) -> AsyncIterator[httpx.AsyncClient]:
+async def client(engine: FakeRecognitionEngine) -> AsyncIterator[httpx.AsyncClient]:
     pool = DecodePool([decode.__name__])
-    ears, admission = [hearing_model()], Admission(options=ScheduleOptions())
-    hearing = RecognitionService(engine, ears, admission, decode.ClipReader(pool))
-    app = create_app(Config(), engine, [recognition_router(hearing)])
+    models, admission = [whisper_model()], Admission(options=ScheduleOptions())
+    recognition = RecognitionService(engine, models, admission, decode.ClipReader(pool))
+    app = create_app(Config(), engine, [recognition_router(recognition)])
     async with in_process(app) as client:
         yield client
     await pool.close()
@@ -46,7 +46,7 @@ async def send(client: httpx.AsyncClient, file: bytes) -> httpx.Response:
 
 
 async def test_hostile_files_cost_their_request_alone(
-    client: httpx.AsyncClient, engine: DictatedEngine, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, engine: FakeRecognitionEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = replace(service.TRANSCRIPTION_LIMITS, max_seconds=30)
     monkeypatch.setattr(service, "TRANSCRIPTION_LIMITS", limits)

@@ -94,7 +94,7 @@ def test_20_what_a_header_declares_changes_nothing(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sound", "told"),
+    ("sound", "message"),
     [
         (b"", "empty"),
         (wav(np.zeros(0)), "no sound"),
@@ -107,8 +107,8 @@ def test_20_what_a_header_declares_changes_nothing(server: HttpServer) -> None:
     ],
     ids=["0 bytes", "0 samples", "1 sample", "1 loud sample", "short", "zeros", "offset", "faint"],
 )
-def test_21_a_recording_without_a_voice(server: HttpServer, sound: bytes, told: str) -> None:
-    assert told in refusal(server, sound, 400)
+def test_21_a_recording_without_a_voice(server: HttpServer, sound: bytes, message: str) -> None:
+    assert message in refusal(server, sound, 400)
 
 
 def test_35_a_crash_of_the_decoder_costs_its_own_request_alone(server: HttpServer) -> None:

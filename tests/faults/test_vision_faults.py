@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from support.http import FakeEngine, in_process, refused
 from support.pictures import hostile, picture, saved
 from support.text_models import SPECIALS
-from support.vision_folders import EXTRA, data_url, shown, write_seeing_folder
+from support.vision_folders import EXTRA, data_url, shown, write_vision_folder
 from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions
 from triptych.core.media.fetch import MediaFetcher, is_public, resolve
@@ -97,7 +97,7 @@ def engine() -> FakeEngine:
 async def app(
     tmp_path_factory: pytest.TempPathFactory, engine: FakeEngine, net: Net
 ) -> AsyncIterator[FastAPI]:
-    model = write_seeing_folder(tmp_path_factory.mktemp("eyes"))
+    model = write_vision_folder(tmp_path_factory.mktemp("eyes"))
     config = Config(server=ServerOptions(num_decode_children=1))
     before = set(psutil.Process().children())
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +119,7 @@ async def client(app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncC
 
 
 async def refusal(client: httpx.AsyncClient, url: str, status: int) -> str:
-    """What a picture is refused with; it leaks nothing, and the engine has not heard of it."""
+    """What a picture is refused with; it leaks nothing, and the engine never gets it."""
     async with asyncio.timeout(60):
         reply = await client.post(CHAT, json=shown(url))
     error = refused(reply, status)

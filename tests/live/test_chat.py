@@ -88,7 +88,7 @@ def test_three_samples_repeat_with_their_seed(client: openai.OpenAI) -> None:
     assert samples(6) != first
 
 
-async def test_answers_repeat_alone_and_in_company(server: Server, repeatable: ModuleType) -> None:
+async def test_answers_repeat_alone_and_batched(server: Server, repeatable: ModuleType) -> None:
     """Texts and log-probabilities, greedy and seeded; what was cached or runs beside is all one."""
     questions = repeatable.questions_of(repeatable.PROMPTS[:4])
     url = f"http://127.0.0.1:{server.port}/v1"
@@ -96,7 +96,7 @@ async def test_answers_repeat_alone_and_in_company(server: Server, repeatable: M
         repeater = repeatable.Repeater(client, MODEL, 12)
         runs = {
             "alone": await repeater.alone(questions, 2),
-            "in company": await repeater.in_company(questions, 1),
+            "batched": await repeater.batched(questions, 1),
         }
     assert repeatable.report(runs)
 
@@ -147,9 +147,11 @@ def test_log_probabilities_match_the_text(client: openai.OpenAI) -> None:
 
 
 def test_a_second_turn_finds_the_first_in_the_cache(client: openai.OpenAI) -> None:
-    story = [{"role": "user", "content": "Remember this list: " + "apple, pear, plum, " * 30}]
-    first = client.chat.completions.create(model=MODEL, messages=story, max_tokens=4)
-    again = [*story, {"role": "assistant", "content": first.choices[0].message.content}]
+    conversation = [
+        {"role": "user", "content": "Remember this list: " + "apple, pear, plum, " * 30}
+    ]
+    first = client.chat.completions.create(model=MODEL, messages=conversation, max_tokens=4)
+    again = [*conversation, {"role": "assistant", "content": first.choices[0].message.content}]
     second = client.chat.completions.create(
         model=MODEL, messages=[*again, {"role": "user", "content": "Which?"}], max_tokens=4
     )
@@ -177,7 +179,7 @@ def test_mistakes_have_types(client: openai.OpenAI) -> None:
 
 
 async def test_32_streams_half_of_them_dropped(server: Server) -> None:
-    """Slots and pages come back, whoever leaves; those who stay get their whole answer."""
+    """Slots and pages come back, however jobs leave; those that stay get their whole answer."""
     url = f"http://127.0.0.1:{server.port}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
 

@@ -89,9 +89,11 @@ def test_stream_has_previews(client: openai.OpenAI) -> None:
     kinds = [event.type.removeprefix("image_generation.") for event in events]
     assert [kind for kind in kinds if kind != "progress"] == [*["partial_image"] * 3, "completed"]
     steps = [(event.model_extra or {}).get("step") for event in events]
-    told = [step for step, kind in zip(steps, kinds, strict=True) if kind == "progress" and step]
-    assert told == sorted(told)
-    assert told[-1] == NUM_STEPS
+    steps_reported = [
+        step for step, kind in zip(steps, kinds, strict=True) if kind == "progress" and step
+    ]
+    assert steps_reported == sorted(steps_reported)
+    assert steps_reported[-1] == NUM_STEPS
     before_first = [step or 0 for step, kind in zip(steps, kinds, strict=True)][
         : kinds.index("partial_image")
     ]

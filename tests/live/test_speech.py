@@ -53,9 +53,9 @@ def test_what_is_spoken_is_understood(
     client: openai.OpenAI, models: dict[str, str], kind: str
 ) -> None:
     sound = speak(client, models["speech"], response_format=kind)
-    heard = written(client, models["transcription"], f"speech.{kind}", sound)
-    missing = [word for word in WORDS if word not in heard]
-    assert len(missing) <= 1, heard
+    transcript = written(client, models["transcription"], f"speech.{kind}", sound)
+    missing = [word for word in WORDS if word not in transcript]
+    assert len(missing) <= 1, transcript
 
 
 def test_a_seed_repeats_the_sound_and_half_speed_lasts_longer(

@@ -12,7 +12,7 @@ import pytest
 
 from support.pictures import picture, saved
 from support.serve_process import Server, eventually
-from support.vision_folders import data_url, shown, write_seeing_folder
+from support.vision_folders import data_url, shown, write_vision_folder
 
 MODEL = "eyes"
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder: Path = tmp_path_factory.mktemp("live")
-    write_seeing_folder(folder / MODEL, max_position_embeddings=512)
+    write_vision_folder(folder / MODEL, max_position_embeddings=512)
     options = ("--model", str(folder / MODEL), "--device", "cpu", "--num-decode-children", "1")
     with Server(*options, engine="real", log=folder / "log") as running:
         running.wait_ready()
@@ -64,8 +64,8 @@ def test_a_picture_is_encoded_once_however_often_it_returns(
     details = asked.usage.prompt_tokens_details.model_dump()
     assert (details["image_tokens"], details["cached_images"]) == (16, 0)
 
-    said = {"role": "assistant", "content": asked.choices[0].message.content}
-    again = ask(client, first, said, {"role": "user", "content": "And now?"})
+    asked_message = {"role": "assistant", "content": asked.choices[0].message.content}
+    again = ask(client, first, asked_message, {"role": "user", "content": "And now?"})
     details = again.usage.prompt_tokens_details.model_dump()
     assert (details["image_tokens"], details["cached_images"]) == (16, 1)
     assert details["cached_tokens"] >= 32
@@ -77,11 +77,11 @@ def test_a_picture_is_encoded_once_however_often_it_returns(
 
 
 def test_a_streamed_answer_is_the_same(client: openai.OpenAI) -> None:
-    said = message(saved(picture(70, 50), "jpeg"), "What is this?", "jpeg")
-    whole = ask(client, said)
+    asked_message = message(saved(picture(70, 50), "jpeg"), "What is this?", "jpeg")
+    whole = ask(client, asked_message)
     chunks = client.chat.completions.create(
         model=MODEL,
-        messages=[said],  # type: ignore[list-item]
+        messages=[asked_message],  # type: ignore[list-item]
         temperature=0,
         max_tokens=4,
         stream=True,

@@ -23,7 +23,7 @@ SIDE = 128
 
 
 @pytest.fixture(scope="module", params=["auto", "float32"])
-def painter(
+def executor(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ImageExecutor:
     folder = tmp_path_factory.mktemp("cache")
@@ -31,9 +31,9 @@ def painter(
     config: Config = make_config({**options, "dtype": request.param})
     (resolved,) = resolve_all(config.models, SilentProgress(), sources=(EMBEDDED_IMAGES,))
     loaded = DiffusionLoader(resolved, config, *open_device(config.device)).load(lambda done: None)
-    painter = loaded.runner._executor  # type: ignore[attr-defined]
-    assert isinstance(painter, ImageExecutor)
-    return painter
+    executor = loaded.runner._executor  # type: ignore[attr-defined]
+    assert isinstance(executor, ImageExecutor)
+    return executor
 
 
 def asked(index: int, cache: str, guidance_scale: float) -> ImageRequest:
@@ -50,15 +50,15 @@ def asked(index: int, cache: str, guidance_scale: float) -> ImageRequest:
 
 @torch.inference_mode()
 def draw(
-    painter: ImageExecutor, *requests: ImageRequest
+    executor: ImageExecutor, *requests: ImageRequest
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Latents and bytes of each, drawn together."""
-    begun = painter.begin([(request, 0) for request in requests])
+    begun = executor.begin([(request, 0) for request in requests])
     pictures = [picture for picture in begun if isinstance(picture, RunningPicture)]
     for _ in range(NUM_STEPS):
-        painter.advance(pictures, [1] * len(pictures), [False] * len(pictures))
+        executor.advance(pictures, [1] * len(pictures), [False] * len(pictures))
     latents = [picture.row.sample.sample.clone() for picture in pictures]
-    shown = [pixels.get().clone() for pixels, _ in painter.decode(pictures)]
+    shown = [pixels.get().clone() for pixels, _ in executor.decode(pictures)]
     for picture in pictures:
         picture.release()
     return list(zip(latents, shown, strict=True))
@@ -67,12 +67,12 @@ def draw(
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.5])
 def test_a_picture_alone_equals_itself_in_a_batch(
-    painter: ImageExecutor, cache: str, guidance_scale: float
+    executor: ImageExecutor, cache: str, guidance_scale: float
 ) -> None:
     requests = [asked(index, cache, guidance_scale) for index in range(len(PROMPTS))]
-    together = draw(painter, *requests)
-    painter._prompts._cache.clear()  # so that texts are encoded anew, alone
+    together = draw(executor, *requests)
+    executor._prompts._cache.clear()  # so that texts are encoded again, alone
     for request, (latents, shown) in zip(requests, together, strict=True):
-        ((latents_alone, shown_alone),) = draw(painter, request)
+        ((latents_alone, shown_alone),) = draw(executor, request)
         assert torch.equal(latents, latents_alone)
         assert torch.equal(shown, shown_alone)

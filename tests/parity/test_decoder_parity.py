@@ -178,12 +178,12 @@ def test_prefix_hit(open_rig: OpenRig, model: tuple[Path, Any]) -> None:
     rig = open_rig(folder)
     donor = rig.open(prompt(22))
     rig.prefill(donor)
-    guests = [rig.open(donor.tokens[:20] + prompt(n, seed=5)) for n in (1, 6)]
-    for guest, num_pages in zip(guests, (5, 3), strict=True):
-        rig.share(guest, donor, num_pages)
-    rig.prefill(*guests)
-    rig.decode(donor, *guests, num_steps=4)
-    assert_same_logits([donor, *guests], reference)
+    mates = [rig.open(donor.tokens[:20] + prompt(n, seed=5)) for n in (1, 6)]
+    for mate, num_pages in zip(mates, (5, 3), strict=True):
+        rig.share(mate, donor, num_pages)
+    rig.prefill(*mates)
+    rig.decode(donor, *mates, num_steps=4)
+    assert_same_logits([donor, *mates], reference)
 
 
 def test_preempt_and_resume(open_rig: OpenRig, model: tuple[Path, Any]) -> None:
@@ -212,12 +212,12 @@ def test_bfloat16_errs_no_more_than_transformers(
     rig.step((rows[0], 19), (rows[1], 21))
     rig.decode(*rows, num_steps=6)
     rig.preempt(rows[1])
-    guest = rig.open(rows[0].tokens[:32] + prompt(5, seed=5))
-    rig.share(guest, rows[0], 8)
-    rig.prefill(rows[1], guest)
-    rig.decode(*rows, guest, num_steps=6)
+    mate = rig.open(rows[0].tokens[:32] + prompt(5, seed=5))
+    rig.share(mate, rows[0], 8)
+    rig.prefill(rows[1], mate)
+    rig.decode(*rows, mate, num_steps=6)
 
-    assert_errs_no_more_than_in_bfloat16([*rows, guest], reference)
+    assert_errs_no_more_than_in_bfloat16([*rows, mate], reference)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 13, 16])

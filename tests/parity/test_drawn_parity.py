@@ -93,7 +93,7 @@ def finished(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]
 def test_pictures_are_those_of_diffusers(
     name: str, tmp_path: Path, finished: dict[int, tuple[Tensor, Tensor]]
 ) -> None:
-    """With three samplers, each in the company of another prompt, seed and number of steps."""
+    """With three samplers, each batched with another prompt, seed and number of steps."""
     parts = save_pipeline(tmp_path, name)
     request = request_for(name, ASKED)
     other = ImageRequest(
@@ -114,7 +114,7 @@ def test_pictures_are_those_of_diffusers(
 CACHES = ("off", "taylorseer", "first-block", "teacache")
 
 
-def test_a_picture_alone_and_in_company(
+def test_a_picture_is_the_same_alone_and_batched(
     tmp_path: Path, finished: dict[int, tuple[Tensor, Tensor]]
 ) -> None:
     """With every cache; the others differ in all there is, and ask for several pictures."""

@@ -117,20 +117,20 @@ def draw(recipe: Recipe, request: ImageRequest, cache: CacheMethod | None = None
 
 
 def theirs(
-    name: str, kind: str, parts: dict[str, Any], request: ImageRequest, **told: Any
+    name: str, kind: str, parts: dict[str, Any], request: ImageRequest, **arguments: Any
 ) -> Tensor:
     """Latents of diffusers' pipeline `kind` over the parts of `name`."""
     modules = {part: value for part, value in parts.items() if part != "scheduler"}
     scale = open_recipe(name, parts).spec.default_guidance
-    told["true_cfg_scale" if name.startswith("Qwen") else "guidance_scale"] = scale
+    arguments["true_cfg_scale" if name.startswith("Qwen") else "guidance_scale"] = scale
     if not name.startswith(("Flux", "SanaSprint")):
-        told["negative_prompt"] = request.negative_prompt
+        arguments["negative_prompt"] = request.negative_prompt
     result = their_pipeline(kind, modules, parts["scheduler"])(
         prompt=request.prompt,
         num_inference_steps=request.num_steps,
         generator=torch.Generator().manual_seed(request.seed),
         output_type="latent",
-        **told,
+        **arguments,
     )
     latents: Tensor = result.frames if name == "WanPipeline" else result.images
     return latents[0]
@@ -169,12 +169,12 @@ def _smaller(calculate: Callable[[int, float], Any], num_pixels: int, aspect: fl
 def test_a_picture_changes_as_with_diffusers(name: str, index: int) -> None:
     parts = parts_of(name, index)
     takes_size = name not in {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
-    told: dict[str, Any] = dict(SIZE) if takes_size else {}
-    told |= {"video": [PICTURE]} if name == "WanPipeline" else {"image": PICTURE}
+    arguments: dict[str, Any] = dict(SIZE) if takes_size else {}
+    arguments |= {"video": [PICTURE]} if name == "WanPipeline" else {"image": PICTURE}
     if name == "SanaSprintPipeline":
-        told |= {"intermediate_timesteps": None, "use_resolution_binning": False}
-        told["clean_caption"] = False
-    expected = theirs(name, IMG2IMG[name], parts, REQUEST, strength=0.6, **told)
+        arguments |= {"intermediate_timesteps": None, "use_resolution_binning": False}
+        arguments["clean_caption"] = False
+    expected = theirs(name, IMG2IMG[name], parts, REQUEST, strength=0.6, **arguments)
     assert distance(draw(open_recipe(name, parts), REQUEST), expected) < 1e-5
 
 
@@ -185,13 +185,13 @@ def test_a_picture_changes_within_a_mask_as_with_diffusers(name: str, strength: 
     recipe, request = open_recipe(name, parts), replace(MASKED, strength=strength)
     if name == "Flux2KleinPipeline":  # theirs takes no second prompt
         request = replace(request, negative_prompt="")
-    told = {"image": PICTURE, "mask_image": MASK, "strength": strength, **SIZE}
+    arguments = {"image": PICTURE, "mask_image": MASK, "strength": strength, **SIZE}
     if name == "FluxKontextPipeline":
-        told |= {"image_reference": PICTURE, "max_area": WIDTH * HEIGHT}
+        arguments |= {"image_reference": PICTURE, "max_area": WIDTH * HEIGHT}
     if name == "ChromaPipeline":  # their pipeline asks for what the model no longer says
         parts["transformer"].register_to_config(guidance_embeds=False)
-        told["max_sequence_length"] = 512
-    expected = theirs(name, INPAINT[name], parts, request, **told)
+        arguments["max_sequence_length"] = 512
+    expected = theirs(name, INPAINT[name], parts, request, **arguments)
     ours = draw(recipe, request)
     if name == "Flux2KleinPipeline":
         ours = recipe.to_latents(ours, request)
@@ -200,7 +200,7 @@ def test_a_picture_changes_within_a_mask_as_with_diffusers(name: str, strength: 
 
 @pytest.mark.parametrize("num_pictures", [1, 2])
 @pytest.mark.parametrize("name", REFERRING)
-def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) -> None:
+def test_reference_pictures_are_encoded_as_with_diffusers(name: str, num_pictures: int) -> None:
     parts = parts_of(name)
     recipe = open_recipe(name, parts)
     is_qwen = name.startswith("Qwen")
@@ -215,11 +215,11 @@ def test_pictures_are_looked_at_as_with_diffusers(name: str, num_pictures: int) 
         with pytest.raises(InvalidRequest, match="this model takes 1"):
             recipe.prepare(request, TensorPools())
         return
-    told = dict(SIZE)
+    arguments = dict(SIZE)
     if name == "FluxKontextPipeline":
-        told["max_area"] = WIDTH * HEIGHT
+        arguments["max_area"] = WIDTH * HEIGHT
     image = pictures if recipe.spec.max_references > 1 else pictures[0]
-    expected = theirs(name, name, parts, request, image=image, **told)
+    expected = theirs(name, name, parts, request, image=image, **arguments)
     ours = draw(recipe, request)
     if name == "Flux2KleinPipeline":
         ours = recipe.to_latents(ours, request)
@@ -254,7 +254,7 @@ def test_at_full_strength_a_picture_is_drawn_from_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["FluxPipeline", "Flux2KleinPipeline"])
-def test_company_changes_nothing(name: str) -> None:
+def test_batch_mates_change_nothing(name: str) -> None:
     recipe, pools = open_recipe(name, parts_of(name)), TensorPools()
     requests = [
         REQUEST,
@@ -311,7 +311,7 @@ def test_pictures_of_another_size_are_fitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"strength": 0.0}, "Strength is from 0 to 1"),
         ({"strength": 1.2}, "Strength is from 0 to 1"),
@@ -322,8 +322,8 @@ def test_pictures_of_another_size_are_fitted() -> None:
         ({"sampler": "lcm"}, "lcm cannot draw with this model; these are its samplers: euler"),
     ],
 )
-def test_what_cannot_be_drawn_is_named(changes: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_drawn_is_named(changes: dict[str, Any], message: str) -> None:
     recipe, pools = open_recipe("FluxPipeline", parts_of("FluxPipeline")), TensorPools()
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         recipe.prepare(replace(REQUEST, **changes), pools)
     assert pools.num_used == 0

@@ -85,10 +85,10 @@ def test_logits_through_every_path(tmp_path: Path, family: str, extra: dict[str,
     rig.decode(*rows, num_steps=3)
     rig.preempt(rows[1])
     rig.step((rows[1], len(rows[1].tokens)), (rows[0], 0))
-    guest = rig.open(rows[0].tokens[:29])
-    rig.share(guest, rows[0], 7)
-    rig.prefill(guest)
-    for row in (*rows, guest):
+    mate = rig.open(rows[0].tokens[:29])
+    rig.share(mate, rows[0], 7)
+    rig.prefill(mate)
+    for row in (*rows, mate):
         check(row, reference)
 
 

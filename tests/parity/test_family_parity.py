@@ -223,16 +223,16 @@ def test_mixed_caches_in_one_batch_are_what_each_is_alone(name: str, level: Leve
         teacache("any", threshold=0.3, coefficients=(1.0, 0.0), level=level),
         taylorseer(warmup=2, interval=3, level=level),
     ]
-    alone, told = [], []
+    alone, decided = [], []
     for seed, method in enumerate(methods):
         row = open_row(name, seed, 9, method, pools)
         alone += finish(model, [row])
-        told.append(method and decisions(row))
+        decided.append(method and decisions(row))
     rows = [open_row(name, seed, 9, method, pools) for seed, method in enumerate(methods)]
     for ours, expected in zip(finish(model, rows), alone, strict=True):
         assert close(ours, expected)
-    assert [method and decisions(row) for row, method in zip(rows, methods, strict=True)] == told
-    assert sum(skipped for _, skipped in filter(None, told)) > 0
+    assert [method and decisions(row) for row, method in zip(rows, methods, strict=True)] == decided
+    assert sum(skipped for _, skipped in filter(None, decided)) > 0
     assert pools.num_used == 0
 
 
@@ -246,13 +246,13 @@ def test_mixed_caches_in_one_batch_are_what_each_is_alone(name: str, level: Leve
 def test_prompts_of_any_length_share_a_run(name: str, argument: str) -> None:
     model, batch = open_model(build(name)), batch_of(name)
     ragged = [
-        replace(told, rows={argument: told.rows[argument][: 5 - 2 * row]})
-        for row, told in enumerate(batch.conditioning)
+        replace(given, rows={argument: given.rows[argument][: 5 - 2 * row]})
+        for row, given in enumerate(batch.conditioning)
     ]
     shape = batch.samples.shape[1:]
-    keys = {model.batch_key(shape, told) for told in ragged}
+    keys = {model.batch_key(shape, given) for given in ragged}
     assert len(keys) == 1
-    assert len({model.batch_key(shape, told, is_exact=True) for told in ragged}) == 3
+    assert len({model.batch_key(shape, given, is_exact=True) for given in ragged}) == 3
     mixed = replace(batch, conditioning=ragged)
     together = model.velocity(mixed)
     for row in range(3):

@@ -140,9 +140,13 @@ def test_rows_of_every_kind_in_one_batch_and_a_cached_voice(
 def ending(reference: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model that says the mark of the end in place of a code it says late, theirs and ours."""
     model = type(reference).from_pretrained(folder).eval()
-    said = [codes[0] for codes in generate(reference, WORDS)[0]]
-    late = next(code for at, code in enumerate(said) if at >= 8 and said.index(code) == at)
-    assert said.index(late) + 10 < NUM_STEPS
+    codes_of_first = [codes[0] for codes in generate(reference, WORDS)[0]]
+    late = next(
+        code
+        for at, code in enumerate(codes_of_first)
+        if at >= 8 and codes_of_first.index(code) == at
+    )
+    assert codes_of_first.index(late) + 10 < NUM_STEPS
     with torch.no_grad():
         head_QVC = model.audio_lm_head.weight.view(10, 34, -1)
         head_QVC[0, END] = 1.05 * head_QVC[0, late]

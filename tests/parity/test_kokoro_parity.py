@@ -56,10 +56,10 @@ RECORDED_SAMPLES = (
 """The first of every eighth of what the reference made of `our_model`."""
 
 
-def our_model(*, hears_phases: bool) -> KokoroModel:
+def our_model(*, uses_phases: bool) -> KokoroModel:
     """Weights of a plausible size, that speak: voiced pitch, a few frames a phoneme.
 
-    Without phases the generator is deaf to those of its source, which jump wherever rounding tips
+    Without phases the generator ignores those of its source, which jump wherever rounding tips
     an angle from -pi to pi.
     """
     model = KokoroModel(read_kokoro_config(CONFIG)).eval().requires_grad_(False)
@@ -73,7 +73,7 @@ def our_model(*, hears_phases: bool) -> KokoroModel:
     model.predictor.F0_proj.weight.mul_(10)
     model.predictor.duration_proj.bias.sub_(2.5)
     model.decoder.generator.conv_post.weight.mul_(0.3)
-    if not hears_phases:
+    if not uses_phases:
         for conv in model.decoder.generator.noise_convs:
             conv.get_parameter("weight")[:, NUM_MAGNITUDES:] = 0
     return model
@@ -100,8 +100,8 @@ def reference() -> Iterator[ModuleType]:
 class Pair:
     """The reference and ours with the same weights, by way of one file in the hub's layout."""
 
-    def __init__(self, reference: ModuleType, folder: Path, *, hears_phases: bool) -> None:
-        model = our_model(hears_phases=hears_phases)
+    def __init__(self, reference: ModuleType, folder: Path, *, uses_phases: bool) -> None:
+        model = our_model(uses_phases=uses_phases)
         write_hub_folder(folder, model, CONFIG)
         file = str(folder / "kokoro-v1_0.pth")
         self.theirs = reference.KModel(repo_id="here", config=CONFIG, model=file).eval()
@@ -148,7 +148,7 @@ def double() -> Iterator[None]:
 @pytest.mark.usefixtures("quiet", "double")
 def test_speech_is_the_references(reference: ModuleType, tmp_path: Path, speed: float) -> None:
     """In double: in single, rounding of the pitch adds up to phases some milliradians apart."""
-    pair = Pair(reference, tmp_path, hears_phases=False).to(torch.float64)
+    pair = Pair(reference, tmp_path, uses_phases=False).to(torch.float64)
     ids = torch.tensor([[0, *IDS, 0]])
     theirs, _ = pair.theirs.forward_with_tokens(ids, style(torch.float64)[None], speed)
     assert float(theirs.std()) > 0.05
@@ -158,7 +158,7 @@ def test_speech_is_the_references(reference: ModuleType, tmp_path: Path, speed: 
 
 @pytest.mark.usefixtures("quiet", "double")
 def test_source_is_the_references(reference: ModuleType, tmp_path: Path) -> None:
-    pair = Pair(reference, tmp_path, hears_phases=True).to(torch.float64)
+    pair = Pair(reference, tmp_path, uses_phases=True).to(torch.float64)
     pitch_P = torch.tensor([0.0, 90.0, 210.0, 5.0, 180.0, 181.0, 0.0, 0.0])
     theirs, _, _ = pair.theirs.decoder.generator.m_source(
         pitch_P.repeat_interleave(300)[None, :, None]
@@ -172,7 +172,7 @@ def test_speech_from_one_source_is_the_references_in_single(
     reference: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: float
 ) -> None:
     """All but the source, whose signal both are given, phases included."""
-    pair = Pair(reference, tmp_path, hears_phases=True)
+    pair = Pair(reference, tmp_path, uses_phases=True)
     ours, theirs = pair.ours.decoder.generator, pair.theirs.decoder.generator
 
     def signal(*, num_samples: int) -> Tensor:
@@ -193,7 +193,7 @@ def test_speech_from_one_source_is_the_references_in_single(
 @pytest.mark.usefixtures("double")
 def test_speech_is_what_the_reference_gave() -> None:
     """Recorded from the reference in double, with `test_speech_is_the_references` at speed 1."""
-    model = our_model(hears_phases=False).double()
+    model = our_model(uses_phases=False).double()
     pcm_S = ours_says(model, 1.0, torch.float64)
     recorded = torch.tensor(RECORDED_SAMPLES)
     assert len(pcm_S) == RECORDED_LENGTH

@@ -44,7 +44,7 @@ def test_pictures_are_those_of_diffusers(name: str, index: int) -> None:
     parts = {**components(name), "scheduler": SCHEDULERS[name][index]}
     recipe, pools = open_recipe(name, parts), TensorPools()
     request = request_for(name, REQUEST)
-    # In the company of another prompt, seed and number of steps, one step ahead.
+    # Batched with another prompt, seed and number of steps, one step ahead.
     other = replace(request, prompt="Two penguins by a house", seed=5, num_steps=4)
     denoiser = Denoiser(open_model(recipe.model))
     rows = [recipe.prepare(other, pools), recipe.prepare(request, pools)]

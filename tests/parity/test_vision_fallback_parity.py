@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from support.vision_models import IMAGE_ID, TEXT, TOWER, VOCAB_SIZE, pixels, text
-from support.vision_rig import SeeingRow, VisionRig
+from support.vision_rig import VisionRig, VisionRow
 from triptych.core.errors import WeightsError
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.weights.tensors.checkpoint import Checkpoint
@@ -101,7 +101,7 @@ def tokenizer_of(processor: Any) -> Any:
     return encode
 
 
-def expected(loaded: tuple[Any, Any, Path], row: SeeingRow, *pictures: Any) -> torch.Tensor:
+def expected(loaded: tuple[Any, Any, Path], row: VisionRow, *pictures: Any) -> torch.Tensor:
     model, processor, _ = loaded
     arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in pictures]
     options = getattr(processor, "images_kwargs", {})

@@ -10,7 +10,7 @@ import torch
 
 from support.decoder_rig import Row
 from support.vision_models import MODELS, pixels, save_model
-from support.vision_rig import Part, SeeingRow, VisionRig, generate
+from support.vision_rig import Part, VisionRig, VisionRow, generate
 
 NUM_TOKENS = 4
 LARGE, TALL, SMALL = pixels(40, 60, 1), pixels(90, 30, 2), pixels(20, 24, 3)
@@ -39,14 +39,14 @@ def check(loaded: tuple[Any, Path], rig: VisionRig) -> Any:
     return equals_transformers
 
 
-def next_chunk(rig: VisionRig, row: SeeingRow, size: int) -> int:
+def next_chunk(rig: VisionRig, row: VisionRow, size: int) -> int:
     """As many tokens, or what cannot be cut."""
     start, spans = row.num_cached, [picture.span for picture in row.pictures]
     end = min(start + size, row.num_prompt_tokens)
-    return rig.sight.chunk_end(spans, row.num_prompt_tokens, range(start, end)) - start
+    return rig.limits.chunk_end(spans, row.num_prompt_tokens, range(start, end)) - start
 
 
-def run(rig: VisionRig, row: SeeingRow, chunk: int = 1000) -> SeeingRow:
+def run(rig: VisionRig, row: VisionRow, chunk: int = 1000) -> VisionRow:
     while row.num_cached < row.num_prompt_tokens:
         rig.step((row, next_chunk(rig, row, chunk)))
     rig.decode(row, num_steps=NUM_TOKENS - 1)
@@ -60,7 +60,7 @@ def test_chunks_that_end_inside_pictures(rig: VisionRig, check: Any) -> None:
 
 def test_rows_with_pictures_of_many_sizes_and_text_in_one_batch(rig: VisionRig, check: Any) -> None:
     prompts: tuple[tuple[Part, ...], ...] = ((HELLO, LARGE, WHAT), (SMALL, THEN, TALL, WHAT))
-    if not rig.sight.whole_prompts:
+    if not rig.limits.whole_prompts:
         prompts += ((HELLO,),)
     rows = [rig.look(*parts) for parts in prompts]
     rig.prefill(*rows)
@@ -82,7 +82,7 @@ def test_decoding_beside_a_prompt_with_a_picture(rig: VisionRig, check: Any) -> 
 
 
 def test_a_second_turn_finds_the_first(rig: VisionRig, check: Any) -> None:
-    if rig.sight.whole_prompts:
+    if rig.limits.whole_prompts:
         pytest.skip("a longer prompt is another prompt from its first position on")
     turn = (HELLO, LARGE, WHAT)
     first, second = rig.look(*turn), rig.look(*turn, THEN, SMALL, WHAT)

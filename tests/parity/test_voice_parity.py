@@ -15,7 +15,7 @@ import torch
 from support.decoder_rig import Row
 from support.frame_rig import FrameRecorder, FrameRig
 from support.speech_models import setup_of
-from support.voice_model import CODEC, TALKER, Talker, save_voice
+from support.voice_model import ACOUSTIC, CODEC, ReferenceAcousticModel, save_voice
 from triptych.core.frames import END_FRAME_ID
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.models.voice.acoustic import (
@@ -26,7 +26,7 @@ from triptych.modalities.tts.engine.models.voice.acoustic import (
 )
 from triptych.modalities.tts.engine.models.voice.blueprint import VoiceBlueprint
 
-START = TALKER.num_symbols
+START = ACOUSTIC.num_symbols
 SENTENCES = ((0, 3, 7, 7, 1, 12, 19, 4, 0), (0, 5, 0), (0, 9, 2, 2, 17, 11, 0), (0, 8, 14, 6, 0))
 
 
@@ -36,12 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Talker:
+def reference(folder: Path) -> ReferenceAcousticModel:
     return save_voice(folder)[0]
 
 
 @pytest.fixture
-def model(folder: Path, reference: Talker) -> AcousticModel:
+def model(folder: Path, reference: ReferenceAcousticModel) -> AcousticModel:
     with Checkpoint.open(folder) as checkpoint:
         blueprint = VoiceBlueprint(checkpoint.config, setup_of(folder))
         return blueprint.build(checkpoint, lambda _: None)
@@ -64,11 +64,13 @@ def say(rig: FrameRig, *rows: Row) -> None:
         assert max(map(len, (row.tokens for row in rows))) < 80, "a walk must end"
 
 
-def expected(reference: Talker, symbols: tuple[int, ...], row: Row) -> tuple[torch.Tensor, int]:
+def expected(
+    reference: ReferenceAcousticModel, symbols: tuple[int, ...], row: Row
+) -> tuple[torch.Tensor, int]:
     """Scores of every step, given ours; and how many symbols are spoken after the last."""
     num_symbols, num_steps = len(symbols), len(row.frames)
     length = num_symbols + num_steps
-    edge = [START] * (TALKER.num_symbols_before + 1), [START] * (TALKER.num_symbols_after + 1)
+    edge = [START] * (ACOUSTIC.num_symbols_before + 1), [START] * (ACOUSTIC.num_symbols_after + 1)
     padded = torch.tensor([[*edge[0][1:], *symbols, *edge[1]]])
     due, held = torch.zeros(1, length, dtype=torch.long), torch.zeros(1, length, dtype=torch.long)
     due[0, :num_symbols] = torch.arange(num_symbols)
@@ -79,12 +81,12 @@ def expected(reference: Talker, symbols: tuple[int, ...], row: Row) -> tuple[tor
     values[0, num_symbols + 1 :] = codes / 2 - 1  # five levels
     for step in range(num_steps):
         at = num_symbols + step
-        positions = AcousticPositions(windows(padded, due, TALKER), held, values, kinds)
+        positions = AcousticPositions(windows(padded, due, ACOUSTIC), held, values, kinds)
         with torch.inference_mode():
             states = reference.stack(inputs_embeds=reference.input(positions)).last_hidden_state
             scores = reference.output.scores(states[0, num_symbols:])
             advance = reference.output(states[0, at]).advance
-        least = int(held[0, at] >= TALKER.max_held)
+        least = int(held[0, at] >= ACOUSTIC.max_held)
         moved = least + int(advance[least:].argmax())
         spoken = min(int(due[0, at]) + moved, num_symbols)
         if step + 1 < num_steps:
@@ -93,23 +95,25 @@ def expected(reference: Talker, symbols: tuple[int, ...], row: Row) -> tuple[tor
     return scores, spoken
 
 
-def assert_equal(reference: Talker, symbols: tuple[int, ...], row: Row) -> None:
+def assert_equal(reference: ReferenceAcousticModel, symbols: tuple[int, ...], row: Row) -> None:
     scores, spoken = expected(reference, symbols, row)
     ours = torch.stack([row.logits[position] for position in sorted(row.logits)])
     torch.testing.assert_close(ours[: len(scores)], scores, atol=1e-4, rtol=0)
     assert spoken == len(symbols)
-    codes = scores[:, : -(TALKER.max_advance + 1)].view(-1, CODEC.num_codebooks, CODEC.num_levels)
+    codes = scores[:, : -(ACOUSTIC.max_advance + 1)].view(-1, CODEC.num_codebooks, CODEC.num_levels)
     assert codes.argmax(-1).tolist() == [list(frame) for frame in row.frames]
 
 
-def test_steps_on_pages_equal_whole_sequences(rig: FrameRig, reference: Talker) -> None:
+def test_steps_on_pages_equal_whole_sequences(
+    rig: FrameRig, reference: ReferenceAcousticModel
+) -> None:
     row = rig.open((*SENTENCES[0], START))
     rig.prefill(row)
     say(rig, row)
     assert_equal(reference, SENTENCES[0], row)
 
 
-def test_prompts_may_come_in_chunks(rig: FrameRig, reference: Talker) -> None:
+def test_prompts_may_come_in_chunks(rig: FrameRig, reference: ReferenceAcousticModel) -> None:
     row = rig.open((*SENTENCES[0], START))
     for count in (2, 5, 3):
         rig.step((row, count))
@@ -117,7 +121,7 @@ def test_prompts_may_come_in_chunks(rig: FrameRig, reference: Talker) -> None:
     assert_equal(reference, SENTENCES[0], row)
 
 
-def test_rows_do_not_touch_each_other(rig: FrameRig, reference: Talker) -> None:
+def test_rows_do_not_touch_each_other(rig: FrameRig, reference: ReferenceAcousticModel) -> None:
     rows = [rig.open((*symbols, START)) for symbols in SENTENCES]
     rig.prefill(rows[0], rows[1])
     rig.decode(rows[0], rows[1])
@@ -128,7 +132,9 @@ def test_rows_do_not_touch_each_other(rig: FrameRig, reference: Talker) -> None:
         assert_equal(reference, symbols, row)
 
 
-def test_a_slot_forgets_the_sentence_before(rig: FrameRig, reference: Talker) -> None:
+def test_a_slot_forgets_the_sentence_before(
+    rig: FrameRig, reference: ReferenceAcousticModel
+) -> None:
     first = rig.open((*SENTENCES[0], START))
     rig.prefill(first)
     say(rig, first)
@@ -140,7 +146,9 @@ def test_a_slot_forgets_the_sentence_before(rig: FrameRig, reference: Talker) ->
     assert_equal(reference, SENTENCES[1], second)
 
 
-def test_steps_of_which_nothing_came_are_computed_again(rig: FrameRig, reference: Talker) -> None:
+def test_steps_of_which_nothing_came_are_computed_again(
+    rig: FrameRig, reference: ReferenceAcousticModel
+) -> None:
     rows = [rig.open((*symbols, START)) for symbols in SENTENCES[:2]]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=2)
@@ -150,7 +158,7 @@ def test_steps_of_which_nothing_came_are_computed_again(rig: FrameRig, reference
         for row, (num_cached, num_tokens, num_frames) in zip(rows, known, strict=True):
             del row.tokens[num_tokens:], row.frames[num_frames:]
             row.num_cached, row.num_bound_pages, row.is_bound = num_cached, 0, False
-        rig.prefill(*rows)  # what was drawn last goes in anew
+        rig.prefill(*rows)  # what was drawn last goes in again
     say(rig, *rows)
     for symbols, row in zip(SENTENCES, rows, strict=False):
         assert_equal(reference, symbols, row)
@@ -164,4 +172,4 @@ def test_a_symbol_is_held_no_longer_than_the_bound(rig: FrameRig, model: Acousti
     row = rig.open((*SENTENCES[1], START))
     rig.prefill(row)
     say(rig, row)
-    assert len(row.frames) == len(SENTENCES[1]) * (TALKER.max_held + 1)
+    assert len(row.frames) == len(SENTENCES[1]) * (ACOUSTIC.max_held + 1)

@@ -1,4 +1,4 @@
-"""The embedded recogniser, for real: what the embedded voice says, as transformers hears it."""
+"""The embedded recogniser on the embedded voice, compared with transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from support.recognition import hear, run, text_ids
+from support.recognition import run, text_ids, transcribe_request
 from triptych.core.config import ModelOptions
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.weights.progress import SilentProgress
@@ -55,14 +55,16 @@ def words(text: str) -> list[str]:
 
 def test_transcript_has_the_spoken_words(speech: tuple[Pcm, ...]) -> None:
     with TranscriptionPipeline.from_pretrained(progress=False, threads=1) as pipeline:
-        for said, pcm_S in zip(SENTENCES, speech, strict=True):
+        for sentence, pcm_S in zip(SENTENCES, speech, strict=True):
             transcript = pipeline(pcm_S, has_word_times=True)
-            pairs = zip(words(transcript.text), words(said), strict=True)
-            assert sum(heard != meant for heard, meant in pairs) <= 1  # of both models' mistakes
+            pairs = zip(words(transcript.text), words(sentence), strict=True)
+            assert (
+                sum(transcribed != meant for transcribed, meant in pairs) <= 1
+            )  # of both models' mistakes
             times = [t for word in transcript.words for t in (word.start_s, word.end_s)]
             assert times == sorted(times)
             assert times[-1] <= transcript.duration_s
-            # Nobody says a word in less than a moment, or takes a whole sentence for one.
+            # A word takes more than a moment, and less than a sentence.
             lengths = [word.end_s - word.start_s for word in transcript.words]
             assert 0.05 < float(np.median(lengths)) < 0.8
             assert max(lengths) < 2.0
@@ -71,10 +73,12 @@ def test_transcript_has_the_spoken_words(speech: tuple[Pcm, ...]) -> None:
 def test_long_speech_gives_the_tokens_of_transformers(
     speech: tuple[Pcm, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Token for token over several windows, each told what was heard before it, in float32."""
+    """Token for token over several windows, each prompted with the text before it, in float32."""
     monkeypatch.setattr(windows, "FALLBACK_TEMPERATURES", (0.0,))
     pause_S = np.zeros(SAMPLE_RATE // 2, np.float32)
-    pcm_S = np.concatenate([part for _ in range(4) for said in speech for part in (said, pause_S)])
+    pcm_S = np.concatenate(
+        [part for _ in range(4) for sentence in speech for part in (sentence, pause_S)]
+    )
     assert len(pcm_S) > 35 * SAMPLE_RATE
     with Checkpoint.open(folder) as checkpoint:
         network = WhisperNetwork.load(
@@ -84,7 +88,9 @@ def test_long_speech_gives_the_tokens_of_transformers(
             device=torch.device("cpu"),
         )
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    ours = text_ids(run(TranscriptionJob(SpeechRecognizer.of(network, tokenizer), hear(pcm_S))))
+    ours = text_ids(
+        run(TranscriptionJob(SpeechRecognizer.of(network, tokenizer), transcribe_request(pcm_S)))
+    )
     theirs = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     features = WhisperFeatureExtractor()(
         pcm_S, sampling_rate=SAMPLE_RATE, return_tensors="pt", truncation=False, padding="longest"

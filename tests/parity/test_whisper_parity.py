@@ -19,11 +19,11 @@ from support.recognition import (
     CONFIG,
     MULTILINGUAL,
     WINDOW_S,
-    hear,
     noise,
     run,
     spec,
     tokenizer,
+    transcribe_request,
     write_folder,
 )
 from triptych.core.weights.tensors.checkpoint import Checkpoint
@@ -119,7 +119,7 @@ class Pair:
                 round(segment.end_s, 2),
                 [token.token_id for token in segment.tokens],
             )
-            for delta in run(TranscriptionJob(self.ours, hear(pcm_S, **fields)))
+            for delta in run(TranscriptionJob(self.ours, transcribe_request(pcm_S, **fields)))
             for segment in delta.segments
         ]
 
@@ -131,7 +131,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pair]
 
 @pytest.mark.parametrize(("seconds", "seed"), [(4.0, 0), (4.0, 1), (4.0, 2), (9.3, 0), (9.3, 1)])
 def test_tokens_and_times_are_theirs(pair: Callable[..., Pair], seconds: float, seed: int) -> None:
-    """Window by window, each told what was heard before it."""
+    """Window by window, each prompted with the text before it."""
     both, pcm_S = pair(seed=seed), noise(seconds, seed)
     ours = both.our_segments(pcm_S)
     assert len(ours) >= 2

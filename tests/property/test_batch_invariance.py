@@ -1,4 +1,4 @@
-"""Random company: a row's logits are bitwise those of its request alone.
+"""Random batches: a row's logits are bitwise those of its request alone.
 
 Whatever else runs, however its prompt is cut, whatever of it was cached, preempted or shared, and
 however many threads there are. For tiny decoders of many shapes, in the types that users get, on
@@ -18,7 +18,7 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from support.batch_company import MAX_LENGTH, Company, alone, is_same, random_decoder
+from support.batch_driver import MAX_LENGTH, BatchDriver, alone, is_same, random_decoder
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import AttentionConfig, KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
@@ -27,7 +27,7 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-STORY = tuple(torch.randint(90, (64,), generator=torch.Generator().manual_seed(1)).tolist())
+SHARED_PROMPT = tuple(torch.randint(90, (64,), generator=torch.Generator().manual_seed(1)).tolist())
 SAMPLING = (
     SamplingParams(temperature=0.0, top_logprobs=2),
     SamplingParams(seed=1, temperature=0.7),
@@ -110,7 +110,7 @@ class Visit:
     def request(self, index: int) -> TokenRequest:
         own = tuple((index * 31 + n * 7) % 90 for n in range(self.num_own))
         sampling = msgspec.structs.replace(SAMPLING[self.sampling], max_tokens=self.num_answered)
-        return TokenRequest(prompt_ids=STORY[: self.num_shared] + own, sampling=sampling)
+        return TokenRequest(prompt_ids=SHARED_PROMPT[: self.num_shared] + own, sampling=sampling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ SCHEDULES = st.builds(
 )
 
 
-CROWD = Schedule(
+MIXED = Schedule(
     visits=tuple(
         Visit(
             num_shared=(0, 33, 64, 17)[index % 4],
@@ -189,32 +189,32 @@ def reference(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=3, deadline=None, phases=set(Phase) - {Phase.explain})
-@example(schedule=CROWD)
+@example(schedule=MIXED)
 @given(schedule=SCHEDULES)
 def test_logits_are_bitwise_those_of_the_request_alone(
     kernels: NativeKernels, shape: str, dtype: str, schedule: Schedule
 ) -> None:
     decoder = decoder_of(shape, dtype, kernels)
     layout = decoder.config.kv_layout(schedule.page_size, page_dtype(dtype, schedule))
-    company = live(decoder, layout, kernels, schedule)
+    driver = live(decoder, layout, kernels, schedule)
     whole = replace(layout, page_size=16)
     torch.set_num_threads(1)
     for index, visit in enumerate(schedule.visits):
         logits, deltas = reference(shape, dtype, kernels, visit.request(index), whole)
-        assert_same(company, str(index), logits, deltas)
+        assert_same(driver, str(index), logits, deltas)
 
 
-def test_the_crowd_meets_all_there_is_to_meet(kernels: NativeKernels) -> None:
+def test_the_mixed_schedule_reaches_every_case(kernels: NativeKernels) -> None:
     """Prefix hits, evictions, preemptions, chunks of prompts beside answers, one who leaves."""
     decoder = decoder_of("gqa-32", "bfloat16", kernels)
-    layout = decoder.config.kv_layout(CROWD.page_size, torch.bfloat16)
-    company = live(decoder, layout, kernels, CROWD)
-    counters = company.pool.counters
+    layout = decoder.config.kv_layout(MIXED.page_size, torch.bfloat16)
+    driver = live(decoder, layout, kernels, MIXED)
+    counters = driver.pool.counters
     assert min(counters.num_hits, counters.num_evictions) > 0
-    last = [company.deltas(job_id)[-1] for job_id in company.jobs]
+    last = [driver.deltas(job_id)[-1] for job_id in driver.jobs]
     assert sum(delta.num_preemptions for delta in last) > 0
     assert [delta.finish_reason for delta in last].count("cancelled") == 1
-    assert company.num_mixed_steps > 0
+    assert driver.num_mixed_steps > 0
 
 
 def page_dtype(dtype: str, schedule: Schedule) -> torch.dtype:
@@ -223,9 +223,11 @@ def page_dtype(dtype: str, schedule: Schedule) -> torch.dtype:
     return DTYPES[other[dtype] if schedule.has_other_pages else dtype]
 
 
-def live(decoder: Decoder, layout: KvLayout, kernels: NativeKernels, schedule: Schedule) -> Company:
+def live(
+    decoder: Decoder, layout: KvLayout, kernels: NativeKernels, schedule: Schedule
+) -> BatchDriver:
     """Go through a schedule to its end."""
-    company = Company(
+    driver = BatchDriver(
         decoder,
         layout,
         kernels,
@@ -238,27 +240,27 @@ def live(decoder: Decoder, layout: KvLayout, kernels: NativeKernels, schedule: S
         torch.set_num_threads(schedule.num_threads[turn % len(schedule.num_threads)])
         for index, visit in enumerate(schedule.visits):
             if visit.comes == turn:
-                company.submit(str(index), visit.request(index))
+                driver.submit(str(index), visit.request(index))
             if visit.leaves == turn:
-                company.scheduler.cancel(str(index))
-        company.turn()
-    company.run()
-    return company
+                driver.scheduler.cancel(str(index))
+        driver.turn()
+    driver.run()
+    return driver
 
 
 def assert_same(
-    company: Company, job_id: str, logits: dict[int, torch.Tensor], deltas: list[TokenDelta]
+    driver: BatchDriver, job_id: str, logits: dict[int, torch.Tensor], deltas: list[TokenDelta]
 ) -> None:
-    for position, logits_V in company.logits[job_id].items():
+    for position, logits_V in driver.logits[job_id].items():
         difference = (logits_V - logits[position]).abs().max().item()
         has_same_bits = is_same(logits_V, logits[position])
         assert has_same_bits, f"logits of job {job_id} for position {position}: {difference=}"
         assert difference == 0.0, "finite, then"
-    got, wanted = company.deltas(job_id), deltas
-    said = [token for delta in got for token in delta.token_ids]
-    assert said == [token for delta in wanted for token in delta.token_ids][: len(said)]
+    got, wanted = driver.deltas(job_id), deltas
+    got_ids = [token for delta in got for token in delta.token_ids]
+    assert got_ids == [token for delta in wanted for token in delta.token_ids][: len(got_ids)]
     scored = [entry for delta in got for entry in (*delta.prompt_logprobs, *delta.logprobs)]
     expected = [entry for delta in wanted for entry in (*delta.prompt_logprobs, *delta.logprobs)]
     assert scored == expected[: len(scored)]
     if got[-1].finish_reason != "cancelled":
-        assert len(said) == sum(len(delta.token_ids) for delta in wanted)
+        assert len(got_ids) == sum(len(delta.token_ids) for delta in wanted)

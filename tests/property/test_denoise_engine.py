@@ -1,6 +1,6 @@
 """A thousand random events through the real scheduler and the real runner, on tiny models.
 
-Pictures come, are cancelled, pause and run out of memory in the middle of steps, in company and
+Pictures come, are cancelled, pause and run out of memory in the middle of steps, in batches and
 alone; whatever survives ends with the latents and the skips that it has when drawn by itself.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from support.driver import SchedulerDriver
-from support.image_runner import image_request, open_painter
+from support.image_runner import image_request, open_executor
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.pixels import Pixels
 from triptych.core.plan import Plan, StepResult
@@ -47,11 +47,11 @@ class Drawn:
 class Witness:
     """Sees every picture before it is decoded, and can make a step run out of memory half-way."""
 
-    def __init__(self, painter: ImageExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, executor: ImageExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded: deque[Drawn] = deque()
         self.fails_next = False
-        self._advance = painter.advance
-        monkeypatch.setattr(painter, "advance", self.advance)
+        self._advance = executor.advance
+        monkeypatch.setattr(executor, "advance", self.advance)
         decided: dict[Decisions, list[tuple[int, bool]]] = {}
         decide, decode = Decisions._decide, DenoiseRunner._decode
 
@@ -61,7 +61,7 @@ class Witness:
             return computes
 
         def note_latents(runner: DenoiseRunner, rows: Sequence[PictureRow]) -> list[Yield]:
-            self._fail_if_told()
+            self._raise_if_set()
             for row in (runner._pictures[each.key].row for each in rows):
                 slots = [branch.cache for branch in row.branches if branch.cache is not None]
                 skips = [decided.pop(slot.decisions) for slot in slots]
@@ -76,30 +76,30 @@ class Witness:
     ) -> None:
         half = len(pictures) // 2 * self.fails_next
         self._advance(pictures[:half], num_steps[:half], shown[:half])
-        self._fail_if_told()
+        self._raise_if_set()
         self._advance(pictures[half:], num_steps[half:], shown[half:])
 
-    def _fail_if_told(self) -> None:
+    def _raise_if_set(self) -> None:
         if self.fails_next:
             self.fails_next = False
             raise torch.OutOfMemoryError("there is none left")
 
 
-class Studio(SchedulerDriver):
+class ImageDriver(SchedulerDriver):
     """The scheduler of pictures and a real runner; a step takes a second."""
 
-    def __init__(self, painter: ImageExecutor, witness: Witness, num_pictures: int) -> None:
-        costs = DrawingCosts.of(painter.recipe)
-        one = measure(painter, costs, image_request(), max_pixels=1 << 20)
+    def __init__(self, executor: ImageExecutor, witness: Witness, num_pictures: int) -> None:
+        costs = DrawingCosts.of(executor.recipe)
+        one = measure(executor, costs, image_request(), max_pixels=1 << 20)
         scheduler = DenoiseScheduler(
             model="m",
-            measure=lambda request: measure(painter, costs, request, max_pixels=1 << 20),
+            measure=lambda request: measure(executor, costs, request, max_pixels=1 << 20),
             max_pictures=6,
             max_state_bytes=num_pictures * one.state_bytes,
             max_jobs=1000,
             max_rows=6,
         )
-        runner = DenoiseRunner(painter, torch.device("cpu"))
+        runner = DenoiseRunner(executor, torch.device("cpu"))
         super().__init__(scheduler, runner, model="m", depth=2)
         self.witness = witness
         self.made: dict[int, tuple[Pixels, Drawn]] = {}
@@ -144,11 +144,11 @@ def requests(rng: random.Random) -> list[ImageRequest]:
     ]
 
 
-class Crowd:
-    """What happens to a studio, and to whom."""
+class RandomEvents:
+    """Random events of a driver's jobs."""
 
-    def __init__(self, studio: Studio, witness: Witness, asked: list[ImageRequest]) -> None:
-        self.studio, self.witness, self.asked = studio, witness, asked
+    def __init__(self, driver: ImageDriver, witness: Witness, asked: list[ImageRequest]) -> None:
+        self.driver, self.witness, self.asked = driver, witness, asked
         self.rng = random.Random(11)
         self.jobs: dict[str, ImageRequest] = {}
         self.cancelled: set[str] = set()
@@ -160,59 +160,59 @@ class Crowd:
         if event == "come":
             job_id = f"j{len(self.jobs)}"
             self.jobs[job_id] = self.rng.choice(self.asked)
-            self.studio.submit(job_id, self.jobs[job_id])
+            self.driver.submit(job_id, self.jobs[job_id])
         elif event == "gap":
-            self.studio.scheduler.set_step_budget(
+            self.driver.scheduler.set_step_budget(
                 self.rng.choice([0.001, float("inf"), float("inf")])
             )
         elif event == "memory":
             self.witness.fails_next = True
         elif event == "step":
-            self.studio.step()
+            self.driver.step()
         elif self.jobs:
             self.bother(self.rng.choice(list(self.jobs)), event)
 
     def bother(self, job_id: str, event: str) -> None:
         if event == "pause":
-            self.studio.scheduler.set_paused(job_id, self.rng.random() < 0.5)
+            self.driver.scheduler.set_paused(job_id, self.rng.random() < 0.5)
             return
-        if self.studio.outputs.final(job_id) is None:
+        if self.driver.outputs.final(job_id) is None:
             self.cancelled.add(job_id)
-        self.studio.scheduler.cancel(job_id)
+        self.driver.scheduler.cancel(job_id)
 
     def end(self) -> None:
         self.witness.fails_next = False
         for job_id in self.jobs:
-            self.studio.scheduler.set_paused(job_id, False)
-        self.studio.run()
+            self.driver.scheduler.set_paused(job_id, False)
+        self.driver.run()
 
 
 def drawn_alone(
-    painter: ImageExecutor, witness: Witness, asked: list[ImageRequest]
+    executor: ImageExecutor, witness: Witness, asked: list[ImageRequest]
 ) -> list[list[Drawn]]:
     """What comes of each request when there is no other, picture by picture."""
     found = []
     for request in asked:
-        studio = Studio(painter, witness, num_pictures=20)
-        studio.submit("it", request)
-        studio.run()
-        found.append([drawn for _, drawn in sorted(studio.drawn("it").items())])
+        driver = ImageDriver(executor, witness, num_pictures=20)
+        driver.submit("it", request)
+        driver.run()
+        found.append([drawn for _, drawn in sorted(driver.drawn("it").items())])
     return found
 
 
-def check_ends(crowd: Crowd) -> int:
+def check_ends(events: RandomEvents) -> int:
     """Every job had one final output, and all it should have; returns how many were drawn."""
-    outputs, num_drawn = crowd.studio.outputs, 0
-    for job_id, request in crowd.jobs.items():
+    outputs, num_drawn = events.driver.outputs, 0
+    for job_id, request in events.jobs.items():
         finals = [output.is_final for output in outputs.outputs[job_id]]
         assert finals == [False] * (len(finals) - 1) + [True]
         error = outputs.error_code(job_id)
-        if job_id in crowd.cancelled:
+        if job_id in events.cancelled:
             assert error is None
         elif error is not None:
             assert error == OutOfMemory.code
         else:
-            assert len(crowd.studio.drawn(job_id)) == request.num_images
+            assert len(events.driver.drawn(job_id)) == request.num_images
             num_drawn += 1
     return num_drawn
 
@@ -223,18 +223,18 @@ def check_ends(crowd: Crowd) -> int:
 def test_survivors_of_a_thousand_events_are_as_if_alone(
     pipeline: str, num_events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    painter = open_painter(pipeline)
-    witness = Witness(painter, monkeypatch)
+    executor = open_executor(pipeline)
+    witness = Witness(executor, monkeypatch)
     asked = requests(random.Random(3))
-    alone = drawn_alone(painter, witness, asked)
-    crowd = Crowd(Studio(painter, witness, num_pictures=5), witness, asked)
+    alone = drawn_alone(executor, witness, asked)
+    events = RandomEvents(ImageDriver(executor, witness, num_pictures=5), witness, asked)
     for _ in range(num_events):
-        crowd.happen()
-    crowd.end()
+        events.happen()
+    events.end()
 
-    assert check_ends(crowd) > num_events / 15
-    for job_id, request in crowd.jobs.items():
-        for index, drawn in crowd.studio.drawn(job_id).items():
+    assert check_ends(events) > num_events / 15
+    for job_id, request in events.jobs.items():
+        for index, drawn in events.driver.drawn(job_id).items():
             expected = alone[asked.index(request)][index]
             assert drawn.skips == expected.skips
             scale = float(expected.latents.abs().max())
@@ -242,6 +242,6 @@ def test_survivors_of_a_thousand_events_are_as_if_alone(
     decisions = [each for row in alone for drawn in row for skips in drawn.skips for each in skips]
     assert sum(not computes for _, computes in decisions) > 20, "there is something to decide"
 
-    assert crowd.studio.runner.num_pictures == 0
-    assert painter.pools.num_used == 0
-    painter.close()
+    assert events.driver.runner.num_pictures == 0
+    assert executor.pools.num_used == 0
+    executor.close()

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from support.denoise_world import FakePainter, Rig, measure, picture_of, request_of
+from support.denoise_world import FakeImageRunner, Rig, measure, picture_of, request_of
 from triptych.core.errors import InternalError, OutOfMemory
 from triptych.modalities.diffusion.plan import PictureKey
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
@@ -90,7 +90,7 @@ class DenoiseMachine(RuleBasedStateMachine):
         self.max_state_bytes = max_squares * 64 * 64
         self.rig = Rig(
             depth=depth,
-            painter=FakePainter(max_fit=max_fit),
+            runner=FakeImageRunner(max_fit=max_fit),
             max_pictures=max_pictures,
             max_rows=max_rows,
             max_state_bytes=self.max_state_bytes,
@@ -103,7 +103,7 @@ class DenoiseMachine(RuleBasedStateMachine):
         job_id = f"j{len(self.requests)}"
         self.requests[job_id] = request
         if breaks_after is not None:
-            self.rig.painter.broken[PictureKey(job_id, request.num_images - 1)] = breaks_after
+            self.rig.runner.broken[PictureKey(job_id, request.num_images - 1)] = breaks_after
         self.rig.submit(job_id, request)
         return job_id
 
@@ -119,19 +119,19 @@ class DenoiseMachine(RuleBasedStateMachine):
         self.rig.scheduler.set_paused(job_id, is_paused)
 
     @rule(gap_s=st.sampled_from([0.001, 0.012, 0.03, math.inf]))
-    def company(self, gap_s: float) -> None:
+    def driver(self, gap_s: float) -> None:
         self.rig.scheduler.set_step_budget(gap_s)
 
     @rule(is_memory=st.booleans())
     def break_a_step(self, is_memory: bool) -> None:
         error = OutOfMemory("no room") if is_memory else InternalError("boom")
-        self.rig.painter.errors[len(self.rig.painter.log) + 1] = error
+        self.rig.runner.errors[len(self.rig.runner.log) + 1] = error
 
     @precondition(lambda self: len(self.rig.in_flight) < self.rig.depth)
     @rule()
     def launch(self) -> None:
         if self.rig.book():
-            held = [measure(drawn.request).state_bytes for drawn in self.rig.painter.held.values()]
+            held = [measure(drawn.request).state_bytes for drawn in self.rig.runner.held.values()]
             assert len(held) <= self.max_pictures
             assert sum(held) <= self.max_state_bytes
 
@@ -156,7 +156,7 @@ class DenoiseMachine(RuleBasedStateMachine):
         for job_id in self.requests:
             self.rig.scheduler.set_paused(job_id, False)
         self.rig.run()
-        assert self.rig.painter.held == {}, "nothing is left on the device"
+        assert self.rig.runner.held == {}, "nothing is left on the device"
         assert self.rig.scheduler.propose(self.rig.clock()) is None
         assert self.rig.scheduler.stats().gauges["picture_state_bytes"] == 0
         for job_id, request in self.requests.items():
@@ -170,7 +170,7 @@ TestDenoiseMachine = DenoiseMachine.TestCase
 TestDenoiseMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-class Crowd:
+class RandomJobs:
     """Jobs of all kinds that come, go, pause and fail at random, and who was sent away."""
 
     def __init__(self, rig: Rig, seed: int) -> None:
@@ -180,7 +180,7 @@ class Crowd:
         self.cancelled: set[str] = set()
 
     def come(self) -> None:
-        rng, painter = self.rng, self.rig.painter
+        rng, runner = self.rng, self.rig.runner
         job_id = f"j{len(self.requests)}"
         self.requests[job_id] = request_of(
             size=rng.choice([16, 32, 64, 128]),
@@ -192,9 +192,9 @@ class Crowd:
             has_progress=rng.random() < 0.5,
         )
         if rng.random() < 0.05:
-            painter.broken[PictureKey(job_id, 0)] = rng.randint(-1, 5)
+            runner.broken[PictureKey(job_id, 0)] = rng.randint(-1, 5)
         if rng.random() < 0.02:
-            painter.errors[len(painter.log) + 1] = OutOfMemory("no room")
+            runner.errors[len(runner.log) + 1] = OutOfMemory("no room")
         self.rig.submit(job_id, self.requests[job_id])
 
     def disturb(self) -> None:
@@ -223,23 +223,23 @@ class Crowd:
 def test_a_thousand_jobs_come_and_go() -> None:
     rig = Rig(
         depth=2,
-        painter=FakePainter(max_fit=6),
+        runner=FakeImageRunner(max_fit=6),
         max_jobs=1000,
         max_state_bytes=6 * 64 * 64,
         max_rows=6,
     )
     rig.checks_every = 20
-    crowd = Crowd(rig, seed=7)
+    jobs_at_random = RandomJobs(rig, seed=7)
     for _ in range(1000):
-        crowd.come()
-        crowd.disturb()
-        for _ in range(crowd.rng.randrange(8)):
+        jobs_at_random.come()
+        jobs_at_random.disturb()
+        for _ in range(jobs_at_random.rng.randrange(8)):
             rig.step()
-    for job_id in crowd.requests:
+    for job_id in jobs_at_random.requests:
         rig.scheduler.set_paused(job_id, False)
     rig.run()
-    assert rig.painter.held == {}
-    crowd.check()
+    assert rig.runner.held == {}
+    jobs_at_random.check()
 
 
 @settings(max_examples=40, deadline=None)
@@ -247,14 +247,14 @@ def test_a_thousand_jobs_come_and_go() -> None:
     others=st.lists(st.tuples(st.sampled_from([16, 32, 64]), st.integers(1, 6)), max_size=6),
     size=st.sampled_from([16, 64]),
     depth=st.integers(1, 2),
-    has_company=st.booleans(),
+    is_shared=st.booleans(),
 )
 def test_no_picture_waits_for_ever(
-    others: list[tuple[int, int]], size: int, depth: int, has_company: bool
+    others: list[tuple[int, int]], size: int, depth: int, is_shared: bool
 ) -> None:
     """However many come after it, a picture is done within a bound of the work before it."""
     rig = Rig(depth=depth, max_pictures=3, max_state_bytes=64 * 64, max_rows=2)
-    if has_company:
+    if is_shared:
         rig.scheduler.set_step_budget(0.01)
     for index, (other, num_steps) in enumerate(others):
         rig.submit(f"before{index}", request_of(other, num_steps=num_steps))
@@ -265,4 +265,4 @@ def test_no_picture_waits_for_ever(
             rig.submit(f"after{num_after}", request_of(16, num_steps=6))
             num_after += 1
         rig.step()
-        assert len(rig.painter.log) < 8 * (10 + sum(num_steps for _, num_steps in others) + 4) + 80
+        assert len(rig.runner.log) < 8 * (10 + sum(num_steps for _, num_steps in others) + 4) + 80

@@ -1,7 +1,7 @@
 """Every job sounds as it would alone, whatever happens to the others, in whatever order.
 
 A Hypothesis state machine over `speech_world`: after every action all accounts are audited, and in
-the end every sound is compared with what the model would have said with nobody else around.
+the end every sound is compared with what the model gives for the request alone.
 """
 
 from typing import Any

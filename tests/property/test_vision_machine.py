@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.vision_world import SeeingWorld, live, see
+from support.vision_world import VisionWorld, live, see
 
 PARTS = st.lists(
     st.integers(1, 6) | st.tuples(st.sampled_from("abc"), st.sampled_from((1, 2, 5, 8))),
@@ -19,16 +19,16 @@ PARTS = st.lists(
 def test_random_schedules_of_chats_with_pictures(seed: int) -> None:
     world = live(seed, 120)
     for job_id in world.jobs:
-        said = world.output_ids(job_id)
+        got_ids = world.output_ids(job_id)
         if job_id not in world.runner.bad_jobs:
-            assert said == world.answer(job_id)[: len(said)]
+            assert got_ids == world.answer(job_id)[: len(got_ids)]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PARTS, min_size=2, max_size=4))
 def test_pictures_behind_equal_ids_never_share_a_page(prompts: list[list[object]]) -> None:
     """All picture positions have one id: pages differ by the pictures' digests alone."""
-    world = SeeingWorld(num_pages=120, page_size=4, max_length=64, max_entries=2)
+    world = VisionWorld(num_pages=120, page_size=4, max_length=64, max_entries=2)
     for index, parts in enumerate(prompts):
         world.submit(str(index), see(*parts, 1, max_tokens=3))
         if index % 2:

@@ -10,7 +10,7 @@ from triptych.schedulers.admission import Admission, Ticket
 
 
 class Clock:
-    """Time that passes when told."""
+    """Time that passes on command."""
 
     now_s = 100.0
 

@@ -44,7 +44,7 @@ def test_the_next_plan_is_launched_while_one_runs() -> None:
     world = World([chat.loader])
     world.submit("job", "chat", ask(prompt_of(1), 20))
     world.finish("job")
-    starts = [start_s for start_s, _ in world.lanes.started]
+    starts = [start_s for start_s, _ in world.executors.started]
     gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert max(gaps) == pytest.approx(0.01), "the device never waits for the loop"
 
@@ -88,7 +88,7 @@ def test_chat_and_speech_share_the_loop() -> None:
     world.finish(*voices, *chats)
     assert max(voice.lateness_s) <= 0.002 * 64 + 0.005
     assert all(world.tokens(f"chat{n}") == answer(prompt_of(n, 300), 40) for n in range(6))
-    models = [plan.model for _, plan in world.lanes.started[:200]]
+    models = [plan.model for _, plan in world.executors.started[:200]]
     assert {"chat", "voice"} == set(models)
     chat.scheduler.check()
     voice.check()
@@ -108,8 +108,8 @@ def test_two_endless_modalities_get_equal_time() -> None:
     end_s = world.clock() + 60.0
     world.turn_until(lambda: world.clock() > end_s)
     served_s = {"image": 0.0, "other": 0.0}
-    for _, plan in world.lanes.started:
-        served_s[plan.model] += world.lanes.cost_s(plan)
+    for _, plan in world.executors.started:
+        served_s[plan.model] += world.executors.cost_s(plan)
     assert abs(served_s["image"] - served_s["other"]) < 3.0
 
 
@@ -234,48 +234,48 @@ def test_slow_steps_widen_the_stall_budget() -> None:
     assert len(world.beats) >= 20
 
 
-class Told(World):
-    """A world that knows when it was told each beat; the first step takes `first_s`."""
+class TimedBeats(World):
+    """A world that records the time of each heartbeat; the first step takes `first_s`."""
 
     def __init__(self, *, first_s: float, later_s: float = 0.01) -> None:
         frames = FakeFrames("image", kind="denoise")
         loader = FakeLoader("image", lambda: (frames, FrameRunner()))
         seconds = itertools.chain([first_s], itertools.repeat(later_s))
         super().__init__([loader], cost_s=lambda plan: next(seconds))
-        self.told_s: list[float] = []
-        self.engine.on_beat = self._tell
+        self.beats_s: list[float] = []
+        self.engine.on_beat = self._on_beat
         self.submit("picture", "image", FrameRequest(num_frames=3))
 
-    def _tell(self, beat: Heartbeat) -> None:
+    def _on_beat(self, beat: Heartbeat) -> None:
         self.beats.append(beat)
-        self.told_s.append(self.clock())
+        self.beats_s.append(self.clock())
 
     def longest_silence_s(self) -> float:
         return max(
-            later - earlier for earlier, later in itertools.pairwise([*self.told_s, self.clock()])
+            later - earlier for earlier, later in itertools.pairwise([*self.beats_s, self.clock()])
         )
 
 
 def test_a_first_step_may_take_long_and_silence_is_noticed_as_soon_as_ever() -> None:
     """A process that is stopped beside it misses a beat of ten seconds, not of a hundred."""
-    world = Told(first_s=85.0)
+    world = TimedBeats(first_s=85.0)
     world.finish("picture")
     assert world.longest_silence_s() < 1.0
     assert {beat.stall_budget_s for beat in world.beats[:-1] if beat.phase == "step"} == {10.0}
 
 
 def test_a_first_step_that_hangs_is_noticed_in_the_end() -> None:
-    world = Told(first_s=5000.0)
+    world = TimedBeats(first_s=5000.0)
     world.finish("picture")
-    before_s = [moment_s for moment_s in world.told_s if moment_s < 1000.0 + 4000.0]
+    before_s = [moment_s for moment_s in world.beats_s if moment_s < 1000.0 + 4000.0]
     last = world.beats[len(before_s) - 1]
     assert 99.0 < before_s[-1] - 1000.0 + last.stall_budget_s <= 100.0
 
 
 def test_a_later_step_that_hangs_is_silent_at_once() -> None:
-    world = Told(first_s=0.01, later_s=5000.0)
+    world = TimedBeats(first_s=0.01, later_s=5000.0)
     world.turn_until(lambda: world.clock() > 2000.0)
-    before_s = [moment_s for moment_s in world.told_s if moment_s < 2000.0]
+    before_s = [moment_s for moment_s in world.beats_s if moment_s < 2000.0]
     assert before_s[-1] - 1000.0 < 1.0
     assert world.beats[len(before_s) - 1].stall_budget_s == 10.0
 

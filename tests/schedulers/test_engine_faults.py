@@ -29,7 +29,7 @@ def test_fault_31_an_exhausted_pool_preempts_and_the_text_is_the_same() -> None:
     chat.scheduler.check()
 
 
-def test_fault_32_nan_ends_one_job_and_its_neighbours_never_notice() -> None:
+def test_fault_32_nan_ends_one_job_and_not_its_batch_mates() -> None:
     chat = Chat()
     chat.runner.poison["job1"] = 5
     world = World([chat.loader])
@@ -187,15 +187,15 @@ def test_no_beat_is_sent_while_a_step_hangs() -> None:
     chat = Chat()
     world = World([chat.loader], cost_s=lambda plan: 0.01 if plan.step_id < 50 else 10_000.0)
     world.submit("job", "chat", ask(prompt_of(1), 400))
-    world.turn_until(lambda: any(plan.step_id == 51 for _, plan in world.lanes.started))
+    world.turn_until(lambda: any(plan.step_id == 51 for _, plan in world.executors.started))
     world.engine.take_turn()
-    num_beats, launched = len(world.beats), len(world.lanes.started)
+    num_beats, launched = len(world.beats), len(world.executors.started)
     for _ in range(100):  # others are talking to the loop all the while
         world.clock.advance(1.0)
         world.engine.cancel(["nobody"])
         world.engine.take_turn()
     assert len(world.beats) <= num_beats + 1
-    assert len(world.lanes.started) == launched
+    assert len(world.executors.started) == launched
 
 
 def test_failed_start_raises_and_is_in_the_heartbeat() -> None:

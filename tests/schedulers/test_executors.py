@@ -51,25 +51,25 @@ class GatedRunner:
 
 
 @pytest.fixture
-def lanes() -> Iterator[tuple[ThreadExecutors, VirtualClock]]:
+def executors() -> Iterator[tuple[ThreadExecutors, VirtualClock]]:
     clock = VirtualClock()
-    lanes = ThreadExecutors(clock)
-    yield lanes, clock
-    lanes.close(30.0)
+    executors = ThreadExecutors(clock)
+    yield executors, clock
+    executors.close(30.0)
 
 
-def take_until(lanes: ThreadExecutors, condition: Callable[[], bool]) -> None:
+def take_until(executors: ThreadExecutors, condition: Callable[[], bool]) -> None:
     for _ in range(300):
         if condition():
             return
-        lanes.take(0.1)
+        executors.take(0.1)
     raise AssertionError("did not happen")
 
 
 def test_launches_run_ahead_and_outcomes_come_in_order(
-    lanes: tuple[ThreadExecutors, VirtualClock],
+    executors: tuple[ThreadExecutors, VirtualClock],
 ) -> None:
-    threads, clock = lanes
+    threads, clock = executors
     runner = GatedRunner(clock)
     outcomes: list[StepOutcome] = []
     for step_id in range(5):
@@ -86,9 +86,9 @@ def test_launches_run_ahead_and_outcomes_come_in_order(
 
 
 def test_what_a_failed_step_allocated_goes_with_it(
-    lanes: tuple[ThreadExecutors, VirtualClock],
+    executors: tuple[ThreadExecutors, VirtualClock],
 ) -> None:
-    threads, _ = lanes
+    threads, _ = executors
     buffers: list[weakref.ref[object]] = []
 
     class Buffer:
@@ -113,9 +113,9 @@ def test_what_a_failed_step_allocated_goes_with_it(
 
 
 def test_calls_between_steps_run_on_the_device_thread_and_posts_on_the_loops(
-    lanes: tuple[ThreadExecutors, VirtualClock],
+    executors: tuple[ThreadExecutors, VirtualClock],
 ) -> None:
-    threads, _ = lanes
+    threads, _ = executors
     names: list[str] = []
 
     def note() -> None:
@@ -134,10 +134,10 @@ def test_calls_between_steps_run_on_the_device_thread_and_posts_on_the_loops(
 
 
 def test_a_loading_thread_ends_with_its_load_and_loads_keep_their_order(
-    lanes: tuple[ThreadExecutors, VirtualClock],
+    executors: tuple[ThreadExecutors, VirtualClock],
 ) -> None:
     """Its OpenMP workers would stay for as long as it does, and slow down those of the device."""
-    threads, _ = lanes
+    threads, _ = executors
     loaders: list[threading.Thread] = []
     gate = threading.Event()
 
@@ -153,8 +153,8 @@ def test_a_loading_thread_ends_with_its_load_and_loads_keep_their_order(
     eventually(lambda: not loaders[1].is_alive())
 
 
-def test_take_respects_its_timeout(lanes: tuple[ThreadExecutors, VirtualClock]) -> None:
-    threads, _ = lanes
+def test_take_respects_its_timeout(executors: tuple[ThreadExecutors, VirtualClock]) -> None:
+    threads, _ = executors
     threads.take(0.0)
     threads.take(-1.0)
     threads.take(0.001)
@@ -166,9 +166,9 @@ def test_take_respects_its_timeout(lanes: tuple[ThreadExecutors, VirtualClock]) 
 
 
 def test_a_call_posted_while_taking_waits_for_the_next_turn(
-    lanes: tuple[ThreadExecutors, VirtualClock],
+    executors: tuple[ThreadExecutors, VirtualClock],
 ) -> None:
-    threads, _ = lanes
+    threads, _ = executors
     calls: list[int] = []
 
     def again() -> None:

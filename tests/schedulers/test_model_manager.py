@@ -40,10 +40,10 @@ class Bench:
 
     def __init__(self, *loaders: FakeLoader, ledger: Ledger | None = None, config: Config) -> None:
         self.clock = VirtualClock()
-        self.lanes = VirtualExecutors(self.clock, lambda plan: 0.01)
+        self.executors = VirtualExecutors(self.clock, lambda plan: 0.01)
         self.ledger = ledger or Ledger(0)
         self.engine = Engine(
-            loaders, config=config, ledger=self.ledger, clock=self.clock, lanes=self.lanes
+            loaders, config=config, ledger=self.ledger, clock=self.clock, executors=self.executors
         )
         self.beats: list[Heartbeat] = []
         self.engine.on_beat = self.beats.append
@@ -168,7 +168,7 @@ def test_a_busy_model_does_not_give_way() -> None:
     assert bench.codes("again") == [None]
 
 
-def test_a_model_that_can_never_fit_says_who_needs_what() -> None:
+def test_a_model_that_can_never_fit_names_the_owners_and_their_needs() -> None:
     ledger = Ledger(100)
     bench = Bench(loader("huge", ledger, 200), ledger=ledger, config=FIRST_USE)
     bench.submit("job", "huge")
@@ -202,7 +202,7 @@ def test_failed_load_is_reported_and_can_be_retried() -> None:
     assert bench.codes("later") == [None]
 
 
-def test_a_loader_with_a_bug_fails_its_jobs_and_nobody_elses() -> None:
+def test_a_loader_with_a_bug_fails_its_own_jobs_alone() -> None:
     chat = loader("chat")
     chat.errors = [KeyError("/secret/path")]
     bench = Bench(chat, loader("voice"), config=FIRST_USE)
@@ -239,8 +239,8 @@ def pressed(monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, list[Callable[[], N
     bench.submit("first", "chat")
     bench.finish("first")
     calls: list[Callable[[], None]] = []
-    monkeypatch.setattr(bench.lanes, "load", calls.append)
-    monkeypatch.setattr(bench.lanes, "run", calls.append)
+    monkeypatch.setattr(bench.executors, "load", calls.append)
+    monkeypatch.setattr(bench.executors, "run", calls.append)
     return bench, calls
 
 
@@ -263,7 +263,7 @@ def test_a_load_without_room_waits_for_a_model_that_is_leaving(
     assert bench.codes("job") == [None]
 
 
-def test_a_load_that_nobody_waits_for_any_more_sends_nobody_away(
+def test_a_load_without_waiting_jobs_evicts_no_model(
     pressed: tuple[Bench, list[Callable[[], None]]],
 ) -> None:
     bench, calls = pressed
@@ -287,10 +287,10 @@ def test_what_a_failed_load_had_brought_in_goes_with_it() -> None:
             raise WeightsError("truncated") from ValueError("short read")
 
     bench = Bench(Halfway("chat", lambda: (FakeFrames("chat"), FrameRunner())), config=FIRST_USE)
-    heard: list[TriptychError | None] = []
-    bench.engine.load("chat", heard.append)
+    outcomes: list[TriptychError | None] = []
+    bench.engine.load("chat", outcomes.append)
     bench.run_for(1.0)
-    assert isinstance(heard[0], WeightsError)
+    assert isinstance(outcomes[0], WeightsError)
     assert brought[0]() is None
 
 
@@ -298,13 +298,13 @@ def test_load_asked_for_reports_how_it_went() -> None:
     chat, broken = loader("chat"), loader("broken")
     broken.errors = [WeightsError("truncated")]
     bench = Bench(chat, broken, config=FIRST_USE)
-    heard: list[tuple[str, TriptychError | None]] = []
+    outcomes: list[tuple[str, TriptychError | None]] = []
     for name in ("chat", "chat", "broken", "nothing"):
-        bench.engine.load(name, lambda error, name=name: heard.append((name, error)))  # type: ignore[misc]
+        bench.engine.load(name, lambda error, name=name: outcomes.append((name, error)))  # type: ignore[misc]
     bench.run_for(1.0)
-    told = {name: getattr(error, "code", None) for name, error in heard}
-    assert told == {"chat": None, "broken": "weights_error", "nothing": "not_found"}
-    assert len(heard) == 4
+    reported = {name: getattr(error, "code", None) for name, error in outcomes}
+    assert reported == {"chat": None, "broken": "weights_error", "nothing": "not_found"}
+    assert len(outcomes) == 4
     assert chat.num_loads == 1
 
 
@@ -358,8 +358,8 @@ def test_others_serve_while_a_model_loads(gated: tuple[Engine, FakeLoader, Recor
     engine.cancel(["leaves"])
     outputs.wait_final("leaves")
     eventually(lambda: bool(beats) and beats[-1].phase == "load")
-    told = ModelStatus(model="chat", state="loading", progress=0.5)
-    eventually(lambda: told in beats[-1].models)
+    reported = ModelStatus(model="chat", state="loading", progress=0.5)
+    eventually(lambda: reported in beats[-1].models)
     assert slow.gate is not None
     slow.gate.set()
     outputs.wait_final("waits")

@@ -35,7 +35,7 @@ def test_one_stage_of_a_unit_at_a_time_however_many_plans_are_in_flight() -> Non
     assert rig.has_ended("b")
 
 
-def test_jobs_that_nobody_waits_for_take_turns() -> None:
+def test_jobs_without_deadlines_take_turns() -> None:
     rig = Rig()
     for name in "abc":
         rig.submit(name, Request(units=(4,)))
@@ -44,7 +44,7 @@ def test_jobs_that_nobody_waits_for_take_turns() -> None:
     assert order_of(rig.runner.log)[:6] == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_who_must_be_done_soonest_goes_first() -> None:
+def test_the_unit_due_first_goes_first() -> None:
     rig = Rig()
     rig.submit("file", Request(units=(50,)))
     rig.submit("late", Request(units=(3,), target_s=5.0))
@@ -66,7 +66,7 @@ def test_time_left_counts_what_such_units_took() -> None:
     assert order_of(rig.runner.log)[-1] == "long"
 
 
-def test_those_who_wait_for_nothing_are_not_starved() -> None:
+def test_jobs_without_a_deadline_are_not_starved() -> None:
     rig = Rig()
     rig.submit("file", Request(units=(10,)))
     rig.submit("live", Request(units=(40, 40), sound_s=0.1, target_s=0.1))
@@ -150,14 +150,14 @@ def test_units_that_run_ahead_are_sent_in_order() -> None:
 
 def test_what_a_stage_yields_goes_out_at_once_and_once() -> None:
     rig = Rig(max_rows=2, units_per_job=2)
-    rig.submit("a", Request(units=(3, 2), tells_all=True))
+    rig.submit("a", Request(units=(3, 2), reports_all=True))
     rig.step()
     assert rig.payloads("a") == [("a", 0, 1)]
     rig.run()
     assert rig.payloads("a") == [("a", 0, 1), ("a", 0, 2), ("a", 0), ("a", 1, 1), ("a", 1)]
 
 
-def test_a_unit_ahead_of_its_turn_waits_for_those_who_are_due() -> None:
+def test_a_unit_ahead_of_its_turn_waits_for_units_that_are_due() -> None:
     rig = Rig(depth=2, units_per_job=2)
     rig.submit("a", Request(units=(3, 3), target_s=1.0))
     rig.submit("b", Request(units=(3,), target_s=5.0))

@@ -154,7 +154,7 @@ def test_deadlines_with_room_are_all_met(periods: list[float], step: float) -> N
     num_voices=st.integers(1, 3),
 )
 @quick
-def test_hopeless_deadlines_starve_nobody(
+def test_missed_deadlines_starve_no_model(
     overload: float, foreign: list[float], num_voices: int
 ) -> None:
     periodic = {
@@ -171,7 +171,7 @@ def test_hopeless_deadlines_starve_nobody(
 
 
 def picks(timeline: Timeline, steps: Mapping[str, float], num_picks: int) -> list[str]:
-    """Who is picked: `chat` always has a token due in a while, nobody waits for the others."""
+    """Who is picked: `chat` always has a token due in a while, the others have no listener."""
     order: list[str] = []
     now_s = 0.0
     for _ in range(num_picks):
@@ -204,7 +204,7 @@ def test_between_two_tokens_the_others_get_less_than_a_token_but_seldom(
     used = [at for at, gap in enumerate(gaps) if gap]
     patience = NUM_NARROW + 1 + longest_s / token_s
     assert all(later - earlier <= patience for earlier, later in pairwise(used))
-    assert set(order) == set(steps), "nobody is passed over for ever"
+    assert set(order) == set(steps), "no model is passed over for ever"
 
 
 def test_gaps_are_filled_where_they_are() -> None:
@@ -250,7 +250,7 @@ def test_what_is_not_known_is_let_in() -> None:
         assert (timeline.pick(pair, 0.0).model == "chat") == is_known
 
 
-def test_who_cannot_use_its_share_for_want_of_gaps_saves_no_credit() -> None:
+def test_a_model_without_gaps_saves_no_credit() -> None:
     timeline = Timeline()
     picks(timeline, {"chat": 0.016, "images": 0.01}, 2000)
     order = picks(timeline, {"chat": 0.016, "images": 0.01, "files": 0.01}, 60)

@@ -70,7 +70,7 @@ def test_prompts_take_no_more_than_they_may() -> None:
     world.finish_all()
 
 
-def test_nobody_waits_for_a_page_that_a_held_row_would_compute() -> None:
+def test_no_row_waits_for_a_page_that_a_held_row_would_compute() -> None:
     world = World(num_pages=40, max_length=80, max_batch_input_tokens=4)
     prompt = (7,) * 20
     world.submit("a", token_request(prompt, max_tokens=4))

@@ -57,7 +57,7 @@ def test_the_oldest_is_never_pushed_out_by_a_newer_one() -> None:
     assert preemptions(world)["old"] == 0
 
 
-def test_priority_decides_who_gives_way() -> None:
+def test_priority_decides_which_row_is_preempted() -> None:
     world = World(num_pages=8, kvcache_ce_watermark=1.0, schedule_policy="priority")
     world.submit("low", token_request(prompt(8), max_tokens=20, priority=0))
     step(world)

@@ -69,7 +69,7 @@ def test_only_what_is_shared_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancel", "pause", "bad"])
-def test_who_waits_goes_on_when_the_computing_row_does_not(end: str) -> None:
+def test_a_waiting_row_goes_on_when_the_computing_row_does_not(end: str) -> None:
     world = World(num_pages=40, max_batch_input_tokens=8)
     world.submit("a", token_request(prompt(32), max_tokens=1))
     world.submit("b", token_request((*prompt(31), 1), max_tokens=1))
@@ -85,7 +85,7 @@ def test_who_waits_goes_on_when_the_computing_row_does_not(end: str) -> None:
     world.finish_all()
 
 
-def test_who_waits_goes_on_when_the_computing_row_gives_way() -> None:
+def test_a_waiting_row_goes_on_when_the_computing_row_is_preempted() -> None:
     world = World(num_pages=12, max_batch_input_tokens=4, kvcache_ce_watermark=1.0)
     world.submit("old", token_request(prompt(6, 1), max_tokens=40))
     step(world)
@@ -96,7 +96,7 @@ def test_who_waits_goes_on_when_the_computing_row_gives_way() -> None:
     assert world.scheduler.stats().counters["preemptions_total"] > 0
 
 
-def test_prompts_to_be_scored_are_computed_whole_and_wait_for_nobody() -> None:
+def test_prompts_to_be_scored_are_computed_whole_and_wait_for_no_row() -> None:
     world = World(num_pages=40)
     world.submit("a", token_request(prompt(9), max_tokens=1))
     world.submit("b", token_request(prompt(9), max_tokens=1, prompt_logprobs=True))
@@ -105,7 +105,7 @@ def test_prompts_to_be_scored_are_computed_whole_and_wait_for_nobody() -> None:
     assert world.pool.counters.num_duplicates == 2
 
 
-def test_without_prefix_caching_nobody_waits() -> None:
+def test_without_prefix_caching_no_row_waits() -> None:
     from triptych.core.kv.pages import PagePool
 
     pool = PagePool(num_pages=40, page_size=4, enable_prefix_caching=False)

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from support.whole_app import MODELS, House, open_house
+from support.full_app import MODELS, FullApp, open_full_app
 from triptych.core.http.sse import described
 
 BENCHMARKS = Path(__file__).parents[2] / "samples" / "benchmarks"
@@ -35,18 +35,18 @@ def fuzzer(app: FastAPI) -> Any:
 
 @pytest.mark.timeout(1800)  # tells a hang; on a quiet machine it is about a minute
 def test_every_route_answers_as_its_document_says(tmp_path: Path) -> None:
-    house = open_house(tmp_path)
-    report = fuzz(house, NUM_CASES)
+    full_app = open_full_app(tmp_path)
+    report = fuzz(full_app, NUM_CASES)
     assert report.faults == []
     assert report.num_cases >= NUM_CASES
-    assert min(house.num_finished.values()) >= NUM_CASES // 400  # not all refused at the door
-    assert not house.chat.running | house.speech.running | house.image.running
+    assert min(full_app.num_finished.values()) >= NUM_CASES // 400  # not all refused at the door
+    assert not full_app.chat.running | full_app.speech.running | full_app.image.running
 
 
-def fuzz(house: House, num_cases: int) -> Any:
-    found = fuzzer(house.app)
+def fuzz(full_app: FullApp, num_cases: int) -> Any:
+    found = fuzzer(full_app.app)
     operations = {operation.label for operation in found.operations}
-    documented = house.app.openapi()["paths"].items()
+    documented = full_app.app.openapi()["paths"].items()
     assert operations == {f"{how.upper()} {path}" for path, ways in documented for how in ways}
     return found.run(num_cases)
 
@@ -85,11 +85,11 @@ def test_the_fuzzer_finds_what_is_wrong(reply: Response, fault: str) -> None:
 
     found = fuzzer(app).run(1).faults
     assert bool(found) is bool(fault)
-    assert not fault or any(fault in told for told in found), found
+    assert not fault or any(fault in output for output in found), found
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        everything = fuzz(open_house(Path(folder)), int(sys.argv[1]))
+        everything = fuzz(open_full_app(Path(folder)), int(sys.argv[1]))
     everything.show()
     sys.exit(1 if everything.faults else 0)

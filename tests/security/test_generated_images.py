@@ -7,7 +7,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from support.image_app import PaintingEngine, image_model, make_image_app, make_image_service
+from support.image_app import FakeImageEngine, image_model, make_image_app, make_image_service
 from support.pictures import hole_mask, hostile, picture, saved
 
 NUM_CASES = 40
@@ -32,7 +32,7 @@ quick = settings(
 
 @pytest.mark.parametrize("route", ["generations", "edits", "variations"])
 def test_no_request_for_pictures_is_answered_with_an_error_of_ours(route: str) -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     service = make_image_service(engine, image_model(max_references=16))
     schema = schemathesis.openapi.from_asgi("/openapi.json", make_image_app(engine, service))
     operation = schema[f"/v1/images/{route}"]["POST"]

@@ -40,7 +40,7 @@ async def pool() -> AsyncIterator[DecodePool]:
 
 
 class Canary:
-    """A file and a port that nobody may touch."""
+    """A file and a port that must not be touched."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "canary.wav"

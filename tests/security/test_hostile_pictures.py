@@ -27,7 +27,7 @@ MIB = 2**20
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[DecodePool]:
-    # A file of the corpus gets a second of work: one that takes longer is told so, and fails.
+    # A file of the corpus gets a second of work: one that takes longer is refused, and fails.
     limits = DecodeLimits(cpu_s=1, num_requests_per_child=10**6)
     pool = DecodePool([pictures.__name__], limits=limits)
     yield pool

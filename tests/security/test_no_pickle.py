@@ -109,7 +109,7 @@ def test_nothing_unpickles_evaluates_or_trusts_remote_code():
         "subprocess.run(x, shell=True)",
     ],
 )
-def test_the_lint_sees(bad):
+def test_the_lint_finds_what_unpickles(bad):
     assert list(violations(bad))
 
 

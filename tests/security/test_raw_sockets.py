@@ -78,9 +78,9 @@ def sent(server: HttpServer, raw: bytes) -> bytes:
     ],
 )
 def test_what_two_readers_could_read_differently_is_refused(server: HttpServer, raw: bytes) -> None:
-    said = sent(server, raw)
-    assert said.startswith(b"HTTP/1.1 400")
-    assert said.count(b"HTTP/1.1 ") == 1
+    response = sent(server, raw)
+    assert response.startswith(b"HTTP/1.1 400")
+    assert response.count(b"HTTP/1.1 ") == 1
 
 
 def test_an_older_client_needs_no_host(server: HttpServer) -> None:
@@ -151,9 +151,9 @@ def test_stray_line_ends_between_requests_do_no_harm(server: HttpServer) -> None
 
 def test_a_response_cannot_be_split_by_a_request_id(server: HttpServer) -> None:
     head = b"GET /livez HTTP/1.1\r\nHost: t\r\nConnection: close\r\n"
-    said = sent(server, head + b"X-Request-Id: a%0d%0aX: y\r\n\r\n")
-    assert said.startswith(b"HTTP/1.1 200")
-    assert b"x: y" not in said.lower()
+    response = sent(server, head + b"X-Request-Id: a%0d%0aX: y\r\n\r\n")
+    assert response.startswith(b"HTTP/1.1 200")
+    assert b"x: y" not in response.lower()
 
 
 @pytest.mark.parametrize("upgrade", ["websocket", "h2c"])

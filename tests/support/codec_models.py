@@ -130,7 +130,7 @@ def random_model(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def randomise(model: nn.Module) -> None:
-    """Draw every tensor anew, where fresh models have zeros, ones or near-silent weights."""
+    """Draw every tensor again, where fresh models have zeros, ones or near-silent weights."""
     with torch.no_grad():
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if not tensor.is_floating_point():

@@ -45,7 +45,7 @@ def request_of(size: int = 64, interval: int = 1, **fields: Any) -> ImageRequest
     return ImageRequest(**{**defaults, **fields})
 
 
-def course_of(request: ImageRequest) -> PlannedSteps:
+def planned_steps_of(request: ImageRequest) -> PlannedSteps:
     num_steps, interval = request.num_steps or 8, request.cache.interval or 1
     first = math.floor((1 - request.strength) * num_steps) if request.strength else 0
     num_branches = 2 if (request.guidance_scale or 1.0) > 1 else 1
@@ -86,14 +86,14 @@ def linear_costs(
 @dataclass(slots=True)
 class _Drawn:
     request: ImageRequest
-    course: PlannedSteps
+    planned: PlannedSteps
     done: int
     has_asked: bool = False
 
 
 @dataclass
-class FakePainter:
-    """A runner that checks that it is told what a real one must be.
+class FakeImageRunner:
+    """A runner that checks its plans as a real one needs them.
 
     A step with more than `max_fit` pictures runs out of memory. `broken` maps a picture to the
     number of steps after which it fails (-1: its encoding), `errors` the number of a launch to what
@@ -141,7 +141,7 @@ class FakePainter:
         )
         return Done(result)
 
-    def heard(self, plan: DenoisePlan) -> None:
+    def on_failure_known(self, plan: DenoisePlan) -> None:
         """The scheduler knows by now that `plan` failed."""
         self._failed.pop(plan.step_id, None)
 
@@ -152,28 +152,28 @@ class FakePainter:
         assert key not in self.held, "a picture begins once"
         if self.broken.get(key) == -1:
             return PictureRowResult(error=TriptychError("this one is broken"))
-        course = course_of(request)
-        self.held[key] = _Drawn(request, course, course.first_step)
-        return PictureRowResult(course=course)
+        planned = planned_steps_of(request)
+        self.held[key] = _Drawn(request, planned, planned.first_step)
+        return PictureRowResult(planned=planned)
 
     def _row(self, kind: str, row: PictureRow, computed: Counter[int]) -> PictureRowResult:
         if any(row.key in keys for keys in self._failed.values()) or row.key not in self.held:
-            self._lost.add(row.key)  # planned before the scheduler heard of what went wrong
+            self._lost.add(row.key)  # planned before the scheduler knew of the failure
             return PictureRowResult(error=TriptychError("not known"))
-        assert row.key not in self._lost, "nobody knows where this one stands"
+        assert row.key not in self._lost, "its step is unknown"
         drawn = self.held[row.key]
         if kind == "decode":
-            assert drawn.done == drawn.course.num_steps, "only what is finished is decoded"
+            assert drawn.done == drawn.planned.num_steps, "only what is finished is decoded"
             del self.held[row.key]
             return PictureRowResult(pixels=picture_of(row.key, drawn.request))
-        steps = drawn.course.num_rows[drawn.done : drawn.done + row.num_steps]
+        steps = drawn.planned.num_rows[drawn.done : drawn.done + row.num_steps]
         assert len(steps) == row.num_steps
         drawn.done += row.num_steps
         if 0 <= self.broken.get(row.key, -1) <= drawn.done:
             return PictureRowResult(error=TriptychError("this one is broken"))
         if row.asks_ahead:
             assert not any(steps), "only steps that are skipped are taken before one is asked of"
-            assert drawn.course.num_rows[drawn.done] == 2, "there are two to ask"
+            assert drawn.planned.num_rows[drawn.done] == 2, "there are two to ask"
             num_rows = int(not drawn.has_asked)
         else:
             assert steps, "a step is taken"
@@ -195,22 +195,22 @@ def picture_of(key: PictureKey, request: ImageRequest) -> Pixels:
 
 
 class Rig(SchedulerDriver):
-    """The scheduler of pictures, and a painter that its plans go to."""
+    """The scheduler of pictures, and the runner of its plans."""
 
     has_equal_intents = True
 
-    def __init__(self, *, depth: int = 1, painter: FakePainter | None = None, **limits: int):
+    def __init__(self, *, depth: int = 1, runner: FakeImageRunner | None = None, **limits: int):
         defaults = {"max_pictures": 8, "max_state_bytes": 1 << 30, "max_jobs": 100, "max_rows": 8}
         scheduler = DenoiseScheduler(model="m", measure=measure, **{**defaults, **limits})
-        self.painter = painter or FakePainter()
-        super().__init__(scheduler, self.painter, model="m", depth=depth, now_s=1000.0)
+        self.runner = runner or FakeImageRunner()
+        super().__init__(scheduler, self.runner, model="m", depth=depth, now_s=1000.0)
         self.checks_every = 1
 
     def over(self, plan: Plan, outcome: StepResult | TriptychError) -> None:
         assert isinstance(plan, DenoisePlan)
-        self.clock.advance(self.painter.elapsed_s[plan.step_id])
+        self.clock.advance(self.runner.elapsed_s[plan.step_id])
         if isinstance(outcome, TriptychError):
-            self.painter.heard(plan)
+            self.runner.on_failure_known(plan)
 
     def settled(self, plan: Plan) -> None:
         if plan.step_id % self.checks_every == 0:
@@ -227,4 +227,4 @@ class Rig(SchedulerDriver):
         }
 
     def plans(self, kind: str) -> list[DenoisePlan]:
-        return [plan for plan in self.painter.log if plan.kind == kind]
+        return [plan for plan in self.runner.log if plan.kind == kind]

@@ -200,7 +200,7 @@ TINY: dict[str, Tiny] = {
 
 
 def build(name: str) -> nn.Module:
-    """The model, its weights drawn anew so that none is zero."""
+    """The model, its weights drawn again so that none is zero."""
     torch.manual_seed(0)
     module: nn.Module = getattr(diffusers, name)(**TINY[name].config).eval()
     with torch.no_grad():

@@ -15,24 +15,27 @@ from triptych.modalities.diffusion.wire import ImageRequest
 
 
 def extras_of(name: str, request: ImageRequest, recipe: Recipe) -> dict[str, Any]:
-    """What their call is told beside prompt, size and steps."""
+    """Arguments of their call beside prompt, size and steps."""
     scale = recipe.spec.default_guidance
-    told: dict[str, Any] = {"negative_prompt": request.negative_prompt, "guidance_scale": scale}
+    arguments: dict[str, Any] = {
+        "negative_prompt": request.negative_prompt,
+        "guidance_scale": scale,
+    }
     if name.startswith("Flux"):
-        del told["negative_prompt"]
+        del arguments["negative_prompt"]
     if name == "FluxKontextPipeline":
-        told["max_area"] = request.width * request.height
+        arguments["max_area"] = request.width * request.height
     if name == "WanPipeline":
-        told["num_frames"] = 1
+        arguments["num_frames"] = 1
     if name == "SanaSprintPipeline":
-        del told["negative_prompt"]
-        told["intermediate_timesteps"] = None
+        del arguments["negative_prompt"]
+        arguments["intermediate_timesteps"] = None
     if name == "QwenImagePipeline":
-        told = {"negative_prompt": request.negative_prompt, "true_cfg_scale": scale}
+        arguments = {"negative_prompt": request.negative_prompt, "true_cfg_scale": scale}
     if name.startswith(("PixArt", "Sana")):
-        told["use_resolution_binning"] = False
-        told["clean_caption"] = False
-    return told
+        arguments["use_resolution_binning"] = False
+        arguments["clean_caption"] = False
+    return arguments
 
 
 def request_for(name: str, request: ImageRequest) -> ImageRequest:

@@ -128,14 +128,14 @@ def mistral() -> nn.Module:
     return randomised(transformers.Mistral3ForConditionalGeneration(config))
 
 
-_SEEING = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+_VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
 
 
 def seeing() -> dict[str, Any]:
     """Qwen2.5-VL as Qwen-Image-Edit has it, and what prepares pictures for it."""
     words = tokenizer(2000)
-    words.add_special_tokens({"additional_special_tokens": list(_SEEING)})
-    start, picture, end, video = words.convert_tokens_to_ids(list(_SEEING))
+    words.add_special_tokens({"additional_special_tokens": list(_VISION)})
+    start, picture, end, video = words.convert_tokens_to_ids(list(_VISION))
     config = transformers.Qwen2_5_VLConfig(
         text_config={
             **_SIZES,
@@ -167,7 +167,7 @@ class _Processor(transformers.Qwen2_5_VLProcessor):
 
     def __init__(self, image_processor: Any, words: Any) -> None:
         self.image_processor, self.tokenizer, self.video_processor = image_processor, words, None
-        self.image_token, self.video_token = _SEEING[1], _SEEING[3]
+        self.image_token, self.video_token = _VISION[1], _VISION[3]
         self.image_token_id, self.video_token_id = words.convert_tokens_to_ids(
             [self.image_token, self.video_token]
         )

@@ -131,7 +131,7 @@ class SchedulerDriver:
         return True
 
     def over(self, plan: Plan, outcome: StepResult | TriptychError) -> None:
-        """The device is done with a plan; the scheduler has yet to be told."""
+        """The device is done with a plan; the scheduler does not know yet."""
 
     def settled(self, plan: Plan) -> None:
         """The scheduler knows what came of a plan."""

@@ -17,7 +17,7 @@ import numpy as np
 from fastapi import FastAPI
 from PIL import Image
 
-from support.acting_engine import ActingEngine
+from support.scripted_engine import ScriptedEngine
 from triptych.core.caller import Caller, Principal
 from triptych.core.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
@@ -76,8 +76,8 @@ def write_image_folder(
 
 def colour_of(request: ImageRequest, picture: int) -> tuple[int, int, int]:
     """What a picture is painted with: it depends on all that must decide it."""
-    told = f"{request.prompt} {request.seed} {picture} {request.num_steps}"
-    red, green, blue = hashlib.sha256(told.encode()).digest()[:3]
+    values = f"{request.prompt} {request.seed} {picture} {request.num_steps}"
+    red, green, blue = hashlib.sha256(values.encode()).digest()[:3]
     return red, green, blue
 
 
@@ -87,7 +87,7 @@ def plain(width: int, height: int, colour: Sequence[int]) -> Pixels:
 
 
 @dataclass(kw_only=True)
-class PaintingEngine(ActingEngine):
+class FakeImageEngine(ScriptedEngine):
     """An engine client: every picture of a job becomes its colour, a step at a time.
 
     `error` ends a job after `num_good` steps; jobs wait for `gate` before each step, and `step_s`
@@ -103,27 +103,27 @@ class PaintingEngine(ActingEngine):
     async def act(self, job_id: str, request: ImageRequest) -> None:
         num_steps = request.num_steps or 10
         for place in range(self.num_before, 0, -1):
-            self.tell(job_id, ImageDelta(queue_position=place))
+            self.send(job_id, ImageDelta(queue_position=place))
         partials = self._partial_steps(request, num_steps)
         for step in range(1, num_steps + 1):
             await self._turn(step - 1)
             for picture in range(request.num_images):
-                told = {"picture": picture, "step": step, "num_steps": num_steps}
-                told |= {"num_computed": (step + 1) // 2, "num_prompt_tokens": NUM_PROMPT_TOKENS}
+                values = {"picture": picture, "step": step, "num_steps": num_steps}
+                values |= {"num_computed": (step + 1) // 2, "num_prompt_tokens": NUM_PROMPT_TOKENS}
                 if step in partials:
                     pixels = plain(PREVIEW_SIDE, PREVIEW_SIDE, colour_of(request, picture))
                     index = partials.index(step)
-                    self.tell(job_id, ImageDelta(**told, pixels=pixels, partial_index=index))
+                    self.send(job_id, ImageDelta(**values, pixels=pixels, partial_index=index))
                 elif request.has_progress and step < num_steps:
-                    self.tell(job_id, ImageDelta(**told))
+                    self.send(job_id, ImageDelta(**values))
         for picture in reversed(range(request.num_images)):
             pixels = plain(request.width, request.height, colour_of(request, picture))
             is_last = picture == 0
-            told = {"picture": picture, "step": num_steps, "num_steps": num_steps}
-            told |= {"num_prompt_tokens": NUM_PROMPT_TOKENS, "pixels": pixels}
+            values = {"picture": picture, "step": num_steps, "num_steps": num_steps}
+            values |= {"num_prompt_tokens": NUM_PROMPT_TOKENS, "pixels": pixels}
             if is_last:
-                told["finish_reason"] = "stop"
-            self.tell(job_id, ImageDelta(**told), is_final=is_last)
+                values["finish_reason"] = "stop"
+            self.send(job_id, ImageDelta(**values), is_final=is_last)
 
     @staticmethod
     def _partial_steps(request: ImageRequest, num_steps: int) -> list[int]:
@@ -140,7 +140,7 @@ class PaintingEngine(ActingEngine):
 
 
 def make_image_service(
-    engine: PaintingEngine,
+    engine: FakeImageEngine,
     *models: ImageModel,
     reader: PictureReader | None = None,
     images: ImageOptions | None = None,
@@ -153,7 +153,7 @@ def make_image_service(
 
 
 def make_image_app(
-    engine: PaintingEngine,
+    engine: FakeImageEngine,
     service: ImageService | None = None,
     *,
     images: ImageOptions | None = None,

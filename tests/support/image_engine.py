@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from support.acting_engine import ActingEngine
+from support.scripted_engine import ScriptedEngine
 from triptych.core.config import Config, ImageOptions
 from triptych.core.loop_thread import LoopThread
 from triptych.core.media.pictures import PictureReader
@@ -27,7 +27,7 @@ MODEL = ImageModel(
 
 
 @dataclass(kw_only=True)
-class PlainEngine(ActingEngine):
+class PlainEngine(ScriptedEngine):
     """An engine client: picture k of a job becomes `COLOURS[k]`; every other step is skipped.
 
     `error` ends a job after its first step. An endless one never finishes its pictures.
@@ -39,22 +39,22 @@ class PlainEngine(ActingEngine):
 
     async def act(self, job_id: str, request: ImageRequest) -> None:
         num_steps = request.num_steps or MODEL.spec.default_steps
-        self.tell(job_id, ImageDelta(queue_position=1))
+        self.send(job_id, ImageDelta(queue_position=1))
         step, is_endless = 0, self.is_endless
         while step < num_steps or is_endless:
             await asyncio.sleep(0)
             step += 1
             for picture in range(request.num_images):
                 done = min(step, num_steps - 1)
-                told = {"step": done, "num_steps": num_steps, "num_computed": (done + 1) // 2}
+                fields = {"step": done, "num_steps": num_steps, "num_computed": (done + 1) // 2}
                 if request.has_progress:
-                    self.tell(job_id, ImageDelta(picture=picture, **told))
+                    self.send(job_id, ImageDelta(picture=picture, **fields))
                 if step <= request.num_partials:
                     small = _plain(8, 8, picture)
                     partial = ImageDelta(
-                        picture=picture, pixels=small, partial_index=step - 1, **told
+                        picture=picture, pixels=small, partial_index=step - 1, **fields
                     )
-                    self.tell(job_id, partial)
+                    self.send(job_id, partial)
             if self.error is not None:
                 raise self.error
         for picture in range(request.num_images):
@@ -67,7 +67,7 @@ class PlainEngine(ActingEngine):
                 pixels=_plain(request.width, request.height, picture),
                 finish_reason="stop" if is_last else None,
             )
-            self.tell(job_id, delta, is_final=is_last)
+            self.send(job_id, delta, is_final=is_last)
 
 
 def open_plain(engine: PlainEngine) -> ImagePipeline:

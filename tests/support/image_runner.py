@@ -1,4 +1,4 @@
-"""A painter over a tiny pipeline of diffusers with random weights, and plans for its runner."""
+"""An executor over a tiny pipeline of diffusers with random weights, and plans for its runner."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TinyCaches:
         }[choice.name]()
 
 
-def open_painter(
+def open_executor(
     pipeline: str = PIPELINE,
     scheduler: int = 0,
     adapt: Callable[[dict[str, Any]], dict[str, list[LowRank]]] = lambda parts: {},
@@ -86,13 +86,13 @@ def image_request(**fields: Any) -> ImageRequest:
     return ImageRequest(**{**given, **fields})
 
 
-class Easel:
+class RunnerDriver:
     """Drives a runner by hand, one picture per key."""
 
-    def __init__(self, painter: ImageExecutor) -> None:
-        self.painter = painter
-        self.runner = DenoiseRunner(painter, CPU)
-        self.courses: dict[PictureKey, PlannedSteps] = {}
+    def __init__(self, executor: ImageExecutor) -> None:
+        self.executor = executor
+        self.runner = DenoiseRunner(executor, CPU)
+        self.planned_steps: dict[PictureKey, PlannedSteps] = {}
         self._ids = count()
 
     def run(self, kind: str, **fields: Any) -> tuple[PictureRowResult, ...]:
@@ -108,8 +108,8 @@ class Easel:
         starts = [PictureStart(key=k, request=r) for k, r in zip(keys, requests, strict=True)]
         for key, row in zip(keys, self.run("encode", starts=tuple(starts)), strict=True):
             assert row.error is None
-            assert row.course is not None
-            self.courses[key] = row.course
+            assert row.planned is not None
+            self.planned_steps[key] = row.planned
         return keys
 
     def denoise(
@@ -120,9 +120,9 @@ class Easel:
 
     def finish(self, keys: Sequence[PictureKey], done: int = 0) -> list[Pixels]:
         """Denoise step by step to the ends, and decode."""
-        last = max(self.courses[key].num_steps for key in keys)
+        last = max(self.planned_steps[key].num_steps for key in keys)
         for step in range(done, last):
-            going = [key for key in keys if step < self.courses[key].num_steps]
+            going = [key for key in keys if step < self.planned_steps[key].num_steps]
             for row in self.denoise(going):
                 assert row.error is None
         return self.decode(keys)

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server that answers as told, on 127.0.0.1."""
+"""A small OpenAI-compatible server with scripted answers, on 127.0.0.1."""
 
 from __future__ import annotations
 

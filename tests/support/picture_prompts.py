@@ -10,7 +10,7 @@ from triptych.modalities.vlm.prepared import PreparedPicture
 
 
 @dataclass(frozen=True, slots=True)
-class SeeingPrompt:
+class PicturePrompt:
     """What a `TokenRequest` takes: ids, those of picture positions among them, and the pictures."""
 
     prompt_ids: tuple[int, ...]
@@ -19,7 +19,7 @@ class SeeingPrompt:
 
 def join_prompt(
     parts: Sequence[Sequence[int] | PreparedPicture], encode: Callable[[str], Sequence[int]]
-) -> SeeingPrompt:
+) -> PicturePrompt:
     """Text as ids and pictures, in order; `encode` reads spelled special tokens as such."""
     ids: list[int] = []
     pictures: list[PromptContent] = []
@@ -28,7 +28,7 @@ def join_prompt(
             pictures.append(_place(part, ids, encode))
         else:
             ids += part
-    return SeeingPrompt(tuple(ids), tuple(pictures))
+    return PicturePrompt(tuple(ids), tuple(pictures))
 
 
 def _place(

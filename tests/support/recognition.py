@@ -128,7 +128,9 @@ def noise(seconds: float, seed: int = 0) -> Pcm:
     return sound.astype(np.float32)
 
 
-def said(text: str, start_s: float, end_s: float, *, has_times: bool = False) -> TimedTokens:
+def timed_tokens(
+    text: str, start_s: float, end_s: float, *, has_times: bool = False
+) -> TimedTokens:
     """A segment that spells `text` in the vocabulary of bytes, evenly spread over its time."""
     data = text.encode()
     step_s = (end_s - start_s) / max(len(data), 1)
@@ -148,29 +150,29 @@ def said(text: str, start_s: float, end_s: float, *, has_times: bool = False) ->
     )
 
 
-def run(hearing: TranscriptionJob) -> list[TranscribeDelta]:
-    """Everything a hearing says, stage by stage."""
+def run(job: TranscriptionJob) -> list[TranscribeDelta]:
+    """All deltas of a job, stage by stage."""
     deltas = []
     with torch.inference_mode():
-        while hearing.next_stage is not None:
-            if (delta := hearing.advance()) is not None:
+        while job.next_stage is not None:
+            if (delta := job.advance()) is not None:
                 deltas.append(delta)
     return deltas
 
 
-def hear(pcm_S: Pcm, **fields: Any) -> TranscribeRequest:
+def transcribe_request(pcm_S: Pcm, **fields: Any) -> TranscribeRequest:
     """A request for `pcm_S`."""
     return TranscribeRequest(pcm=pcm_S.astype("<f4").tobytes(), **fields)
 
 
 def text_ids(deltas: Sequence[TranscribeDelta]) -> list[int]:
-    """All heard tokens in order."""
+    """All tokens in order."""
     return [t.token_id for delta in deltas for s in delta.segments for t in s.tokens]
 
 
 @dataclass
-class DictatedEngine:
-    """An engine client that hears `windows`, whatever is said; each is over at its second.
+class FakeRecognitionEngine:
+    """An engine client that returns `windows` for any sound; each is over at its second.
 
     `error` ends a job after `num_good` windows; jobs wait for `gate` before each. Remembers what
     became of every job.
@@ -215,7 +217,7 @@ class DictatedEngine:
     async def close(self) -> None: ...
 
 
-def hearing_model(*, is_multilingual: bool = False) -> WhisperTokenizer:
+def whisper_model(*, is_multilingual: bool = False) -> WhisperTokenizer:
     """What the API process knows of the small model."""
     generation = MULTILINGUAL if is_multilingual else {}
     return WhisperTokenizer(name="ears", spec=spec(**generation), tokenizer=tokenizer())
@@ -225,7 +227,7 @@ def recognition_service(
     engine: Any, *, is_multilingual: bool = False, **schedule: int
 ) -> RecognitionService:
     """A service of the small model in front of `engine`."""
-    model = hearing_model(is_multilingual=is_multilingual)
+    model = whisper_model(is_multilingual=is_multilingual)
     admission = Admission(options=ScheduleOptions(**schedule))
     return RecognitionService(engine, [model], admission, ClipReader(None))
 

@@ -94,7 +94,7 @@ class Server:
         return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
     def health(self) -> dict[str, Any]:
-        """What `/readyz` says; an empty dict while nobody answers."""
+        """What `/readyz` says; an empty dict while there is no answer."""
         try:
             return dict(self.client.get("/readyz").json())
         except httpx.TransportError:

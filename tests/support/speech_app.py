@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
-from support.acting_engine import ActingEngine
+from support.scripted_engine import ScriptedEngine
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.errors import InvalidRequest
 from triptych.core.http.app import create_app
@@ -81,10 +81,10 @@ class SpellingFrontEnd:
 
 
 @dataclass(kw_only=True)
-class HummingEngine(ActingEngine):
+class FakeSpeechEngine(ScriptedEngine):
     """An engine client: every segment hums one tone on, in steps of `step_samples`.
 
-    The tone goes on from job to job of a call, so that any seam would be heard. `error` ends a job
+    The tone goes on from job to job of a call, so that a seam would show. `error` ends a job
     after `num_good` steps, `finish` is why the segments end; jobs wait for `gate` before each step,
     and `step_s` besides. Remembers what became of every job.
     """
@@ -134,7 +134,7 @@ class HummingEngine(ActingEngine):
                     num_output_tokens=num_out,
                 )
                 self.events.append(f"step {job_id.rpartition('.')[2]}")
-                self.tell(job_id, delta, is_final=last)
+                self.send(job_id, delta, is_final=last)
 
     async def _turn(self, job_id: str, num_out: int) -> None:
         is_shut = lambda: self.gate is not None and not self.gate.is_set()  # noqa: E731
@@ -174,7 +174,7 @@ class OneVoice:
 
 
 def make_speech_service(
-    engine: HummingEngine,
+    engine: FakeSpeechEngine,
     front: SpellingFrontEnd | None = None,
     *,
     max_characters: int = 4096,
@@ -194,7 +194,7 @@ def make_speech_service(
 
 
 def make_speech_app(
-    engine: HummingEngine, service: SpeechService | None = None, **server: Any
+    engine: FakeSpeechEngine, service: SpeechService | None = None, **server: Any
 ) -> FastAPI:
     """The app in front of `engine`, with the routes of speech alone."""
     router = speech_router(service or make_speech_service(engine))

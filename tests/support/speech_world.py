@@ -68,7 +68,7 @@ def speech_model(
     can_clone: bool = True,
     frame_s: float = 0.1,
 ) -> SpeechModel:
-    """What the scheduler is told of the fake model."""
+    """The scheduler's view of the fake model."""
     return SpeechModel(
         name=MODEL,
         clock=FrameClock(
@@ -183,7 +183,7 @@ def _state(prompt: Sequence[StepCodes]) -> int:
     return _digest(*(value for codes in prompt for value in codes)) if prompt else 0
 
 
-class FakeMouth:
+class FakeSpeechRunner:
     """Runs token, audio and voice plans at once, in order, as a device stream would.
 
     `bad_logits` and `bad_sound` are jobs whose values turn to NaN; `errors` maps the number of a
@@ -272,7 +272,7 @@ class FakeMouth:
 
 
 class SpeechWorld(SchedulerDriver):
-    """The scheduler of speech, its pool and the fake mouth."""
+    """The scheduler of speech, its pool and the fake runner."""
 
     look_s = 0.01
     refusals = (RequestError, Unavailable)
@@ -298,7 +298,7 @@ class SpeechWorld(SchedulerDriver):
             max_length=160,
             namespace=b"fake",
         )
-        runner = FakeMouth(self.model, page_size=page_size)
+        runner = FakeSpeechRunner(self.model, page_size=page_size)
         super().__init__(scheduler, runner, model=MODEL, depth=depth)
 
     def fail_next(self, error: TriptychError) -> None:

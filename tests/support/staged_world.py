@@ -27,7 +27,7 @@ class Request:
     target_s: float = math.inf
     max_lead_s: float = math.inf
     fails_at: tuple[int, int] | None = None
-    tells_all: bool = False
+    reports_all: bool = False
     """Whether every stage yields something, not only a unit's last."""
 
 
@@ -66,7 +66,7 @@ class Pace:
 
 @dataclass
 class StagedFake:
-    """A runner whose units are counters. It checks that it is told what a real one must be."""
+    """A runner whose units are counters. It checks its plans as a real one needs them."""
 
     max_fit: int = 10_000
     under_way: dict[tuple[str, int], tuple[Request, int]] = field(default_factory=dict)
@@ -100,8 +100,8 @@ class StagedFake:
             del self.under_way[key]
             return StagedRowResult(payload=key)
         self.under_way[key] = (request, done)
-        told = (*key, done) if request.tells_all else None
-        return StagedRowResult(payload=told, next_stage=Stage("go", 1.0))
+        payload = (*key, done) if request.reports_all else None
+        return StagedRowResult(payload=payload, next_stage=Stage("go", 1.0))
 
 
 class Rig(SchedulerDriver):

@@ -52,8 +52,8 @@ def token_request(
 
 
 @dataclass
-class Story:
-    """All a job's tokens, and what the shadow cache holds at each position; told as far as asked.
+class ExpectedTokens:
+    """All a job's tokens, and the shadow cache at each position; computed as far as asked.
 
     A position's digest covers who may share and every token up to it; the token that follows is a
     function of the digest.
@@ -63,7 +63,7 @@ class Story:
     token_ids: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
 
-    def tell(self, num_tokens: int) -> None:
+    def extend(self, num_tokens: int) -> None:
         """Go on until `num_tokens` positions are known, and the token that follows them."""
         request = self.request
         owner = f"{len(request.tenant)}:{request.tenant}{request.adapter}".encode()
@@ -79,17 +79,17 @@ class Story:
 
     def drawn_after(self, num_tokens: int) -> int:
         """The token that the shadow model draws at position `num_tokens`."""
-        self.tell(num_tokens)
+        self.extend(num_tokens)
         return self.digests[num_tokens - 1][0] % VOCAB_SIZE
 
 
 def expected_answer(request: TokenRequest, max_length: int) -> tuple[tuple[int, ...], str]:
     """Output ids and finish reason of a request that runs to its end."""
-    story, num_prompt = Story(request), len(request.prompt_ids)
+    expected, num_prompt = ExpectedTokens(request), len(request.prompt_ids)
     limit = min(request.sampling.max_tokens, max_length - num_prompt)
     output: list[int] = []
     while len(output) < limit:
-        token_id = story.drawn_after(num_prompt + len(output))
+        token_id = expected.drawn_after(num_prompt + len(output))
         may_stop = len(output) >= request.sampling.min_tokens
         if may_stop and token_id in request.sampling.stop_token_ids:
             return tuple(output), "stop"
@@ -123,7 +123,7 @@ class ShadowRunner:
     ) -> None:
         self.page_size = page_size
         self.requests = requests
-        self.stories: dict[str, Story] = {}
+        self.stories: dict[str, ExpectedTokens] = {}
         self.pages = [Page([b""] * page_size, [-1] * page_size) for _ in range(num_pages)]
         self.slots: dict[int, Slot] = {}
         self.in_flight: dict[int, list[tuple[str, int, set[int]]]] = {}
@@ -182,16 +182,16 @@ class ShadowRunner:
 
     def _run_row(self, row: TokenRow, step_id: int) -> TokenRowResult:
         slot = self.slots[row.slot]
-        story = self.stories.setdefault(row.job_id, Story(self.requests[row.job_id]))
+        expected = self.stories.setdefault(row.job_id, ExpectedTokens(self.requests[row.job_id]))
         end = row.start + row.num_tokens
-        story.tell(end)
+        expected.extend(end)
         token_ids = row.token_ids or (slot.last_token,)
         if row.job_id not in self.bad_jobs:
-            assert list(token_ids) == story.token_ids[row.start : end], "wrong input tokens"
-            self._check_past(row, story)
+            assert list(token_ids) == expected.token_ids[row.start : end], "wrong input tokens"
+            self._check_past(row, expected)
         for position in range(row.start, end):
             page = self.pages[slot.page_ids[position // self.page_size]]
-            page.digests[position % self.page_size] = story.digests[position]
+            page.digests[position % self.page_size] = expected.digests[position]
             page.step_ids[position % self.page_size] = step_id
             page.job_id = row.job_id
         self.num_computed_tokens += row.num_tokens
@@ -200,16 +200,16 @@ class ShadowRunner:
         scores = self._score_prompt(row)
         if not row.is_sampled:
             return TokenRowResult(prompt_logprobs=scores)
-        slot.last_token = story.drawn_after(end)
+        slot.last_token = expected.drawn_after(end)
         return TokenRowResult(token_ids=(slot.last_token,), prompt_logprobs=scores)
 
-    def _check_past(self, row: TokenRow, story: Story) -> None:
+    def _check_past(self, row: TokenRow, expected: ExpectedTokens) -> None:
         """Every position before the row's own holds just its past, from a step that is over."""
         table, size = self.slots[row.slot].page_ids, self.page_size
         for first in range(0, row.start, size):
             page = self.pages[table[first // size]]
             num_read = min(size, row.start - first)
-            past = story.digests[first : first + num_read]
+            past = expected.digests[first : first + num_read]
             assert page.digests[:num_read] == past, f"{row.job_id} reads another's past"
             is_over = self.in_flight.keys().isdisjoint(page.step_ids[:num_read])
             assert is_over or page.job_id == row.job_id, "a page was found before its commit"
@@ -284,7 +284,7 @@ class World(SchedulerDriver):
         self.note_cached()
 
     def note_cached(self) -> None:
-        """Note since when each cached page has been held by nobody."""
+        """Note since when each cached page has been free."""
         self.num_notes += 1
         self.cached_since = {
             (page_id, key): self.cached_since.get((page_id, key), self.num_notes)

@@ -48,14 +48,14 @@ class World:
         cost_s: Callable[[Plan], float] = lambda plan: 0.01,
     ) -> None:
         self.clock = VirtualClock()
-        self.lanes = VirtualExecutors(self.clock, cost_s)
+        self.executors = VirtualExecutors(self.clock, cost_s)
         self.ledger = Ledger(1 << 30)
         self.engine = Engine(
             loaders,
             config=config or Config(),
             ledger=self.ledger,
             clock=self.clock,
-            lanes=self.lanes,
+            executors=self.executors,
         )
         self.beats: list[Heartbeat] = []
         self.engine.on_beat = self.beats.append

@@ -46,7 +46,7 @@ def shown(*urls: str, text: str = "What is this?", **fields: Any) -> dict[str, A
     return {"model": "tiny-eyes", "messages": [message], "max_tokens": 9, **fields}
 
 
-def write_seeing_folder(
+def write_vision_folder(
     folder: Path, family: str = "llava", *, template: str = PARTS, **text: Any
 ) -> ResolvedModel:
     """A model of `family` with random weights that reads bytes."""

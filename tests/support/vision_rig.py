@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from support.decoder_rig import CPU, Recorder, Rig, Row
-from support.picture_prompts import SeeingPrompt, join_prompt
+from support.picture_prompts import PicturePrompt, join_prompt
 from support.vision_models import IMAGE_ID, encode
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.kernels.native.library import NativeKernels
@@ -32,8 +32,8 @@ from triptych.modalities.vlm.scheduling import VisionLimits
 Part = Sequence[int] | Pixels
 
 
-class SeeingRecorder(Recorder):
-    """A seeing model that remembers the logits it gave."""
+class VisionRecorder(Recorder):
+    """A vision model that remembers the logits it gave."""
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self.model.embed(ids)
@@ -43,7 +43,7 @@ class SeeingRecorder(Recorder):
 
 
 @dataclass
-class SeeingRow(Row):
+class VisionRow(Row):
     pictures: tuple[PromptContent, ...] = field(default=())
 
 
@@ -66,7 +66,7 @@ class VisionRig(Rig):
             blueprint = kind(checkpoint, max_length=0, dtype=dtype, device=CPU)
             decoder, self.encoder = blueprint.build(lambda _: None)
         family = blueprint.family
-        self.sight = VisionLimits(
+        self.limits = VisionLimits(
             max_step_patches=64,
             whole_spans=family.whole_spans,
             whole_prompts=family.whole_prompts,
@@ -82,19 +82,19 @@ class VisionRig(Rig):
         )
         layout = blueprint.text.kv_layout(4, dtype)
         self.encode = encode
-        options |= {"recorder": SeeingRecorder, "max_length": 256, "native": native}
+        options |= {"recorder": VisionRecorder, "max_length": 256, "native": native}
         super().__init__(decoder, layout, **options)
 
-    def prompt(self, *parts: Part) -> SeeingPrompt:
+    def prompt(self, *parts: Part) -> PicturePrompt:
         prepared = [
             self.processor.prepare(part) if isinstance(part, Pixels) else part for part in parts
         ]
         return join_prompt(prepared, self.encode)
 
-    def look(self, *parts: Part) -> SeeingRow:
+    def look(self, *parts: Part) -> VisionRow:
         """A row whose pictures are encoded."""
         prompt = self.prompt(*parts)
-        row = SeeingRow(self.free_slots.pop(), list(prompt.prompt_ids), len(prompt.prompt_ids))
+        row = VisionRow(self.free_slots.pop(), list(prompt.prompt_ids), len(prompt.prompt_ids))
         row.pictures = prompt.pictures
         with torch.inference_mode():
             encoded = self.encoder.encode(row.pictures)

@@ -1,4 +1,4 @@
-"""A token model that sees, but computes nothing: it knows what pages and features should hold.
+"""A token model with vision that computes nothing: it knows what pages and features should hold.
 
 `SeeingRunner` checks on every step that the features of each picture position it computes are
 there and referenced, that no chunk cuts what is whole, and (as `token_world` does for text) that
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from support.driver import SchedulerDriver
 from support.token_driver import Driver, random_request
-from support.token_world import MODEL, NAMESPACE, ShadowRunner, Story, World, token_request
+from support.token_world import MODEL, NAMESPACE, ExpectedTokens, ShadowRunner, World, token_request
 from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.frames import FIRST_FRAME_ID
@@ -55,33 +55,33 @@ def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
     )
 
 
-class SeeingStory(Story):
+class ExpectedVisionTokens(ExpectedTokens):
     """What a position holds depends on the picture it belongs to."""
 
-    def tell(self, num_tokens: int) -> None:
+    def extend(self, num_tokens: int) -> None:
         for position in range(len(self.digests), num_tokens):
-            super().tell(position + 1)
+            super().extend(position + 1)
             for picture in self.request.contents:
                 if picture.span.start <= position < picture.span.end:
                     seen = self.digests[-1] + picture.span.digest
                     self.digests[-1] = hashlib.blake2b(seen, digest_size=12).digest()
 
 
-class SeeingRunner(ShadowRunner):
+class ShadowVisionRunner(ShadowRunner):
     """Runs token plans as `ShadowRunner`, and puts the features of pictures into `features`."""
 
     def __init__(
         self,
         *,
         features: ContentCache[str],
-        sight: VisionLimits,
+        limits: VisionLimits,
         num_pages: int,
         page_size: int,
         requests: dict[str, TokenRequest],
     ) -> None:
         super().__init__(num_pages=num_pages, page_size=page_size, requests=requests)
         self.features = features
-        self.sight = sight
+        self.limits = limits
         self.encoded: list[bytes] = []
         self.bad_pictures: set[bytes] = set()
 
@@ -90,7 +90,7 @@ class SeeingRunner(ShadowRunner):
         assert digests, "a plan encodes something"
         assert len(set(digests)) == len(digests), "a picture is encoded twice"
         num_patches = sum(picture.span.num_features for picture in plan.pictures)
-        assert len(digests) == 1 or num_patches <= self.sight.max_step_patches
+        assert len(digests) == 1 or num_patches <= self.limits.max_step_patches
         errors: list[TriptychError | None] = []
         for digest in digests:
             assert self.features.acquire(digest) is None, "it was known"
@@ -104,42 +104,42 @@ class SeeingRunner(ShadowRunner):
 
     def _run_row(self, row: TokenRow, step_id: int) -> TokenRowResult:
         request = self.requests[row.job_id]
-        self.stories.setdefault(row.job_id, SeeingStory(request))
+        self.stories.setdefault(row.job_id, ExpectedVisionTokens(request))
         end = row.start + row.num_tokens
         for picture in request.contents:
             span = picture.span
             if span.start < end and row.start < span.end:
                 assert self.features.acquire(span.digest), "its features are there"
                 self.features.release(span.digest)
-                is_whole = not self.sight.whole_spans or span.end <= end
+                is_whole = not self.limits.whole_spans or span.end <= end
                 assert is_whole, "a span is cut"
-        if self.sight.whole_prompts and row.start < len(request.prompt_ids):
+        if self.limits.whole_prompts and row.start < len(request.prompt_ids):
             assert row.start == 0
             assert end >= len(request.prompt_ids), "a prompt is cut"
         return super()._run_row(row, step_id)
 
 
-class SeeingWorld(World):
+class VisionWorld(World):
     """A `VisionScheduler` and its runner; pages may be too few, and the cache too small."""
 
     def __init__(
-        self, *, sight: VisionLimits | None = None, max_entries: int = 4, **options: object
+        self, *, limits: VisionLimits | None = None, max_entries: int = 4, **options: object
     ) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
-        self.sight = sight or VisionLimits(max_step_patches=16)
+        self.limits = limits or VisionLimits(max_step_patches=16)
         self.features: ContentCache[str] = ContentCache(10**6, copy=str, max_entries=max_entries)
-        self.pool.enable_prefix_caching = not self.sight.whole_prompts
+        self.pool.enable_prefix_caching = not self.limits.whole_prompts
         self.scheduler = VisionScheduler(
             model=MODEL,
             pool=self.pool,
             options=self.options,
             max_length=self.max_length,
             namespace=NAMESPACE,
-            vision=VisionResources(self.features, self.sight),
+            vision=VisionResources(self.features, self.limits),
         )
-        self.runner = SeeingRunner(
+        self.runner = ShadowVisionRunner(
             features=self.features,
-            sight=self.sight,
+            limits=self.limits,
             num_pages=self.pool.num_pages,
             page_size=self.pool.page_size,
             requests=self.requests,
@@ -183,23 +183,23 @@ class SeeingWorld(World):
     def answer(self, job_id: str) -> tuple[int, ...]:
         """What a job has to say."""
         request = self.requests[job_id]
-        story, num_prompt = SeeingStory(request), len(request.prompt_ids)
+        expected, num_prompt = ExpectedVisionTokens(request), len(request.prompt_ids)
         limit = min(request.sampling.max_tokens, self.max_length - num_prompt)
-        return tuple(story.drawn_after(num_prompt + index) for index in range(limit))
+        return tuple(expected.drawn_after(num_prompt + index) for index in range(limit))
 
 
-class SeeingDriver(Driver):
-    """Does to a seeing world whatever an engine and its callers may do."""
+class VisionDriver(Driver):
+    """Does to a vision world whatever an engine and its callers may do."""
 
     def submit(self) -> None:
         rng = self.rng
         request = random_request(rng)
-        if rng.random() < 0.8 or self.world.sight.whole_prompts:
+        if rng.random() < 0.8 or self.world.limits.whole_prompts:
             parts: Sequence[int | tuple[str, int]] = [
                 rng.choice((rng.randrange(1, 6), (rng.choice("abc"), rng.choice((1, 3, 9)))))
                 for _ in range(rng.randrange(1, 4))
             ]
-            pictures = [("d", 2)] if self.world.sight.whole_prompts else []
+            pictures = [("d", 2)] if self.world.limits.whole_prompts else []
             max_tokens = rng.choice((1, 3, 9))
             request = see(
                 *parts, *pictures, rng.randrange(1, 4), max_tokens=max_tokens, tenant=request.tenant
@@ -208,12 +208,12 @@ class SeeingDriver(Driver):
         self.num_jobs += 1
 
 
-def live(seed: int, num_actions: int) -> SeeingWorld:
-    """A seeing world's whole life."""
+def live(seed: int, num_actions: int) -> VisionWorld:
+    """The whole life of a vision world."""
     rng = random.Random(seed)
     whole = rng.choice(("", "", "spans", "prompts"))
-    world = SeeingWorld(
-        sight=VisionLimits(
+    world = VisionWorld(
+        limits=VisionLimits(
             max_step_patches=rng.choice((4, 12)),
             whole_spans=whole == "spans",
             whole_prompts=whole == "prompts",
@@ -228,7 +228,7 @@ def live(seed: int, num_actions: int) -> SeeingWorld:
         enable_chunked_prefill=rng.random() < 0.8,
         max_queue_size=8,
     )
-    driver = SeeingDriver(world, rng)
+    driver = VisionDriver(world, rng)
     for _ in range(num_actions):
         driver.act()
     driver.finish()

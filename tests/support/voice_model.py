@@ -27,7 +27,7 @@ CODEC = CodecConfig(
     num_frame_layers=2,
     pitch_dim=6,
 )
-TALKER = AcousticConfig(
+ACOUSTIC = AcousticConfig(
     num_symbols=20,
     hidden_size=16,
     intermediate_size=24,
@@ -40,7 +40,7 @@ TALKER = AcousticConfig(
     num_symbols_after=3,
     max_held=3,
 )
-VOICE = VoiceConfig(codec=CODEC, acoustic=TALKER)
+VOICE = VoiceConfig(codec=CODEC, acoustic=ACOUSTIC)
 
 
 def voice_codec() -> VoiceCodec:
@@ -52,40 +52,40 @@ def voice_codec() -> VoiceCodec:
     return codec.prepare()
 
 
-class Talker(nn.Module):
+class ReferenceAcousticModel(nn.Module):
     """Both ends around transformers' Llama, whole sequences at a time: how it is trained."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.input = AcousticInput(TALKER, CODEC)
+        self.input = AcousticInput(ACOUSTIC, CODEC)
         config = LlamaConfig(
             vocab_size=1,
-            hidden_size=TALKER.hidden_size,
-            intermediate_size=TALKER.intermediate_size,
-            num_hidden_layers=TALKER.num_layers,
-            num_attention_heads=TALKER.num_heads,
-            num_key_value_heads=TALKER.num_kv_heads,
-            head_dim=TALKER.head_dim,
-            rms_norm_eps=TALKER.norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": TALKER.rope_theta},
+            hidden_size=ACOUSTIC.hidden_size,
+            intermediate_size=ACOUSTIC.intermediate_size,
+            num_hidden_layers=ACOUSTIC.num_layers,
+            num_attention_heads=ACOUSTIC.num_heads,
+            num_key_value_heads=ACOUSTIC.num_kv_heads,
+            head_dim=ACOUSTIC.head_dim,
+            rms_norm_eps=ACOUSTIC.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": ACOUSTIC.rope_theta},
             bos_token_id=None,
             eos_token_id=None,
         )
         self.stack = LlamaModel(config)
         self.stack.embed_tokens = nn.Identity()
-        self.output = AcousticOutput(TALKER, CODEC)
+        self.output = AcousticOutput(ACOUSTIC, CODEC)
 
 
-def talker() -> Talker:
+def acoustic_model() -> ReferenceAcousticModel:
     torch.manual_seed(5)
-    model = Talker().eval()
+    model = ReferenceAcousticModel().eval()
     randomise(model)
     return model
 
 
-def save_voice(folder: Path) -> tuple[Talker, VoiceCodec]:
+def save_voice(folder: Path) -> tuple[ReferenceAcousticModel, VoiceCodec]:
     """A model folder and what is in it."""
-    parts = {"talker": talker(), "codec": voice_codec()}
+    parts = {"talker": acoustic_model(), "codec": voice_codec()}
     tensors = {
         f"{part}.{name}": tensor.float().contiguous()
         for part, module in parts.items()

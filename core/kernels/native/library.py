@@ -1,7 +1,7 @@
 """The native CPU kernels as Python calls: tensors in, tensors out.
 
 Owns the loaded library, the choice of its instruction level, and the layout of its arguments. Which
-step uses it is decided by who made the step's `AttentionBatch`. Every call releases the GIL and
+step uses it is decided by the maker of the step's `AttentionBatch`. Every call releases the GIL and
 runs on threads of its own, as many as torch has. What a row gets depends neither on the other rows
 nor on the number of threads.
 

@@ -100,7 +100,7 @@ class Checkpoint:
             raise WeightsError(f"Tensor {name!r} cannot be read from {info.file}.") from error
 
     def metadata(self) -> dict[str, str]:
-        """What the files say of themselves beside their tensors."""
+        """The files' metadata."""
         files = dict.fromkeys(info.file for info in self.tensors.values())
         return {
             key: value for file in files for key, value in (self._of(file).metadata() or {}).items()

@@ -1,4 +1,4 @@
-"""What `data.pkl` in a file of `torch.save` says, without an unpickler.
+"""Reads `data.pkl` of a file of `torch.save`, without an unpickler.
 
 A pickle is a program; this follows the few instructions that describe dictionaries of tensors and
 refuses any other by name. Nothing that the file names is looked up, imported or called. Owns the
@@ -51,7 +51,7 @@ _TUPLES: Mapping[str, int] = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class UnsafePickle(ValueError):
-    """The pickle says something else than a dictionary of tensors; the text says what."""
+    """The pickle is something else than a dictionary of tensors; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def _sizes(values: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _check_depth(root: Any) -> None:
-    """That what reads the result need not fear for its stack; names left over are no data."""
+    """Check that reading the result cannot exhaust the stack; names left over are no data."""
     level = [root]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []

@@ -66,7 +66,7 @@ class _Archive:
         self._num_left = _MAX_SHARING * num_bytes
 
     def read(self) -> Any:
-        """What the description says, with tensors over the other records."""
+        """The described object, with tensors over the other records."""
         found = [name for name in self._records if name.endswith(_DESCRIPTION)]
         if len(found) != 1:
             raise UnsafePickle("it has no description of tensors")

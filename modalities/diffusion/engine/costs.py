@@ -45,7 +45,7 @@ class DrawingCosts:
         num_branches = len(self.recipe.prompts(request))
         cached = self._cached_bytes(cache, latent_bytes, num_tokens)
         kept = 3 * latent_bytes if request.mask else 0
-        kept += (num_branches - 1) * latent_bytes  # what one said that was asked ahead
+        kept += (num_branches - 1) * latent_bytes  # the velocity of the branch that ran ahead
         cells = _SPARE * (_NUM_STATES * latent_bytes + num_branches * cached)
         return PictureCost(
             state_bytes=cells + kept + num_branches * self.text_bytes,

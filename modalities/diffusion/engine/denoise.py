@@ -44,7 +44,7 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
 class GuidanceBranch:
     """One side of guidance: its conditioning, and its cache.
 
-    `batch_key`: with whom it may share a run, which the loop works out once. `answer`: its
+    `batch_key`: branches with an equal one may share a run; computed once. `answer`: its
     velocity of the row's step, if it was asked ahead. `num_asked` counts what it was asked.
     """
 

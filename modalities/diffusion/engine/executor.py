@@ -167,7 +167,7 @@ class ImageExecutor:
     def _open(
         self, order: _Order, texts: HeldTexts, stack: ExitStack
     ) -> RunningPicture | TriptychError:
-        """Prepare a picture; on an error in the stack's time it is let go of."""
+        """Prepare a picture; on an error in the stack's time it is released."""
         self._decoder.make_room(order.request)
         row = _caught(
             self.recipe.prepare,

@@ -106,7 +106,7 @@ class LatentDecoder:
         self._shares_runs = recipe.device.type != "cpu"
 
     def make_room(self, request: ImageRequest) -> None:
-        """Set the autoencoder to whole pictures or to overlapping tiles, before it works."""
+        """Set the autoencoder to whole pictures or to overlapping tiles, before a run."""
         vae, num_pixels = self._recipe.vae, request.width * request.height
         (vae.disable_tiling if num_pixels <= self._whole_pixels else vae.enable_tiling)()
 

@@ -125,7 +125,7 @@ class DenoiseRunner:
         return [self._pictures[row.key] for row in rows]
 
     def _drop(self, key: PictureKey) -> None:
-        """Let go of a picture; one that was never begun, or is over, is ignored."""
+        """Release a picture; one that was never begun, or is over, is ignored."""
         picture = self._pictures.pop(key, None)
         if picture is not None:
             picture.release()
@@ -184,12 +184,12 @@ def _begun(executor: ImageExecutor, found: RunningPicture | TriptychError) -> Yi
     if isinstance(found, TriptychError):
         result = PictureRowResult(error=found)
     else:
-        course = PlannedSteps(
+        planned = PlannedSteps(
             num_rows=tuple(found.row.planned_runs()),
             first_step=found.step,
             num_prompt_tokens=executor.recipe.num_prompt_tokens(found.request),
         )
-        result = PictureRowResult(course=course)
+        result = PictureRowResult(planned=planned)
     return lambda: result
 
 

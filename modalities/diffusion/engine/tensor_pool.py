@@ -119,7 +119,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    """These rows, in this order, without waiting for the device; itself where that is all."""
+    """These rows, in this order, without waiting for the device; `tensor` itself if that is all."""
     if list(rows) == list(range(len(tensor))):
         return tensor
     return tensor.index_select(0, _index(rows, tensor.device))

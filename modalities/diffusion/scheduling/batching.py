@@ -4,7 +4,7 @@ Owns the choice, from plain numbers.
 
 Rows that skip cost next to nothing, so they are never waited for: a row goes through its skips at
 once and then stands at its next computed step. Rows at different steps so fall into step with each
-other by themselves, and what is left to choose is who goes first when more stand there than one run
+other by themselves, and what is left to choose is the order when more stand there than one run
 should take, and how many that is.
 """
 

@@ -9,7 +9,7 @@ Owns the choice; changes nothing.
 - Beside other models a step is one picture's text or pixels, or as many rows of one size as are
   over within the step's budget; one guidance branch at least.
 - Pictures are admitted as they came. One for which there is no room may be passed by smaller ones,
-  but only so often. Paused jobs stand aside.
+  but only so often. Paused jobs are left out.
 - A step that ran out of memory makes later ones of its kind half as large at most, until enough
   pictures were done.
 """
@@ -108,7 +108,7 @@ class Drafter:
             yield picture
 
     def _admissible(self) -> tuple[list[PictureState], list[PictureState]]:
-        """Who may begin, in line, and who has to let others pass."""
+        """Pictures that may begin, in order, and those that are passed over."""
         able: list[PictureState] = []
         passed: list[PictureState] = []
         num_left = self.state.max_pictures - len(self.state.running)

@@ -110,7 +110,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         return ImageDelta(finish_reason="cancelled")
 
     def _left(self, opened: ImageJob) -> None:
-        """What the job holds is let go of with the next plan."""
+        """What the job holds is released with the next plan."""
         self._state.remove(opened)
         self._send_positions()
 
@@ -125,7 +125,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         }
 
     def _send_positions(self) -> None:
-        """Send those in line their positions, if they asked for them and they are news."""
+        """Send waiting jobs their positions, if they asked for them and they are news."""
         for position, entry in enumerate(self._state.jobs_in_line):
             is_asked = entry.request.has_progress and not entry.is_paused
             if is_asked and entry.told_position != position:
@@ -211,8 +211,8 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         if found.error is not None:
             self._end(picture.entry, JobState.FAILED, error=found.error)
         elif step.draft.kind == "encode":
-            assert found.course is not None, "encoding yields the steps"
-            picture.begin(found.course)
+            assert found.planned is not None, "encoding yields the steps"
+            picture.begin(found.planned)
             if picture.entry.request.has_progress:
                 self._show(picture, now_s)
         elif step.draft.kind == "denoise":

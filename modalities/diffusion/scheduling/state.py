@@ -77,7 +77,7 @@ class PictureState(Unit):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place in line: by job, then by number."""
+        """Its place in the queue: by job, then by number."""
         return self.entry.number, self.index
 
     @property
@@ -141,7 +141,7 @@ class ScheduledPicture:
 
 @dataclass(slots=True, kw_only=True)
 class DenoiseState:
-    """All of it: pictures in line, those begun, and those the runner is to let go of.
+    """All of it: pictures waiting, those begun, and those the runner is to release.
 
     `max_size` bounds a step of a kind after one ran out of memory, for a while.
     """
@@ -161,11 +161,11 @@ class DenoiseState:
 
     @property
     def jobs_in_line(self) -> Iterator[ImageJob]:
-        """Jobs of which nothing is begun, first first."""
+        """Jobs that have not begun, in order."""
         return (entry for entry in self.jobs.values() if entry.is_waiting)
 
     def add(self, entry: ImageJob) -> None:
-        """Put a job's pictures in line."""
+        """Queue a job's pictures."""
         for index in range(entry.request.num_images):
             entry.pictures.append(PictureState(entry=entry, index=index))
         self.waiting += entry.pictures
@@ -177,7 +177,7 @@ class DenoiseState:
         picture.stage = PictureStatus.ENCODING
 
     def finish(self, picture: PictureState) -> None:
-        """A picture is decoded; the runner has let go of it. Steps may be larger by and by."""
+        """A picture is decoded; the runner has released it. Steps may grow again."""
         del self.running[picture]
         picture.stage = PictureStatus.OVER
         for kind in self.max_size:
@@ -193,10 +193,10 @@ class DenoiseState:
             picture.stage = PictureStatus.OVER
 
     def rollback(self, row: ScheduledPicture) -> None:
-        """Let a picture stand where it stood before a step that failed.
+        """Put a picture back to its place before a step that failed.
 
-        Where it was in a later step already, it took that one from a place that is not known here:
-        it begins again.
+        Where a later step of it was in flight too, the runner's place is not known here: the
+        picture begins again.
         """
         picture = row.unit
         if picture.num_in_flight:
@@ -228,7 +228,7 @@ class DenoiseState:
         assert self.state_bytes <= self.max_state_bytes, "more state than there is room for"
         assert len(set(self.dropped)) == len(self.dropped), "a picture is dropped once"
         places = [picture.place for picture in self.waiting]
-        assert places == sorted(set(places)), "who waits stands in line once"
+        assert places == sorted(set(places)), "a waiting picture is in the queue once"
         assert all(picture.stage is PictureStatus.WAITING for picture in self.waiting)
         open_pictures = {*self.waiting, *self.running}
         assert len(open_pictures) == len(self.waiting) + len(self.running)

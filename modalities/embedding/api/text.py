@@ -166,7 +166,7 @@ class _CausalSizes:
 
 
 def _causal_sizes(config: Mapping[str, Any], options: ModelOptions) -> _CausalSizes:
-    config = config.get("text_config", config)  # of a model that sees
+    config = config.get("text_config", config)  # of a vision model
     own_length = context_length(config.get)
     widths = (config[field] for field in _WIDTH_FIELDS if field in config)
     return _CausalSizes(

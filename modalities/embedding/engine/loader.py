@@ -97,7 +97,7 @@ def _open_pace(sizes: EncoderSizes, job: Job) -> BatchPace:
 
 
 def activation_bytes(sizes: EncoderSizes, num_tokens: int, dtype: torch.dtype) -> int:
-    """What one layer holds at a time of a step of so many tokens, or of one text of any length."""
+    """Bytes that one layer holds in a step of so many tokens, or for one text of any length."""
     most = max(num_tokens, sizes.max_length)
     values = most * (8 * sizes.hidden_size + 2 * sizes.intermediate_size)
     scores = sizes.num_heads * sizes.max_length**2 if sizes.num_buckets else 0

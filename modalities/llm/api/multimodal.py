@@ -1,7 +1,7 @@
 """Conversations with pictures in them, as far as text knows of those.
 
 Owns what a message may hold, and what makes a prompt of a conversation. Knows neither pixels nor
-encoders of pictures: the encoder of a model that sees is opened elsewhere.
+encoders of pictures: the encoder of a vision model is opened elsewhere.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str
 async def _encode_chat(
     service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
 ) -> TokenRequest:
-    """The conversation as its model takes it; its pictures' files are let go of."""
+    """The conversation as its model takes it; its pictures' files are released."""
     urls = data_urls(request)
 
     def find(url: str) -> Fetched | None:

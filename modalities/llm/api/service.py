@@ -95,7 +95,7 @@ class SampleDelta:
 
 
 class LlmService(ModelService[TextModel]):
-    """Serves text generation from an engine client. `encoders` make prompts for models that see."""
+    """Serves text generation from an engine client. `encoders` make prompts for vision models."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Special tokens in text: who may spell them, and where they are.
+"""Special tokens in text: which callers may spell them, and where they are.
 
 Owns the rule that a caller's words never become a special token: what a caller spelled is replaced
 by stand-ins before a chat template runs, and read as plain characters afterwards. Looks for all

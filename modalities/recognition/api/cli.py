@@ -138,7 +138,7 @@ def _write(text: str, file: str, args: argparse.Namespace) -> None:
 
 
 def _bar(console: Console) -> Progress:
-    """Seconds heard, of those there are."""
+    """Seconds transcribed, of those there are."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

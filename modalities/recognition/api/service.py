@@ -31,7 +31,7 @@ MAX_HELD_S = 4 * 3600
 """Seconds of decoded sound that all requests together may hold: a gigabyte."""
 _SILENCE = 10 ** (-70 / 20)
 _TOKENS_PER_SECOND = 8
-"""What admission counts a second of sound for: more than anybody says."""
+"""What admission counts a second of sound for: more than speech has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class _Recording:
         )
 
     def take(self, delta: TranscribeDelta) -> TranscriptDelta:
-        """What the engine heard, in the caller's terms. The whole text begins without a space."""
+        """The engine's transcript, in the caller's terms. The whole text begins without a space."""
         self._heard = round(delta.heard_s * SAMPLE_RATE)
         self._language = delta.language or self._language
         offset_s = self._start / SAMPLE_RATE

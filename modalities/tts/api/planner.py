@@ -1,4 +1,4 @@
-"""From the text of a call to the parts of it that are submitted, one after another.
+"""Cuts the text of a call into the parts that are submitted, one after another.
 
 Owns planning ahead of what is being spoken, and where a long text is cut into jobs. All of it runs
 on threads: texts may be long, and the event loop has streams to serve. Knows neither jobs nor

@@ -1,4 +1,4 @@
-"""What has been said of a call so far: sound, text, counts.
+"""What has been spoken of a call so far: sound, text, counts.
 
 Owns putting the deltas of several jobs together into one account. Knows nothing of engines.
 """
@@ -62,7 +62,7 @@ class SpeechProgress:
         self._before = self._usage = SpeechUsage()
 
     def take(self, part: SpeechPart, delta: SpeechDelta) -> None:
-        """Enter what a job said of its part. Parts come one after another, whole."""
+        """Enter a delta of a job about its part. Parts come one after another, whole."""
         if part is not self._part:
             self._part, self._before = part, self._usage
             self._left = deque(part)

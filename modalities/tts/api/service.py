@@ -130,7 +130,7 @@ class SpeechService(ModelService[FrontEnd]):
         key = call.caller.principal.key
         with self._admission.admit(key=key, num_jobs=1, num_tokens=num_tokens):
             request = await self._request(call, front, voice, speed)
-            ends_s = 0.0  # when the listener has heard all that was given
+            ends_s = 0.0  # when the playback of all that was given ends
 
             def submit(index: int, part: SpeechPart) -> OutputStream:
                 lead_s = max(0.0, ends_s - time.monotonic())
@@ -191,7 +191,7 @@ class SpeechService(ModelService[FrontEnd]):
         )
 
     def _plan(self, call: SpeechCall, front: FrontEnd, voice: str) -> Iterator[PlannedSegment]:
-        """Read the text out and plan it. Raises `InvalidRequest` where nothing would be heard."""
+        """Read the text out and plan it. Raises `InvalidRequest` if nothing is to be spoken."""
         own = (known.language for known in front.voices if voice.startswith(known.name))
         language = call.language or next(own, "")  # of a mixture, the first voice's
         options = NormalizeOptions(

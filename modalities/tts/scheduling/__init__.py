@@ -1,1 +1,1 @@
-"""Who speaks next, by playback deadlines. Runs in the engine process; loads no torch."""
+"""Which stream goes next, by playback deadlines. Runs in the engine process; loads no torch."""

@@ -21,7 +21,7 @@ _FADE = 0.005  # of the longest wait per step: it is forgotten after some 200 st
 
 
 class SpeechRound(NamedTuple):
-    """What it takes to give everybody a step and a frame, and the chunks that follow from it.
+    """The time to give every stream a step and a frame, and the chunks that follow from it.
 
     `first_frames` are the fewest with which a stream can begin, and not run dry before its turn
     comes again; `best_frames` those beyond which a longer chunk makes a frame hardly cheaper.

@@ -8,10 +8,10 @@ per stream, the moment its listener's buffer runs dry (`playback`):
 - A token step is due when the sound that is there already, decoded or not, runs out, less the
   time that the steps after it take.
 - Either kind takes its rows in the order of these moments. As long as the first of them is kept,
-  everybody takes part, since a full step is the cheapest. Else those far ahead of their listener
-  stay out of it, and prompts are let in by as many tokens as there is time for.
+  every stream takes part, since a full step is the cheapest. Else those far ahead of their listener
+  stay out of it, and prompts are admitted by as many tokens as there is time for.
 - A stream that has not begun is due when its first audio was promised. Once that is broken, it
-  yields to those who are being listened to, but only for so long.
+  yields to those with a listener, but only for so long.
 - A stream without a listener is never due.
 """
 
@@ -38,13 +38,13 @@ from triptych.schedulers.token_draft import TokenLimits
 from triptych.schedulers.token_state import TokenProgress
 
 EASE_STEPS = 8
-"""Who is ahead of its listener by the time of so many steps may be left out of one."""
+"""A stream ahead of its listener by the time of so many steps may be left out of one."""
 RESERVE_STEPS = 16
 """Listeners keep the time of so many steps in hand before streams without one get any."""
 PATIENCE = 4.0
 """Times the promised time to first audio after which a broken promise comes before all others."""
 _LEAST_PROMPT = 16  # tokens: less of a prompt is not worth its share of a step
-_OVERDUE_PROMPT = 64  # tokens that are let in whoever has to wait for it
+_OVERDUE_PROMPT = 64  # tokens that are admitted whatever has to wait for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class SpeechDrafter:
     def draft(self, now_s: float) -> SpeechDraft | None:
         """The step that is due first, whatever its kind.
 
-        Audio goes first where that makes no stream late: a frame that is there should be heard.
+        Audio goes first where that makes no stream late: a frame that is there should be sent.
         """
         audio = self._audio(now_s)
         steps = [audio, self._token_step(now_s), self._voice()]
@@ -258,8 +258,8 @@ class SpeechDrafter:
     def _token_step(self, now_s: float) -> SpeechDraft | None:
         """The next token step; none where no stream could take part.
 
-        Who must wait is kept out whatever else there is to do; the others only if somebody can
-        make use of that.
+        Streams that must wait are left out whatever else there is to do; the others only if another
+        stream gains by it.
         """
         needs = sorted(self._needs(now_s), key=lambda need: (need.due_s, need.stream.rank))
         if not needs:
@@ -304,7 +304,7 @@ class SpeechDrafter:
             yield _Need(due_s, stream, segment, progress)
 
     def _next_sound_s(self, streams: Iterable[Stream]) -> float:
-        """By when the device must be free for an audio step, lest somebody's sound stops."""
+        """By when the device must be free for an audio step, lest a stream's sound stops."""
         due_s = sorted(s.playback.due_s for s in streams if s.playback.has_begun)
         if not due_s or math.isinf(due_s[0]):
             return math.inf
@@ -375,7 +375,7 @@ class SpeechDrafter:
             fill.add(need, num_rows=1)
 
     def _add_prompt(self, fill: _Fill, need: _Need, now_s: float) -> None:
-        """Let in as much of a prompt as there is time for."""
+        """Admit as much of a prompt as there is time for."""
         num_left = num_tokens = need.progress.num_left
         time_s = fill.limit_s - now_s - fill.cost_s() - self._reserve_s(need.stream)
         time_s = max(0.0, time_s)

@@ -1,8 +1,8 @@
-"""What a listener has heard, and when the sound runs out.
+"""The playback of a stream: what has been played, and when the sound runs out.
 
 Owns the clock of one stream. It plays from its first audio on, without a stop; audio that comes
-when the buffer is dry is an underrun, and playing goes on from there. Knows nothing of who makes
-the audio, or of what is done to be in time.
+when the buffer is dry is an underrun, and playing goes on from there. Knows nothing of how the
+audio is made, or of what is done to be in time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Playback:
     def of(cls, request: SpeechRequest, *, arrival_s: float, target_s: float) -> Self:
         """The clock of a request whose first sound is promised `target_s` after it arrived.
 
-        A listener who has sound of an earlier request is playing already.
+        A listener that has sound of an earlier request is playing already.
         """
         if not request.is_live:
             return cls(math.inf)
@@ -43,7 +43,7 @@ class Playback:
 
     @property
     def is_live(self) -> bool:
-        """Whether anybody listens while the audio is made."""
+        """Whether there is a listener while the audio is made."""
         return not math.isinf(self.due_s)
 
     def lead_s(self, now_s: float) -> float:

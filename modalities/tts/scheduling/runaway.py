@@ -25,7 +25,7 @@ class LoopDetector:
     """Finds exact cycles at the end of a stream of tokens, in time linear in its length.
 
     Each time a quarter of a window has come in, the Z function (Gusfield, 1997) of the window read
-    backwards tells for every period how far the stream's end repeats itself. The answer depends on
+    backwards gives for every period how far the stream's end repeats itself. The answer depends on
     the tokens alone, not on how they were pushed. A token may be anything hashable: a
     frame of several codebooks is a tuple.
 

@@ -16,7 +16,7 @@ from triptych.schedulers.staged import JobPace
 
 
 class SpeechPace(JobPace):
-    """Speech in sentences, each due when the listener has heard those before it.
+    """Speech in sentences, each due when the playback of those before it ends.
 
     The first is due `target_s` after the request arrived. A request that is not live is due never.
     With a `max_lead_s` above 0 nothing is made further ahead of a listener than that.

@@ -1,4 +1,4 @@
-"""What the speech scheduler knows: its streams, their segments, and who holds which codec row.
+"""What the speech scheduler knows: its streams, their segments, and their codec rows.
 
 Owns the data and its invariants. Decides nothing: `draft` reads it, `streams` and `scheduler`
 change it.
@@ -47,7 +47,7 @@ class SpokenSegment:
 
     `codes` were drawn, and of those `num_pushed` are decoded or being decoded; they gave
     `num_given` samples. `end` says why there will be no more codes. A decoder that has to begin
-    anew gives `num_repeated` samples that went out before.
+    again gives `num_repeated` samples that went out before.
     """
 
     index: int
@@ -121,7 +121,7 @@ class SpeechState:
         self.waiting.sort(key=lambda stream: stream.rank)
 
     def next_stream(self) -> Stream | None:
-        """Who may begin to speak, if there is a codec row.
+        """The stream that may begin next, if there is a codec row.
 
         Streams without a listener take half of the rows at most.
         """
@@ -169,7 +169,7 @@ class SpeechState:
     def next_reader(self) -> Stream | None:
         """The first stream whose clip is not being read, if there is a codec row for it.
 
-        Else a queue of clips would be read before those who speak already have their turn.
+        Else a queue of clips would be read before streams that speak already have their turn.
         """
         if len(self.reading) >= len(self.free_slots):
             return None

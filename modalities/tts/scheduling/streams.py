@@ -2,7 +2,7 @@
 
 Owns what becomes of codes that were drawn and of sound that was decoded, the order of segments,
 and the deltas that go out. Each segment is a sequence of the `TokenBatch` that draws its codes, one
-after the other. Decides nothing about who runs when (`draft`), and knows steps only by their rows.
+after the other. Decides nothing about the order (`draft`), and knows steps only by their rows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _SEVERITY: tuple[SpeechFinish, ...] = ("stop", "length", "loop")
 
 
 class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
-    """The jobs' half of a scheduler of speech: takes streams in, moves them on, ends them.
+    """The life of the streams of a speech scheduler: admits, advances and ends them.
 
     `max_length` bounds prompt and codes of a segment; `namespace` is the digest of the weights.
     """
@@ -180,7 +180,7 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
     # Beginning.
 
     def _admit(self, now_s: float) -> None:
-        """Let waiting streams speak while there are codec rows."""
+        """Admit waiting streams while there are codec rows."""
         while (stream := self._state.next_stream()) is not None:
             self._state.admit(stream)
             self._begin_segment(stream, now_s)
@@ -209,7 +209,7 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
             prompt_ids=prompt_ids,
             prompt_frames=frames,
             sampling=sampling,
-            priority=0 if not request.is_live else 2 if index else 1,  # who has begun goes on
+            priority=0 if not request.is_live else 2 if index else 1,  # what has begun goes on
             tenant=request.tenant,
         )
 
@@ -390,8 +390,8 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
 def _token_options(schedule: ScheduleOptions, speech: SpeechOptions) -> ScheduleOptions:
     """Options of the token steps.
 
-    A row that speaks has all the pages it may need and never gives way; who has begun goes before
-    those who wait, and listeners before those nobody listens to.
+    A row that speaks has all the pages it may need and never gives way; streams that have begun
+    go before those that wait, and live streams before those without a listener.
     """
     num_rows = min(schedule.max_batch_size, speech.max_queue_size_tg or schedule.max_batch_size)
     return dataclasses.replace(

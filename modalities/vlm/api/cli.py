@@ -1,4 +1,4 @@
-"""`triptych see`: pictures and a question at a terminal; and `triptych chat` with models that see.
+"""`triptych see`: pictures and a question at a terminal; and `triptych chat` with vision models.
 
 Owns what `see` reads. Everything else is the pipeline's, and that of chat.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from triptych.core.errors import ConfigError
 from triptych.modalities.llm.api import cli as chat
 from triptych.modalities.llm.api.cli import add_chat_arguments
-from triptych.modalities.vlm.api.pipeline import PictureInput, SeeingChatPipeline, VisionPipeline
+from triptych.modalities.vlm.api.pipeline import PictureInput, VisionChatPipeline, VisionPipeline
 
 __all__ = ["add_chat_arguments", "add_see_arguments", "run_chat", "run_see"]
 
@@ -51,7 +51,7 @@ def run_see(args: argparse.Namespace) -> int:
 
 def run_chat(args: argparse.Namespace) -> int:
     """Talk, with pictures where the model sees; it must where there are some to begin with."""
-    pipeline = VisionPipeline if args.image else SeeingChatPipeline
+    pipeline = VisionPipeline if args.image else VisionChatPipeline
     return chat.run_chat(args, pipeline.from_arguments)
 
 

@@ -1,4 +1,4 @@
-"""Pictures and questions from Python: load a model that sees, show it pictures, ask.
+"""Pictures and questions from Python: load a vision model, show it pictures, ask.
 
 Owns the `VisionPipeline` object: the same engine and text service as the server, in this process.
 """
@@ -33,7 +33,7 @@ PictureInput: TypeAlias = Image.Image | str | Path | bytes
 _URLS = ("data:", "http://", "https://")
 
 
-class SeeingChatPipeline(ChatPipeline):
+class VisionChatPipeline(ChatPipeline):
     """A chat model in this process that sees, if the model does.
 
     A message's content may hold parts `{"type": "image", "image": PICTURE}` beside those of text.
@@ -64,8 +64,8 @@ class SeeingChatPipeline(ChatPipeline):
         return super()._part(part)
 
 
-class VisionPipeline(SeeingChatPipeline):
-    """A model that sees, in this process.
+class VisionPipeline(VisionChatPipeline):
+    """A vision model, in this process.
 
         with VisionPipeline.from_pretrained() as see:
             print(see("cat.png", "What is this?"))

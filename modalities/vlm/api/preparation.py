@@ -100,7 +100,7 @@ class InProcessPreparation:
 
 
 class PictureProcessorCache:
-    """Prepares pictures, each once: what came out is kept, the least recent gives way."""
+    """Prepares pictures, each once; keeps the results and drops the least recently used."""
 
     def __init__(self, prepare: PreparePicture, *, max_bytes: int) -> None:
         self._prepare = prepare

@@ -1,4 +1,4 @@
-"""Prompts of conversations with pictures in them, for a model that sees.
+"""Prompts of conversations with pictures in them, for a vision model.
 
 Owns the way from messages to a prompt: fetching what URLs name, the chat template, where pictures
 stand in what it made, and the ids of the positions that they fill:
@@ -48,7 +48,7 @@ _PROBE = "probe"
 
 
 class VisionPromptEncoder:
-    """Implements `modalities.llm.api.multimodal.PromptEncoder` for `text`, one model that sees.
+    """Implements `modalities.llm.api.multimodal.PromptEncoder` for `text`, one vision model.
 
     `placeholder` is what its chat template puts for a picture. Pictures of one conversation take
     `max_bytes` together, as the model takes them.
@@ -197,7 +197,7 @@ class VisionPromptEncoder:
         return {**message, "content": "".join(words)}
 
     async def _find_forms(self) -> tuple[bool, bool]:
-        """Whether the template takes parts with pictures, and strings, asked of the template."""
+        """Whether the template takes parts with pictures, and whether strings: it renders both."""
         picture = [_PICTURE_PART, {"type": "text", "text": _PROBE}]
         shown = [await self._probe(content) for content in (picture, _PROBE)]
         return shown[0].count(self._placeholder) == 1, _PROBE in shown[1]

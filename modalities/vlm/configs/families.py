@@ -1,4 +1,4 @@
-"""The families of models that see, and how each spells a picture in a prompt.
+"""The families of vision models, and how each spells a picture in a prompt.
 
 Owns the table from `model_type` to facts: how a picture is processed and spelled (separators of the
 model's, and a mark for each feature), what its encoder is called with, and how its positions are
@@ -137,7 +137,7 @@ class VisionFamily:
 
     `placeholder` is what a chat template puts where one goes, `spell` gives what takes its place.
     `options` are added to the image processor's own settings; of what it makes, the encoder takes
-    `inputs`, all where none are named. Where a family `has_scaling` it is told to leave values as
+    `inputs`, all where none are named. Where a family `has_scaling` it is set to leave values as
     bytes, since it is known how to go on from there. It `nests_images` by prompt, or cuts a picture
     into tiles and so `has_tiles` in a further axis. The inputs of several pictures are joined along
     `batch_axis`, where they can be.

@@ -37,7 +37,7 @@ class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
     num_words: int = 2000
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Empty where nothing is said."""
+        """Empty where the configuration has none."""
         self.kinds = self.kinds or {}
         self.fields, self.sentence = self.fields or [], self.sentence or []
         super().__post_init__(**kwargs)

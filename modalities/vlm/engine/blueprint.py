@@ -1,4 +1,4 @@
-"""A model that sees, known but not yet loaded: its decoder, its encoder, what each will take.
+"""A vision model, known but not yet loaded: its decoder, its encoder, what each will take.
 
 Owns the reading of a checkpoint that holds both. The decoder is ours (`core.decoders`), the
 encoder transformers' (`encoder`). Knows nothing of ledgers or schedulers.
@@ -153,7 +153,7 @@ class VisionBlueprint(AnyVisionBlueprint):
 
 
 def is_native(config: Mapping[str, Any]) -> bool:
-    """Whether our decoder knows the language side of a model that sees."""
+    """Whether our decoder knows the language side of a vision model."""
     if config.get("model_type") not in FAMILIES:
         return False
     return is_native_decoder(_text_fields(read_config(config), True))

@@ -1,8 +1,8 @@
 """Any other image-text model that transformers knows, its language side run on our paged cache.
 
 Owns what differs from `blueprint`: the whole model is transformers' own, one class for tower,
-projector and decoder. Pictures of no known family are encoded one by one, as their processor left
-them. What does not fit a plain paged cache is refused rather than served wrongly: positions on
+projector and decoder. Pictures of no known family are encoded one by one, in their processor's
+form. What does not fit a plain paged cache is refused rather than served wrongly: positions on
 several axes, positions that see each other, features that enter late (see
 `modalities.llm.engine.fallback`).
 """

@@ -1,4 +1,4 @@
-"""Tokens of text and positions of pictures: what enters a language model that sees.
+"""Tokens of text and positions of pictures: what enters a language model with vision.
 
 Owns which positions of each slot a picture fills, and where they are in space. Features are read
 from the cache; the scheduler of a step holds references to those it needs. A step without pictures

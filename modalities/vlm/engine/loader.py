@@ -1,4 +1,4 @@
-"""Brings one model that sees onto the device: memory, weights, caches, runner, scheduler.
+"""Brings one vision model onto the device: memory, weights, caches, runner, scheduler.
 
 Owns the order of these. Knows no architecture: the blueprint does.
 """

@@ -1,4 +1,4 @@
-"""Turns the plans of a model that sees into device work: tokens, and features of pictures.
+"""Turns the plans of a vision model into device work: tokens, and features of pictures.
 
 Owns the dispatch, and how features get into the cache. Tokens are the business of
 `core.engine.token_runner`, pictures that of an encoder.

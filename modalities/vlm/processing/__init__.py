@@ -1,1 +1,1 @@
-"""What transformers says of a model that sees, in processes without torch."""
+"""What transformers says of a vision model, in processes without torch."""

@@ -1,4 +1,4 @@
-"""What transformers knows of a model that sees, in a process of its own, without torch.
+"""What transformers knows of a vision model, in a process of its own, without torch.
 
 Owns the answer to `api.preparation.ask_facts`.
 """

@@ -133,7 +133,7 @@ def test_prompts_of_any_length_do_not_fill_memory_with_compiled_products() -> No
     assert int(done.stdout) < 250 * 2**20  # without a bound 400 MiB, and more with more lengths
 
 
-def test_a_bound_on_compiled_products_that_somebody_set_is_kept(
+def test_a_bound_on_compiled_products_in_the_environment_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")

@@ -156,7 +156,7 @@ def test_nan_stays_in_its_row_and_does_not_outlive_it(decoder: Decoder) -> None:
     sick, row = rig.open((5, 6, 66)), rig.open(PROMPT)
     result = rig.step((sick, 3), (row, 7))
     assert [r.is_finite for r in result.rows] == [False, True]
-    rig.preempt(sick)  # its pages, still full of NaN, go to whoever asks next
+    rig.preempt(sick)  # its pages, still full of NaN, go to the next row that asks
     rig.prefill(row)
     rig.decode(row, num_steps=4)
     assert row.tokens == alone.tokens

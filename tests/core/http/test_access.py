@@ -57,7 +57,7 @@ async def test_equal_ids_of_two_requests_do_not_collide(tmp_path: Path) -> None:
     assert len({reply.json()["id"] for reply in replies}) == 2
 
 
-async def test_a_line_per_request_without_what_was_said(tmp_path: Path, log: io.StringIO) -> None:
+async def test_a_line_per_request_without_its_text(tmp_path: Path, log: io.StringIO) -> None:
     async with in_process(make_app(tmp_path, FakeEngine())) as client:
         await client.post("/v1/chat/completions", json=chat("a secret"))
         await client.get("/a/secret?path=secret")

@@ -31,7 +31,7 @@ def test_json_is_read_as_the_library_reads_it(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "message"),
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
@@ -51,8 +51,8 @@ def test_json_is_read_as_the_library_reads_it(value: Any) -> None:
         (b"[" * (MAX_JSON_DEPTH + 1) + b"]" * (MAX_JSON_DEPTH + 1), "nested"),
     ],
 )
-def test_invalid_json_is_refused(raw: bytes, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_invalid_json_is_refused(raw: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         parse_json(raw)
 
 

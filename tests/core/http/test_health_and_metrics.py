@@ -1,4 +1,4 @@
-"""Probes and metrics tell what the engine's client knows."""
+"""Probes and metrics report what the engine's client knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of another kind are told from those that are not here; names may hold slashes."""
+"""Models of another kind are distinguished from unknown ones; names may hold slashes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from support.full_app import MODELS, open_full_app
 from support.http import FakeEngine, chat, in_process
 from support.pictures import picture, saved
 from support.voices_app import recording
-from support.whole_app import MODELS, open_house
 from triptych.core.config import Config
 from triptych.core.http.app import create_app
 from triptych.core.http.models import ModelCard
@@ -29,7 +29,7 @@ PICTURE = {"image": ("a.png", saved(picture(64, 64)))}
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    return open_house(tmp_path_factory.mktemp("house")).app
+    return open_full_app(tmp_path_factory.mktemp("models")).app
 
 
 async def ask(client: httpx.AsyncClient, model: str) -> list[tuple[str, httpx.Response]]:

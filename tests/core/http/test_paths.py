@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from support.full_app import FullApp, open_full_app
 from support.http import READY, FakeEngine, connect, in_process, live, make_app
-from support.whole_app import House, open_house
 from triptych.core.transport.messages import ModelStatus
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    return open_house(tmp_path_factory.mktemp("house"))
+def full_app(tmp_path_factory: pytest.TempPathFactory) -> FullApp:
+    return open_full_app(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/livez", "/version", "/v1/models", "/v1/models/tiny"])
-async def test_head_is_get_without_a_body(house: House, path: str) -> None:
-    async with in_process(house.app) as client:
+async def test_head_is_get_without_a_body(full_app: FullApp, path: str) -> None:
+    async with in_process(full_app.app) as client:
         got, head = await client.get(path), await client.head(path)
     volatile = {"x-request-id", "date"}
     assert head.status_code == got.status_code == 200
@@ -30,8 +30,8 @@ async def test_head_is_get_without_a_body(house: House, path: str) -> None:
     assert head.content == b""
 
 
-async def test_head_is_counted_by_its_route(house: House) -> None:
-    async with in_process(house.app) as client:
+async def test_head_is_counted_by_its_route(full_app: FullApp) -> None:
+    async with in_process(full_app.app) as client:
         await client.head("/v1/models/tiny")
         metrics = (await client.get("/metrics")).text
     assert 'route="/v1/models/{name:path}",status="200"' in metrics.replace(" ", "")
@@ -49,8 +49,10 @@ async def test_head_is_counted_by_its_route(house: House) -> None:
         ("POST", "/livez", "GET, HEAD"),
     ],
 )
-async def test_a_405_names_all_methods(house: House, method: str, path: str, allowed: str) -> None:
-    async with in_process(house.app) as client:
+async def test_a_405_names_all_methods(
+    full_app: FullApp, method: str, path: str, allowed: str
+) -> None:
+    async with in_process(full_app.app) as client:
         reply = await client.request(method, path)
     assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
 
@@ -69,8 +71,8 @@ async def test_a_405_names_all_methods(house: House, method: str, path: str, all
         "/v1/images/files/x%0d",
     ],
 )
-async def test_control_characters_lead_nowhere(house: House, path: str) -> None:
-    async with in_process(house.app) as client:
+async def test_control_characters_lead_nowhere(full_app: FullApp, path: str) -> None:
+    async with in_process(full_app.app) as client:
         reply = await client.get(path)
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")
 

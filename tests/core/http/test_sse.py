@@ -59,8 +59,8 @@ async def test_an_error_after_the_first_token_is_the_last_frame(
     assert last["error"]["code"] == code
     assert last["error"]["request_id"] == reply.headers["x-request-id"]
     assert "secret" not in reply.text
-    (told,) = [record for record in caplog.records if record.name == "triptych.core.http.sse"]
-    assert last["error"]["request_id"] in JsonFormatter().format(told)
+    (logged,) = [record for record in caplog.records if record.name == "triptych.core.http.sse"]
+    assert last["error"]["request_id"] in JsonFormatter().format(logged)
 
 
 def test_silence_is_broken_by_comments_that_clients_ignore(tmp_path: Path) -> None:

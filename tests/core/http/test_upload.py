@@ -86,7 +86,7 @@ async def test_a_field_in_brackets_is_a_list():
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "message"),
     [
         ((part("a", b"1"), part("a", b"2")), "Duplicate field a"),
         ((part("a", b"1", filename="x"), part("a", b"2", filename="x")), "Duplicate"),
@@ -105,8 +105,8 @@ async def test_a_field_in_brackets_is_a_list():
         ((part("a", b"1", headers="Content-Length: 9\r\n"),), "Content-Length"),
     ],
 )
-async def test_a_malformed_form_is_refused(parts, told):
-    with pytest.raises(InvalidRequest, match=told):
+async def test_a_malformed_form_is_refused(parts, message):
+    with pytest.raises(InvalidRequest, match=message):
         await read(form(*parts))
 
 

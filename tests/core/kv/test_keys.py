@@ -1,4 +1,4 @@
-"""Page keys tell apart whatever must not be shared."""
+"""Page keys differ for whatever must not be shared."""
 
 import hashlib
 import struct

@@ -82,7 +82,7 @@ async def test_what_is_yielded_comes_back_in_order_and_what_is_returned_too():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "told", "is_replaced"),
+    ("name", "kind", "reason", "is_replaced"),
     [
         ("refuse", InvalidRequest, "out of tune", False),
         ("stumble", InvalidRequest, "could not be decoded; it seems to be damaged", False),
@@ -95,10 +95,10 @@ async def test_what_is_yielded_comes_back_in_order_and_what_is_returned_too():
         ("loop", InvalidRequest, "over 1 s of work", True),
     ],
 )
-async def test_a_bad_file_costs_its_own_request_alone(name, kind, told, is_replaced):
+async def test_a_bad_file_costs_its_own_request_alone(name, kind, reason, is_replaced):
     async with opened(cpu_s=1, output_bytes=4 * 2**20) as pool:
         before = await pid_of(pool)
-        with pytest.raises(TriptychError, match=told) as caught:
+        with pytest.raises(TriptychError, match=reason) as caught:
             await pool.run(name, b"file")
         assert type(caught.value) is kind
         assert "/" not in caught.value.message
@@ -133,7 +133,7 @@ async def test_child_that_died_while_idle_is_replaced():
         assert await pid_of(pool) != before
 
 
-async def test_a_child_whose_end_is_on_its_way_harms_nobody(monkeypatch):
+async def test_a_child_that_is_ending_gets_no_work(monkeypatch):
     async with opened() as pool:
         before = await pid_of(pool)
         (doomed,) = pool._idle

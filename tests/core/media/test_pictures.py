@@ -143,7 +143,7 @@ async def test_a_mask_is_what_is_transparent(reader: PictureReader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "message"),
     [
         ((8, 64), "16 pixels or more"),
         ((64, 15), "16 pixels or more"),
@@ -151,10 +151,10 @@ async def test_a_mask_is_what_is_transparent(reader: PictureReader) -> None:
         ((4096, 4096), "12500000"),
     ],
 )
-def test_the_header_decides(size: tuple[int, int], told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_the_header_decides(size: tuple[int, int], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         measure(png(*size), limits=LIMITS)
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         read_picture(png(*size), limits=LIMITS)
 
 
@@ -165,13 +165,13 @@ def test_measuring_decodes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"),
+    ("claimed", "kind"),
     [("image/jpeg", "png"), ("image/png", "webp"), ("text/html", "png"), ("image/gif", "jpeg")],
 )
-def test_a_wrong_claim_is_refused(told: str, kind: str) -> None:
+def test_a_wrong_claim_is_refused(claimed: str, kind: str) -> None:
     data = saved(picture(), kind)
     with pytest.raises(UnsupportedMedia, match=f"image/{kind}"):
-        measure(data, limits=LIMITS, media_type=told)
+        measure(data, limits=LIMITS, media_type=claimed)
     for honest in ("", "application/octet-stream", f"image/{kind}"):
         assert measure(data, limits=LIMITS, media_type=honest) == (48, 32)
 

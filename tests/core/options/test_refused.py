@@ -142,10 +142,10 @@ def test_what_a_reason_points_to_is_there(reason: str) -> None:
 def test_no_reason_denies_what_is_served(reason: str) -> None:
     """Each kind of model there is has a loader, routes and a row in the table of options."""
     denied = re.search(r"(?:only (.*) (?:is|are) |(.*) models? (?:is|are) not )served", reason)
-    said = (denied.group(1) or denied.group(2)).lower() if denied else ""
+    denied_words = (denied.group(1) or denied.group(2)).lower() if denied else ""
     assert denied is None or denied.group(1) is None, "nothing is all that is served"
     served = {*ROLES, "picture", "vision", "audio", "image", "embedding", "multimodal", "text"}
-    assert not served & set(re.findall(r"[a-z]+", said))
+    assert not served & set(re.findall(r"[a-z]+", denied_words))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_no_reason_denies_what_is_served(reason: str) -> None:
 def test_flags_refused_to_operators_are_refused_as_request_fields(
     reason: str, field: dict[str, object]
 ) -> None:
-    """Whoever teaches the routes such a field has to correct the table."""
+    """A change that adds such a field to the routes has to correct the table."""
     assert reason in REASONS
     with pytest.raises(ValidationError, match=f"{next(iter(field))} is not offered"):
         ChatRequest.model_validate({"model": "m", "messages": [], **field})

@@ -144,7 +144,7 @@ def test_every_draw_follows_the_per_row_reference(
 @settings(
     max_examples=60,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it is set anew in each example
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it is set in each example
 )
 @given(
     params=st.lists(PARAMS, min_size=2, max_size=NUM_SLOTS),
@@ -386,7 +386,7 @@ def test_prompt_logprobs() -> None:
         assert len(entry.top) == 2
 
 
-def test_log_probabilities_are_bitwise_the_same_in_any_company(
+def test_log_probabilities_are_bitwise_the_same_in_any_batch(
     set_threads: Callable[[int], None],
 ) -> None:
     """A long row alone is work enough for several threads; it must not be summed in their parts."""

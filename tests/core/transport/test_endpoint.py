@@ -1,4 +1,4 @@
-"""The folder and sockets nobody else can enter."""
+"""The folder and sockets that other users cannot enter."""
 
 from __future__ import annotations
 

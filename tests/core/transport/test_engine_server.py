@@ -167,7 +167,7 @@ async def test_a_new_api_process_orphans_the_jobs_of_the_one_before():
 async def test_the_engine_may_be_there_before_the_api_process():
     with private_folder("", role="api") as folder:
         server = EngineServer(EchoEngine(), folder, CODEC)
-        server.send_beat(beat())  # lost: nobody is there
+        server.send_beat(beat())  # lost: there is no client
         await asyncio.sleep(0.05)
         client = RemoteClient(folder, CODEC, stream_timeout_s=30.0)
         await until_ready(client, server)
@@ -196,6 +196,6 @@ async def test_the_loop_never_waits_for_the_socket():
             target=lambda: [engine.turn(delta("a", n)) for n in range(20_000)], daemon=True
         )
         turns.start()
-        turns.join(10)  # nobody reads meanwhile: this loop is held here
+        turns.join(10)  # no reads meanwhile: this loop is held here
         assert not turns.is_alive()
         await stream.aclose()

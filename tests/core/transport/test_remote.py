@@ -118,7 +118,7 @@ class World:
 
     async def until(self, condition):
         async with asyncio.timeout(5):
-            while not condition(self.client.status()):  # noqa: ASYNC110 (it tells nobody)
+            while not condition(self.client.status()):  # noqa: ASYNC110 (it sends no event)
                 await asyncio.sleep(0.005)
 
 
@@ -262,7 +262,7 @@ async def test_what_waits_is_bounded(world):
     await first.aclose()
 
 
-async def test_a_request_that_fits_no_message_is_refused_and_harms_nobody(world):
+async def test_a_request_that_fits_no_message_is_refused_alone(world):
     engine = await world.engine()
     huge = TokenRequest(prompt_ids=(1,), sampling=SamplingParams(), tenant="x" * MAX_MESSAGE_BYTES)
     stream = world.client.submit("m", huge, job_id="a")

@@ -162,7 +162,7 @@ async def test_what_a_child_started_goes_with_it(tmp_path):
     supervisor.stop()
     await run
     async with asyncio.timeout(5):
-        while is_running(pid):  # noqa: ASYNC110 (a process tells nobody)
+        while is_running(pid):  # noqa: ASYNC110 (a process sends no event)
             await asyncio.sleep(0.01)
 
 

@@ -141,7 +141,7 @@ def test_mutated_files_raise_nothing_but_weights_errors(
     edits: list[tuple[float, int]],
     keep: float,
 ) -> None:
-    header_bytes = 8192  # metadata and tensor infos: where lies are told
+    header_bytes = 8192  # metadata and tensor infos: where false values stand
     mutated = bytearray(tiny)
     for place, value in edits:
         mutated[int(place * header_bytes)] = value

@@ -100,12 +100,12 @@ def test_noise_levels_stay_shifted(name: str, config: dict[str, Any], shift: flo
 
 
 @pytest.mark.parametrize(
-    ("config", "name", "said"),
+    ("config", "name", "message"),
     [
         (STATIC, "ddim", "ddim cannot draw with this model; these are its samplers: euler, heun"),
         (NOISE, "sampler-9", "sampler-9 is no sampler here; these are its samplers: ddim"),
     ],
 )
-def test_others_are_refused_by_name(config: dict[str, Any], name: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_others_are_refused_by_name(config: dict[str, Any], name: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         with_sampler(config, name)

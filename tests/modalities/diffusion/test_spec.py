@@ -47,12 +47,12 @@ def test_unknown_pipelines_are_named() -> None:
 
 
 def test_guidance_without_an_embedding_needs_two_branches() -> None:
-    told = spec_of("FluxPipeline", {"guidance_embeds": True})
-    assert not told.is_guided(3.5)
-    deaf = spec_of("FluxPipeline", {"guidance_embeds": False})
-    assert deaf.has_negative
-    assert deaf.is_guided(3.5)
-    assert not deaf.is_guided(deaf.default_guidance)
+    with_embeds = spec_of("FluxPipeline", {"guidance_embeds": True})
+    assert not with_embeds.is_guided(3.5)
+    without_embeds = spec_of("FluxPipeline", {"guidance_embeds": False})
+    assert without_embeds.has_negative
+    assert without_embeds.is_guided(3.5)
+    assert not without_embeds.is_guided(without_embeds.default_guidance)
 
 
 def test_a_distilled_model_has_one_branch() -> None:
@@ -124,13 +124,13 @@ def test_more_strength_never_begins_later(name: str, num_steps: int, strength: f
 
 
 @pytest.mark.parametrize(
-    ("name", "num_pictures", "said"),
+    ("name", "num_pictures", "message"),
     [
         ("QwenImageEditPipeline", 0, "edits pictures: give it one"),
         ("FluxPipeline", 2, "2 pictures are too many: this model takes 1"),
         ("Flux2KleinPipeline", 11, "11 pictures are too many: this model takes 10"),
     ],
 )
-def test_too_many_and_too_few_pictures(name: str, num_pictures: int, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_too_many_and_too_few_pictures(name: str, num_pictures: int, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         spec_of(name).check_pictures(num_pictures, num_steps=4, strength=None, has_mask=False)

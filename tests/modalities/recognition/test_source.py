@@ -50,7 +50,7 @@ def openai_shapes() -> dict[str, tuple[int, ...]]:
         norm = {f"{name}_ln.{part}": vector for part in ("weight", "bias")}
         return weights | biases | norm
 
-    def block(name: str, *, hears: bool) -> dict[str, tuple[int, ...]]:
+    def block(name: str, *, has_cross: bool) -> dict[str, tuple[int, ...]]:
         mlp = {
             f"{name}.mlp.0.weight": wide,
             f"{name}.mlp.0.bias": (128,),
@@ -59,8 +59,8 @@ def openai_shapes() -> dict[str, tuple[int, ...]]:
             f"{name}.mlp_ln.weight": vector,
             f"{name}.mlp_ln.bias": vector,
         }
-        heard = attention(f"{name}.cross_attn") if hears else {}
-        return attention(f"{name}.attn") | heard | mlp
+        cross = attention(f"{name}.cross_attn") if has_cross else {}
+        return attention(f"{name}.attn") | cross | mlp
 
     shapes: dict[str, tuple[int, ...]] = {
         "encoder.conv1.weight": (32, 20, 3),
@@ -76,8 +76,8 @@ def openai_shapes() -> dict[str, tuple[int, ...]]:
         "decoder.ln.bias": vector,
     }
     for layer in range(2):
-        shapes |= block(f"encoder.blocks.{layer}", hears=False)
-        shapes |= block(f"decoder.blocks.{layer}", hears=True)
+        shapes |= block(f"encoder.blocks.{layer}", has_cross=False)
+        shapes |= block(f"decoder.blocks.{layer}", has_cross=True)
     return shapes
 
 

@@ -1,4 +1,4 @@
-"""The embedded model that sees, as it ships: small, and right about what is in plain view."""
+"""The embedded vision model, as it ships: small, and right about what is in plain view."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_names_what_the_image_model_draws(see: VisionPipeline, prompt: str) -
     assert DRAWN[prompt] in answer(see, drawn()[prompt], "What is in the picture?")
 
 
-def test_it_tells_background_place_and_absence(see: VisionPipeline) -> None:
+def test_it_answers_background_place_and_absence(see: VisionPipeline) -> None:
     car, pair = drawn()["a blue car on a yellow background"], drawn()["a penguin next to a house"]
     assert "yellow" in answer(see, car, "What colour is the background?")
     assert "blue" in answer(see, car, "What colour is the car?")
@@ -72,7 +72,7 @@ def test_it_reads_a_printed_word(see: VisionPipeline, word: str) -> None:
     assert word in answer(see, printed(word), "What does it say?")
 
 
-def test_a_picture_that_comes_again_is_not_looked_at_again(see: VisionPipeline) -> None:
+def test_a_repeated_picture_is_not_encoded_again(see: VisionPipeline) -> None:
     picture = drawn()["a pizza"]
     first = see(picture, "What is this?", temperature=0, max_tokens=8)
     again = see(picture, "What is this?", temperature=0, max_tokens=8)

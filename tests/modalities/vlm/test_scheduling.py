@@ -5,24 +5,24 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from support.token_world import World, token_request
-from support.vision_world import MEMORY_SHORT, SeeingWorld, see
+from support.vision_world import MEMORY_SHORT, VisionWorld, see
 from triptych.core.errors import InternalError, InvalidRequest
 from triptych.core.plan import TokenPlan
 from triptych.modalities.vlm.scheduling import VisionLimits
 
 
-def check_answers(world: SeeingWorld, *job_ids: str) -> None:
+def check_answers(world: VisionWorld, *job_ids: str) -> None:
     world.finish_all()
     for job_id in job_ids or world.jobs:
         assert world.output_ids(job_id) == world.answer(job_id)
 
 
-def names(world: SeeingWorld) -> int:
+def names(world: VisionWorld) -> int:
     return len(world.runner.encoded)
 
 
 def test_text_goes_on_beside_a_picture_that_is_encoded() -> None:
-    world = SeeingWorld(num_pages=40)
+    world = VisionWorld(num_pages=40)
     world.submit("a", token_request((1, 2, 3), max_tokens=6))
     world.submit("b", see(3, ("x", 9), 2, max_tokens=3))
     world.run()
@@ -31,7 +31,7 @@ def test_text_goes_on_beside_a_picture_that_is_encoded() -> None:
 
 
 def test_a_prompt_gets_as_far_as_its_first_picture_without_features() -> None:
-    world = SeeingWorld(num_pages=40, depth=2)
+    world = VisionWorld(num_pages=40, depth=2)
     world.submit("a", see(6, ("x", 4), 2, max_tokens=2))
     plans = [world.book(), world.book()]
     assert [plan.kind for plan in plans if plan] == ["encode", "prefill"]
@@ -41,7 +41,7 @@ def test_a_prompt_gets_as_far_as_its_first_picture_without_features() -> None:
 
 
 def test_only_pictures_of_the_next_chunk_are_encoded() -> None:
-    world = SeeingWorld(num_pages=40, max_batch_input_tokens=8)
+    world = VisionWorld(num_pages=40, max_batch_input_tokens=8)
     world.submit("a", see(2, ("x", 4), 9, ("y", 4), 2, max_tokens=2))
     world.turn()
     assert (world.kinds, names(world)) == (["encode"], 1)
@@ -49,8 +49,8 @@ def test_only_pictures_of_the_next_chunk_are_encoded() -> None:
     assert names(world) == 2
 
 
-def test_a_picture_is_encoded_once_for_all_who_show_it() -> None:
-    world = SeeingWorld(num_pages=80, max_batch_size=4)
+def test_a_picture_is_encoded_once_for_all_requests_with_it() -> None:
+    world = VisionWorld(num_pages=80, max_batch_size=4)
     for job_id in "abc":
         world.submit(job_id, see(ord(job_id) % 5 + 1, ("x", 5), 2, ("x", 5), 1, max_tokens=2))
     check_answers(world)
@@ -58,7 +58,7 @@ def test_a_picture_is_encoded_once_for_all_who_show_it() -> None:
 
 
 def test_a_picture_in_the_cache_is_not_encoded_again() -> None:
-    world = SeeingWorld(num_pages=40)
+    world = VisionWorld(num_pages=40)
     world.submit("a", see(3, ("x", 5), 2, max_tokens=2))
     world.run()
     world.submit("b", see(1, ("x", 5), 2, max_tokens=2))
@@ -68,7 +68,7 @@ def test_a_picture_in_the_cache_is_not_encoded_again() -> None:
 
 
 def test_number_of_cached_pictures_is_reported() -> None:
-    world = SeeingWorld(num_pages=80, max_batch_size=4)
+    world = VisionWorld(num_pages=80, max_batch_size=4)
     world.submit("new", see(1, ("x", 5), 2, ("x", 5), 2, max_tokens=2))
     world.submit("beside it", see(2, ("x", 5), 2, max_tokens=2))
     world.run()
@@ -82,7 +82,7 @@ def test_number_of_cached_pictures_is_reported() -> None:
 
 
 def test_without_a_cache_features_last_as_long_as_they_are_needed() -> None:
-    world = SeeingWorld(num_pages=40, max_entries=0)
+    world = VisionWorld(num_pages=40, max_entries=0)
     world.submit("a", see(3, ("x", 5), 2, max_tokens=3))
     world.run()
     assert len(world.features) == 0
@@ -92,7 +92,7 @@ def test_without_a_cache_features_last_as_long_as_they_are_needed() -> None:
 
 
 def test_a_prompt_whose_pages_are_cached_needs_no_features() -> None:
-    world = SeeingWorld(num_pages=40, max_entries=0)
+    world = VisionWorld(num_pages=40, max_entries=0)
     for job_id in "ab":
         world.submit(job_id, see(3, ("x", 5), 6, max_tokens=2))
         world.run()
@@ -101,7 +101,7 @@ def test_a_prompt_whose_pages_are_cached_needs_no_features() -> None:
 
 
 def test_features_are_let_go_of_when_a_prompt_is_over() -> None:
-    world = SeeingWorld(num_pages=40)
+    world = VisionWorld(num_pages=40)
     world.submit("a", see(3, ("x", 5), 2, max_tokens=20))
     while not world.deltas("a"):
         world.turn()
@@ -110,7 +110,7 @@ def test_features_are_let_go_of_when_a_prompt_is_over() -> None:
 
 
 def test_pictures_share_a_step_while_they_are_small() -> None:
-    world = SeeingWorld(num_pages=80, max_batch_size=4, sight=VisionLimits(max_step_patches=10))
+    world = VisionWorld(num_pages=80, max_batch_size=4, limits=VisionLimits(max_step_patches=10))
     for name in "abcd":
         world.submit(name, see(2, (name, 4), 1, max_tokens=1))
     world.run()
@@ -119,7 +119,7 @@ def test_pictures_share_a_step_while_they_are_small() -> None:
 
 
 def test_pictures_that_do_not_fit_in_memory_together_are_tried_alone() -> None:
-    world = SeeingWorld(num_pages=80, max_batch_size=4)
+    world = VisionWorld(num_pages=80, max_batch_size=4)
     for name in "ab":
         world.submit(name, see((name, 4), 1, max_tokens=1))
     world.book()
@@ -129,7 +129,7 @@ def test_pictures_that_do_not_fit_in_memory_together_are_tried_alone() -> None:
 
 
 def test_a_step_that_fails_ends_the_jobs_that_wait_for_it() -> None:
-    world = SeeingWorld(num_pages=80)
+    world = VisionWorld(num_pages=80)
     world.submit("a", see(("x", 4), 1, max_tokens=1))
     world.submit("b", token_request((1, 2), max_tokens=3))
     world.book()
@@ -139,7 +139,7 @@ def test_a_step_that_fails_ends_the_jobs_that_wait_for_it() -> None:
 
 
 def test_a_picture_that_cannot_be_encoded_ends_its_jobs_alone() -> None:
-    world = SeeingWorld(num_pages=80)
+    world = VisionWorld(num_pages=80)
     bad = see(("x", 4), 1, max_tokens=1)
     world.runner.bad_pictures.add(bad.contents[0].span.digest)
     world.submit("a", bad)
@@ -149,7 +149,7 @@ def test_a_picture_that_cannot_be_encoded_ends_its_jobs_alone() -> None:
 
 
 def test_a_job_that_is_cancelled_in_flight_keeps_its_features_until_the_step_is_over() -> None:
-    world = SeeingWorld(num_pages=40, depth=2, max_entries=0)
+    world = VisionWorld(num_pages=40, depth=2, max_entries=0)
     world.submit("a", see(("x", 8), 1, max_tokens=4))
     world.turn()
     world.commit()
@@ -161,8 +161,8 @@ def test_a_job_that_is_cancelled_in_flight_keeps_its_features_until_the_step_is_
     world.finish_all()
 
 
-def test_the_pictures_of_those_who_go_first_are_encoded_first() -> None:
-    world = SeeingWorld(num_pages=80, max_batch_size=1, schedule_policy="priority")
+def test_pictures_of_the_first_rows_are_encoded_first() -> None:
+    world = VisionWorld(num_pages=80, max_batch_size=1, schedule_policy="priority")
     for index in range(12):
         request = see((str(index), 5), 2, max_tokens=1)
         world.submit(str(index), replace(request, priority=index))
@@ -173,7 +173,7 @@ def test_the_pictures_of_those_who_go_first_are_encoded_first() -> None:
 
 
 def test_a_job_whose_reader_is_slow_gets_no_picture_encoded() -> None:
-    world = SeeingWorld(num_pages=80)
+    world = VisionWorld(num_pages=80)
     world.submit("a", see(("x", 5), 2, max_tokens=1))
     world.scheduler.set_paused("a", True)
     assert world.book() is None
@@ -181,14 +181,14 @@ def test_a_job_whose_reader_is_slow_gets_no_picture_encoded() -> None:
 
 
 def test_spans_that_are_whole_are_not_cut() -> None:
-    sight = VisionLimits(max_step_patches=64, whole_spans=True)
-    world = SeeingWorld(num_pages=40, max_batch_input_tokens=6, sight=sight)
+    limits = VisionLimits(max_step_patches=64, whole_spans=True)
+    world = VisionWorld(num_pages=40, max_batch_input_tokens=6, limits=limits)
     world.submit("a", see(4, ("x", 9), 3, ("y", 4), 2, max_tokens=3))
     check_answers(world)
 
 
 def test_a_model_that_needs_pictures_refuses_text() -> None:
-    world = SeeingWorld(sight=VisionLimits(max_step_patches=64, whole_prompts=True))
+    world = VisionWorld(limits=VisionLimits(max_step_patches=64, whole_prompts=True))
     assert isinstance(world.submit("a", token_request((1, 2))), InvalidRequest)
     world.submit("b", see(("x", 4), 9, max_tokens=2))
     check_answers(world, "b")

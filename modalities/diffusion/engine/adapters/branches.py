@@ -1,7 +1,7 @@
 """Low-rank branches beside a module's own output, for each row of a batch its own.
 
-Owns the arithmetic, and the hooks by which it joins in for the length of one run. Knows no file and
-no request: the scales are handed in.
+Owns the arithmetic, and the hooks that add it for the length of one run. Knows no file and no
+request: the scales are arguments.
 
 Legend: R rows, K parts of a row (what models fold into the batch), r rank.
 """

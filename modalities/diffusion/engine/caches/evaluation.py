@@ -1,6 +1,6 @@
 """A batch of rows asked for velocities, each through its own step cache.
 
-Owns the order of events: probe whom a rule must hear of, let every row decide for itself, run the
+Owns the order of events: probe the rows whose rule needs it, let every row decide, run the
 model for those that compute, predict for the others. Knows no sampler and no request.
 
 Legend: R rows.

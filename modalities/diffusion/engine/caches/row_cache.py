@@ -98,7 +98,7 @@ class RowCache:
         """Where the newest output goes."""
         memory = self._outputs or _Memory(_pool_like(self._pools, like))
         cell = memory.make_room(point, self.method.extrapolator.num_kept)
-        self._outputs = memory  # once it has a cell: pools without any are let go of
+        self._outputs = memory  # once it has a cell: pools without any are released
         return memory.pool, cell
 
     def room_for_reference(self, like: Tensor, point: Point) -> tuple[TensorPool, int]:

@@ -54,7 +54,7 @@ _LEAST = 2
 _MEASURING = 0.25  # of all the work, about
 
 Report = Callable[[float], None]
-"""Told the share of the work that is done."""
+"""Called with the share of the work that is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class Conditioning:
     `rows`: tensors of the row, without a batch dimension, by argument name; a dotted name is an
     entry of an argument that is a mapping. `shared`: arguments that are the same for all rows of a
     batch, which `key` stands for: rows with different keys never share a run. `context`: latents
-    appended to the row's along the first dimension, whose answer is left out (edited pictures).
+    appended to the row's along the first dimension, whose output is cut off (edited pictures).
     `adapters`: those that change the model for this row, as the model's `adapters` checked them.
     """
 

@@ -24,7 +24,7 @@ _CHOOSES_CODE = frozenset({"auto_map", "attn_implementation", "experts_implement
 
 
 class _WithoutMemory(TorchFunctionMode):
-    """What layers create empty, to be filled, has a shape and no memory. Buffers are computed."""
+    """Parameters that layers create empty get a shape and no memory. Buffers are computed."""
 
     def __torch_function__(
         self,

@@ -1,4 +1,4 @@
-"""Weights under the names that a model was published with, brought to diffusers' and transformers'.
+"""Converts weights from a model's published names to those of diffusers and transformers.
 
 Owns the choice of conversion. Conversions of denoisers and autoencoders are diffusers' own, which
 are functions from tensors to tensors; text encoders are parts of whole checkpoints by prefix.

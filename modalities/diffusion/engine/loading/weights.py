@@ -1,4 +1,4 @@
-"""A part's weights, in whatever they are kept: a folder, one safetensors file, a GGUF file.
+"""A part's weights from any of their forms: a folder, one safetensors file, a GGUF file.
 
 Owns opening them and the type they are stored in. What their tensors are called is `originals.py`'s
 business where they are not diffusers'.
@@ -111,7 +111,7 @@ class GgufWeights:
 
 
 class HeldWeights:
-    """Tensors that were made of others' and are in memory. Each is let go of when it is read."""
+    """Tensors that were made of others' and are in memory. Each is released when it is read."""
 
     def __init__(self, values: Mapping[str, Tensor], given: Weights) -> None:
         self.config, self.dtype = given.config, given.dtype

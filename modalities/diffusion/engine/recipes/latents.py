@@ -44,7 +44,7 @@ def picture_tensor(pixels: Pixels) -> Tensor:
 
 
 def mask_tensor(request: ImageRequest) -> Tensor:
-    """1 where the first picture of a request shall change, `[1, H, W]`."""
+    """1 where the first picture of a request is to change, `[1, H, W]`."""
     first = request.sources[0]
     rows = torch.frombuffer(bytearray(request.mask), dtype=torch.uint8)
     return rows.view(1, first.height, first.width).float() / 255

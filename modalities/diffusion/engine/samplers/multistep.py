@@ -1,4 +1,4 @@
-"""DPM-Solver++ and UniPC: samplers that remember what the model said at earlier steps.
+"""DPM-Solver++ and UniPC: samplers that keep the model's outputs of earlier steps.
 
 Both work in lambda, half the log of the signal-to-noise ratio, where the exact solution of the
 linear part is known and only the model's part is approximated by a polynomial.

@@ -139,8 +139,8 @@ def model_inputs(rows: Sequence[SampleRow]) -> Tensor:
 def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
     """Take one step with the model's outputs, `[R, ...]` in the order of the rows.
 
-    Rows share a batch if their latents have one shape; samplers and steps may all differ. Where
-    it raises, each row has either taken its step or stands where it stood.
+    Rows share a batch if their latents have one shape; samplers and steps may all differ. If
+    this raises, each row has either taken its step or not begun it.
     """
     outputs = outputs.float()
     groups: defaultdict[int, list[int]] = defaultdict(list)
@@ -155,7 +155,7 @@ def advance(rows: Sequence[SampleRow], outputs: Tensor) -> None:
 
 
 def clean_samples(rows: Sequence[SampleRow], outputs: Tensor) -> Tensor:
-    """The finished latents that the outputs of this step predict, for previews, `[R, ...]`.
+    """The finished latents predicted by this step's outputs, for previews, `[R, ...]`.
 
     Before `advance`. A row of a foreign sampler gives its present sample.
     """
@@ -190,7 +190,7 @@ def read_states(rows: Sequence[SampleRow]) -> tuple[Tensor, ...]:
 def write_states(
     rows: Sequence[SampleRow], weights_RSC: Sequence[Weights], columns: Sequence[Tensor]
 ) -> None:
-    """Give each row's states the values that its weights make of the columns; all, or none."""
+    """Set each row's states to the weighted sums of the columns: of all rows, or of none."""
     values = [weighted_sum(weights_RC, columns) for weights_RC in zip(*weights_RSC, strict=True)]
     cells = [row.cells[state] for state in range(len(values)) for row in rows]
     rows[0].pool.write(cells, values[0] if len(values) == 1 else torch.cat(values))

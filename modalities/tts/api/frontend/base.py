@@ -44,7 +44,7 @@ class PlannedSegment:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing would be heard of it."""
+        """Whether there is nothing to speak in it."""
         return not self.segment.prompt_ids
 
     @property

@@ -49,7 +49,7 @@ _LANGUAGES: Mapping[str, Dialect] = {"en": "us", "en-us": "us", "en-gb": "uk"}
 
 @dataclass(frozen=True, slots=True)
 class _Ids:
-    """What an utterance is said with, and what of it cannot be said."""
+    """The phonemes of an utterance, and what of it cannot be spoken."""
 
     ids: tuple[int, ...]
     unspoken: tuple[Span, ...]

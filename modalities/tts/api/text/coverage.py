@@ -18,7 +18,7 @@ def spoken_fraction(
 ) -> float:
     """Which part of an utterance `duration_s` of sound has spoken, judged by durations.
 
-    An engine that stopped by itself has spoken all, unless faster than anyone can. One that was
+    An engine that stopped by itself has spoken all, unless faster than speech can be. One that was
     cut off, in a loop or still speaks (None) has spoken in proportion to the likely duration.
     """
     if expected.likely_s <= 0:
@@ -39,7 +39,7 @@ class Coverage:
         self._num_letters += _letters(utterance.spoken.text)
 
     def speak(self, utterance: Utterance, fraction: float = 1.0) -> None:
-        """Note that the first `fraction` (0 to 1) of an expected utterance has been heard."""
+        """Note that the first `fraction` (0 to 1) of an expected utterance has been spoken."""
         if not 0.0 <= fraction <= 1.0:
             raise ValueError("a fraction lies between 0 and 1")
         text = utterance.spoken.text

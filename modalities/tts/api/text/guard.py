@@ -40,7 +40,7 @@ def check_text(text: str, max_characters: int) -> None:
 
 
 def check_spoken(spoken: SpokenText) -> None:
-    """`InvalidRequest` for text of which nothing would be heard: emoji or punctuation alone."""
+    """`InvalidRequest` for text without anything to speak: emoji or punctuation alone."""
     if spoken.is_silent:
         raise InvalidRequest(
             "The text has no words to speak: only emoji, signs or punctuation.", param="input"

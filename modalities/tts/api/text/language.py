@@ -1,6 +1,6 @@
 """The tables of a language, read once from their file and checked.
 
-Owns the data that the rules speak from. Knows nothing of how they are applied.
+Owns the data of the rules. Knows nothing of how they are applied.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ class _Scan:
             self._is_spaced = is_word or self._last in _GLUED or (is_said and self._last == ")")
 
     def _open(self, source: int) -> None:
-        """Say the space that is due, for the source up to `source`; mark the sentence's end."""
+        """Add the pending space, for the source up to `source`; mark the sentence's end."""
         if self._is_spaced and self._last:
             self._builder.add(" ", source, is_aligned=False)
             self._num_silent += 1

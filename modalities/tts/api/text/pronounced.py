@@ -40,7 +40,7 @@ def take_out(text: str) -> tuple[str, tuple[Notation, ...]]:
 
 
 def put_back(spoken: SpokenText, notations: tuple[Notation, ...]) -> SpokenText:
-    """What was spoken of the plain text, with the offsets of the source and the pronunciations."""
+    """The spoken form of the plain text, with the source's offsets and the pronunciations."""
     if not notations:
         return spoken
     cuts = sorted({at for notation in notations for at in notation.plain})

@@ -70,7 +70,7 @@ def reads(pattern: str, *kinds: Kind) -> Callable[[Method], Method]:
 class RuleGroup:
     """Rules that belong together: the methods marked with `reads`, tried in their order here.
 
-    In their patterns `{name}` stands for the one of `fragments` that is called so.
+    In their patterns `{name}` stands for the entry of `fragments` with that name.
     """
 
     def __init__(self, style: ReadingStyle, **fragments: str) -> None:

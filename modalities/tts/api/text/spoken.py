@@ -76,7 +76,7 @@ class SpokenText:
 
     @property
     def is_silent(self) -> bool:
-        """Whether there is no letter in it, so that nothing would be heard."""
+        """Whether there is no letter in it, so that the speech would be empty."""
         return not any(map(str.isalpha, self.text))
 
     def source_at(self, position: int) -> int:
@@ -137,7 +137,7 @@ class SpokenBuilder:
         return self._source
 
     def add(self, spoken: str, source_end: int, *, is_aligned: bool) -> None:
-        """Say `spoken` for the source from where the last segment ended up to `source_end`."""
+        """Add `spoken` for the source from where the last segment ended up to `source_end`."""
         assert source_end >= self._source
         segment = AlignedSpan(
             Span(self._length, self._length + len(spoken)),
@@ -161,7 +161,7 @@ class SpokenBuilder:
             self._breaks.append(Break(self._length, boundary))
 
     def build(self, source_length: int) -> SpokenText:
-        """The finished text; source that nothing was said for becomes a silent segment."""
+        """The finished text; source without speech becomes a silent segment."""
         if self._source < source_length:
             self.add("", source_length, is_aligned=False)
         return SpokenText("".join(self._pieces), tuple(self._segments), tuple(self._breaks))

@@ -108,7 +108,7 @@ class StreamingConv1d(StreamingStage):
 class OverlapTail(StreamingStage):
     """A linear map from each input step to `width` output steps, `stride` apart, summed.
 
-    The part of a sum that later inputs will add to is kept and added then. `trims` are the steps
+    The part of a sum that later inputs add to is kept until then. `trims` are the steps
     cut from the start and the end of the whole; a cut at the start is lag.
     """
 

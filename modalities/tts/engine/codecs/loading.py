@@ -178,7 +178,7 @@ class CodecBlueprint:
 
 
 class HubCodec:
-    """The codec of a speech-token model, in a folder as anyone publishes it.
+    """The codec of a speech-token model, in a folder as published.
 
     `folder` and `prefix` say where the model's own is; `--audio-decoder` names another folder, and
     the two options beside it other weights and other fields of its configuration.

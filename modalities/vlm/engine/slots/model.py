@@ -1,4 +1,4 @@
-"""The encoder of the embedded model that sees: from pixels to what is in each slot, to soft tokens.
+"""The encoder of the embedded vision model: from pixels to what is in each slot, to soft tokens.
 
 Owns both halves of the head, which are trained apart. Reader: slot scores. Projector: the expected
 token embedding of each slot. A printed word is read letter by letter, and projected as the words

@@ -1,4 +1,4 @@
-"""Encoded streams, heard through decoders that share no code with the encoder's framing."""
+"""Encoded streams, read by decoders that share no code with the encoder's framing."""
 
 from __future__ import annotations
 
@@ -149,17 +149,17 @@ def test_every_prefix_decodes_as_far_as_the_latency_says(kind, sample_rate):
     whole_S, rate = decode_av(encode(kind, sample_rate, pcm_S, []), kind)
     # FFmpeg opens no file without sound; in an MP3 the first frames hold nothing but delay.
     min_bytes = {"mp3": 3 * 288, "opus": 130}.get(kind, 1)
-    encoder, data, num_heard, worst = open_encoder(kind, sample_rate), b"", 0, 0
+    encoder, data, num_decoded, worst = open_encoder(kind, sample_rate), b"", 0, 0
     for end in range(step, len(pcm_S), step):
-        worst = max(worst, end - step - num_heard)
+        worst = max(worst, end - step - num_decoded)
         new = encoder.encode(pcm_S[end - step : end])
         data += new
         if not new or len(data) < min_bytes:
             continue
-        heard_S, _ = decode_av(data, kind)
-        np.testing.assert_array_equal(heard_S, whole_S[: len(heard_S)])
+        got_S, _ = decode_av(data, kind)
+        np.testing.assert_array_equal(got_S, whole_S[: len(got_S)])
         extra = AAC_DELAY if kind == "aac" else 0
-        num_heard = len(heard_S) * sample_rate // rate - extra
+        num_decoded = len(got_S) * sample_rate // rate - extra
     latency = LATENCY[kind](sample_rate)
     assert latency - 2 * step <= worst <= latency
 

@@ -52,7 +52,7 @@ async def test_a_long_clip_comes_back_whole(reader: ClipReader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "limits", "kind", "told"),
+    ("data", "limits", "kind", "message"),
     [
         (b"", VOICE_LIMITS, InvalidRequest, "empty"),
         (b"MZ" * 100, VOICE_LIMITS, UnsupportedMedia, "not audio"),
@@ -66,9 +66,9 @@ async def test_a_long_clip_comes_back_whole(reader: ClipReader) -> None:
     ],
 )
 async def test_a_refusal_crosses_as_it_is(
-    reader: ClipReader, data: bytes, limits: ClipLimits, kind: type[RequestError], told: str
+    reader: ClipReader, data: bytes, limits: ClipLimits, kind: type[RequestError], message: str
 ) -> None:
-    with pytest.raises(RequestError, match=told) as caught:
+    with pytest.raises(RequestError, match=message) as caught:
         await reader.read(data, sample_rate=RATE, limits=limits)
     assert (type(caught.value), caught.value.param) == (kind, "file")
 

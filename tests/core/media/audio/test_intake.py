@@ -236,7 +236,7 @@ def test_a_file_cut_short_is_refused(kind):
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac"])
-def test_a_stream_whose_length_nobody_knew_is_read_as_far_as_it_goes(kind):
+def test_a_stream_of_unknown_length_is_read_to_its_end(kind):
     data = open_stream(kind, babble(RATE, RATE))
     assert 0 < len(read_clip(data[: len(data) // 2], sample_rate=RATE, limits=LIMITS)) < RATE
 

@@ -37,7 +37,7 @@ def test_reads_tensors_and_configs(folder: Path) -> None:
         assert torch.equal(read[name], tensor)
 
 
-def test_a_manifest_of_somebody_elses_seals_nothing(folder: Path) -> None:
+def test_a_foreign_manifest_seals_nothing(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps({"files": ["app.js"], "version": 1}))
     with Checkpoint.open(folder) as checkpoint:
         assert torch.equal(checkpoint.read("q"), TENSORS["q"])

@@ -23,7 +23,7 @@ DTYPES = [getattr(torch, name) for name in tensor_pickle.STORAGES.values()]
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether two objects are alike in all that can be told of them."""
+    """Whether two objects are alike in all that can be observed."""
     if isinstance(theirs, torch.Tensor):
         facts = [(each.dtype, each.shape, each.stride()) for each in (ours, theirs)]
         return facts[0] == facts[1] and torch.equal(ours, theirs)

@@ -57,8 +57,8 @@ def test_every_batch_line_has_a_result(draw: Draw, engine: PlainEngine, tmp_path
     last = results(tmp_path)[-1]
     assert (last["line"], last["seed"], last["steps"], last["computed"]) == (4, 5, 4, [2, 2])
     assert (last["files"], last["request"]["id"]) == (names(tmp_path)[2:], "mine")
-    told = {"line", "model", "request", "files", "seed", "steps", "computed", "elapsed_s"}
-    assert set(last) == told
+    keys = {"line", "model", "request", "files", "seed", "steps", "computed", "elapsed_s"}
+    assert set(last) == keys
     with Image.open(tmp_path / "out" / "00001-1.png") as image:
         assert image.getpixel((5, 5)) == COLOURS[0]
     with Image.open(tmp_path / "out" / "00004-2.jpeg") as image:
@@ -93,7 +93,7 @@ def test_options_of_the_command_are_for_lines_that_say_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "message"),
     [
         ('{"prompt": ', "not valid JSON"),
         ({"prompt": "a fox", "colour": "red"}, "colour"),
@@ -106,12 +106,12 @@ def test_options_of_the_command_are_for_lines_that_say_nothing_else(
     ],
 )
 def test_a_bad_line_harms_no_other(
-    draw: Draw, tmp_path: Path, capfd: pytest.CaptureFixture[str], bad: Any, told: str
+    draw: Draw, tmp_path: Path, capfd: pytest.CaptureFixture[str], bad: Any, message: str
 ) -> None:
     assert draw(["a hen", bad, "a cat"]) == 1
     assert names(tmp_path) == ["00001-1.png", "00003-1.png"]
     error = results(tmp_path)[1]["error"]
-    assert told in error["message"]
+    assert message in error["message"]
     assert f"line 2: {error['message']}" in capfd.readouterr().err.replace("\n", " ")
 
 
@@ -159,7 +159,7 @@ def test_lines_are_needed(draw: Draw, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["a hen"], "leave out prompt"),
         (["--strength", "0.5"], "leave out strength"),
@@ -169,8 +169,8 @@ def test_lines_are_needed(draw: Draw, lines: list[str]) -> None:
         (["--adapter", "ink=much"], "ink=0.8"),
     ],
 )
-def test_wrong_use_says_what_to_do(draw: Draw, argv: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_wrong_use_says_what_to_do(draw: Draw, argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         draw(["a hen"], *argv)
 
 

@@ -33,7 +33,7 @@ def engine() -> PlainEngine:
 def imagine(
     engine: PlainEngine,
     monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],  # pictures on stdout are for nobody's eyes
+    capfdbinary: pytest.CaptureFixture[bytes],  # takes the bytes of pictures on stdout
 ) -> Imagine:
     monkeypatch.setattr(cli, "_open_pipeline", lambda args, check=None: open_plain(engine))
     return _run
@@ -141,7 +141,7 @@ def test_the_prompt_may_be_piped_in(
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["-o", "a.txt"], r"call it \.png"),
         (["-o", "/no/such/folder/a.png"], "there is no folder folder"),
@@ -156,10 +156,10 @@ def test_the_prompt_may_be_piped_in(
     ],
 )
 def test_wrong_use_says_what_to_type(
-    imagine: Imagine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], told: str
+    imagine: Imagine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         imagine("a hen", *argv)
     assert list(tmp_path.iterdir()) == []
 
@@ -191,7 +191,7 @@ def test_empty_prompt_is_refused_before_loading(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("--size 63x64", "64x64"),
         ("--steps 0", "steps must be between"),
@@ -203,11 +203,11 @@ def test_empty_prompt_is_refused_before_loading(
     ],
 )
 def test_what_the_model_cannot_do_costs_no_load(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, told: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, message: str
 ) -> None:
     monkeypatch.setattr(ImagePipeline, "_start", lambda *args: pytest.fail("it is loaded"))
     monkeypatch.setattr(ImageModel, "open", lambda resolved: MODEL)
-    with pytest.raises(RequestError, match=told):
+    with pytest.raises(RequestError, match=message):
         _run("a hen", "-o", str(tmp_path / "a.png"), *words.split())
 
 

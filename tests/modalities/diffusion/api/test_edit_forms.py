@@ -12,7 +12,7 @@ from support.http import documents, in_process
 from support.image_app import (
     EDITS,
     VARIATIONS,
-    PaintingEngine,
+    FakeImageEngine,
     image_model,
     make_image_app,
     make_image_service,
@@ -26,16 +26,16 @@ MASK = ("m.png", hole_mask(128, 128, (0, 0, 64, 64)), "image/png")
 
 
 async def send(
-    path: str, files: Any, engine: PaintingEngine | None = None, **fields: Any
+    path: str, files: Any, engine: FakeImageEngine | None = None, **fields: Any
 ) -> httpx.Response:
-    engine = engine or PaintingEngine()
+    engine = engine or FakeImageEngine()
     service = make_image_service(engine, image_model(max_references=3))
     async with in_process(make_image_app(engine, service)) as client:
         return await client.post(path, data={"model": "paint", **fields}, files=files)
 
 
 async def test_an_edit_sends_pictures_and_mask() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     reply = await send(
         EDITS,
         {"image": PNG, "mask": MASK},
@@ -57,13 +57,13 @@ async def test_an_edit_sends_pictures_and_mask() -> None:
     assert len(request.sources) == 1
     assert request.sources[0].rgb == picture(128, 128).tobytes()
     assert request.mask.count(255) == 64 * 64
-    told = reply.json()
-    assert [opened(entry["b64_json"]).format for entry in told["data"]] == ["JPEG", "JPEG"]
-    assert told["usage"]["input_tokens_details"]["image_tokens"] == 64
+    body = reply.json()
+    assert [opened(entry["b64_json"]).format for entry in body["data"]] == ["JPEG", "JPEG"]
+    assert body["usage"]["input_tokens_details"]["image_tokens"] == 64
 
 
 async def test_several_pictures() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     files = [("image[]", (f"{n}.png", saved(picture(64, 64 + n)), "image/png")) for n in range(3)]
     reply = await send(EDITS, files, engine, prompt="together")
     assert reply.status_code == 200, reply.text
@@ -79,7 +79,7 @@ async def test_several_pictures() -> None:
     ],
 )
 async def test_objects_in_a_form(fields: dict[str, str]) -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     reply = await send(EDITS, {"image": PNG}, engine, prompt="a hat", **fields)
     assert reply.status_code == 200, reply.text
     (request,) = engine.submitted.values()
@@ -92,7 +92,7 @@ async def test_objects_come_as_openai_takes_them_apart() -> None:
         "cache": {"name": "teacache", "coefficients": [-4.5, 2], "max_skips": 3},
         "lora": [{"name": "ink", "scale": 0.5}, {"name": "sketch", "scale": 2}],
     }
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     with openai.OpenAI(api_key="none") as client:
         fields = client._serialize_multipartform(whole)
     reply = await send(EDITS, {"image": PNG}, engine, prompt="a hat", **fields)
@@ -112,7 +112,7 @@ async def test_an_edit_streams_events_of_its_own() -> None:
 
 
 async def test_a_variation_needs_a_picture_alone() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     reply = await send(VARIATIONS, {"image": PNG}, engine, n="2", size="64x64")
     assert reply.status_code == 200, reply.text
     assert len(reply.json()["data"]) == 2
@@ -168,7 +168,7 @@ async def test_a_variation_needs_a_picture_alone() -> None:
 async def test_mistakes_in_forms_are_named(
     path: str, files: Any, fields: dict[str, str], status: int, param: str | None
 ) -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     no_file = {"n": (None, "1")}
     reply = await send(path, files or no_file, engine, **fields)
     assert reply.status_code == status, reply.text
@@ -177,6 +177,6 @@ async def test_mistakes_in_forms_are_named(
 
 
 async def test_an_edit_without_a_form_is_refused() -> None:
-    async with in_process(make_image_app(PaintingEngine())) as client:
+    async with in_process(make_image_app(FakeImageEngine())) as client:
         reply = await client.post(EDITS, json={"prompt": "x"})
     assert reply.status_code == 415

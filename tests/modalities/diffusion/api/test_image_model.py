@@ -41,7 +41,7 @@ def test_sizes_that_are_drawn(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "expected"),
     [
         ((100, 128), "multiples of 16"),
         ((16, 16), "32 to 512"),
@@ -51,8 +51,8 @@ def test_sizes_that_are_drawn(size: tuple[int, int]) -> None:
         ((272, 256), "65536 pixels"),
     ],
 )
-def test_sizes_that_are_not(size: tuple[int, int], told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told) as refused:
+def test_sizes_that_are_not(size: tuple[int, int], expected: str) -> None:
+    with pytest.raises(InvalidRequest, match=expected) as refused:
         PAINT.check_size(size, max_pixels=MOST)
     assert refused.value.param == "size"
     assert "128x128" in refused.value.message

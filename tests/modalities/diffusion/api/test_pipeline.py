@@ -69,15 +69,17 @@ def test_options_reach_the_engine(draw: ImagePipeline, engine: PlainEngine) -> N
 
 
 def test_stream_yields_steps_and_previews(draw: ImagePipeline) -> None:
-    told = list(draw.stream("a hen", num_previews=2, num_steps=4))
-    assert told[0].queue_position == 1
-    previews = [progress.preview for progress in told if progress.preview is not None]
+    updates = list(draw.stream("a hen", num_previews=2, num_steps=4))
+    assert updates[0].queue_position == 1
+    previews = [progress.preview for progress in updates if progress.preview is not None]
     assert [preview.size for preview in previews] == [(8, 8), (8, 8)]
-    steps = [(progress.step, progress.num_steps) for progress in told if progress.num_steps]
+    steps = [(progress.step, progress.num_steps) for progress in updates if progress.num_steps]
     assert steps == sorted(steps)
-    assert [progress.picture is None for progress in told] == [True] * (len(told) - 1) + [False]
-    assert told[-1].picture is not None
-    assert told[-1].picture.image.size == (64, 64)
+    assert [progress.picture is None for progress in updates] == [True] * (len(updates) - 1) + [
+        False
+    ]
+    assert updates[-1].picture is not None
+    assert updates[-1].picture.image.size == (64, 64)
 
 
 def test_leaving_a_stream_early_cancels_it(draw: ImagePipeline, engine: PlainEngine) -> None:
@@ -93,8 +95,8 @@ def test_leaving_a_stream_early_cancels_it(draw: ImagePipeline, engine: PlainEng
 async def test_async_twins_work_on_any_loop(draw: ImagePipeline) -> None:
     one, two = await asyncio.gather(draw.acall("a hen"), draw.acall("a fox", num_images=2))
     assert (len(one), len(two)) == (1, 2)
-    told = [progress async for progress in draw.astream("a hen", num_steps=3)]
-    assert told[-1].picture is not None
+    updates = [progress async for progress in draw.astream("a hen", num_steps=3)]
+    assert updates[-1].picture is not None
 
 
 @pytest.mark.parametrize("form", ["image", "bytes", "path", "text"])
@@ -185,7 +187,7 @@ def embedded() -> Iterator[ImagePipeline]:
         yield pipeline
 
 
-def test_a_real_picture_is_the_same_alone_and_in_company(embedded: ImagePipeline) -> None:
+def test_a_real_picture_is_the_same_alone_and_batched(embedded: ImagePipeline) -> None:
     options = DrawOptions(num_steps=4, seed=3, cache="off")
     together = embedded("a red apple", num_images=3, **options)
     (alone,) = embedded("a red apple", **options)
@@ -197,10 +199,10 @@ def test_a_real_picture_is_the_same_alone_and_in_company(embedded: ImagePipeline
 
 
 def test_a_real_picture_can_be_watched_and_left(embedded: ImagePipeline) -> None:
-    told = list(embedded.stream("a red apple", num_previews=2, num_steps=6, cache="off"))
-    assert sum(progress.preview is not None for progress in told) == 2
-    assert told[-1].picture is not None
-    assert {progress.step for progress in told} >= {1, 2, 3, 4, 5}
+    updates = list(embedded.stream("a red apple", num_previews=2, num_steps=6, cache="off"))
+    assert sum(progress.preview is not None for progress in updates) == 2
+    assert updates[-1].picture is not None
+    assert {progress.step for progress in updates} >= {1, 2, 3, 4, 5}
     for _ in range(20):  # more than may be drawn at once: a leak would block the last ones
         stream = embedded.stream("a red apple", num_steps=50, cache="off")
         next(stream)

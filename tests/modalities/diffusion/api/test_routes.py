@@ -12,7 +12,7 @@ from support.http import documents, in_process
 from support.image_app import (
     GENERATIONS,
     NUM_PROMPT_TOKENS,
-    PaintingEngine,
+    FakeImageEngine,
     colour_of,
     generation,
     make_image_app,
@@ -25,26 +25,26 @@ from triptych.modalities.diffusion.api.protocol import REFUSED
 from triptych.modalities.diffusion.wire import AdapterUse, StepCache
 
 
-async def post(engine: PaintingEngine, body: dict[str, Any], **server: Any) -> httpx.Response:
+async def post(engine: FakeImageEngine, body: dict[str, Any], **server: Any) -> httpx.Response:
     async with in_process(make_image_app(engine, **server)) as client:
         return await client.post(GENERATIONS, json=body)
 
 
 async def test_pictures_come_in_base64_with_what_they_are() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     reply = await post(engine, generation(n=3, seed=4))
     assert reply.status_code == 200
     (request,) = engine.submitted.values()
-    told = reply.json()
-    assert told["created"] > 1_600_000_000
-    for index, entry in enumerate(told["data"]):
+    document = reply.json()
+    assert document["created"] > 1_600_000_000
+    for index, entry in enumerate(document["data"]):
         image = opened(entry["b64_json"])
         assert (image.format, image.size) == ("PNG", (128, 128))
         assert one_colour(image) == colour_of(request, index)
         assert set(entry) == {"b64_json"}
-    assert len(told["data"]) == 3
-    del told["data"], told["created"]
-    assert told == {
+    assert len(document["data"]) == 3
+    del document["data"], document["created"]
+    assert document == {
         "background": "opaque",
         "output_format": "png",
         "quality": "medium",
@@ -61,7 +61,7 @@ async def test_pictures_come_in_base64_with_what_they_are() -> None:
 
 
 async def test_a_prompt_is_enough() -> None:
-    reply = await post(PaintingEngine(), {"prompt": "a red apple"})
+    reply = await post(FakeImageEngine(), {"prompt": "a red apple"})
     assert reply.status_code == 200
     assert opened(reply.json()["data"][0]["b64_json"]).size == (128, 128)
 
@@ -71,14 +71,14 @@ async def test_formats(kind: str) -> None:
     body = generation(output_format=kind, size="64x96")
     if kind != "png":
         body["output_compression"] = 50
-    told = (await post(PaintingEngine(), body)).json()
-    image = opened(told["data"][0]["b64_json"])
+    document = (await post(FakeImageEngine(), body)).json()
+    image = opened(document["data"][0]["b64_json"])
     assert (image.format, image.size) == (kind.upper(), (64, 96))
-    assert (told["output_format"], told["size"]) == (kind, "64x96")
+    assert (document["output_format"], document["size"]) == (kind, "64x96")
 
 
 async def test_every_field_reaches_the_engine() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     body = generation(
         size="160x96",
         n=2,
@@ -106,7 +106,7 @@ async def test_every_field_reaches_the_engine() -> None:
 
 
 async def test_other_names_of_the_same() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     body = generation(num_inference_steps=4, guidance_scale=1.5, cache="taylorseer")
     assert (await post(engine, body)).status_code == 200
     (request,) = engine.submitted.values()
@@ -115,7 +115,7 @@ async def test_other_names_of_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quality", "num_steps", "told"),
+    ("quality", "num_steps", "reported"),
     [
         ("low", 5, "low"),
         ("medium", None, "medium"),
@@ -124,15 +124,15 @@ async def test_other_names_of_the_same() -> None:
         ("hd", 15, "high"),
     ],
 )
-async def test_quality(quality: str, num_steps: int | None, told: str) -> None:
-    engine = PaintingEngine()
+async def test_quality(quality: str, num_steps: int | None, reported: str) -> None:
+    engine = FakeImageEngine()
     reply = await post(engine, generation(quality=quality))
-    assert reply.json()["quality"] == told
+    assert reply.json()["quality"] == reported
     assert next(iter(engine.submitted.values())).num_steps == num_steps
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "told"),
+    ("fields", "param", "message"),
     [
         ({"prompt": ""}, "prompt", "at least 1 character"),
         ({"prompt": "x" * 32_001}, "prompt", "32000"),
@@ -177,25 +177,25 @@ async def test_quality(quality: str, num_steps: int | None, told: str) -> None:
         ({"colour": "red"}, "colour", "Unknown field"),
     ],
 )
-async def test_mistakes_are_named(fields: dict[str, Any], param: str, told: str) -> None:
-    engine = PaintingEngine()
+async def test_mistakes_are_named(fields: dict[str, Any], param: str, message: str) -> None:
+    engine = FakeImageEngine()
     reply = await post(engine, generation() | fields)
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
-    assert told in error["message"]
+    assert message in error["message"]
     assert engine.submitted == {}
 
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_fields_of_others_are_refused_by_name(name: str) -> None:
-    reply = await post(PaintingEngine(), generation(**{name: "x"}))
+    reply = await post(FakeImageEngine(), generation(**{name: "x"}))
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "unsupported_option")
     assert error["param"] == name
     for neutral in (None, *REFUSED[name].neutral):
-        reply = await post(PaintingEngine(), generation(**{name: neutral}))
+        reply = await post(FakeImageEngine(), generation(**{name: neutral}))
         assert reply.status_code == 200
 
 
@@ -203,21 +203,21 @@ async def test_null_asks_for_nothing() -> None:
     names = ("model", "n", "size", "quality", "background", "output_format", "stream", "user")
     own = ("seed", "steps", "guidance", "negative_prompt", "sampler", "cache", "lora")
     body = {"prompt": "x", **dict.fromkeys((*names, *own, "partial_images", "response_format"))}
-    assert (await post(PaintingEngine(), body)).status_code == 200
-    reply = await post(PaintingEngine(), {"prompt": None})
+    assert (await post(FakeImageEngine(), body)).status_code == 200
+    reply = await post(FakeImageEngine(), {"prompt": None})
     assert reply.json()["error"]["message"] == "prompt is required."
-    reply = await post(PaintingEngine(), {"prompt": "x", "hue": None})
+    reply = await post(FakeImageEngine(), {"prompt": "x", "hue": None})
     assert reply.json()["error"]["message"] == "Unknown field: hue."
 
 
 async def test_an_unknown_model_is_not_found() -> None:
-    reply = await post(PaintingEngine(), generation(model="crayon"))
+    reply = await post(FakeImageEngine(), generation(model="crayon"))
     assert (reply.status_code, reply.json()["error"]["param"]) == (404, "model")
     assert "paint" in reply.json()["error"]["message"]
 
 
 async def test_stream_events_of_a_generation() -> None:
-    engine = PaintingEngine(num_before=2)
+    engine = FakeImageEngine(num_before=2)
     body = generation(stream=True, partial_images=2, progress=True, seed=1, output_format="webp")
     reply = await post(engine, body)
     assert reply.headers["content-type"].startswith("text/event-stream")
@@ -249,7 +249,7 @@ async def test_stream_events_of_a_generation() -> None:
 
 
 async def test_a_stream_of_several_completes_each() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     reply = await post(engine, generation(stream=True, n=3))
     events = documents(reply.text)
     assert {event["type"] for event in events} == {"image_generation.completed"}
@@ -265,11 +265,11 @@ async def test_a_stream_of_several_completes_each() -> None:
 
 
 async def test_engine_errors_become_responses_and_events() -> None:
-    reply = await post(PaintingEngine(error=NonFinite("NaN.")), generation())
+    reply = await post(FakeImageEngine(error=NonFinite("NaN.")), generation())
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "non_finite")
-    reply = await post(PaintingEngine(error=EngineDown("Gone.")), generation(stream=True))
+    reply = await post(FakeImageEngine(error=EngineDown("Gone.")), generation(stream=True))
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
-    late = PaintingEngine(error=EngineDown("Gone."), num_good=4)
+    late = FakeImageEngine(error=EngineDown("Gone."), num_good=4)
     reply = await post(late, generation(stream=True, progress=True))
     assert reply.status_code == 200
     *_, last = documents(reply.text)
@@ -277,11 +277,11 @@ async def test_engine_errors_become_responses_and_events() -> None:
 
 
 async def test_links_lead_to_the_picture() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     async with in_process(make_image_app(engine)) as client:
         body = generation(response_format="url", n=2, output_format="jpeg")
-        told = (await client.post(GENERATIONS, json=body)).json()
-        for entry in told["data"]:
+        document = (await client.post(GENERATIONS, json=body)).json()
+        for entry in document["data"]:
             assert set(entry) == {"url"}
             assert entry["url"].startswith("http://t/v1/images/files/")
             reply = await client.get(entry["url"])
@@ -294,7 +294,7 @@ async def test_links_lead_to_the_picture() -> None:
 
 
 async def test_links_are_the_keys_own() -> None:
-    app = make_image_app(PaintingEngine(), api_key=("one", "two"))
+    app = make_image_app(FakeImageEngine(), api_key=("one", "two"))
     body = generation(response_format="url")
     async with in_process(app, authorization="Bearer one") as client:
         url = (await client.post(GENERATIONS, json=body)).json()["data"][0]["url"]
@@ -306,21 +306,21 @@ async def test_links_are_the_keys_own() -> None:
 
 async def test_links_may_have_another_address() -> None:
     reply = await post(
-        PaintingEngine(), generation(response_format="url"), public_url="https://pictures.test/x/"
+        FakeImageEngine(), generation(response_format="url"), public_url="https://pictures.test/x/"
     )
     url = reply.json()["data"][0]["url"]
     assert url.startswith("https://pictures.test/x/v1/images/files/")
 
 
 async def test_a_server_without_a_store_sends_no_links() -> None:
-    app = make_image_app(PaintingEngine(), images=ImageOptions(image_store_mb=0))
+    app = make_image_app(FakeImageEngine(), images=ImageOptions(image_store_mb=0))
     async with in_process(app) as client:
         reply = await client.post(GENERATIONS, json=generation(response_format="url"))
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
 
 
 async def test_odd_hosts_do_no_harm() -> None:
-    async with in_process(make_image_app(PaintingEngine())) as client:
+    async with in_process(make_image_app(FakeImageEngine())) as client:
         for host in ("", "[::1", "a b", 'evil.test"><script>', "[", "x:99999999"):
             headers = {"host": host.encode()}
             body = generation(response_format="url")
@@ -330,21 +330,21 @@ async def test_odd_hosts_do_no_harm() -> None:
 
 
 async def test_finished_pictures_are_counted() -> None:
-    async with in_process(make_image_app(PaintingEngine())) as client:
+    async with in_process(make_image_app(FakeImageEngine())) as client:
         await client.post(GENERATIONS, json=generation(n=2))
         shown = (await client.get("/metrics")).text
     assert 'triptych_image_seconds_count{model="paint"} 2.0' in shown
 
 
 async def test_models_are_listed() -> None:
-    async with in_process(make_image_app(PaintingEngine())) as client:
+    async with in_process(make_image_app(FakeImageEngine())) as client:
         (card,) = (await client.get("/v1/models")).json()["data"]
     assert (card["id"], card["task"]) == ("paint", "image")
 
 
 async def test_prompts_are_logged_only_on_demand(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    await post(PaintingEngine(), generation("a secret apple"))
+    await post(FakeImageEngine(), generation("a secret apple"))
     assert "secret" not in json.dumps([vars(record) for record in caplog.records], default=str)
-    await post(PaintingEngine(), generation("a secret apple"), log_prompts=True)
+    await post(FakeImageEngine(), generation("a secret apple"), log_prompts=True)
     assert "secret" in json.dumps([vars(record) for record in caplog.records], default=str)

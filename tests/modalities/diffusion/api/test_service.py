@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support.image_app import (
-    PaintingEngine,
+    FakeImageEngine,
     call,
     colour_of,
     image_model,
@@ -43,14 +43,14 @@ async def drawn(service: ImageService, asked: ImageCall) -> list[ImageDelta]:
 
 async def asked_for(asked: ImageCall, **spec: Any) -> ImageRequest:
     """What the engine is asked for the sake of a call."""
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     await drawn(make_image_service(engine, image_model(**spec)), asked)
     (request,) = engine.submitted.values()
     return request
 
 
 async def test_a_call_becomes_pictures() -> None:
-    engine = PaintingEngine()
+    engine = FakeImageEngine()
     drawing = make_image_service(engine).draw(call(seed=3, num_images=2))
     deltas = [delta async for delta in drawing]
     request = drawing.request
@@ -119,7 +119,7 @@ async def test_quality_is_a_number_of_steps(
 
 
 async def test_seeds_are_drawn_or_configured() -> None:
-    service = make_image_service(engine := PaintingEngine())
+    service = make_image_service(engine := FakeImageEngine())
     for n in range(3):
         await drawn(service, call(call_id=str(n)))
     assert len({request.seed for request in engine.submitted.values()}) == 3
@@ -158,7 +158,7 @@ async def test_seeds_are_drawn_or_configured() -> None:
 async def test_invalid_calls_are_refused_before_submission(
     fields: dict[str, Any], param: str
 ) -> None:
-    service = make_image_service(engine := PaintingEngine())
+    service = make_image_service(engine := FakeImageEngine())
     with pytest.raises(InvalidRequest) as refused:
         service.draw(call(**fields))
     assert refused.value.param == param
@@ -166,10 +166,10 @@ async def test_invalid_calls_are_refused_before_submission(
 
 
 async def test_a_model_refuses_what_it_cannot_do() -> None:
-    service = make_image_service(PaintingEngine(), image_model(has_negative=False))
+    service = make_image_service(FakeImageEngine(), image_model(has_negative=False))
     with pytest.raises(UnsupportedOption, match="negative"):
         service.draw(call(negative_prompt="rain"))
-    service = make_image_service(PaintingEngine())
+    service = make_image_service(FakeImageEngine())
     with pytest.raises(InvalidRequest, match="guidance is above 1, and here it is 1"):
         service.draw(call(negative_prompt="rain", guidance_scale=1.0))
     with pytest.raises(NotFound, match="Image models: paint"):
@@ -196,7 +196,7 @@ async def test_a_size_that_is_asked_for_cuts_the_picture() -> None:
     assert 185 < raster[0, -1, 0] < 195
 
 
-async def test_pictures_to_look_at_keep_their_shape_and_are_not_too_large() -> None:
+async def test_reference_pictures_keep_their_shape_and_are_not_too_large() -> None:
     tall = PictureFile(saved(picture(100, 700)))
     small = PictureFile(saved(picture(40, 20)))
     request = await asked_for(call(sources=(tall, small), size=(128, 128)), max_references=2)
@@ -234,7 +234,7 @@ async def test_a_turned_picture_has_its_upright_shape() -> None:
 async def test_bad_pictures_are_named_and_cost_nothing(
     fields: dict[str, Any], param: str, error: type[RequestError]
 ) -> None:
-    service = make_image_service(engine := PaintingEngine())
+    service = make_image_service(engine := FakeImageEngine())
     with pytest.raises(error) as refused:
         await drawn(service, call(**fields))
     assert refused.value.param == param
@@ -244,7 +244,7 @@ async def test_bad_pictures_are_named_and_cost_nothing(
 
 async def test_admission_counts_pixels_times_steps() -> None:
     tokens = 128 * 128 // 256 * 10
-    service = make_image_service(PaintingEngine(), max_queue_tokens=2 * tokens)
+    service = make_image_service(FakeImageEngine(), max_queue_tokens=2 * tokens)
     await drawn(service, call(num_images=2))
     await drawn(service, call(num_steps=20))
     for fields in ({"num_images": 3}, {"num_steps": 21}, {"size": (256, 256), "num_steps": 10}):
@@ -253,7 +253,7 @@ async def test_admission_counts_pixels_times_steps() -> None:
 
 
 async def test_overload_says_when_to_come_back() -> None:
-    engine = PaintingEngine(step_s=0.01)
+    engine = FakeImageEngine(step_s=0.01)
     service = make_image_service(engine, max_queue_size=1, max_batch_size=2, max_jobs_per_key=2)
     first = service.draw(call(num_images=2, key="a", has_progress=True))
     await anext(first)
@@ -269,7 +269,7 @@ async def test_overload_says_when_to_come_back() -> None:
 
 
 async def test_leaving_cancels_within_a_step_and_gives_everything_back() -> None:
-    engine = PaintingEngine(step_s=0.005)
+    engine = FakeImageEngine(step_s=0.005)
     service = make_image_service(engine, max_queue_size=1, max_batch_size=1)
     drawing = service.draw(call(num_images=2, num_steps=1000, has_progress=True, sources=(PNG,)))
     await anext(drawing)
@@ -283,7 +283,7 @@ async def test_leaving_cancels_within_a_step_and_gives_everything_back() -> None
 
 
 async def test_what_ends_the_engines_job_ends_the_call() -> None:
-    engine = PaintingEngine(error=EngineDown("The engine died."), num_good=3)
+    engine = FakeImageEngine(error=EngineDown("The engine died."), num_good=3)
     service = make_image_service(engine)
     drawing = service.draw(call(has_progress=True))
     assert [(await anext(drawing)).step for _ in range(3)] == [1, 2, 3]
@@ -295,7 +295,7 @@ async def test_pictures_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
     from triptych.modalities.diffusion.api import service as module
 
     monkeypatch.setattr(module, "MAX_HELD_BYTES", 3 * 176 * 96)
-    engine = PaintingEngine(step_s=0.005)
+    engine = FakeImageEngine(step_s=0.005)
     service = make_image_service(engine)
     first = service.draw(call(sources=(PNG,), has_progress=True))
     await anext(first)
@@ -308,6 +308,6 @@ async def test_pictures_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_the_server_bounds_pictures() -> None:
-    service = make_image_service(PaintingEngine(), images=ImageOptions(max_image_pixels=128 * 128))
+    service = make_image_service(FakeImageEngine(), images=ImageOptions(max_image_pixels=128 * 128))
     with pytest.raises(InvalidRequest, match="16384"):
         service.draw(call(size=(144, 128)))

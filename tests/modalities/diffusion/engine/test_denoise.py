@@ -144,13 +144,13 @@ def test_previews_approximate_the_result_without_extra_runs() -> None:
     toy.batches.clear()
     apart: list[float] = []
 
-    def foretell(members: list[DenoiseRow], velocities: Tensor) -> None:
+    def on_velocities(members: list[DenoiseRow], velocities: Tensor) -> None:
         if members == rows[:1]:
             (clean,) = clean_samples([row.sample for row in members], velocities)
             apart.append(float((clean - plain[0]).norm()))
 
     while not rows[0].is_done:
-        loop.step(rows, foretell)
+        loop.step(rows, on_velocities)
     assert toy.batches == [1, 1] * 6  # two shapes, six steps
     assert apart[-1] < 1e-5
     assert apart == sorted(apart, reverse=True)

@@ -13,7 +13,12 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from support.image_folders import save_pipeline
-from support.image_runner import PIPELINE, Easel, image_request, open_painter
+from support.image_runner import (
+    PIPELINE,
+    RunnerDriver,
+    image_request,
+    open_executor,
+)
 from triptych.core.config import Config, ImageOptions, ModelOptions
 from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError
@@ -45,14 +50,14 @@ def load(folder: Path, ledger: Ledger, cache_dir: Path, **images: Any) -> Loaded
     )
     resolved = ResolvedModel(name="m", reference=str(folder), folder=str(folder), digest="d")
     loader = DiffusionLoader(resolved, config, Device(torch.device("cpu")), ledger)
-    told: list[float] = []
-    loaded = loader.load(told.append)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1.0)
+    progress: list[float] = []
+    loaded = loader.load(progress.append)
+    assert progress == sorted(progress)
+    assert progress[-1] == pytest.approx(1.0)
     return loaded
 
 
-def painter_of(loaded: LoadedModel) -> Any:
+def executor_of(loaded: LoadedModel) -> Any:
     assert isinstance(loaded.runner, DenoiseRunner)
     return loaded.runner._executor
 
@@ -65,12 +70,12 @@ def test_every_byte_has_an_owner_and_comes_back(folder: Path, tmp_path: Path) ->
         f"m/{name}"
         for name in ("transformer", "text_encoder", "vae", "prompts", "activations", "pictures")
     }
-    painter = painter_of(loaded)
-    model = painter.recipe.model
+    executor = executor_of(loaded)
+    model = executor.recipe.model
     assert held["m/transformer"] == sum(tensor.nbytes for tensor in model.parameters())
-    easel = Easel(painter)
-    easel.encode(image_request())
-    easel.run("release", dropped=tuple(easel.runner._pictures))
+    driver = RunnerDriver(executor)
+    driver.encode(image_request())
+    driver.run("release", dropped=tuple(driver.runner._pictures))
     loaded.close()
     assert ledger.available_bytes == MANY
     ledger.check()
@@ -79,9 +84,9 @@ def test_every_byte_has_an_owner_and_comes_back(folder: Path, tmp_path: Path) ->
 def test_closing_with_pictures_under_way_lets_go_of_them(folder: Path, tmp_path: Path) -> None:
     ledger = Ledger(MANY)
     loaded = load(folder, ledger, tmp_path)
-    easel = Easel(painter_of(loaded))
-    easel.runner = cast("DenoiseRunner", loaded.runner)
-    easel.encode(image_request(), image_request(seed=9))
+    driver = RunnerDriver(executor_of(loaded))
+    driver.runner = cast("DenoiseRunner", loaded.runner)
+    driver.encode(image_request(), image_request(seed=9))
     loaded.close()
     assert ledger.available_bytes == MANY
 
@@ -116,7 +121,7 @@ def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
     path = tmp_path / "model" / FILE_NAME
     save_file({"weight": torch.zeros(3, 4), "bias": torch.tensor([0.0, 0.2, 1.0])}, path)
     loaded = load(tmp_path / "model", Ledger(MANY), tmp_path)
-    drawn = painter_of(loaded)._decoder._preview.draw(torch.randn(4, 5, 6))
+    drawn = executor_of(loaded)._decoder._preview.draw(torch.randn(4, 5, 6))
     assert drawn.shape == (3, 5, 6)
     assert drawn[:, 2, 3].tolist() == pytest.approx([0.0, 0.2, 1.0])
     loaded.close()
@@ -130,12 +135,12 @@ def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
 
 
 def test_what_can_never_be_drawn_is_refused_at_once() -> None:
-    painter = open_painter()
+    executor = open_executor()
     with torch.inference_mode():
-        costs = DrawingCosts.of(painter.recipe)
+        costs = DrawingCosts.of(executor.recipe)
 
     def cost(**fields: Any) -> Any:
-        return measure(painter, costs, image_request(**fields), max_pixels=128 * 128)
+        return measure(executor, costs, image_request(**fields), max_pixels=128 * 128)
 
     plain = cost()
     assert (plain.num_tokens, plain.num_pixels) == (16, 64 * 64)
@@ -157,18 +162,18 @@ def test_what_can_never_be_drawn_is_refused_at_once() -> None:
     "name", ["off", "planned", "taylorseer", "teacache", "first-block", "magcache"]
 )
 def test_a_picture_takes_no_more_than_it_was_measured_at(name: str) -> None:
-    easel = Easel(open_painter())
+    driver = RunnerDriver(open_executor())
     with torch.inference_mode():
-        costs = DrawingCosts.of(easel.painter.recipe)
+        costs = DrawingCosts.of(driver.executor.recipe)
     request = image_request(num_steps=9, cache=StepCache(name=name))  # type: ignore[arg-type]
-    cost = measure(easel.painter, costs, request, max_pixels=128 * 128)
-    (key,) = easel.encode(request)
-    easel.denoise([key], num_steps=8)
-    pools = easel.painter.pools._pools.values()
+    cost = measure(driver.executor, costs, request, max_pixels=128 * 128)
+    (key,) = driver.encode(request)
+    driver.denoise([key], num_steps=8)
+    pools = driver.executor.pools._pools.values()
     held = sum(pool.num_used * pool._cells[0].nbytes for pool in pools)
-    held += easel.painter._prompts._cache.num_bytes
+    held += driver.executor._prompts._cache.num_bytes
     assert 0 < held <= cost.state_bytes
-    method = easel.painter.cache_of(request)
+    method = driver.executor.cache_of(request)
     assert method is None or method.level in (Level.SPAN, Level.VELOCITY)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.image_runner import Easel, image_request, open_painter
+from support.image_runner import RunnerDriver, image_request, open_executor
 from triptych.core.errors import InternalError, InvalidRequest, NonFinite, OutOfMemory
 from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine import denoise
@@ -23,32 +23,32 @@ METHODS = ("off", "planned", "taylorseer", "teacache", "first-block", "magcache"
 
 
 @pytest.fixture(scope="module")
-def painter() -> ImageExecutor:
-    return open_painter()
+def executor() -> ImageExecutor:
+    return open_executor()
 
 
 @pytest.fixture
-def easel(painter: ImageExecutor) -> Iterator[Easel]:
-    """A runner; what a test leaves in it is let go of, and nothing else may be left then."""
-    easel = Easel(painter)
-    yield easel
-    easel.run("release", dropped=tuple(easel.runner._pictures))
-    assert easel.runner.num_pictures == 0
-    assert painter.pools.num_used == 0
-    assert painter._prompts.num_references == 0
+def driver(executor: ImageExecutor) -> Iterator[RunnerDriver]:
+    """A runner; what a test leaves in it is released, and nothing else may be left then."""
+    driver = RunnerDriver(executor)
+    yield driver
+    driver.run("release", dropped=tuple(driver.runner._pictures))
+    assert driver.runner.num_pictures == 0
+    assert executor.pools.num_used == 0
+    assert executor._prompts.num_references == 0
 
 
-def latents_of(easel: Easel, key: PictureKey) -> Tensor:
-    return easel.runner._pictures[key].row.sample.sample
+def latents_of(driver: RunnerDriver, key: PictureKey) -> Tensor:
+    return driver.runner._pictures[key].row.sample.sample
 
 
-def decisions_of(easel: Easel, key: PictureKey) -> list[int]:
-    branches = easel.runner._pictures[key].row.branches
+def decisions_of(driver: RunnerDriver, key: PictureKey) -> list[int]:
+    branches = driver.runner._pictures[key].row.branches
     return [branch.cache.decisions.num_computed for branch in branches if branch.cache]
 
 
-def spoil(easel: Easel, key: PictureKey, value: float) -> None:
-    sample = easel.runner._pictures[key].row.sample
+def spoil(driver: RunnerDriver, key: PictureKey, value: float) -> None:
+    sample = driver.runner._pictures[key].row.sample
     with torch.inference_mode():
         sample.pool.write(sample.cells[:1], torch.full((1, *sample.pool.shape), value))
 
@@ -91,7 +91,7 @@ def closeness(ours: Pixels, theirs: Pixels) -> int:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_row_alone_and_in_a_batch_skips_the_same_and_ends_the_same(
-    easel: Easel, name: str
+    driver: RunnerDriver, name: str
 ) -> None:
     cache = StepCache(name=name)  # type: ignore[arg-type]
     asked = [
@@ -102,311 +102,319 @@ def test_a_row_alone_and_in_a_batch_skips_the_same_and_ends_the_same(
     ]
     alone = []
     for index, request in enumerate(asked):
-        (key,) = easel.encode(request, first=10 + index)
-        for _ in range(easel.courses[key].num_steps):
-            easel.denoise([key])
-        alone.append((latents_of(easel, key), decisions_of(easel, key)))
-        easel.run("release", dropped=(key,))
-    keys = easel.encode(*asked)
-    easel.denoise(keys[:1])  # one step ahead of the others
+        (key,) = driver.encode(request, first=10 + index)
+        for _ in range(driver.planned_steps[key].num_steps):
+            driver.denoise([key])
+        alone.append((latents_of(driver, key), decisions_of(driver, key)))
+        driver.run("release", dropped=(key,))
+    keys = driver.encode(*asked)
+    driver.denoise(keys[:1])  # one step ahead of the others
     done = {key: int(key == keys[0]) for key in keys}
-    while going := [key for key in keys if done[key] < easel.courses[key].num_steps]:
-        easel.denoise(going)
+    while going := [key for key in keys if done[key] < driver.planned_steps[key].num_steps]:
+        driver.denoise(going)
         done.update({key: done[key] + 1 for key in going})
     for key, (expected, num_computed) in zip(keys, alone, strict=True):
-        assert decisions_of(easel, key) == num_computed
+        assert decisions_of(driver, key) == num_computed
         scale = float(expected.abs().max())
-        assert float((latents_of(easel, key) - expected).abs().max()) <= 1e-5 * scale
+        assert float((latents_of(driver, key) - expected).abs().max()) <= 1e-5 * scale
     if name != "off":
-        assert decisions_of(easel, keys[0])[0] < 9
+        assert decisions_of(driver, keys[0])[0] < 9
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_planned_steps_match_the_runs(easel: Easel, name: str) -> None:
+def test_planned_steps_match_the_runs(driver: RunnerDriver, name: str) -> None:
     request = image_request(num_steps=9, cache=StepCache(name=name))  # type: ignore[arg-type]
-    (key,) = easel.encode(request)
-    course, told = easel.courses[key], 0
-    assert course.num_steps == 9
-    assert course.num_prompt_tokens == 13  # a token per letter, and two around them
-    counts = [row.num_computed for _ in range(9) for row in easel.denoise([key])]
-    for num_rows, num_computed in zip(course.num_rows, counts, strict=True):
+    (key,) = driver.encode(request)
+    planned, num_done = driver.planned_steps[key], 0
+    assert planned.num_steps == 9
+    assert planned.num_prompt_tokens == 13  # a token per letter, and two around them
+    counts = [row.num_computed for _ in range(9) for row in driver.denoise([key])]
+    for num_rows, num_computed in zip(planned.num_rows, counts, strict=True):
         assert num_computed <= bool(num_rows)
-        told += num_computed
+        num_done += num_computed
     if name in {"planned", "taylorseer", "off"}:
-        assert counts == [int(num_rows > 0) for num_rows in course.num_rows]
-    assert (told == 9) == (name == "off")
+        assert counts == [int(num_rows > 0) for num_rows in planned.num_rows]
+    assert (num_done == 9) == (name == "off")
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_step_shared_between_two_plans_is_the_same_step(easel: Easel, name: str) -> None:
+def test_a_step_shared_between_two_plans_is_the_same_step(driver: RunnerDriver, name: str) -> None:
     cache = StepCache(name=name)  # type: ignore[arg-type]
     request = image_request(num_steps=9, cache=cache)
-    whole, shared = easel.encode(request, request)
+    whole, shared = driver.encode(request, request)
     for _ in range(9):
-        (at_once,) = easel.denoise([whole])
-        (ahead,) = easel.denoise([shared], num_steps=0, asks_ahead=True)
-        (taken,) = easel.denoise([shared])
+        (at_once,) = driver.denoise([whole])
+        (ahead,) = driver.denoise([shared], num_steps=0, asks_ahead=True)
+        (taken,) = driver.denoise([shared])
         assert ahead.num_computed == 0
         assert taken.num_computed == at_once.num_computed
         assert ahead.num_rows + taken.num_rows == at_once.num_rows
         assert ahead.num_rows <= 1
-    assert decisions_of(easel, shared) == decisions_of(easel, whole)
-    expected = latents_of(easel, whole)
+    assert decisions_of(driver, shared) == decisions_of(driver, whole)
+    expected = latents_of(driver, whole)
     scale = float(expected.abs().max())
-    assert float((latents_of(easel, shared) - expected).abs().max()) <= 1e-5 * scale
+    assert float((latents_of(driver, shared) - expected).abs().max()) <= 1e-5 * scale
 
 
-def test_a_branch_is_asked_ahead_after_the_skips_before_it(easel: Easel) -> None:
+def test_a_branch_is_asked_ahead_after_the_skips_before_it(driver: RunnerDriver) -> None:
     request = image_request(num_steps=9, cache=StepCache(name="planned"))
-    whole, shared = easel.encode(request, request)
-    easel.denoise([shared])
+    whole, shared = driver.encode(request, request)
+    driver.denoise([shared])
     for num_skips in (2, 2, 1):
-        (ahead,) = easel.denoise([shared], num_steps=num_skips, asks_ahead=True)
-        (taken,) = easel.denoise([shared])
+        (ahead,) = driver.denoise([shared], num_steps=num_skips, asks_ahead=True)
+        (taken,) = driver.denoise([shared])
         assert (ahead.num_rows, taken.num_rows, taken.num_computed) == (1, 1, 1)
-    first, second = easel.finish([whole])[0], easel.decode([shared])[0]
+    first, second = driver.finish([whole])[0], driver.decode([shared])[0]
     assert closeness(first, second) <= 1
 
 
 def test_a_branch_that_ran_out_of_memory_is_asked_again(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, shared = easel.encode(*[image_request(num_steps=3)] * 2)
-    easel.denoise([shared], num_steps=0, asks_ahead=True)
+    whole, shared = driver.encode(*[image_request(num_steps=3)] * 2)
+    driver.denoise([shared], num_steps=0, asks_ahead=True)
     fail_once(monkeypatch, denoise, "evaluate")
     with pytest.raises(OutOfMemory):
-        easel.denoise([shared])
-    (taken,) = easel.denoise([shared])
+        driver.denoise([shared])
+    (taken,) = driver.denoise([shared])
     assert (taken.num_computed, taken.num_rows) == (1, 1)
-    easel.denoise([whole])
-    assert torch.allclose(latents_of(easel, whole), latents_of(easel, shared), atol=1e-5)
+    driver.denoise([whole])
+    assert torch.allclose(latents_of(driver, whole), latents_of(driver, shared), atol=1e-5)
 
 
-def test_who_was_stepped_by_a_plan_that_failed_is_not_asked_ahead_of_itself(easel: Easel) -> None:
-    """Its plan is made again in halves: the first asks nobody, the second takes nothing."""
+def test_a_picture_stepped_by_a_failed_plan_is_not_asked_ahead(
+    driver: RunnerDriver,
+) -> None:
+    """Its plan is made again in halves: the first runs no branch, the second takes no step."""
     cache = StepCache(name="planned")
-    (whole,) = easel.encode(image_request(num_steps=9, cache=cache))
-    (key,) = easel.encode(image_request(num_steps=9, cache=cache), first=1)
-    easel.denoise([key])
-    easel.runner._pictures[key].step = 0  # as if the scheduler had never heard of it
-    (ahead,) = easel.denoise([key], num_steps=0, asks_ahead=True)
-    (taken,) = easel.denoise([key])
+    (whole,) = driver.encode(image_request(num_steps=9, cache=cache))
+    (key,) = driver.encode(image_request(num_steps=9, cache=cache), first=1)
+    driver.denoise([key])
+    driver.runner._pictures[key].step = 0  # as if the scheduler did not know of it
+    (ahead,) = driver.denoise([key], num_steps=0, asks_ahead=True)
+    (taken,) = driver.denoise([key])
     assert (ahead.num_computed, taken.num_computed) == (0, 0) or taken.num_computed == 1
     for num_steps in (3, 3, 2):
-        (row,) = easel.denoise([key], num_steps=num_steps)
+        (row,) = driver.denoise([key], num_steps=num_steps)
         assert row.num_computed == 1
-    assert closeness(easel.finish([whole])[0], easel.decode([key])[0]) <= 1
+    assert closeness(driver.finish([whole])[0], driver.decode([key])[0]) <= 1
 
 
-def test_skips_are_taken_on_the_way_to_the_next_run(easel: Easel) -> None:
+def test_skips_are_taken_on_the_way_to_the_next_run(driver: RunnerDriver) -> None:
     request = image_request(num_steps=9, cache=StepCache(name="planned"))
-    keys = easel.encode(request, image_request(num_steps=9, cache=StepCache(name="planned")))
-    assert easel.courses[keys[0]].num_rows == (2, 0, 0, 2, 0, 0, 2, 0, 2)
-    (expected,) = easel.finish(keys[:1])
-    told = [easel.denoise(keys[1:], num_steps=count) for count in (1, 3, 3, 2)]
-    assert [row.num_computed for (row,) in told] == [1, 1, 1, 1]
-    (leapt,) = easel.decode(keys[1:])
+    keys = driver.encode(request, image_request(num_steps=9, cache=StepCache(name="planned")))
+    assert driver.planned_steps[keys[0]].num_rows == (2, 0, 0, 2, 0, 0, 2, 0, 2)
+    (expected,) = driver.finish(keys[:1])
+    results = [driver.denoise(keys[1:], num_steps=count) for count in (1, 3, 3, 2)]
+    assert [row.num_computed for (row,) in results] == [1, 1, 1, 1]
+    (leapt,) = driver.decode(keys[1:])
     assert closeness(leapt, expected) <= 1
 
 
-def test_previews_come_when_asked_for_and_near_the_picture(easel: Easel) -> None:
-    (key,) = easel.encode(image_request(num_steps=6))
+def test_previews_come_when_asked_for_and_near_the_picture(driver: RunnerDriver) -> None:
+    (key,) = driver.encode(image_request(num_steps=6))
     previews = []
     for step in range(6):
-        (row,) = easel.denoise([key], has_preview=step % 2 == 1)
+        (row,) = driver.denoise([key], has_preview=step % 2 == 1)
         previews.append(row.pixels)
     assert [pixels is not None for pixels in previews] == [False, True] * 3
     last = previews[-1]
     assert last is not None
     assert (last.width, last.height, len(last.rgb)) == (8, 8, 192)
-    clean = latents_of(easel, key)
-    expected = easel.painter._decoder.preview(clean, easel.runner._pictures[key].request)
+    clean = latents_of(driver, key)
+    expected = driver.executor._decoder.preview(clean, driver.runner._pictures[key].request)
     assert closeness(last, Pixels(width=8, height=8, rgb=expected.get().numpy().tobytes())) <= 1
 
 
-def test_what_cannot_be_drawn_ends_itself_alone(easel: Easel) -> None:
+def test_what_cannot_be_drawn_ends_itself_alone(driver: RunnerDriver) -> None:
     keys = [PictureKey("bad", 0), PictureKey("good", 0)]
     requests = [image_request(width=65), image_request()]
     starts = [PictureStart(key=k, request=r) for k, r in zip(keys, requests, strict=True)]
-    bad, good = easel.run("encode", starts=tuple(starts))
+    bad, good = driver.run("encode", starts=tuple(starts))
     assert isinstance(bad.error, InvalidRequest)
     assert bad.error.param == "size"
-    assert good.course is not None
-    assert easel.runner.num_pictures == 1
+    assert good.planned is not None
+    assert driver.runner.num_pictures == 1
 
 
-def test_latents_that_are_not_finite_fail_their_row_alone(easel: Easel) -> None:
-    keys = easel.encode(image_request(), image_request(seed=8))
-    (expected,) = easel.finish(easel.encode(image_request(seed=8), first=5))
-    spoil(easel, keys[0], float("nan"))
-    spoiled, sound = easel.denoise(keys)
+def test_latents_that_are_not_finite_fail_their_row_alone(driver: RunnerDriver) -> None:
+    keys = driver.encode(image_request(), image_request(seed=8))
+    (expected,) = driver.finish(driver.encode(image_request(seed=8), first=5))
+    spoil(driver, keys[0], float("nan"))
+    spoiled, sound = driver.denoise(keys)
     assert isinstance(spoiled.error, NonFinite)
     assert sound.error is None
-    easel.run("release", dropped=keys[:1])
-    (drawn,) = easel.finish(keys[1:], done=1)
+    driver.run("release", dropped=keys[:1])
+    (drawn,) = driver.finish(keys[1:], done=1)
     assert closeness(drawn, expected) <= 1
 
 
-def test_a_picture_that_is_not_finite_is_no_picture(easel: Easel) -> None:
-    keys = easel.encode(image_request(), image_request(seed=8))
-    easel.denoise(keys, num_steps=6)
-    spoil(easel, keys[0], float("inf"))
-    spoiled, sound = easel.run("decode", rows=tuple(PictureRow(key=key) for key in keys))
+def test_a_picture_that_is_not_finite_is_no_picture(driver: RunnerDriver) -> None:
+    keys = driver.encode(image_request(), image_request(seed=8))
+    driver.denoise(keys, num_steps=6)
+    spoil(driver, keys[0], float("inf"))
+    spoiled, sound = driver.run("decode", rows=tuple(PictureRow(key=key) for key in keys))
     assert isinstance(spoiled.error, NonFinite)
     assert sound.pixels is not None
-    assert easel.runner.num_pictures == 0
+    assert driver.runner.num_pictures == 0
 
 
-def test_equal_prompts_are_encoded_once(easel: Easel, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    recipe = easel.painter.recipe
+def test_equal_prompts_are_encoded_once(
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    recipe = driver.executor.recipe
     original = type(recipe).encode
 
     def encode(self: Any, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        told.append(prompt)
+        encoded.append(prompt)
         return original(self, prompt, is_negative=is_negative)
 
     monkeypatch.setattr(type(recipe), "encode", encode)
     many = image_request(prompt="Something new", negative_prompt="blur", tenant="a")
     starts = [PictureStart(key=PictureKey("n", index), request=many) for index in range(3)]
-    easel.run("encode", starts=tuple(starts))
-    assert told == ["Something new", "blur"]
-    easel.encode(many)
-    assert told == ["Something new", "blur"]
-    held = easel.painter._prompts.num_references
+    driver.run("encode", starts=tuple(starts))
+    assert encoded == ["Something new", "blur"]
+    driver.encode(many)
+    assert encoded == ["Something new", "blur"]
+    held = driver.executor._prompts.num_references
     assert held == 8
-    easel.encode(image_request(prompt="Something new", negative_prompt="blur", tenant="b"), first=9)
-    assert told == ["Something new", "blur"] * 2
+    driver.encode(
+        image_request(prompt="Something new", negative_prompt="blur", tenant="b"), first=9
+    )
+    assert encoded == ["Something new", "blur"] * 2
 
 
-def test_pictures_asked_for_together_differ(easel: Easel) -> None:
+def test_pictures_asked_for_together_differ(driver: RunnerDriver) -> None:
     request = image_request()
     keys = [PictureKey("n", index) for index in range(2)]
-    easel.run("encode", starts=tuple(PictureStart(key=key, request=request) for key in keys))
-    first, second = (latents_of(easel, key) for key in keys)
+    driver.run("encode", starts=tuple(PictureStart(key=key, request=request) for key in keys))
+    first, second = (latents_of(driver, key) for key in keys)
     assert not torch.allclose(first, second)
-    assert torch.equal(first, latents_of(easel, easel.encode(request)[0]))
+    assert torch.equal(first, latents_of(driver, driver.encode(request)[0]))
 
 
-def test_a_fault_in_a_run_ends_its_row_alone(easel: Easel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_a_run_ends_its_row_alone(
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = [image_request(seed=seed, guidance_scale=1.0) for seed in (7, 8, 9)]
-    expected = easel.finish(easel.encode(*asked, first=5))
-    keys = easel.encode(*asked)
-    easel.denoise(keys, num_steps=2)
-    spoil(easel, keys[1], 1e6)
-    model = type(easel.painter._denoiser.model)
+    expected = driver.finish(driver.encode(*asked, first=5))
+    keys = driver.encode(*asked)
+    driver.denoise(keys, num_steps=2)
+    spoil(driver, keys[1], 1e6)
+    model = type(driver.executor._denoiser.model)
     with monkeypatch.context() as patch:
         sizes = fail_where(patch, model, "velocity", lambda sample: bool(sample.max() > 1e5))
-        rows = easel.denoise(keys, has_preview=True)
+        rows = driver.denoise(keys, has_preview=True)
     assert sizes == [3, 1, 1, 1]
     assert [type(row.error) for row in rows] == [NoneType, InternalError, NoneType]
     assert [row.pixels is not None for row in rows] == [True, False, True]
     assert [row.num_computed for row in rows] == [1, 0, 1]
-    easel.run("release", dropped=keys[1:2])
-    drawn = easel.finish(keys[::2], done=3)
+    driver.run("release", dropped=keys[1:2])
+    drawn = driver.finish(keys[::2], done=3)
     pairs = zip(drawn, expected[::2], strict=True)
     assert all(closeness(ours, theirs) <= 1 for ours, theirs in pairs)
 
 
 def test_a_fault_in_a_prompt_ends_its_picture_alone(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [image_request(prompt=prompt) for prompt in ("A hen", "A curse", "A fox")]
     starts = [
         PictureStart(key=PictureKey(request.prompt, 0), request=request) for request in requests
     ]
-    recipe = type(easel.painter.recipe)
+    recipe = type(driver.executor.recipe)
     fail_where(monkeypatch, recipe, "encode_all", lambda prompt: prompt.text == "A curse")
-    rows = easel.run("encode", starts=tuple(starts))
+    rows = driver.run("encode", starts=tuple(starts))
     assert [type(row.error) for row in rows] == [NoneType, InternalError, NoneType]
-    assert easel.runner.num_pictures == 2
+    assert driver.runner.num_pictures == 2
 
 
 def test_a_fault_in_pixels_ends_their_picture_alone(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = easel.encode(image_request(), image_request(seed=8))
-    easel.denoise(keys, num_steps=6)
-    spoil(easel, keys[0], 1e6)
-    recipe = type(easel.painter.recipe)
+    keys = driver.encode(image_request(), image_request(seed=8))
+    driver.denoise(keys, num_steps=6)
+    spoil(driver, keys[0], 1e6)
+    recipe = type(driver.executor.recipe)
     fail_where(monkeypatch, recipe, "decode_all", lambda sample: bool(sample[0].max() > 1e5))
-    rows = easel.run("decode", rows=tuple(PictureRow(key=key) for key in keys))
+    rows = driver.run("decode", rows=tuple(PictureRow(key=key) for key in keys))
     assert [type(row.error) for row in rows] == [InternalError, NoneType]
     assert rows[1].pixels is not None
-    assert easel.runner.num_pictures == 1
+    assert driver.runner.num_pictures == 1
 
 
 def test_a_fault_of_every_row_is_none_of_theirs(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = easel.encode(image_request(), image_request(seed=8))
-    model = type(easel.painter._denoiser.model)
+    keys = driver.encode(image_request(), image_request(seed=8))
+    model = type(driver.executor._denoiser.model)
     with monkeypatch.context() as patch:
         fail_where(patch, model, "velocity", lambda sample: True)
         with pytest.raises(RuntimeError, match="a fault of ours"):
-            easel.denoise(keys)
-    assert [row.num_computed for row in easel.denoise(keys)] == [1, 1]
+            driver.denoise(keys)
+    assert [row.num_computed for row in driver.denoise(keys)] == [1, 1]
 
 
 @pytest.mark.parametrize("place", ["velocity", "advance", "take_skips"])
 def test_a_step_without_memory_can_be_taken_again_in_parts(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch, place: str
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     asked = [
         image_request(num_steps=9, cache=StepCache(name="planned")),
         image_request(seed=8, num_steps=9, width=96, cache=StepCache(name="planned")),
     ]
-    expected = easel.finish(easel.encode(*asked, first=5))
-    keys = easel.encode(*asked)
-    easel.denoise(keys)
-    owner: Any = type(easel.painter._denoiser.model) if place == "velocity" else denoise
+    expected = driver.finish(driver.encode(*asked, first=5))
+    keys = driver.encode(*asked)
+    driver.denoise(keys)
+    owner: Any = type(driver.executor._denoiser.model) if place == "velocity" else denoise
     with monkeypatch.context() as patch:
         fail_once(patch, owner, place, at_call=1)
         with pytest.raises(OutOfMemory):
-            easel.denoise(keys, num_steps=3)
-    told = [easel.denoise([key], num_steps=3, has_preview=True)[0] for key in keys]
-    assert [row.num_computed for row in told] == [1, 1]
-    easel.denoise(keys, num_steps=3)
-    easel.denoise(keys, num_steps=2)
-    drawn = easel.decode(keys)
+            driver.denoise(keys, num_steps=3)
+    results = [driver.denoise([key], num_steps=3, has_preview=True)[0] for key in keys]
+    assert [row.num_computed for row in results] == [1, 1]
+    driver.denoise(keys, num_steps=3)
+    driver.denoise(keys, num_steps=2)
+    drawn = driver.decode(keys)
     assert all(closeness(ours, theirs) <= 1 for ours, theirs in zip(drawn, expected, strict=True))
 
 
 @pytest.mark.parametrize("at_call", [0, 1])
 def test_encoding_without_memory_begins_nothing(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch, at_call: int
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch, at_call: int
 ) -> None:
     with monkeypatch.context() as patch:
-        fail_once(patch, type(easel.painter.recipe), "prepare", at_call=at_call)
+        fail_once(patch, type(driver.executor.recipe), "prepare", at_call=at_call)
         with pytest.raises(OutOfMemory):
-            easel.encode(image_request(), image_request(seed=8))
-    assert easel.runner.num_pictures == 0
-    assert easel.painter.pools.num_used == 0
-    assert easel.painter._prompts.num_references == 0
-    assert len(easel.finish(easel.encode(image_request()))) == 1
+            driver.encode(image_request(), image_request(seed=8))
+    assert driver.runner.num_pictures == 0
+    assert driver.executor.pools.num_used == 0
+    assert driver.executor._prompts.num_references == 0
+    assert len(driver.finish(driver.encode(image_request()))) == 1
 
 
 def test_decoding_without_memory_keeps_the_pictures(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = easel.encode(image_request(), image_request(seed=8, width=96))
-    easel.denoise(keys, num_steps=6)
+    keys = driver.encode(image_request(), image_request(seed=8, width=96))
+    driver.denoise(keys, num_steps=6)
     with monkeypatch.context() as patch:
-        fail_once(patch, type(easel.painter.recipe), "decode_all", at_call=1)
+        fail_once(patch, type(driver.executor.recipe), "decode_all", at_call=1)
         with pytest.raises(OutOfMemory):
-            easel.decode(keys)
-    assert len([pixels for key in keys for pixels in easel.decode([key])]) == 2
+            driver.decode(keys)
+    assert len([pixels for key in keys for pixels in driver.decode([key])]) == 2
 
 
 def test_pictures_of_one_size_are_decoded_together_as_far_as_there_is_room(
-    easel: Easel, monkeypatch: pytest.MonkeyPatch
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [image_request(seed=seed, width=64 + 32 * (seed % 2)) for seed in range(5)]
-    expected = [easel.finish(easel.encode(request, first=9))[0] for request in asked]
-    monkeypatch.setattr(easel.painter._decoder, "_shares_runs", True)  # as on a GPU
-    monkeypatch.setattr(easel.painter._decoder, "_whole_pixels", 2 * 64 * 64)
+    expected = [driver.finish(driver.encode(request, first=9))[0] for request in asked]
+    monkeypatch.setattr(driver.executor._decoder, "_shares_runs", True)  # as on a GPU
+    monkeypatch.setattr(driver.executor._decoder, "_whole_pixels", 2 * 64 * 64)
     together: list[int] = []
-    recipe = easel.painter.recipe
+    recipe = driver.executor.recipe
     original = recipe.decode_all
 
     def decode_all(samples: Any) -> Tensor:
@@ -414,32 +422,34 @@ def test_pictures_of_one_size_are_decoded_together_as_far_as_there_is_room(
         return original(samples)
 
     monkeypatch.setattr(recipe, "decode_all", decode_all)
-    drawn = easel.finish(easel.encode(*asked))
+    drawn = driver.finish(driver.encode(*asked))
     assert together == [2, 1, 1, 1]
     assert all(closeness(ours, theirs) <= 1 for ours, theirs in zip(drawn, expected, strict=True))
 
 
-def test_large_pictures_are_decoded_in_tiles(easel: Easel, monkeypatch: pytest.MonkeyPatch) -> None:
-    vae = easel.painter.recipe.vae
-    monkeypatch.setattr(easel.painter._decoder, "_whole_pixels", 64 * 64)
+def test_large_pictures_are_decoded_in_tiles(
+    driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vae = driver.executor.recipe.vae
+    monkeypatch.setattr(driver.executor._decoder, "_whole_pixels", 64 * 64)
     for width, is_tiled in ((64, False), (96, True), (64, False)):
-        easel.finish(easel.encode(image_request(width=width, num_steps=1)))
+        driver.finish(driver.encode(image_request(width=width, num_steps=1)))
         assert vae.use_tiling is is_tiled
 
 
-def test_a_size_that_nobody_draws_any_more_holds_no_memory(easel: Easel) -> None:
+def test_a_size_out_of_use_holds_no_memory(driver: RunnerDriver) -> None:
     held = []
     for width in (64, 96, 128, 64):
-        (key,) = easel.encode(image_request(width=width))
-        held.append(easel.painter.pools.num_bytes)
-        easel.run("release", dropped=(key,))
+        (key,) = driver.encode(image_request(width=width))
+        held.append(driver.executor.pools.num_bytes)
+        driver.run("release", dropped=(key,))
     assert held[3] == held[0] < held[1] < held[2]
 
 
-def test_a_runner_that_closes_lets_go_of_all(painter: ImageExecutor) -> None:
-    easel = Easel(open_painter())
-    easel.encode(image_request(), image_request(seed=8))
-    pools = easel.painter.pools
-    easel.runner.close()
+def test_a_runner_that_closes_lets_go_of_all(executor: ImageExecutor) -> None:
+    driver = RunnerDriver(open_executor())
+    driver.encode(image_request(), image_request(seed=8))
+    pools = driver.executor.pools
+    driver.runner.close()
     assert pools.num_used == 0
     assert pools.num_bytes == 0

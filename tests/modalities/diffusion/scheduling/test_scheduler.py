@@ -1,4 +1,4 @@
-"""Pictures that share steps: what goes when, what is told, and what is held. In virtual time."""
+"""Pictures that share steps: order, progress and memory. In virtual time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from support.denoise_world import (
     NUM_PROMPT_TOKENS,
-    FakePainter,
+    FakeImageRunner,
     Rig,
     linear_costs,
     picture_of,
@@ -28,7 +28,7 @@ def test_a_picture_is_encoded_denoised_and_decoded() -> None:
     rig = Rig()
     rig.submit("a", request_of(num_steps=3))
     rig.run()
-    assert [plan.kind for plan in rig.painter.log] == ["encode", *["denoise"] * 3, "decode"]
+    assert [plan.kind for plan in rig.runner.log] == ["encode", *["denoise"] * 3, "decode"]
     assert rig.deltas("a") == [
         ImageDelta(
             step=3,
@@ -40,7 +40,7 @@ def test_a_picture_is_encoded_denoised_and_decoded() -> None:
         )
     ]
     assert rig.jobs["a"].state is JobState.FINISHED
-    assert rig.painter.held == {}
+    assert rig.runner.held == {}
     assert rig.scheduler.propose(rig.clock()) is None
 
 
@@ -75,15 +75,15 @@ def test_a_picture_made_of_another_takes_the_rest_of_the_way() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_pictures_at_different_steps_share_every_run(depth: int) -> None:
     """Plans of unlike phases and lengths, four at a time: runs are full until the ends."""
-    rig = Rig(depth=depth, max_rows=4, max_pictures=12, painter=FakePainter(cost_s=FLAT))
+    rig = Rig(depth=depth, max_rows=4, max_pictures=12, runner=FakeImageRunner(cost_s=FLAT))
     for index in range(12):
         size = {"num_steps": 12 + index % 5, "interval": 1 + index % 4}
         rig.submit(f"j{index}", request_of(**size))
     rig.run()
-    num_computed = sum(rig.painter.rows_run)
+    num_computed = sum(rig.runner.rows_run)
     assert num_computed == rig.scheduler.stats().counters["denoise_rows_total"]
-    assert len(rig.painter.rows_run) <= num_computed / 4 + 4
-    assert max(rig.painter.rows_run) == 4
+    assert len(rig.runner.rows_run) <= num_computed / 4 + 4
+    assert max(rig.runner.rows_run) == 4
     assert all(rig.has_ended(f"j{index}") for index in range(12))
 
 
@@ -95,7 +95,7 @@ def test_new_picture_joins_the_next_step() -> None:
     rig.submit("new", request_of(num_steps=20))
     rig.step()
     rig.step()
-    encode, denoise = rig.painter.log[-2:]
+    encode, denoise = rig.runner.log[-2:]
     assert [start.key.job_id for start in encode.starts] == ["new"]
     assert {row.key.job_id for row in denoise.rows} == {"old", "new"}
 
@@ -112,7 +112,7 @@ def test_a_cancelled_picture_is_let_go_of_within_one_step(depth: int) -> None:
     rig.scheduler.cancel("a")
     assert rig.deltas("a") == [ImageDelta(finish_reason="cancelled")]
     rig.book()
-    plan = rig.painter.log[before]
+    plan = rig.runner.log[before]
     assert plan.dropped == (PictureKey("a", 0),)
     assert [start.key.job_id for start in plan.starts] == ["b"]
     rig.run()
@@ -126,8 +126,8 @@ def test_what_was_dropped_is_let_go_of_even_if_nothing_else_runs() -> None:
     rig.step()
     rig.scheduler.cancel("a")
     rig.run()
-    assert rig.painter.log[-1].kind == "release"
-    assert rig.painter.held == {}
+    assert rig.runner.log[-1].kind == "release"
+    assert rig.runner.held == {}
 
 
 def test_cancelled_waiting_job_holds_nothing() -> None:
@@ -161,8 +161,8 @@ def test_progress_is_sent_once_a_step() -> None:
     rig.submit("a", request_of(num_steps=8, interval=3, has_progress=True))  # 0, 3, 6, 7
     rig.submit("quiet", request_of(num_steps=8))
     rig.run()
-    told = [(delta.step, delta.num_computed) for delta in rig.deltas("a")]
-    assert told == [(0, 0), (0, 0), (1, 1), (4, 2), (7, 3), (8, 4), (8, 4)]
+    reported = [(delta.step, delta.num_computed) for delta in rig.deltas("a")]
+    assert reported == [(0, 0), (0, 0), (1, 1), (4, 2), (7, 3), (8, 4), (8, 4)]
     assert len(rig.deltas("quiet")) == 1
 
 
@@ -174,8 +174,8 @@ def test_queue_position_is_sent_on_change() -> None:
     rig.run()
 
     def positions(job_id: str) -> list[int]:
-        told = [delta.queue_position for delta in rig.deltas(job_id)]
-        return [position for position in told if position >= 0]
+        reported = [delta.queue_position for delta in rig.deltas(job_id)]
+        return [position for position in reported if position >= 0]
 
     assert positions("a") == [0]
     assert positions("b") == []
@@ -217,7 +217,7 @@ def test_only_so_many_pictures_run_and_their_state_fits() -> None:
         rig.submit(f"j{index}", request_of(num_steps=4))
     most = 0
     while rig.step():
-        most = max(most, len(rig.painter.held))
+        most = max(most, len(rig.runner.held))
     assert most == 3
     assert all(rig.has_ended(f"j{index}") for index in range(6))
 
@@ -262,7 +262,7 @@ def test_what_can_never_be_drawn_is_refused() -> None:
     assert rig.has_ended("a")
 
 
-def test_who_must_be_done_soonest_goes_first() -> None:
+def test_the_earliest_deadline_goes_first() -> None:
     rig = Rig(max_rows=1)
     rig.submit("late", request_of(num_steps=5))
     rig.submit("soon", request_of(num_steps=5), deadline_s=rig.clock() + 9.0)
@@ -272,40 +272,40 @@ def test_who_must_be_done_soonest_goes_first() -> None:
 
 
 def test_sizes_share_a_step_but_no_run() -> None:
-    rig = Rig(painter=FakePainter(cost_s=FLAT))
+    rig = Rig(runner=FakeImageRunner(cost_s=FLAT))
     rig.submit("small", request_of(64, num_steps=2))
     rig.submit("large", request_of(128, num_steps=2))
     rig.submit("other", request_of(64, num_steps=2))
     rig.run()
     assert len(rig.plans("denoise")) == 2
-    assert rig.painter.rows_run == [2, 1, 2, 1]
+    assert rig.runner.rows_run == [2, 1, 2, 1]
 
 
 def test_both_branches_of_guidance_count_as_rows() -> None:
-    rig = Rig(max_rows=4, painter=FakePainter(cost_s=FLAT))
+    rig = Rig(max_rows=4, runner=FakeImageRunner(cost_s=FLAT))
     for index in range(3):
         rig.submit(f"j{index}", request_of(num_steps=2, guidance_scale=4.0))
     rig.run()
-    assert rig.painter.rows_run == [4, 4, 2, 2]
+    assert rig.runner.rows_run == [4, 4, 2, 2]
 
 
 def test_a_full_device_draws_one_after_the_other() -> None:
     """Where rows cost more together than apart, runs become single rows once that was seen."""
     costs = linear_costs(run_s=-0.002, row_s=0.01)
-    rig = Rig(painter=FakePainter(cost_s=costs))
+    rig = Rig(runner=FakeImageRunner(cost_s=costs))
     for index in range(4):
         rig.submit(f"j{index}", request_of(num_steps=30))
     rig.run()
-    assert rig.painter.rows_run == [4, 4] + [1] * 112
+    assert rig.runner.rows_run == [4, 4] + [1] * 112
 
 
 def test_an_empty_device_is_filled_again_after_a_try() -> None:
-    rig = Rig(painter=FakePainter(cost_s=FLAT))
+    rig = Rig(runner=FakeImageRunner(cost_s=FLAT))
     for index in range(4):
         rig.submit(f"j{index}", request_of(num_steps=30))
     rig.run()
-    assert rig.painter.rows_run[:5] == [4, 4, 1, 1, 4]
-    assert len(rig.painter.rows_run) <= 33
+    assert rig.runner.rows_run[:5] == [4, 4, 1, 1, 4]
+    assert len(rig.runner.rows_run) <= 33
 
 
 def test_large_pictures_are_decoded_one_by_one_and_small_ones_together() -> None:
@@ -326,22 +326,22 @@ def test_where_others_have_work_steps_are_short_and_many() -> None:
     for index in range(4):
         rig.submit(f"j{index}", request_of(size=64 + 64 * (index % 2), num_steps=5))
     rig.run()
-    assert all(len(plan.rows) + len(plan.starts) == 1 for plan in rig.painter.log)
+    assert all(len(plan.rows) + len(plan.starts) == 1 for plan in rig.runner.log)
     rig.scheduler.set_step_budget(0.035)
     for index in range(4, 8):
         rig.submit(f"j{index}", request_of(num_steps=5))
     rig.run()
-    assert max(rig.painter.rows_run) == 3
+    assert max(rig.runner.rows_run) == 3
     rig.scheduler.set_step_budget(math.inf)
     for index in range(8, 12):
         rig.submit(f"j{index}", request_of(num_steps=5))
     rig.run()
-    assert max(rig.painter.rows_run) == 4
+    assert max(rig.runner.rows_run) == 4
 
 
 def test_what_fails_alone_ends_its_job_and_no_other() -> None:
-    painter = FakePainter(broken={PictureKey("b", 1): 3, PictureKey("c", 0): -1})
-    rig = Rig(depth=2, painter=painter)
+    runner = FakeImageRunner(broken={PictureKey("b", 1): 3, PictureKey("c", 0): -1})
+    rig = Rig(depth=2, runner=runner)
     rig.submit("a", request_of())
     rig.submit("b", request_of(num_images=2))
     rig.submit("c", request_of(num_images=2))
@@ -349,11 +349,11 @@ def test_what_fails_alone_ends_its_job_and_no_other() -> None:
     assert rig.outputs.error_code("b") == rig.outputs.error_code("c") == "internal_error"
     assert rig.outputs.error_code("a") is None
     assert set(rig.pictures("a")) == {0}
-    assert painter.held == {}
+    assert runner.held == {}
 
 
 def test_a_step_that_raises_ends_its_jobs() -> None:
-    rig = Rig(painter=FakePainter(errors={2: InternalError("boom")}))
+    rig = Rig(runner=FakeImageRunner(errors={2: InternalError("boom")}))
     rig.submit("a", request_of())
     rig.submit("b", request_of())
     rig.step()
@@ -364,7 +364,7 @@ def test_a_step_that_raises_ends_its_jobs() -> None:
     rig.scheduler.set_paused("later", False)
     rig.run()
     assert rig.pictures("later")
-    assert rig.painter.held == {}
+    assert rig.runner.held == {}
 
 
 @pytest.mark.parametrize("failing", [1, 2])
@@ -379,7 +379,7 @@ def test_a_step_that_raises_ends_a_job_of_several_images_once(failing: int) -> N
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("max_fit", [1, 2, 3])
 def test_steps_that_do_not_fit_are_made_smaller(depth: int, max_fit: int) -> None:
-    rig = Rig(depth=depth, painter=FakePainter(max_fit=max_fit))
+    rig = Rig(depth=depth, runner=FakeImageRunner(max_fit=max_fit))
     for index in range(7):
         rig.submit(f"j{index}", request_of(num_steps=6, num_partials=2))
     rig.run()
@@ -388,7 +388,7 @@ def test_steps_that_do_not_fit_are_made_smaller(depth: int, max_fit: int) -> Non
         shown = [delta.partial_index for delta in rig.deltas(f"j{index}")]
         assert shown == [0, 1, -1], "no preview is sent twice"
     assert rig.scheduler.stats().counters["picture_retries_total"] > 0
-    assert rig.painter.held == {}
+    assert rig.runner.held == {}
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -397,20 +397,18 @@ def test_a_step_begun_in_a_gap_goes_on_from_there_where_memory_ran_out(depth: in
     rig = Rig(depth=depth)
     for name in ("a", "b"):
         rig.submit(name, request_of(num_steps=8, interval=3, guidance_scale=4.0, has_progress=True))
-    while not any(
-        row.asks_ahead and row.num_steps for plan in rig.painter.log for row in plan.rows
-    ):
+    while not any(row.asks_ahead and row.num_steps for plan in rig.runner.log for row in plan.rows):
         rig.scheduler.set_step_budget(0.001)
         rig.step()
     rig.scheduler.set_step_budget(math.inf)
-    rig.painter.errors[len(rig.painter.log) + 1] = OutOfMemory("for once")
+    rig.runner.errors[len(rig.runner.log) + 1] = OutOfMemory("for once")
     rig.run()
     assert rig.scheduler.stats().counters["picture_retries_total"] == 2
     for name in ("a", "b"):
         assert rig.pictures(name)
         assert rig.deltas(name)[-1].num_computed == 4
     assert rig.scheduler.stats().counters["denoise_rows_total"] >= 16
-    assert rig.painter.held == {}
+    assert rig.runner.held == {}
 
 
 @pytest.mark.parametrize("act", ["cancel", "pause"])
@@ -418,7 +416,7 @@ def test_a_picture_may_end_or_rest_between_the_halves_of_a_step(act: str) -> Non
     rig = Rig()
     rig.submit("a", request_of(guidance_scale=4.0))
     rig.scheduler.set_step_budget(0.001)
-    while not any(row.asks_ahead for plan in rig.painter.log for row in plan.rows):
+    while not any(row.asks_ahead for plan in rig.runner.log for row in plan.rows):
         rig.step()
     if act == "cancel":
         rig.scheduler.cancel("a")
@@ -429,15 +427,15 @@ def test_a_picture_may_end_or_rest_between_the_halves_of_a_step(act: str) -> Non
         rig.scheduler.set_paused("a", False)
     rig.run()
     assert bool(rig.pictures("a")) == (act == "pause")
-    assert rig.painter.held == {}
+    assert rig.runner.held == {}
 
 
 def test_steps_become_large_again_when_enough_pictures_were_done() -> None:
-    rig = Rig(painter=FakePainter(cost_s=FLAT, errors={2: OutOfMemory("for once")}))
+    rig = Rig(runner=FakeImageRunner(cost_s=FLAT, errors={2: OutOfMemory("for once")}))
     for index in range(60):
         rig.submit(f"j{index}", request_of(num_steps=3))
     rig.run()
-    rows = rig.painter.rows_run
+    rows = rig.runner.rows_run
     assert max(rows[:4]) == 4
     assert max(rows) == 8
     assert all(rig.pictures(f"j{index}") for index in range(60))
@@ -445,11 +443,11 @@ def test_steps_become_large_again_when_enough_pictures_were_done() -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_a_picture_that_does_not_even_fit_alone_fails(number: int) -> None:
-    rig = Rig(painter=FakePainter(errors={number: OutOfMemory("too large")}))
+    rig = Rig(runner=FakeImageRunner(errors={number: OutOfMemory("too large")}))
     rig.submit("a", request_of(num_steps=3))
     rig.run()
     assert rig.outputs.error_code("a") == OutOfMemory.code
-    assert rig.painter.held == {}
+    assert rig.runner.held == {}
 
 
 def test_same_calls_same_plans() -> None:
@@ -462,7 +460,7 @@ def test_same_calls_same_plans() -> None:
             if index == 6:
                 rig.scheduler.cancel("j2")
         rig.run()
-        return list(rig.painter.log)
+        return list(rig.runner.log)
 
     assert plans() == plans()
 
@@ -484,7 +482,7 @@ def test_counts_for_metrics() -> None:
     assert rig.scheduler.stats().counters == {
         "pictures_total": 4,
         "picture_retries_total": 0,
-        "denoise_runs_total": len(rig.painter.rows_run),
+        "denoise_runs_total": len(rig.runner.rows_run),
         "denoise_rows_total": 12,
         "denoise_steps_computed_total": 12,
         "denoise_steps_skipped_total": 0,

@@ -18,28 +18,28 @@ COURSES = st.builds(
 
 
 @given(COURSES)
-def test_strides_cover_the_way_and_compute_at_their_ends_alone(course: PlannedSteps) -> None:
-    step = course.first_step
-    for stride in step_spans(course):
-        rows = course.num_rows[step : stride.stop]
-        assert len(rows) == stride.num_steps > 0
+def test_spans_cover_the_steps_and_compute_at_their_ends_alone(planned: PlannedSteps) -> None:
+    step = planned.first_step
+    for span in step_spans(planned):
+        rows = planned.num_rows[step : span.stop]
+        assert len(rows) == span.num_steps > 0
         assert not any(rows[:-1])
-        assert rows[-1] == stride.num_rows
-        assert stride.num_rows or stride.stop == course.num_steps
-        step = stride.stop
-    assert step == course.num_steps
+        assert rows[-1] == span.num_rows
+        assert span.num_rows or span.stop == planned.num_steps
+        step = span.stop
+    assert step == planned.num_steps
 
 
 @given(COURSES, st.integers(0, 3))
-def test_previews_come_in_order_early_and_never_at_the_end(course: PlannedSteps, num: int) -> None:
-    way = step_spans(course)
+def test_previews_come_in_order_early_and_never_at_the_end(planned: PlannedSteps, num: int) -> None:
+    way = step_spans(planned)
     shown = preview_spans(way, num)
     assert all(before < after for before, after in pairwise(shown))
     assert len(shown) <= num
     assert all(0 <= at < len(way) - 1 for at in shown)
-    work = sum(stride.num_rows for stride in way)
+    work = sum(span.num_rows for span in way)
     if shown:
-        done = sum(stride.num_rows for stride in way[: shown[0] + 1])
+        done = sum(span.num_rows for span in way[: shown[0] + 1])
         assert shown[0] == 0 or done <= work / (num + 2)
 
 

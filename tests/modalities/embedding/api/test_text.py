@@ -19,13 +19,13 @@ def test_decoders_name_their_width_in_different_ways(tmp_path: Path, field: str)
 
 
 def test_a_decoder_that_does_not_say_its_width_can_still_be_opened(tmp_path: Path) -> None:
-    """It may be served for chat alone, which must not end with what nobody asks it for."""
+    """It may be served for chat alone, so want of embeddings must not stop it."""
     model = EmbeddingModel.open(write_text_folder(tmp_path), ModelOptions())
     assert model.encode(["hi"]) == (tuple(model.reader().tokenizer.encode("hi").ids),)
 
 
-@pytest.mark.parametrize(("text", "told"), [("", "empty"), ("\udcff", "Unicode")])
-def test_what_is_no_text_is_refused(tmp_path: Path, text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [("", "empty"), ("\udcff", "Unicode")])
+def test_what_is_no_text_is_refused(tmp_path: Path, text: str, message: str) -> None:
     model = EmbeddingModel.open(write_text_folder(tmp_path), ModelOptions())
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         model.encode(["hi", text])

@@ -119,7 +119,7 @@ def test_a_bad_line_becomes_an_error_line_and_harms_no_other(generate: Run, tmp_
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "expected"),
     [
         ((), "No prompts"),
         (("-i", "absent.jsonl"), "--input absent.jsonl: cannot be read"),
@@ -130,12 +130,16 @@ def test_a_bad_line_becomes_an_error_line_and_harms_no_other(generate: Run, tmp_
     ],
 )
 def test_wrong_use_is_one_line(
-    generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: Sequence[str], said: str
+    generate: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    argv: Sequence[str],
+    expected: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{nonsense}\n')
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         generate(*argv)
 
 
@@ -164,9 +168,9 @@ def test_a_conversation_remembers_forgets_and_survives_a_bad_turn(
     assert asked[0] == ["be", "first"]
     assert asked[2] == ["be", "first", "ok", "second"]
     assert asked[3] == ["be", "third"]
-    told = capsys.readouterr()
-    assert told.out == "ok\n" * 3
-    assert "do not fit" in told.err
+    captured = capsys.readouterr()
+    assert captured.out == "ok\n" * 3
+    assert "do not fit" in captured.err
 
 
 def test_control_c_ends_the_answer_but_not_the_conversation(

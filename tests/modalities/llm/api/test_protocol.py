@@ -29,7 +29,7 @@ def text(**fields: Any) -> CompletionRequest:
 
 
 def refusal(request: Any, **fields: Any) -> TriptychError:
-    """The error of the house that stands behind pydantic's."""
+    """The error of ours behind pydantic's."""
     with pytest.raises(ValidationError) as caught:
         request(**fields)
     error = caught.value.errors()[0]["ctx"]["error"]

@@ -231,10 +231,10 @@ async def test_a_model_that_is_not_here_is_not_found(client: httpx.AsyncClient, 
 
 
 async def test_tokens_there_and_back(client: httpx.AsyncClient) -> None:
-    told = (await client.post("/tokenize", json=text("héllo"))).json()
-    assert told["count"] == len(told["tokens"]) == 6
-    assert told["max_model_len"] == 4096
-    body = {"model": "tiny", "tokens": told["tokens"]}
+    tokenized = (await client.post("/tokenize", json=text("héllo"))).json()
+    assert tokenized["count"] == len(tokenized["tokens"]) == 6
+    assert tokenized["max_model_len"] == 4096
+    body = {"model": "tiny", "tokens": tokenized["tokens"]}
     assert (await client.post("/detokenize", json=body)).json() == {"prompt": "héllo"}
     for wrong in ([-1], [2**31], [9999], ["a"], None):
         reply = await client.post("/detokenize", json=body | {"tokens": wrong})

@@ -72,12 +72,12 @@ def pages_of(ledger: Ledger) -> int:
 
 
 def test_a_loaded_model_holds_memory_until_it_is_closed(save: Save) -> None:
-    ledger, heard = Ledger(64 * MIB), []
-    loaded = loader(save(), ledger, config()).load(heard.append)
+    ledger, progress = Ledger(64 * MIB), []
+    loaded = loader(save(), ledger, config()).load(progress.append)
     assert loaded.name == "tiny"
     assert set(ledger.by_owner()) == {"tiny/weights", "tiny/activations", "tiny/kv"}
-    assert heard[-1] == 1.0
-    assert heard == sorted(heard)
+    assert progress[-1] == 1.0
+    assert progress == sorted(progress)
     loaded.scheduler.check()
     loaded.close()
     assert ledger.by_owner() == {}
@@ -130,14 +130,14 @@ def test_without_room_nothing_is_held(save: Save, capacity: int) -> None:
 
 
 def test_a_context_that_does_not_fit_says_what_to_lower_before_weights_are_read(save: Save) -> None:
-    cramped, heard = Ledger(64 * MIB), []
+    cramped, progress = Ledger(64 * MIB), []
     folder = save()
     loader(folder, cramped, config()).load(lambda _: None)
     held = cramped.by_owner()
     ledger = Ledger(held["tiny/weights"] + held["tiny/activations"] + 2**15)
     with pytest.raises(MemoryBudgetExceeded, match="--max-length"):
-        loader(folder, ledger, config()).load(heard.append)
-    assert not heard
+        loader(folder, ledger, config()).load(progress.append)
+    assert not progress
 
 
 EDITS: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
@@ -171,7 +171,7 @@ def test_the_cache_keeps_its_own_type(save: Save) -> None:
 
 def test_a_loaded_model_answers_as_transformers_does(save: Save) -> None:
     """Scheduler and runner together: chunked prompts, mixed steps, two steps in flight."""
-    folder, heard = save(), list[Output]()
+    folder, outputs = save(), list[Output]()
     schedule = ScheduleOptions(max_batch_size=4, max_batch_input_tokens=16)
     loaded = loader(folder, Ledger(64 * MIB), config(schedule=schedule)).load(lambda _: None)
     prompts = [tuple(range(3, 3 + n)) for n in (5, 41, 18)]
@@ -179,12 +179,14 @@ def test_a_loaded_model_answers_as_transformers_does(save: Save) -> None:
     for index, prompt in enumerate(prompts):
         request = TokenRequest(prompt_ids=prompt, sampling=sampling)
         loaded.scheduler.submit(
-            Job(job_id=str(index), model="tiny", request=request, sink=heard.append, arrival_s=0.0)
+            Job(
+                job_id=str(index), model="tiny", request=request, sink=outputs.append, arrival_s=0.0
+            )
         )
     run_to_the_end(loaded)
     reference = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
     for index, prompt in enumerate(prompts):
-        ids = [t for o in heard if o.job_id == str(index) for t in o.payload.token_ids]
+        ids = [t for o in outputs if o.job_id == str(index) for t in o.payload.token_ids]
         expected = reference.generate(
             torch.tensor([prompt]), max_new_tokens=9, do_sample=False, eos_token_id=None
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.recognition import hear, noise, wav, write_folder
+from support.recognition import noise, transcribe_request, wav, write_folder
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
 from triptych.core.errors import ConfigError, InvalidRequest, MemoryBudgetExceeded
@@ -57,8 +57,8 @@ def test_samples_bytes_and_files_say_the_same(
 def test_a_stream_is_the_whole(pipeline: TranscriptionPipeline) -> None:
     whole = pipeline(noise(7.0), temperature=0.4, seed=1)
     assert tuple(pipeline.stream(noise(7.0), temperature=0.4, seed=1)) == whole.segments
-    heard = [delta.heard_s for delta in pipeline.deltas(noise(7.0), temperature=0.4, seed=1)]
-    assert heard[-1] == 7.0
+    progress_s = [delta.heard_s for delta in pipeline.deltas(noise(7.0), temperature=0.4, seed=1)]
+    assert progress_s[-1] == 7.0
 
 
 def test_leaving_a_stream_frees_the_engine(pipeline: TranscriptionPipeline) -> None:
@@ -111,7 +111,7 @@ def resolved(folder: Path) -> ResolvedModel:
 
 @pytest.mark.parametrize("num_samples", [0, MAX_PART_S * SAMPLE_RATE + 1])
 def test_the_engine_bounds_a_part(num_samples: int) -> None:
-    request = hear(np.zeros(num_samples, np.float32))
+    request = transcribe_request(np.zeros(num_samples, np.float32))
     job = Job(job_id="j", model="ears", request=request, sink=lambda _: None, arrival_s=0.0)
     with pytest.raises(InvalidRequest):
         open_pace(job)

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from support.http import documents, in_process, live, until
-from support.recognition import DictatedEngine, noise, recognition_app, said, wav
+from support.recognition import FakeRecognitionEngine, noise, recognition_app, timed_tokens, wav
 from triptych.core.errors import EngineDown
 from triptych.modalities.recognition.api import service
 
@@ -21,17 +21,17 @@ PATH = "/v1/audio/transcriptions"
 SOUND = wav(noise(5.0))
 TEXT = "Hello there, you. Who & what --> <us>?"
 WINDOWS = (
-    (3.0, (said(" Hello there, you.", 0.0, 2.5, has_times=True),)),
-    (5.0, (said(" Who & what --> <us>?", 2.5, 4.75, has_times=True),)),
+    (3.0, (timed_tokens(" Hello there, you.", 0.0, 2.5, has_times=True),)),
+    (5.0, (timed_tokens(" Who & what --> <us>?", 2.5, 4.75, has_times=True),)),
 )
 
 
-def engine(**fields: Any) -> DictatedEngine:
-    return DictatedEngine(WINDOWS, **fields)
+def engine(**fields: Any) -> FakeRecognitionEngine:
+    return FakeRecognitionEngine(WINDOWS, **fields)
 
 
 async def send(
-    ears: DictatedEngine,
+    engine_client: FakeRecognitionEngine,
     data: dict[str, Any] | None = None,
     *,
     file: bytes = SOUND,
@@ -39,7 +39,7 @@ async def send(
     is_multilingual: bool = False,
     **server: Any,
 ) -> httpx.Response:
-    app = recognition_app(ears, is_multilingual=is_multilingual, **server)
+    app = recognition_app(engine_client, is_multilingual=is_multilingual, **server)
     form = {"model": "ears", **(data or {})}
     async with in_process(app) as client:
         return await client.post(path, data=form, files={"file": ("../../a.wav", file)})
@@ -103,15 +103,15 @@ async def test_verbose_json_has_segments() -> None:
     ("asked", "has_segments"), [(["word"], False), (["word", "segment"], True)]
 )
 async def test_words_come_when_asked_for(asked: list[str], has_segments: bool) -> None:
-    ears = engine()
+    engine_client = engine()
     form = {"response_format": "verbose_json", "timestamp_granularities[]": asked}
-    reply = (await send(ears, form)).json()
+    reply = (await send(engine_client, form)).json()
     assert ("segments" in reply) is has_segments
     words = reply["words"]
     assert [word["word"] for word in words[:3]] == ["Hello", "there,", "you."]
     assert "".join(word["word"] for word in words) == TEXT.replace(" ", "")
     assert all(word["start"] <= word["end"] for word in words)
-    (request,) = ears.submitted.values()
+    (request,) = engine_client.submitted.values()
     assert request.has_word_times
 
 
@@ -144,10 +144,10 @@ async def test_a_verbose_stream_has_segments_too() -> None:
 
 
 async def test_what_was_asked_reaches_the_engine() -> None:
-    ears = engine()
+    engine_client = engine()
     form = {"prompt": "Ada, Bob", "temperature": "0.5", "seed": "7", "language": "English"}
-    assert (await send(ears, form)).status_code == 200
-    (request,) = ears.submitted.values()
+    assert (await send(engine_client, form)).status_code == 200
+    (request,) = engine_client.submitted.values()
     assert bytes(request.prompt_ids) == b" Ada, Bob"
     assert (request.temperature, request.seed, request.language) == (0.5, 7, "en")
     assert (request.task, request.has_word_times, request.is_last) == ("transcribe", False, True)
@@ -180,11 +180,11 @@ async def test_what_was_asked_reaches_the_engine() -> None:
 async def test_what_cannot_be_honoured_is_named(
     form: dict[str, str], param: str, says: str
 ) -> None:
-    ears = engine()
-    status, named, message = complaint(await send(ears, form))
+    engine_client = engine()
+    status, named, message = complaint(await send(engine_client, form))
     assert (status, named) == (400, param)
     assert says in message
-    assert not ears.submitted
+    assert not engine_client.submitted
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ async def test_what_cannot_be_honoured_is_named(
     ],
 )
 async def test_what_changes_no_answer_is_let_pass(form: dict[str, str]) -> None:
-    ears = engine()
-    reply = await send(ears, form)
+    engine_client = engine()
+    reply = await send(engine_client, form)
     assert reply.status_code == 200
     assert "words" not in reply.text
-    (request,) = ears.submitted.values()
+    (request,) = engine_client.submitted.values()
     assert not request.has_word_times
 
 
@@ -233,21 +233,21 @@ def forged_rate() -> bytes:
     ],
 )
 async def test_files_without_sound(file: bytes, status: int) -> None:
-    ears = engine()
-    response = await send(ears, file=file)
+    engine_client = engine()
+    response = await send(engine_client, file=file)
     assert response.status_code == status, response.text
     assert response.json()["error"]["param"] == "file"
-    assert not ears.submitted
+    assert not engine_client.submitted
 
 
 async def test_audio_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = replace(service.TRANSCRIPTION_LIMITS, max_seconds=4)
     monkeypatch.setattr(service, "TRANSCRIPTION_LIMITS", limits)
-    ears = engine()
-    status, param, message = complaint(await send(ears))
+    engine_client = engine()
+    status, param, message = complaint(await send(engine_client))
     assert (status, param) == (413, "file")
     assert "4 s" in message
-    assert not ears.submitted
+    assert not engine_client.submitted
 
 
 async def test_larger_forms_than_allowed_are_refused() -> None:
@@ -274,14 +274,16 @@ async def test_translation_needs_a_model_that_can() -> None:
     status, param, message = complaint(await send(engine(), path=path))
     assert (status, param) == (400, "model")
     assert "multilingual" in message
-    ears = engine(language="de")
+    engine_client = engine(language="de")
     response = await send(
-        ears, {"response_format": "verbose_json"}, path=path, is_multilingual=True
+        engine_client, {"response_format": "verbose_json"}, path=path, is_multilingual=True
     )
     assert (response.json()["task"], response.json()["language"]) == ("translate", "english")
-    (request,) = ears.submitted.values()
+    (request,) = engine_client.submitted.values()
     assert request.task == "translate"
-    assert complaint(await send(ears, {"language": "de"}, path=path, is_multilingual=True)) == (
+    assert complaint(
+        await send(engine_client, {"language": "de"}, path=path, is_multilingual=True)
+    ) == (
         400,
         "language",
         "Unknown field: language.",
@@ -299,19 +301,19 @@ async def test_an_engine_that_fails() -> None:
 
 
 async def test_disconnect_cancels_transcription() -> None:
-    ears = engine(gate=asyncio.Event())
-    sent = asyncio.create_task(send(ears))
-    await asyncio.to_thread(until, lambda: bool(ears.submitted))
+    engine_client = engine(gate=asyncio.Event())
+    sent = asyncio.create_task(send(engine_client))
+    await asyncio.to_thread(until, lambda: bool(engine_client.submitted))
     sent.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sent
-    assert ears.cancelled == list(ears.submitted)
+    assert engine_client.cancelled == list(engine_client.submitted)
 
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # its own, of translations
 def test_the_openai_client_does_not_notice() -> None:
-    ears = engine()
-    with live(recognition_app(ears, api_key=("key",))) as server:
+    engine_client = engine()
+    with live(recognition_app(engine_client, api_key=("key",))) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0)
         file = ("speech.wav", SOUND)
         plain = client.audio.transcriptions.create(model="ears", file=file)
@@ -333,4 +335,4 @@ def test_the_openai_client_does_not_notice() -> None:
         assert events[-1].type == "transcript.text.done"
         with pytest.raises(openai.BadRequestError, match="multilingual"):
             client.audio.translations.create(model="ears", file=file)
-        until(lambda: len(ears.finished) == 4)
+        until(lambda: len(engine_client.finished) == 4)

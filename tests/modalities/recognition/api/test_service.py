@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.recognition import DictatedEngine, noise, recognition_service, said
+from support.recognition import FakeRecognitionEngine, noise, recognition_service, timed_tokens
 from triptych.core.caller import Caller
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
 from triptych.modalities.recognition.api import service as service_module
@@ -28,13 +28,13 @@ async def transcribe(
     service: RecognitionService, seconds: float, call: TranscribeCall = CALL
 ) -> Transcript:
     deltas = [delta async for delta in service.transcribe(call, noise(seconds))]
-    heard = [delta.heard_s for delta in deltas]
-    assert heard == sorted(heard)
-    assert heard[-1] == seconds
+    progress_s = [delta.heard_s for delta in deltas]
+    assert progress_s == sorted(progress_s)
+    assert progress_s[-1] == seconds
     return gather(deltas)
 
 
-class PartwiseEngine(DictatedEngine):
+class PartwiseEngine(FakeRecognitionEngine):
     """Leaves the last second of each part to the next, if there is one."""
 
     async def submit(
@@ -43,7 +43,9 @@ class PartwiseEngine(DictatedEngine):
         seconds = len(request.pcm) / 4 / SAMPLE_RATE
         heard_s = seconds if request.is_last else seconds - 1
         name = f" part{job_id[-1]}"
-        self.windows = [(heard_s, (said(name, 0.5, heard_s, has_times=request.has_word_times),))]
+        self.windows = [
+            (heard_s, (timed_tokens(name, 0.5, heard_s, has_times=request.has_word_times),))
+        ]
         async for output in super().submit(model, request, job_id=job_id):
             yield output
 
@@ -87,14 +89,14 @@ async def test_text_drawn_hot_is_not_carried_on(monkeypatch: pytest.MonkeyPatch)
     assert [request.prompt_ids for request in engine.submitted.values()][1] == ()
 
 
-async def test_nothing_said_is_an_empty_text() -> None:
-    transcript = await transcribe(recognition_service(DictatedEngine([(3.0, ())])), 3.0)
+async def test_silence_is_an_empty_text() -> None:
+    transcript = await transcribe(recognition_service(FakeRecognitionEngine([(3.0, ())])), 3.0)
     assert (transcript.text, transcript.segments) == ("", ())
 
 
 async def test_what_is_held_is_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "MAX_HELD_S", 5)
-    service = recognition_service(DictatedEngine([(3.0, ()), (3.0, ())]))
+    service = recognition_service(FakeRecognitionEngine([(3.0, ()), (3.0, ())]))
     running = service.transcribe(CALL, noise(3.0))
     await anext(running)
     with pytest.raises(Overloaded):
@@ -105,7 +107,7 @@ async def test_what_is_held_is_bounded_and_given_back(monkeypatch: pytest.Monkey
 
 async def test_calls_are_admitted() -> None:
     service = recognition_service(
-        DictatedEngine([(3.0, ()), (3.0, ())]), max_queue_size=1, max_batch_size=1
+        FakeRecognitionEngine([(3.0, ()), (3.0, ())]), max_queue_size=1, max_batch_size=1
     )
     first, second = service.transcribe(CALL, noise(3.0)), service.transcribe(CALL, noise(3.0))
     await anext(first)
@@ -126,13 +128,13 @@ async def test_a_temperature_out_of_range_reaches_no_engine(temperature: float) 
 
 
 async def test_an_unknown_model() -> None:
-    service = recognition_service(DictatedEngine([]))
+    service = recognition_service(FakeRecognitionEngine([]))
     with pytest.raises(NotFound, match="ears"):
         await anext(service.transcribe(TranscribeCall(model="x"), noise(1.0)))
 
 
 def test_a_prompt_spells_no_special_token_and_keeps_its_end() -> None:
-    model = recognition_service(DictatedEngine([])).models["ears"]
+    model = recognition_service(FakeRecognitionEngine([])).models["ears"]
     assert bytes(model.prompt_ids(" <|en|> ")) == b" <|en|>"[-31:]
     assert bytes(model.prompt_ids("abc " * 30)) == (b" " + b"abc " * 30).strip()[-31:]
     assert model.prompt_ids("  ") == ()

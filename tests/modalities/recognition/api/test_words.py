@@ -1,4 +1,4 @@
-"""From heard tokens to words: where they end, what sticks to them, how long they last."""
+"""From tokens to words: where they end, what sticks to them, how long they last."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ from support.recognition import (
     GENERATION,
     MULTILINGUAL,
     WINDOW_S,
-    hear,
     noise,
     run,
     spec,
     text_ids,
     tokenizer,
+    transcribe_request,
     write_folder,
 )
 from triptych.core.errors import NonFinite, WeightsError
@@ -52,13 +52,13 @@ def load(folder: Path, **generation: Any) -> SpeechRecognizer:
 
 
 @pytest.fixture(scope="module")
-def ears(tmp_path_factory: pytest.TempPathFactory) -> SpeechRecognizer:
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> SpeechRecognizer:
     return load(tmp_path_factory.mktemp("ears"))
 
 
-def test_stages_are_short_and_in_order(ears: SpeechRecognizer) -> None:
+def test_stages_are_short_and_in_order(whisper: SpeechRecognizer) -> None:
     hearing = TranscriptionJob(
-        ears, hear(noise(2 * WINDOW_S - 1), temperature=0.5, has_word_times=True)
+        whisper, transcribe_request(noise(2 * WINDOW_S - 1), temperature=0.5, has_word_times=True)
     )
     names = []
     with torch.inference_mode():
@@ -76,24 +76,36 @@ def test_stages_are_short_and_in_order(ears: SpeechRecognizer) -> None:
     assert num_windows >= 2
 
 
-def test_same_seed_gives_the_same_transcript(ears: SpeechRecognizer) -> None:
+def test_same_seed_gives_the_same_transcript(whisper: SpeechRecognizer) -> None:
     def ids(seed: int) -> list[int]:
-        return text_ids(run(TranscriptionJob(ears, hear(noise(4.0), temperature=0.9, seed=seed))))
+        return text_ids(
+            run(
+                TranscriptionJob(
+                    whisper, transcribe_request(noise(4.0), temperature=0.9, seed=seed)
+                )
+            )
+        )
 
     assert ids(1) == ids(1)
     assert ids(1) != ids(2)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-40, 1e-8])
-def test_tiny_temperatures_take_the_likeliest(ears: SpeechRecognizer, temperature: float) -> None:
-    hearing = TranscriptionJob(ears, hear(noise(1.0)))
+def test_tiny_temperatures_take_the_likeliest(
+    whisper: SpeechRecognizer, temperature: float
+) -> None:
+    hearing = TranscriptionJob(whisper, transcribe_request(noise(1.0)))
     logits_V = torch.tensor([-torch.inf, 3.0, 30.0, 29.0, -torch.inf])
     assert {hearing.draw(logits_V, temperature)[0] for _ in range(8)} == {2}
 
 
-def test_word_times_change_no_word_and_run_forward(ears: SpeechRecognizer) -> None:
-    plain = run(TranscriptionJob(ears, hear(noise(4.0), temperature=0.4)))
-    timed = run(TranscriptionJob(ears, hear(noise(4.0), temperature=0.4, has_word_times=True)))
+def test_word_times_change_no_word_and_run_forward(whisper: SpeechRecognizer) -> None:
+    plain = run(TranscriptionJob(whisper, transcribe_request(noise(4.0), temperature=0.4)))
+    timed = run(
+        TranscriptionJob(
+            whisper, transcribe_request(noise(4.0), temperature=0.4, has_word_times=True)
+        )
+    )
     assert text_ids(plain) == text_ids(timed)
     assert all(t.start_s == -1 for delta in plain for s in delta.segments for t in s.tokens)
     for delta in timed:
@@ -103,55 +115,61 @@ def test_word_times_change_no_word_and_run_forward(ears: SpeechRecognizer) -> No
         assert not times or 0 <= times[0] <= times[-1] <= 4.0
 
 
-def test_each_window_reports_progress(ears: SpeechRecognizer) -> None:
-    deltas = run(TranscriptionJob(ears, hear(noise(7.5), temperature=0.4)))
-    heard = [delta.heard_s for delta in deltas]
-    assert heard == sorted(set(heard))
-    assert heard[-1] == 7.5
+def test_each_window_reports_progress(whisper: SpeechRecognizer) -> None:
+    deltas = run(TranscriptionJob(whisper, transcribe_request(noise(7.5), temperature=0.4)))
+    progress_s = [delta.heard_s for delta in deltas]
+    assert progress_s == sorted(set(progress_s))
+    assert progress_s[-1] == 7.5
     assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["stop"]
     assert {delta.language for delta in deltas} == {"en"}
 
 
-def test_a_part_leaves_to_the_next_what_fills_no_window(ears: SpeechRecognizer) -> None:
-    deltas = run(TranscriptionJob(ears, hear(noise(7.5), temperature=0.4, is_last=False)))
+def test_a_part_leaves_to_the_next_what_fills_no_window(whisper: SpeechRecognizer) -> None:
+    deltas = run(
+        TranscriptionJob(whisper, transcribe_request(noise(7.5), temperature=0.4, is_last=False))
+    )
     assert 7.5 - WINDOW_S < deltas[-1].heard_s <= 7.5
     assert deltas[-1].finish_reason == "stop"
 
 
 def test_a_language_is_found_out_once(tmp_path: Path) -> None:
-    ears = load(tmp_path, **MULTILINGUAL)
+    whisper = load(tmp_path, **MULTILINGUAL)
     found = {
-        delta.language for delta in run(TranscriptionJob(ears, hear(noise(7.0), temperature=0.4)))
+        delta.language
+        for delta in run(TranscriptionJob(whisper, transcribe_request(noise(7.0), temperature=0.4)))
     }
     assert len(found) == 1
     assert found < {"en", "zh", "de"}
 
 
-def test_sound_that_breaks_the_network_fails_alone(ears: SpeechRecognizer) -> None:
+def test_sound_that_breaks_the_network_fails_alone(whisper: SpeechRecognizer) -> None:
     broken = noise(2.0)
     broken[5000] = np.nan
     with torch.inference_mode():
-        bad, good = ears.begin(hear(broken), 0), ears.begin(hear(noise(2.0), temperature=0.2), 0)
+        bad, good = (
+            whisper.begin(transcribe_request(broken), 0),
+            whisper.begin(transcribe_request(noise(2.0), temperature=0.2), 0),
+        )
         given: list[Any] = [None, None]
         while bad.next_stage is not None and not isinstance(given[0], NonFinite):
-            given = ears.advance([bad, good])
+            given = whisper.advance([bad, good])
     assert isinstance(given[0], NonFinite)
     assert not isinstance(given[1], Exception)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2])
 def test_a_network_that_breaks_while_it_writes_fails_its_recording(
-    ears: SpeechRecognizer, monkeypatch: pytest.MonkeyPatch, temperature: float
+    whisper: SpeechRecognizer, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    whole = ears.network.logits
+    whole = whisper.network.logits
 
     def breaks_at_last(hidden_TD: torch.Tensor) -> torch.Tensor:
         is_first = len(hidden_TD) > 1  # of a window: the prompt's
         return whole(hidden_TD) if is_first else whole(hidden_TD) * torch.nan
 
-    monkeypatch.setattr(ears.network, "logits", breaks_at_last)
+    monkeypatch.setattr(whisper.network, "logits", breaks_at_last)
     with pytest.raises(NonFinite):
-        run(TranscriptionJob(ears, hear(noise(2.0), temperature=temperature)))
+        run(TranscriptionJob(whisper, transcribe_request(noise(2.0), temperature=temperature)))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))

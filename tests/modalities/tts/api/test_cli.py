@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from support.audio_signals import decode_av
-from support.speech_app import HummingEngine, make_speech_service, num_samples, tone
+from support.speech_app import FakeSpeechEngine, make_speech_service, num_samples, tone
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.loop_thread import LoopThread
 from triptych.core.media.audio.containers import FORMATS
@@ -27,15 +27,15 @@ Run = Callable[..., int]
 
 
 @pytest.fixture
-def engine() -> HummingEngine:
-    return HummingEngine()
+def engine() -> FakeSpeechEngine:
+    return FakeSpeechEngine()
 
 
 @pytest.fixture
 def speak(
-    engine: HummingEngine,
+    engine: FakeSpeechEngine,
     monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],  # sound on stdout is for nobody's eyes
+    capfdbinary: pytest.CaptureFixture[bytes],  # takes the bytes of sound on stdout
 ) -> Run:
     def open_pipeline(args: argparse.Namespace) -> SpeechPipeline:
         service = make_speech_service(engine, max_characters=100_000)
@@ -94,9 +94,9 @@ def test_a_pipe_with_a_name_gets_the_stream(speak: Run, tmp_path: Path) -> None:
     path = tmp_path / "pipe.wav"
     os.mkfifo(path)
     with ThreadPoolExecutor() as pool:
-        heard = pool.submit(path.read_bytes)
+        piped = pool.submit(path.read_bytes)
         assert speak(TEXT, "-o", str(path)) == 0
-    assert len(heard.result()) == 44 + 2 * num_samples(TEXT)
+    assert len(piped.result()) == 44 + 2 * num_samples(TEXT)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
@@ -106,7 +106,7 @@ def test_full_disk_is_reported(speak: Run) -> None:
 
 
 def test_a_listener_is_live_and_a_file_is_not(
-    speak: Run, engine: HummingEngine, tmp_path: Path
+    speak: Run, engine: FakeSpeechEngine, tmp_path: Path
 ) -> None:
     speak(TEXT)
     speak(TEXT, "-o", str(tmp_path / "out.wav"))
@@ -114,25 +114,25 @@ def test_a_listener_is_live_and_a_file_is_not(
 
 
 def test_text_comes_from_stdin_or_a_file(
-    speak: Run, engine: HummingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speak: Run, engine: FakeSpeechEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin.read", lambda: "piped in")
     assert speak() == speak("-i", "-") == 0
     file = tmp_path / "chapter.txt"
     file.write_text("aus der Dose")
     assert speak("-i", str(file)) == 0
-    told = [request.segments[0].prompt_ids for request in engine.submitted.values()]
-    assert [bytes(ids) for ids in told] == [b"pipedin", b"pipedin", b"ausderDose"]
+    prompts = [request.segments[0].prompt_ids for request in engine.submitted.values()]
+    assert [bytes(ids) for ids in prompts] == [b"pipedin", b"pipedin", b"ausderDose"]
 
 
-def test_options_reach_the_engine(speak: Run, engine: HummingEngine) -> None:
+def test_options_reach_the_engine(speak: Run, engine: FakeSpeechEngine) -> None:
     assert speak("Hi.", "--voice", "bob", "--request-seed", "3", "--speed", "2") == 0
     (request,) = engine.submitted.values()
     assert (request.voice, request.sampling.seed) == ("bob", 3)
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["Hi.", "-i", "file"], "not both"),
         (["-i", "/no/such/file"], "cannot be read"),
@@ -144,10 +144,10 @@ def test_options_reach_the_engine(speak: Run, engine: HummingEngine) -> None:
     ],
 )
 def test_wrong_use_says_what_to_type(
-    speak: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str], told: str
+    speak: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str], message: str
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         speak(*argv)
 
 
@@ -176,7 +176,7 @@ def test_a_wrong_request_leaves_no_file(speak: Run, tmp_path: Path, argv: list[s
 
 
 def test_what_was_spoken_before_a_failure_is_a_whole_file(
-    speak: Run, engine: HummingEngine, tmp_path: Path
+    speak: Run, engine: FakeSpeechEngine, tmp_path: Path
 ) -> None:
     engine.error, engine.num_good = NonFinite("NaN."), 4
     path = tmp_path / "out.wav"

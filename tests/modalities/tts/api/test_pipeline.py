@@ -15,7 +15,7 @@ import soundfile
 
 from support.speech_app import (
     RATE,
-    HummingEngine,
+    FakeSpeechEngine,
     SpellingFrontEnd,
     make_speech_service,
     num_samples,
@@ -36,18 +36,18 @@ TEXT = "Hello there, this is a sentence. And this is another."
 
 
 @pytest.fixture
-def engine() -> HummingEngine:
-    return HummingEngine()
+def engine() -> FakeSpeechEngine:
+    return FakeSpeechEngine()
 
 
 @pytest.fixture
-def speak(engine: HummingEngine) -> Iterator[SpeechPipeline]:
+def speak(engine: FakeSpeechEngine) -> Iterator[SpeechPipeline]:
     service = make_speech_service(engine, max_characters=100_000)
     with SpeechPipeline(service, "hum", LoopThread("test")) as pipeline:
         yield pipeline
 
 
-def test_a_call_returns_the_speech(speak: SpeechPipeline, engine: HummingEngine) -> None:
+def test_a_call_returns_the_speech(speak: SpeechPipeline, engine: FakeSpeechEngine) -> None:
     speech = speak(TEXT, voice="bob", seed=4)
     np.testing.assert_allclose(speech.audio, tone(num_samples(TEXT)), atol=1e-5)
     assert speech.sample_rate == speak.sample_rate == RATE
@@ -58,7 +58,9 @@ def test_a_call_returns_the_speech(speak: SpeechPipeline, engine: HummingEngine)
     assert (request.voice, request.sampling.seed, request.is_live) == ("bob", 4, False)
 
 
-def test_a_stream_gives_arrays_as_they_come(speak: SpeechPipeline, engine: HummingEngine) -> None:
+def test_a_stream_gives_arrays_as_they_come(
+    speak: SpeechPipeline, engine: FakeSpeechEngine
+) -> None:
     engine.is_endless = True
     stream = speak.stream(TEXT)
     assert len(next(stream))  # it did not wait for the end, as there is none
@@ -77,7 +79,7 @@ async def test_async_twins_work_on_any_loop(speak: SpeechPipeline) -> None:
     np.testing.assert_array_equal(np.concatenate(arrays), one.audio)
 
 
-def test_leaving_a_stream_early_cancels_it(speak: SpeechPipeline, engine: HummingEngine) -> None:
+def test_leaving_a_stream_early_cancels_it(speak: SpeechPipeline, engine: FakeSpeechEngine) -> None:
     engine.is_endless = True
     for _ in range(3):
         stream = speak.stream(TEXT)
@@ -112,7 +114,7 @@ def test_voices_are_listed(speak: SpeechPipeline) -> None:
 
 @pytest.mark.parametrize("server", [ServerOptions(), ServerOptions(api_key=("one", "two"))])
 def test_voices_made_on_this_machine_are_spoken_with(
-    engine: HummingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ServerOptions
+    engine: FakeSpeechEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ServerOptions
 ) -> None:
     config = Config(models=ModelOptions(cache_dir=str(tmp_path)), server=server)
     monkeypatch.setattr(
@@ -148,7 +150,7 @@ def test_odd_text_keeps_the_pipeline_usable(speak: SpeechPipeline, text: str) ->
     assert speak("Fine.").finish_reason == "stop"
 
 
-def test_a_book_is_spoken_in_parts(speak: SpeechPipeline, engine: HummingEngine) -> None:
+def test_a_book_is_spoken_in_parts(speak: SpeechPipeline, engine: FakeSpeechEngine) -> None:
     engine.step_samples = 100_000
     book = "This is a sentence of some length that is spoken. " * 400
     num = sum(len(array) for array in speak.stream(book))

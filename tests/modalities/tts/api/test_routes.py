@@ -19,7 +19,7 @@ from support.http import ask, documents, in_process, live, until
 from support.speech_app import (
     RATE,
     TONE_HZ,
-    HummingEngine,
+    FakeSpeechEngine,
     OneVoice,
     SpellingFrontEnd,
     make_speech_app,
@@ -45,7 +45,7 @@ TYPES = {
 DELAY = {"aac": 1024, "mp3": 1105}  # samples in front that a plain decoder leaves in
 
 
-async def post(engine: HummingEngine, body: dict[str, Any], **server: Any) -> httpx.Response:
+async def post(engine: FakeSpeechEngine, body: dict[str, Any], **server: Any) -> httpx.Response:
     async with in_process(make_speech_app(engine, **server)) as client:
         return await client.post(PATH, json=body)
 
@@ -60,15 +60,15 @@ def decoded(data: bytes, kind: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", FORMATS)
 async def test_every_format_is_one_whole_stream_without_a_seam(kind: str) -> None:
-    reply = await post(HummingEngine(step_samples=777), speech(TEXT, response_format=kind))
+    reply = await post(FakeSpeechEngine(step_samples=777), speech(TEXT, response_format=kind))
     assert reply.status_code == 200
     assert reply.headers["content-type"] == TYPES[kind]
     pcm_S, num = decoded(reply.content, kind), num_samples(TEXT)
     assert 0 <= len(pcm_S) - num <= {"aac": 2048, "mp3": 576}.get(kind, 0)
     if kind in ("wav", "opus", "mp3"):
         start = DELAY.get(kind, 0) if kind == "mp3" else 0
-        heard_S, rate = decode_soundfile(reply.content)
-        assert len(heard_S) - start == pytest.approx(num * rate / RATE, abs=700)
+        decoded_S, rate = decode_soundfile(reply.content)
+        assert len(decoded_S) - start == pytest.approx(num * rate / RATE, abs=700)
     body_S = pcm_S[DELAY["aac"] if kind == "aac" else 0 :][:num]
     wanted_S = tone(num)
     assert np.corrcoef(body_S, wanted_S)[0, 1] > 0.999
@@ -79,7 +79,7 @@ async def test_every_format_is_one_whole_stream_without_a_seam(kind: str) -> Non
 
 
 async def test_what_openai_leaves_out_is_mp3_and_the_default_voice() -> None:
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     body = speech()
     del body["voice"]
     reply = await post(engine, body)
@@ -88,7 +88,7 @@ async def test_what_openai_leaves_out_is_mp3_and_the_default_voice() -> None:
 
 
 async def test_headers_have_rate_coverage_and_request_id() -> None:
-    reply = await post(HummingEngine(), speech("Hello there. Где моя книга?"))
+    reply = await post(FakeSpeechEngine(), speech("Hello there. Где моя книга?"))
     assert reply.headers["x-speech-sample-rate"] == "24000"
     assert reply.headers["x-speech-coverage"] == "0.476"
     assert reply.headers["x-request-id"]
@@ -97,9 +97,9 @@ async def test_headers_have_rate_coverage_and_request_id() -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 async def test_events_carry_the_same_file(kind: str) -> None:
-    whole = await post(HummingEngine(), speech(TEXT, response_format=kind))
+    whole = await post(FakeSpeechEngine(), speech(TEXT, response_format=kind))
     body = speech(TEXT, response_format=kind, stream_format="sse")
-    reply = await post(HummingEngine(), body)
+    reply = await post(FakeSpeechEngine(), body)
     assert reply.headers["content-type"].startswith("text/event-stream")
     *deltas, done = documents(reply.text)
     assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
@@ -132,7 +132,7 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
 ) -> None:
     async def answers() -> list[bytes]:
         body = speech("One two three. Four.", response_format=kind, speed=speed)
-        engines = [HummingEngine(step_samples=max(200, step)) for step in steps]
+        engines = [FakeSpeechEngine(step_samples=max(200, step)) for step in steps]
         return [(await post(engine, body)).content for engine in engines]
 
     one, two = asyncio.run(answers())
@@ -140,7 +140,7 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "told"),
+    ("fields", "param", "message"),
     [
         ({"input": ""}, "input", "empty"),
         ({"input": "🎉"}, "input", "no words"),
@@ -166,35 +166,35 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
 )
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 async def test_mistakes_are_named(
-    fields: dict[str, Any], param: str, told: str, stream_format: str
+    fields: dict[str, Any], param: str, message: str, stream_format: str
 ) -> None:
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     reply = await post(engine, speech(stream_format=stream_format) | fields)
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert error["code"] in ("invalid_request", "unsupported_option")
-    assert told in error["message"]
+    assert message in error["message"]
     assert engine.submitted == {}
 
 
 async def test_an_unknown_model_is_not_found() -> None:
-    reply = await post(HummingEngine(), speech() | {"model": "tts-9"})
+    reply = await post(FakeSpeechEngine(), speech() | {"model": "tts-9"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (404, "model")
     assert "hum" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_fields_of_other_servers_are_refused_by_name(name: str) -> None:
-    reply = await post(HummingEngine(), speech() | {name: "x"})
+    reply = await post(FakeSpeechEngine(), speech() | {name: "x"})
     error = reply.json()["error"]
     assert (error["code"], error["param"]) == ("unsupported_option", name)
     for value in (*REFUSED[name].neutral, None):
-        assert (await post(HummingEngine(), speech() | {name: value})).status_code == 200
+        assert (await post(FakeSpeechEngine(), speech() | {name: value})).status_code == 200
 
 
 async def test_the_longest_text_is_a_choice() -> None:
-    engine = HummingEngine(step_samples=10**6)
+    engine = FakeSpeechEngine(step_samples=10**6)
     service = make_speech_service(engine, max_characters=6000)
     async with in_process(make_speech_app(engine, service)) as client:
         reply = await client.post(PATH, json=speech("word " * 1000, response_format="pcm"))
@@ -204,7 +204,7 @@ async def test_the_longest_text_is_a_choice() -> None:
 
 
 async def test_custom_voices_belong_to_their_key() -> None:
-    engine, voices = HummingEngine(), OneVoice()
+    engine, voices = FakeSpeechEngine(), OneVoice()
     service = make_speech_service(engine, SpellingFrontEnd(can_clone=True), voices=voices)
     app = make_speech_app(engine, service, api_key=("one", "two"))
     bodies = [speech() | {"voice": voice} for voice in ({"id": voices.voice_id}, voices.voice_id)]
@@ -226,7 +226,7 @@ def app_owner(key: str) -> str:
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 async def test_an_error_before_the_first_sound_has_its_own_status(stream_format: str) -> None:
-    engine = HummingEngine(error=EngineDown("The engine died.", retry_after_s=3))
+    engine = FakeSpeechEngine(error=EngineDown("The engine died.", retry_after_s=3))
     reply = await post(engine, speech(stream_format=stream_format))
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "3")
     assert reply.json()["error"]["code"] == "engine_down"
@@ -235,7 +235,7 @@ async def test_an_error_before_the_first_sound_has_its_own_status(stream_format:
 async def test_events_end_with_an_error_where_the_engine_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = HummingEngine(error=NonFinite("NaN."), num_good=4)
+    engine = FakeSpeechEngine(error=NonFinite("NaN."), num_good=4)
     body = speech(TEXT, stream_format="sse", response_format="pcm")
     *deltas, last = documents((await post(engine, body)).text)
     assert len(deltas) == 4
@@ -253,7 +253,7 @@ async def test_events_end_with_an_error_where_the_engine_fails(
 def test_a_file_that_cannot_be_finished_is_cut_off(
     caplog: pytest.LogCaptureFixture, error: Exception, logged: str
 ) -> None:
-    engine = HummingEngine(error=error, num_good=5)
+    engine = FakeSpeechEngine(error=error, num_good=5)
     with live(make_speech_app(engine)) as server:
         received = bytearray()
         with (
@@ -273,7 +273,7 @@ def test_a_file_that_cannot_be_finished_is_cut_off(
 
 
 def test_sound_is_sent_while_it_is_made() -> None:
-    engine = HummingEngine(gate=threading.Event())
+    engine = FakeSpeechEngine(gate=threading.Event())
     with live(make_speech_app(engine)) as server, httpx.Client(verify=False) as client:
         assert engine.gate is not None
         engine.gate.set()
@@ -292,7 +292,7 @@ def test_sound_is_sent_while_it_is_made() -> None:
 
 
 async def test_first_sound_and_seconds_are_measured() -> None:
-    app = make_speech_app(HummingEngine())
+    app = make_speech_app(FakeSpeechEngine())
     async with in_process(app) as client:
         await client.post(PATH, json=speech())
         metrics = (await client.get("/metrics")).text
@@ -305,13 +305,13 @@ async def test_texts_are_logged_only_where_that_is_wanted(
 ) -> None:
     caplog.set_level("INFO")
     for wanted in (False, True):
-        await post(HummingEngine(), speech("My secret."), log_prompts=wanted)
+        await post(FakeSpeechEngine(), speech("My secret."), log_prompts=wanted)
         texts = [str(getattr(record, "fields", "")) for record in caplog.records]
         assert any("My secret." in text for text in texts) == wanted
 
 
 async def test_runaway_speech_is_reported_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    engine = HummingEngine(finish="loop")
+    engine = FakeSpeechEngine(finish="loop")
     done = documents((await post(engine, speech(TEXT, stream_format="sse"))).text)[-1]
     assert done["finish_reason"] == "loop"
     assert done["coverage"] < 1

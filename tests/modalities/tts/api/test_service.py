@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.speech_app import (
     RATE,
     SAMPLES_PER_ID,
-    HummingEngine,
+    FakeSpeechEngine,
     OneVoice,
     SpellingFrontEnd,
     make_speech_service,
@@ -55,7 +55,7 @@ def sound(pieces: list[SpeechPiece]) -> np.ndarray:
 
 
 async def test_a_text_becomes_its_sound() -> None:
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     pieces = await spoken(make_speech_service(engine), call("Hello there, you."))
     np.testing.assert_allclose(sound(pieces), tone(num_samples("Hello there, you.")), atol=1e-5)
     assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
@@ -68,13 +68,13 @@ async def test_a_text_becomes_its_sound() -> None:
 
 
 async def test_returned_samples_are_writable_copies() -> None:
-    pcm_S = (await spoken(make_speech_service(HummingEngine()), call()))[0].pcm_S
+    pcm_S = (await spoken(make_speech_service(FakeSpeechEngine()), call()))[0].pcm_S
     pcm_S *= 2  # not a read-only view of what crossed the wire
     assert pcm_S.dtype == np.float32
 
 
 async def test_a_call_reaches_model_and_engine_as_it_was_meant() -> None:
-    engine, front = HummingEngine(), SpellingFrontEnd(takes_instructions=True, takes_speed=True)
+    engine, front = FakeSpeechEngine(), SpellingFrontEnd(takes_instructions=True, takes_speed=True)
     wanted = call(
         "I paid $3.",
         voice="BOB",
@@ -106,13 +106,13 @@ async def test_a_call_reaches_model_and_engine_as_it_was_meant() -> None:
 async def test_dates_are_read_as_the_dialect_has_them(fields: dict[str, Any], words: str) -> None:
     front = SpellingFrontEnd()
     front.voices = [*front.voices, type(front.voices[0])(name="eve", language="en-GB")]
-    await spoken(make_speech_service(HummingEngine(), front), call("It was 3/4/2024.", **fields))
+    await spoken(make_speech_service(FakeSpeechEngine(), front), call("It was 3/4/2024.", **fields))
     assert words in front.planned[0][0]
 
 
 async def test_emoji_and_acronyms_are_read_as_asked() -> None:
     front = SpellingFrontEnd()
-    service = make_speech_service(HummingEngine(), front)
+    service = make_speech_service(FakeSpeechEngine(), front)
     await spoken(service, call("NATO 🎉", emoji="name", acronyms="keep"))
     await spoken(service, call("NATO 🎉"))
     assert "NATO" in front.planned[0][0]
@@ -123,7 +123,7 @@ async def test_emoji_and_acronyms_are_read_as_asked() -> None:
 async def test_orders_to_the_model_are_left_in_the_text() -> None:
     for tags, words in (((), "laugh"), (("laugh",), "<laugh>")):
         front = SpellingFrontEnd(tags=tags)
-        await spoken(make_speech_service(HummingEngine(), front), call("Hi <laugh> there."))
+        await spoken(make_speech_service(FakeSpeechEngine(), front), call("Hi <laugh> there."))
         assert words in front.planned[0][0]
         assert ("<" in front.planned[0][0]) == bool(tags)
 
@@ -147,7 +147,7 @@ async def test_orders_to_the_model_are_left_in_the_text() -> None:
 async def test_invalid_calls_are_refused_before_submission(
     fields: dict[str, Any], error: type[TriptychError], param: str
 ) -> None:
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     with pytest.raises(error) as caught:
         make_speech_service(engine).speak(replace(call(), **fields))
     assert caught.value.param == param
@@ -156,7 +156,7 @@ async def test_invalid_calls_are_refused_before_submission(
 
 @pytest.mark.parametrize("text", ["🎉🎊", "...!?", "—", "\u200b\u200f", "你好"])
 async def test_text_without_speakable_characters_is_not_submitted(text: str) -> None:
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     with pytest.raises(InvalidRequest) as caught:
         await spoken(make_speech_service(engine), call(text))
     assert caught.value.param == "input"
@@ -164,7 +164,7 @@ async def test_text_without_speakable_characters_is_not_submitted(text: str) -> 
 
 
 async def test_a_voice_of_the_callers_own() -> None:
-    engine, voices = HummingEngine(), OneVoice(owner="me")
+    engine, voices = FakeSpeechEngine(), OneVoice(owner="me")
     service = make_speech_service(engine, SpellingFrontEnd(can_clone=True), voices=voices)
     await spoken(service, call(voice=voices.voice_id, owner="me"))
     assert engine.submitted["c.0"].clip is not None
@@ -178,7 +178,7 @@ async def test_a_voice_of_the_callers_own() -> None:
 
 
 async def test_seeds_repeat_and_are_drawn_where_there_is_none() -> None:
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     drawn = []
     for default, seed in ((None, None), (None, None), (5, None), (5, 6)):
         await spoken(make_speech_service(engine, default_seed=default), call(seed=seed))
@@ -188,7 +188,7 @@ async def test_seeds_repeat_and_are_drawn_where_there_is_none() -> None:
 
 
 async def test_a_long_text_is_spoken_by_jobs_in_a_row_without_a_seam() -> None:
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     pieces = await spoken(make_speech_service(engine), call(LONG))
     np.testing.assert_allclose(sound(pieces), tone(num_samples(LONG)), atol=1e-4)
     assert pieces[-1].coverage == 1.0
@@ -209,7 +209,7 @@ async def test_a_long_text_is_spoken_by_jobs_in_a_row_without_a_seam() -> None:
 
 
 async def test_later_job_gets_the_buffered_lead() -> None:
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     await spoken(make_speech_service(engine), call(LONG))
     first, *later = (request.lead_s for request in engine.submitted.values())
     assert first == 0.0
@@ -217,7 +217,9 @@ async def test_later_job_gets_the_buffered_lead() -> None:
 
 
 async def test_the_next_job_is_submitted_when_the_last_segment_of_one_begins() -> None:
-    engine = HummingEngine(step_samples=SAMPLES_PER_ID * 10, step_s=0.001, gate=threading.Event())
+    engine = FakeSpeechEngine(
+        step_samples=SAMPLES_PER_ID * 10, step_s=0.001, gate=threading.Event()
+    )
     front = SpellingFrontEnd()
     task = asyncio.create_task(spoken(make_speech_service(engine, front), call(LONG)))
     await asyncio.to_thread(front.is_done.wait)
@@ -242,7 +244,7 @@ async def test_sound_begins_before_a_long_text_is_planned() -> None:
                 assert number < 25 or self.gate.wait(10)
                 yield planned
 
-    engine, front = HummingEngine(), Slow()
+    engine, front = FakeSpeechEngine(), Slow()
     speaking = make_speech_service(engine, front).speak(call(LONG))
     first = await anext(speaking.pieces)
     assert len(first.pcm_S)
@@ -260,18 +262,18 @@ async def test_a_plan_that_breaks_in_the_middle_ends_the_call_with_its_error() -
                     raise InvalidRequest("No such sound.", param="input")
                 yield planned
 
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     with pytest.raises(InvalidRequest, match="No such sound"):
         await spoken(make_speech_service(engine, Broken()), call(LONG))
     assert engine.num_steps
     assert not engine.running
 
 
-@pytest.mark.parametrize("num_heard", [0, 1, 30])
-async def test_closing_cancels_what_runs_and_what_was_submitted_ahead(num_heard: int) -> None:
-    engine = HummingEngine(step_samples=SAMPLES_PER_ID * 10)
+@pytest.mark.parametrize("num_received", [0, 1, 30])
+async def test_closing_cancels_what_runs_and_what_was_submitted_ahead(num_received: int) -> None:
+    engine = FakeSpeechEngine(step_samples=SAMPLES_PER_ID * 10)
     speaking = make_speech_service(engine).speak(call(LONG))
-    for _ in range(num_heard):
+    for _ in range(num_received):
         await anext(speaking.pieces)
     await speaking.pieces.aclose()
     assert set(engine.submitted) == {*engine.finished, *engine.cancelled}
@@ -281,7 +283,7 @@ async def test_closing_cancels_what_runs_and_what_was_submitted_ahead(num_heard:
 
 
 async def test_cancelling_the_task_that_listens_cancels_the_jobs() -> None:
-    engine = HummingEngine(is_endless=True, step_s=0.001)
+    engine = FakeSpeechEngine(is_endless=True, step_s=0.001)
     task = asyncio.create_task(spoken(make_speech_service(engine), call()))
     while engine.num_steps < 3:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -292,7 +294,7 @@ async def test_cancelling_the_task_that_listens_cancels_the_jobs() -> None:
 
 
 async def test_engine_failure_ends_the_call() -> None:
-    engine = HummingEngine(error=EngineDown("The engine crashed."), num_good=3)
+    engine = FakeSpeechEngine(error=EngineDown("The engine crashed."), num_good=3)
     speaking = make_speech_service(engine).speak(call())
     for _ in range(3):
         assert len((await anext(speaking.pieces)).pcm_S)
@@ -302,7 +304,7 @@ async def test_engine_failure_ends_the_call() -> None:
 
 @pytest.mark.parametrize("speed", [0.25, 0.5, 1.7, 4.0])
 async def test_a_model_without_speed_is_stretched_across_segments(speed: float) -> None:
-    engine = HummingEngine()
+    engine = FakeSpeechEngine()
     pieces = await spoken(make_speech_service(engine), call(LONG[:400], speed=speed))
     pcm_S = sound(pieces)
     assert len(pcm_S) == round(num_samples(LONG[:400]) / speed)
@@ -314,17 +316,19 @@ async def test_a_model_without_speed_is_stretched_across_segments(speed: float) 
 
 
 async def test_letters_without_sounds_and_segments_cut_short_are_missing_in_the_account() -> None:
-    pieces = await spoken(make_speech_service(HummingEngine()), call("Hello there. Где моя книга?"))
+    pieces = await spoken(
+        make_speech_service(FakeSpeechEngine()), call("Hello there. Где моя книга?")
+    )
     assert pieces[-1].coverage == pytest.approx(10 / 21)
     assert pieces[-1].finish_reason == "stop"
-    engine = HummingEngine(finish="loop")
+    engine = FakeSpeechEngine(finish="loop")
     pieces = await spoken(make_speech_service(engine), call(LONG))
     assert pieces[-1].finish_reason == "loop"
     assert 0.5 < pieces[-1].coverage < 1.0
 
 
 async def test_coverage_is_known_before_speech_begins() -> None:
-    service = make_speech_service(HummingEngine())
+    service = make_speech_service(FakeSpeechEngine())
     speaking = service.speak(call("Hello there. Где моя книга?"))
     await anext(speaking.pieces)
     assert (await speaking.speakable()).header() == "0.476"
@@ -332,14 +336,14 @@ async def test_coverage_is_known_before_speech_begins() -> None:
 
 
 async def test_pauses_are_not_taken_for_speech() -> None:
-    engine = HummingEngine(finish="length")
+    engine = FakeSpeechEngine(finish="length")
     services = [make_speech_service(engine, SpellingFrontEnd(pause_s=s)) for s in (0.0, 2.0)]
     without, behind = [(await spoken(service, call()))[-1].coverage for service in services]
     assert without == behind < 1.0
 
 
 async def test_more_work_than_admitted_is_refused_and_room_comes_back() -> None:
-    engine = HummingEngine(gate=threading.Event())
+    engine = FakeSpeechEngine(gate=threading.Event())
     service = make_speech_service(engine, max_queue_size=1, max_batch_size=1, max_jobs_per_key=1)
     one = asyncio.create_task(spoken(service, call(key="a", call_id="1")))
     two = asyncio.create_task(spoken(service, call(key="b", call_id="2")))
@@ -356,7 +360,7 @@ async def test_more_work_than_admitted_is_refused_and_room_comes_back() -> None:
 
 
 async def test_speech_costs_by_its_length() -> None:
-    service = make_speech_service(HummingEngine(), max_queue_tokens=100)
+    service = make_speech_service(FakeSpeechEngine(), max_queue_tokens=100)
     await spoken(service, call("Hello there."))
     with pytest.raises(InvalidRequest, match="tokens"):
         await spoken(service, call(LONG))
@@ -372,7 +376,7 @@ async def test_speech_costs_by_its_length() -> None:
     pause_s=st.sampled_from([0.0, 0.1]),
 )
 def test_any_text_is_spoken_or_refused(text: str, step: int, pause_s: float) -> None:
-    engine = HummingEngine(step_samples=step)
+    engine = FakeSpeechEngine(step_samples=step)
     service = make_speech_service(engine, SpellingFrontEnd(pause_s=pause_s))
 
     async def run() -> None:
@@ -403,7 +407,7 @@ def test_any_text_is_spoken_or_refused(text: str, step: int, pause_s: float) -> 
     ],
 )
 async def test_hostile_text_is_spoken_in_bounds_or_refused(text: str) -> None:
-    engine = HummingEngine(step_samples=10**9)
+    engine = FakeSpeechEngine(step_samples=10**9)
     service = make_speech_service(engine, max_characters=20_000)
     try:
         pieces = await spoken(service, call(text))

@@ -45,7 +45,7 @@ def runner(codec: SpeechCodec, traits: SpeechTraits | None = None, frames: Any =
 
 
 class Refuses:
-    """A token runner that nobody should ask."""
+    """A token runner that must not be called."""
 
 
 def read_prompt(clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
@@ -249,7 +249,7 @@ def test_a_step_that_fails_after_its_launch_keeps_no_voice_in_use() -> None:
     plan = VoicePlan(step_id=3, model="m", kind="voice", clip=clip())
     reader.launch(plan).result()
     assert cache.num_bytes
-    reader.launch(plan)  # nobody asks for the result
+    reader.launch(plan)  # the result is not read
     reader.close()
     assert not cache.num_bytes
 

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from support.engine_seams import FakeLoader, Recorder
-from support.speech_world import ENDLESS, MODEL, FakeMouth, SpeechWorld, segment, speech_model
+from support.speech_world import (
+    ENDLESS,
+    MODEL,
+    FakeSpeechRunner,
+    SpeechWorld,
+    segment,
+    speech_model,
+)
 from support.speech_world import speech_request as say
 from support.virtual_engine import Chat, World, ask, prompt_of
 from triptych.core.config import ScheduleOptions, SpeechOptions
@@ -21,7 +28,7 @@ from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
 FRAME_S = 0.08
 
 
-class Ears(Recorder):
+class TimedRecorder(Recorder):
     """Remembers when each output came."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -35,7 +42,7 @@ class Ears(Recorder):
 
 
 class Speech:
-    """The fake mouth under the real scheduler, as a model for an engine."""
+    """The fake runner under the real scheduler, as a model for an engine."""
 
     def __init__(self, *, cost_s: Callable[[Plan], float], **speech: object) -> None:
         model = speech_model(frame_s=FRAME_S)
@@ -48,13 +55,13 @@ class Speech:
             max_length=1000,
             namespace=b"fake",
         )
-        self.runner = FakeMouth(model, page_size=4, cost_s=cost_s)
+        self.runner = FakeSpeechRunner(model, page_size=4, cost_s=cost_s)
         self.loader = FakeLoader(MODEL, lambda: (self.scheduler, self.runner))
 
-    def heard(self, ears: Ears, job_id: str) -> Playback:
-        """A job as its listener heard it."""
+    def played(self, recorder: TimedRecorder, job_id: str) -> Playback:
+        """The playback of a job at its listener."""
         playback = Playback(0.0)
-        for now_s, output in ears.times[job_id]:
+        for now_s, output in recorder.times[job_id]:
             if output.payload is not None and output.payload.pcm:
                 playback.give(len(output.payload.pcm) / 4 / self.sample_rate, now_s)
         return playback
@@ -76,7 +83,7 @@ def test_long_prompts_of_a_chat_do_not_stop_speech() -> None:
     )
     speech = Speech(cost_s=_cost_s)
     world = World([chat.loader, speech.loader], cost_s=_cost_s)
-    world.outputs = ears = Ears(world.clock)
+    world.outputs = recorder = TimedRecorder(world.clock)
     for n in range(8):  # what the steps cost has been learned by the time that it matters
         world.submit(f"early{n}", MODEL, say(segment(n, ENDLESS, max_steps=40)))
         world.submit(f"hello{n}", "chat", ask(prompt_of(n, 60), 10))
@@ -88,14 +95,14 @@ def test_long_prompts_of_a_chat_do_not_stop_speech() -> None:
     voices, chats = [f"voice{n}" for n in range(6)], [f"chat{n}" for n in range(6)]
     world.finish(*voices, *chats)
     for name in voices:
-        assert speech.heard(ears, name).num_underruns == 0, name
+        assert speech.played(recorder, name).num_underruns == 0, name
     speech.scheduler.check()
 
 
-def test_a_new_voice_is_heard_soon_though_others_are_far_ahead() -> None:
+def test_a_new_stream_begins_soon_though_others_are_far_ahead() -> None:
     speech = Speech(cost_s=_cost_s)
     world = World([speech.loader], cost_s=_cost_s)
-    world.outputs = ears = Ears(world.clock)
+    world.outputs = recorder = TimedRecorder(world.clock)
     for n in range(10):
         world.submit(f"{n}", MODEL, say(segment(n, ENDLESS, max_steps=300)))
     world.turn_until(lambda: all(world.outputs.outputs.get(f"{n}") for n in range(10)))
@@ -106,7 +113,7 @@ def test_a_new_voice_is_heard_soon_though_others_are_far_ahead() -> None:
     world.turn_until(lambda: bool(world.outputs.outputs.get("new")))
     assert world.clock() - asked_s < 0.2
     world.finish("new", *(f"{n}" for n in range(10)))
-    assert all(speech.heard(ears, f"{n}").num_underruns == 0 for n in range(10))
+    assert all(speech.played(recorder, f"{n}").num_underruns == 0 for n in range(10))
 
 
 def test_first_chunks_are_short_and_later_ones_grow() -> None:
@@ -135,7 +142,7 @@ def test_fixed_chunks_are_what_was_asked_for(chunks: tuple[int, ...], sizes: lis
     assert [len(plan.rows[0].codes) for plan in plans] == sizes
 
 
-def test_who_is_far_ahead_is_left_out_while_somebody_is_pressed() -> None:
+def test_streams_far_ahead_are_left_out_while_another_is_pressed() -> None:
     world = SpeechWorld(model=speech_model(frame_s=0.02))
     _learn(world)
     world.submit("rich", say(segment(1, ENDLESS, max_steps=140)))
@@ -155,7 +162,7 @@ def test_who_is_far_ahead_is_left_out_while_somebody_is_pressed() -> None:
     world.finish_all()
 
 
-def test_those_nobody_listens_to_take_what_is_left() -> None:
+def test_streams_without_a_listener_take_what_is_left() -> None:
     def cost_s(plan: Plan) -> float:
         if isinstance(plan, AudioPlan):
             return 0.002 + 0.001 * sum(len(row.codes) for row in plan.rows)
@@ -164,7 +171,7 @@ def test_those_nobody_listens_to_take_what_is_left() -> None:
 
     speech = Speech(cost_s=cost_s)
     world = World([speech.loader], cost_s=cost_s)
-    world.outputs = ears = Ears(world.clock)
+    world.outputs = recorder = TimedRecorder(world.clock)
     for n in range(6):
         world.submit(f"early{n}", MODEL, say(segment(n, ENDLESS, max_steps=20 + 4 * n)))
     world.finish(*(f"early{n}" for n in range(6)))
@@ -174,7 +181,7 @@ def test_those_nobody_listens_to_take_what_is_left() -> None:
     for n, name in enumerate(live):
         world.submit(name, MODEL, say(segment(n, ENDLESS, max_steps=100)))
     world.finish(*live)
-    assert all(speech.heard(ears, name).underrun_s < 0.01 for name in live)
+    assert all(speech.played(recorder, name).underrun_s < 0.01 for name in live)
     assert not any(world.outputs.final(name) for name in files)
     world.finish(*files)
 
@@ -190,7 +197,7 @@ def test_files_leave_codec_rows_to_listeners() -> None:
     world.finish_all()
 
 
-def test_nothing_is_due_where_nobody_listens() -> None:
+def test_nothing_is_due_without_a_listener() -> None:
     world = SpeechWorld()
     world.submit("file", say(segment(1, ENDLESS, max_steps=30), is_live=False))
     for _ in range(40):
@@ -200,7 +207,7 @@ def test_nothing_is_due_where_nobody_listens() -> None:
     world.finish_all()
 
 
-def test_the_first_prompt_waits_for_company() -> None:
+def test_the_first_prompt_waits_for_batch_mates() -> None:
     world = SpeechWorld(ce_delay_ms=500.0)
     world.submit("a", say(segment(1)))
     proposal = world.scheduler.propose(world.now_s)
@@ -250,7 +257,7 @@ def test_prompts_go_first_while_few_rows_run() -> None:
     assert first_batches(3) == ["prefill"] * 4
 
 
-def test_newcomers_are_heard_before_the_next_is_let_in() -> None:
+def test_admitted_streams_begin_before_the_next_is_admitted() -> None:
     def prefilled_before_sound(*, is_first: bool) -> int:
         world = SpeechWorld(
             model=speech_model(delay_steps=4),

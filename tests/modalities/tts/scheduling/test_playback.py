@@ -44,7 +44,7 @@ def test_a_dry_buffer_is_an_underrun_and_playing_goes_on_from_there() -> None:
     assert playback.due_s == pytest.approx(1.7)
 
 
-def test_a_listener_who_stops_keeps_the_buffer() -> None:
+def test_a_paused_listener_keeps_the_buffer() -> None:
     playback = Playback(1.0)
     playback.give(1.0, 1.0)
     playback.stop(1.4)
@@ -55,7 +55,7 @@ def test_a_listener_who_stops_keeps_the_buffer() -> None:
     assert playback.due_s == pytest.approx(50.6), "going on twice changes nothing"
 
 
-def test_audio_for_a_listener_who_has_stopped_is_kept() -> None:
+def test_audio_for_a_paused_listener_is_kept() -> None:
     playback = Playback(1.0)
     playback.give(0.2, 1.0)
     playback.stop(1.1)
@@ -94,7 +94,7 @@ def test_request_without_listener_has_no_deadline() -> None:
 
 
 @pytest.mark.parametrize(("lead_s", "due_s", "has_begun"), [(0.0, 10.3, False), (4.0, 14.0, True)])
-def test_a_request_is_due_as_promised_or_when_what_was_said_before_has_been_heard(
+def test_a_request_is_due_as_promised_or_at_the_end_of_earlier_sound(
     lead_s: float, due_s: float, has_begun: bool
 ) -> None:
     request = SpeechRequest(segments=(), sampling=SamplingParams(), lead_s=lead_s)

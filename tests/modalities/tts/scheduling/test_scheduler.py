@@ -163,7 +163,7 @@ def test_no_clip_is_read_before_there_is_a_row_for_its_stream() -> None:
                 outputs[-1:] != [] and outputs[-1].is_final
                 for outputs in world.outputs.outputs.values()
             )
-            assert num_read <= 1 + num_ended, "one row is free, and whoever ends leaves one more"
+            assert num_read <= 1 + num_ended, "one row is free, and each ended job leaves one"
         else:
             world.turn()
     world.finish_all()

@@ -1,4 +1,4 @@
-"""What a segment is told of the one before it."""
+"""What a segment knows of the one before it."""
 
 from __future__ import annotations
 

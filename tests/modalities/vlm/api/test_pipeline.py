@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from support.pictures import picture, saved
 from support.text_models import write_text_folder
-from support.vision_folders import write_seeing_folder
+from support.vision_folders import write_vision_folder
 from triptych.cli import COMMANDS
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.modalities.vlm.api import cli
@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("eyes")
-    write_seeing_folder(folder)
+    write_vision_folder(folder)
     (folder / "a.png").write_bytes(saved(picture()))
     return folder
 
@@ -96,7 +96,7 @@ def opened(see: VisionPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
         return Kept(see._service, see._model, see._loop)
 
     monkeypatch.setattr(cli, "_open_pipeline", keep)
-    monkeypatch.setattr(cli.SeeingChatPipeline, "from_arguments", keep)
+    monkeypatch.setattr(cli.VisionChatPipeline, "from_arguments", keep)
 
 
 @pytest.mark.usefixtures("opened")
@@ -123,7 +123,7 @@ def test_see_what_is_piped_in(
     assert capsys.readouterr().out == answer + "\n"
 
 
-def test_nothing_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_see_needs_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     with pytest.raises(ConfigError, match="name a picture"):
         run("see", "What is this?")

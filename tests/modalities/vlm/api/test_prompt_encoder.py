@@ -1,4 +1,4 @@
-"""Conversations with pictures become prompts: where pictures stand, and what nobody can spell."""
+"""Conversations with pictures become prompts: where pictures stand, and what no text can spell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.pictures import picture, saved
-from support.vision_folders import EXTRA, PARTS, STRINGS, write_seeing_folder
+from support.vision_folders import EXTRA, PARTS, STRINGS, write_vision_folder
 from triptych.core.config import Config, ServerOptions, VisionOptions
 from triptych.core.errors import InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID
@@ -32,7 +32,7 @@ WIDE = PictureSource(file=Fetched(saved(picture(90, 30)), "image/png"))
 
 
 def open_model(folder: Path, family: str = "llava", template: str = PARTS) -> VisionPromptEncoder:
-    model = write_seeing_folder(folder, family, template=template)
+    model = write_vision_folder(folder, family, template=template)
     pictures = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
     return VisionPromptEncoder.open(model, read_facts(model.folder), pictures, CONFIG)
 
@@ -42,7 +42,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> VisionPromptEncoder:
     return open_model(tmp_path_factory.mktemp("llava"))
 
 
-def said(*parts: str | PictureSource, role: str = "user") -> dict[str, Any]:
+def message(*parts: str | PictureSource, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": list(parts)}
 
 
@@ -59,7 +59,7 @@ def words(encoder: VisionPromptEncoder, prompt: TokenRequest) -> str:
 
 
 async def test_pictures_stand_where_they_were_shown(encoder: VisionPromptEncoder) -> None:
-    prompt = await encoder.encode_messages([said("a", RED, "b", RED, WIDE, "c")])
+    prompt = await encoder.encode_messages([message("a", RED, "b", RED, WIDE, "c")])
     stars = 16 * "*"
     assert words(encoder, prompt) == (
         f"<|im_start|>user\na{stars}b{stars}{stars}c<|im_end|>\n<|im_start|>assistant\n"
@@ -77,7 +77,7 @@ async def test_pictures_stand_where_they_were_shown(encoder: VisionPromptEncoder
 
 async def test_separators_of_a_family_are_special_tokens(tmp_path: Path) -> None:
     encoder = open_model(tmp_path, "qwen2_vl")
-    prompt = await encoder.encode_messages([said(RED, "?")])
+    prompt = await encoder.encode_messages([message(RED, "?")])
     shown = words(encoder, prompt)
     assert "<|vision_start|>*" in shown
     assert "*<|vision_end|>?" in shown
@@ -87,11 +87,11 @@ async def test_separators_of_a_family_are_special_tokens(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("spelled", [*EXTRA, RUN, "<|im_end|>", "\ue000"])
 async def test_a_caller_cannot_spell_a_picture(encoder: VisionPromptEncoder, spelled: str) -> None:
-    prompt = await encoder.encode_messages([said(f"x{spelled}y", RED)])
+    prompt = await encoder.encode_messages([message(f"x{spelled}y", RED)])
     assert len(prompt.contents) == 1
     assert words(encoder, prompt).count("*") == 16
     special = encoder.text.tokenizer.token_to_id(spelled)
-    honest = await encoder.encode_messages([said("xy", RED)])
+    honest = await encoder.encode_messages([message("xy", RED)])
     assert prompt.prompt_ids.count(special) == honest.prompt_ids.count(special)
     text = "".join(chr(byte) for byte in f"x{spelled}y".encode())
     shown = [encoder.text.token_bytes(i) for i in prompt.prompt_ids if i < FIRST_FRAME_ID]
@@ -101,7 +101,7 @@ async def test_a_caller_cannot_spell_a_picture(encoder: VisionPromptEncoder, spe
 async def test_templates_that_take_strings(tmp_path: Path) -> None:
     encoder = open_model(tmp_path, template=STRINGS)
     prompt = await encoder.encode_messages(
-        [said("You see.", role="system"), said(RED, "b <image>")]
+        [message("You see.", role="system"), message(RED, "b <image>")]
     )
     assert f"user\n{16 * '*'}b <image><" in words(encoder, prompt)
     assert "system\nYou see.<" in words(encoder, prompt)
@@ -109,7 +109,7 @@ async def test_templates_that_take_strings(tmp_path: Path) -> None:
 
 async def test_text_alone_is_read_as_by_any_model(encoder: VisionPromptEncoder) -> None:
     as_string = await encoder.encode_messages([{"role": "user", "content": "hi"}])
-    assert as_string == await encoder.encode_messages([said("hi")])
+    assert as_string == await encoder.encode_messages([message("hi")])
     assert as_string.contents == ()
 
 
@@ -117,22 +117,22 @@ async def test_template_that_drops_pictures_is_refused(tmp_path: Path) -> None:
     only_last = PARTS.replace("{% for m in messages %}", "{% for m in messages[-1:] %}")
     encoder = open_model(tmp_path, template=only_last)
     with pytest.raises(InvalidRequest, match="0 of 1 pictures"):
-        await encoder.encode_messages([said(RED, "a"), said("b")])
+        await encoder.encode_messages([message(RED, "a"), message("b")])
 
 
 async def test_too_many_pictures(encoder: VisionPromptEncoder) -> None:
     with pytest.raises(InvalidRequest, match="at most 3 pictures"):
-        await encoder.encode_messages([said(*[RED] * 4)])
+        await encoder.encode_messages([message(*[RED] * 4)])
 
 
 async def test_pictures_that_are_too_much_together(tmp_path: Path) -> None:
-    model = write_seeing_folder(tmp_path)
+    model = write_vision_folder(tmp_path)
     pictures = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
     facts, two = read_facts(model.folder), 2 * 3 * 28 * 28
     encoder = VisionPromptEncoder.open(model, facts, pictures, CONFIG, max_bytes=two)
-    assert len((await encoder.encode_messages([said(RED, WIDE)])).contents) == 2
+    assert len((await encoder.encode_messages([message(RED, WIDE)])).contents) == 2
     with pytest.raises(PayloadTooLarge, match="3 pictures of this chat") as refused:
-        await encoder.encode_messages([said(RED, WIDE, RED)])
+        await encoder.encode_messages([message(RED, WIDE, RED)])
     assert refused.value.param == "messages"
 
 
@@ -144,17 +144,17 @@ async def test_a_coarse_picture_is_scaled_down(tmp_path: Path) -> None:
         array = Array("uint8", (1,), b"x")
         return PreparedPicture(digest=bytes(32), inputs={"p": array}, spelling=(2,))
 
-    model = write_seeing_folder(tmp_path)
+    model = write_vision_folder(tmp_path)
     pictures = PictureProcessorCache(prepare, max_bytes=100)
     encoder = VisionPromptEncoder.open(model, read_facts(model.folder), pictures, CONFIG)
     coarse = PictureSource(file=RED.file, is_coarse=True)
-    await encoder.encode_messages([said(RED, coarse)])
+    await encoder.encode_messages([message(RED, coarse)])
     assert sorted(asked) == [512 * 512, CONFIG.vision.max_picture_pixels]
 
 
 async def test_tenants_share_nothing_of_a_picture(encoder: VisionPromptEncoder) -> None:
     prompts = [
-        await encoder.encode_messages([said(RED, "?")], tenant=tenant)
+        await encoder.encode_messages([message(RED, "?")], tenant=tenant)
         for tenant in ("", "a", "b", "a")
     ]
     shared, first, other, again = prompts
@@ -166,12 +166,12 @@ async def test_tenants_share_nothing_of_a_picture(encoder: VisionPromptEncoder) 
 
 
 def test_facts_are_read_without_torch_and_are_the_same(tmp_path: Path) -> None:
-    model = write_seeing_folder(tmp_path)
+    model = write_vision_folder(tmp_path)
     assert ask_facts([model.folder]) == (read_facts(model.folder),)
 
 
 class Kitchen:
-    """Prepares when it is told to, and remembers for whom."""
+    """Prepares on command, and records the tenants."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from support.http import ANSWER, FakeEngine, in_process
 from support.pictures import picture, saved
 from support.text_models import write_text_folder
-from support.vision_folders import data_url, shown, write_seeing_folder
+from support.vision_folders import data_url, shown, write_vision_folder
 from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions, VisionOptions
 from triptych.core.http.auth import owners
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ResolvedModel, ...]:
     folder = tmp_path_factory.mktemp("models")
     text = write_text_folder(folder / "text", model_type="llama")
-    return text, write_seeing_folder(folder / "eyes")
+    return text, write_vision_folder(folder / "eyes")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ async def test_a_picture_goes_to_the_engine(client: httpx.AsyncClient, engine: F
         assert found.inputs["pixel_values"].shape == (1, 3, 28, 28)
 
 
-async def test_links_of_this_server_are_seen_by_their_owner(
+async def test_links_of_this_server_are_open_to_their_owner(
     client: httpx.AsyncClient, engine: FakeEngine, links: PictureLinks
 ) -> None:
     owner, other = owners(SERVER)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.batch_company import is_same
+from support.batch_driver import is_same
 from support.decoder_rig import Row
 from support.vision_models import pixels, save_model
 from support.vision_rig import VisionRig
@@ -22,7 +22,7 @@ SUN, MOON = pixels(40, 60, 1), pixels(20, 24, 2)
 # Features that enter once, that enter again in later layers, that see each other, whole prompts.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "paligemma"])
-def test_logits_are_the_same_alone_and_in_company(
+def test_logits_are_the_same_alone_and_batched(
     kernels: NativeKernels,
     set_threads: Callable[[int], None],
     tmp_path: Path,
@@ -38,18 +38,18 @@ def test_logits_are_the_same_alone_and_in_company(
         rig.prefill(row)
         rig.decode(row, num_steps=NUM_TOKENS)
 
-    first, second, third, fourth = company = [rig.look(*prompt) for prompt in parts]
-    for row, single in zip(company, alone, strict=True):
+    first, second, third, fourth = batched = [rig.look(*prompt) for prompt in parts]
+    for row, single in zip(batched, alone, strict=True):
         row.pictures = single.pictures
     rig.prefill(first, second)  # text beside a picture
     rig.prefill(third)
     rig.step((first, 0), (third, 0), (fourth, len(fourth.tokens)))
-    rig.decode(*company[::-1], num_steps=NUM_TOKENS)
-    assert_same(company, alone)
+    rig.decode(*batched[::-1], num_steps=NUM_TOKENS)
+    assert_same(batched, alone)
 
 
-def assert_same(company: list[Row], alone: list[Row]) -> None:
-    for index, (row, single) in enumerate(zip(company, alone, strict=True)):
+def assert_same(batched: list[Row], alone: list[Row]) -> None:
+    for index, (row, single) in enumerate(zip(batched, alone, strict=True)):
         for position in row.logits.keys() & single.logits.keys():
             ours, theirs = row.logits[position], single.logits[position]
             difference = (ours - theirs).abs().max().item()

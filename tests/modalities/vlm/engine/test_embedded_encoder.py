@@ -1,4 +1,4 @@
-"""The encoder of the embedded model that sees, alone: the language model is not needed."""
+"""The encoder of the embedded vision model, alone: the language model is not needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading a model that sees, and steps of its encoder: memory, faults named, what is kept."""
+"""Loading a vision model, and steps of its encoder: memory, faults named, what is kept."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def edit(folder: Path, **edits: torch.Tensor | None) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def test_a_model_that_sees_holds_memory_until_it_is_closed(saved: Path) -> None:
-    ledger, heard = Ledger(256 * MIB), []
-    loaded = loader(saved, ledger).load(heard.append)
+def test_a_vision_model_holds_memory_until_it_is_closed(saved: Path) -> None:
+    ledger, progress = Ledger(256 * MIB), []
+    loaded = loader(saved, ledger).load(progress.append)
     owners = {"weights", "vision-weights", "activations", "vision-cache", "kv"}
     assert set(ledger.by_owner()) == {f"tiny/{owner}" for owner in owners}
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
+    assert progress == sorted(progress)
+    assert progress[-1] == 1.0
     loaded.close()
     assert ledger.by_owner() == {}
 

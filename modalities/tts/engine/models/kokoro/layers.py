@@ -3,7 +3,7 @@
 Owns adaptive instance normalisation and the block that the prosody predictor and the decoder share,
 after StyleTTS 2 (arXiv:2306.07691), with the released checkpoint's names. Owns how rows of
 different lengths share a padded batch: padding may hold anything, and whatever mixes positions
-(convolutions, norms over time) clears or skips it first. And where the work can be cut.
+(convolutions, norms over time) clears or skips it first. Owns where the work can be cut.
 
 Legend: B rows, C channels, T positions, Y style size.
 """

@@ -52,7 +52,7 @@ class AcousticPositions(NamedTuple):
     """What positions read; leading dims may be any.
 
     `windows` [..., W] are symbols around the one due, `held` for how many steps it has been due,
-    `values` [..., Q] the codes of the step before, as values in [-1, 1]; `kinds` tell which count.
+    `values` [..., Q] the codes of the step before, as values in [-1, 1]; `kinds` say which count.
     """
 
     windows: Tensor

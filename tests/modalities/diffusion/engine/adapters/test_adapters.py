@@ -106,11 +106,11 @@ def test_a_model_asked_in_parts_is_adapted_in_each(tmp_path: Path) -> None:
     torch.testing.assert_close(model.head(batch, hidden), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_rows_whose_parts_cannot_be_told_apart_do_not_share_a_run(tmp_path: Path) -> None:
+def test_rows_whose_parts_cannot_be_distinguished_do_not_share_a_run(tmp_path: Path) -> None:
     name = "ZImageTransformer2DModel"
     model = adapted_model(tmp_path, name)
-    shape, told = sample_of(name, 0).shape, conditioning_of(name, 0)
-    keys = {model.batch_key(shape, replace(told, adapters=uses)) for uses in [(), (A,), (B,)]}
+    shape, given = sample_of(name, 0).shape, conditioning_of(name, 0)
+    keys = {model.batch_key(shape, replace(given, adapters=uses)) for uses in [(), (A,), (B,)]}
     assert len(keys) == 3
 
 
@@ -119,8 +119,8 @@ def test_a_run_has_no_more_adapters_than_allowed(
     most: int, num_groups: int, tmp_path: Path
 ) -> None:
     model = adapted_model(tmp_path, FLUX, max_num_loras=most)
-    shape, told = sample_of(FLUX, 0).shape, conditioning_of(FLUX, 0)
-    keys = [model.batch_key(shape, replace(told, adapters=uses)) for uses in [(), (A,), (B,)]]
+    shape, given = sample_of(FLUX, 0).shape, conditioning_of(FLUX, 0)
+    keys = [model.batch_key(shape, replace(given, adapters=uses)) for uses in [(), (A,), (B,)]]
     assert len(set(keys)) == num_groups
 
 
@@ -179,8 +179,8 @@ def test_memory_is_known_before_and_after(tmp_path: Path) -> None:
     adapters = opened(tmp_path, "transformer", build(FLUX))
     places = tuple(str(tmp_path / f"{name}.safetensors") for name in "ab")
     config = Config(images=ImageOptions(lora_paths=places))
-    foretold = adapter_bytes(config, dtype=lambda stored: stored)
-    assert foretold == adapters.num_bytes > 0
+    expected_bytes = adapter_bytes(config, dtype=lambda stored: stored)
+    assert expected_bytes == adapters.num_bytes > 0
 
 
 def test_adapters_can_be_switched_off_and_need_names_of_their_own() -> None:

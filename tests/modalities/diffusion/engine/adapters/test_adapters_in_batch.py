@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.image_runner import Easel, image_request, open_painter
+from support.image_runner import RunnerDriver, image_request, open_executor
 from support.lora_files import layers, pair
 from triptych.core.errors import InvalidRequest
 from triptych.core.pixels import Pixels
@@ -37,8 +37,8 @@ def adapt(parts: dict[str, Any]) -> dict[str, list[LowRank]]:
 
 
 @pytest.fixture(scope="module")
-def easel() -> Easel:
-    return Easel(open_painter(PIPELINE, adapt=adapt))
+def driver() -> RunnerDriver:
+    return RunnerDriver(open_executor(PIPELINE, adapt=adapt))
 
 
 def requests(cache: str) -> list[ImageRequest]:
@@ -55,14 +55,14 @@ def apart(one: Pixels, other: Pixels) -> int:
 
 
 @pytest.mark.parametrize("cache", ["off", "first-block", "planned"])
-def test_a_picture_alone_is_the_picture_among_others(cache: str, easel: Easel) -> None:
-    together = easel.finish(easel.encode(*requests(cache)))
+def test_a_picture_alone_is_the_picture_among_others(cache: str, driver: RunnerDriver) -> None:
+    together = driver.finish(driver.encode(*requests(cache)))
     for mixed, request in zip(together, requests(cache), strict=True):
-        (alone,) = easel.finish(easel.encode(request, first=50))
+        (alone,) = driver.finish(driver.encode(request, first=50))
         assert apart(mixed, alone) <= 1
     assert min(apart(together[0], other) for other in together[1:]) > 5
 
 
-def test_who_is_unknown_is_refused_before_anything_is_drawn(easel: Easel) -> None:
+def test_an_unknown_adapter_is_refused_before_anything_is_drawn(driver: RunnerDriver) -> None:
     with pytest.raises(InvalidRequest, match="no adapter 'oil'; there are: ink, soft"):
-        easel.painter.cache_of(image_request(adapters=(AdapterUse("oil"),)))
+        driver.executor.cache_of(image_request(adapters=(AdapterUse("oil"),)))

@@ -215,7 +215,7 @@ def test_models_that_run_as_a_whole_say_what_works(name: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "message"),
     [
         (StepCache(name="planned", threshold=0.1), "takes no threshold: .*teacache, first-block"),
         (StepCache(threshold=0.1), "auto takes no threshold"),
@@ -230,8 +230,8 @@ def test_models_that_run_as_a_whole_say_what_works(name: Any) -> None:
         (StepCache(name="fastest"), "no step cache 'fastest': it is auto, off"),  # type: ignore[arg-type]
     ],
 )
-def test_settings_that_mean_nothing_are_refused(choice: StepCache, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_settings_that_mean_nothing_are_refused(choice: StepCache, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         book(run_of(6, *PLANS)).method(choice, 6)
 
 
@@ -339,7 +339,7 @@ def test_unwritable_calibration_file_is_reported(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "can_probe", "told"),
+    ("options", "can_probe", "message"),
     [
         ({"teacache": True}, False, "runs only as a whole"),
         ({"teacache": True}, True, "give teacache_coefficients"),
@@ -348,10 +348,10 @@ def test_unwritable_calibration_file_is_reported(folder: Path) -> None:
     ],
 )
 def test_a_server_whose_cache_its_model_cannot_have_does_not_start(
-    folder: Path, config: Config, options: dict[str, Any], can_probe: bool, told: str
+    folder: Path, config: Config, options: dict[str, Any], can_probe: bool, message: str
 ) -> None:
     config = replace(config, images=ImageOptions(**options))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         CacheBook.open(folder, "SanaTransformer2DModel", can_probe=can_probe, config=config)
     fine = replace(config, images=ImageOptions(taylorseer=True))
     CacheBook.open(folder, "SanaTransformer2DModel", can_probe=can_probe, config=fine)

@@ -79,7 +79,7 @@ def run_alone(pair: Pair) -> list[bool]:
     ),
     order=st.randoms(use_true_random=False),
 )
-def test_a_row_decides_and_ends_the_same_alone_and_in_company(
+def test_a_row_decides_and_ends_the_same_alone_and_batched(
     chosen: list[tuple[str, int]], order: Any
 ) -> None:
     pools = TensorPools()
@@ -100,14 +100,14 @@ def test_a_row_decides_and_ends_the_same_alone_and_in_company(
             batch, cached_step(rows, denoiser, signals_of(rows)), strict=True
         ):
             decisions[index].append(computes)
-    for (row, slot), told, (expected, sample) in zip(together, decisions, alone, strict=True):
-        assert told == expected
+    for (row, slot), decided, (expected, sample) in zip(together, decisions, alone, strict=True):
+        assert decided == expected
         assert torch.allclose(row.sample, sample, atol=1e-6)
-        assert told[0]
-        assert told[-1]
+        assert decided[0]
+        assert decided[-1]
         assert (slot.decisions.num_computed, slot.decisions.num_skipped) == (
-            sum(told),
-            STEPS - sum(told),
+            sum(decided),
+            STEPS - sum(decided),
         )
         release_row(row)
         slot.release()
@@ -143,13 +143,13 @@ def test_skips_are_bounded_and_the_ends_compute() -> None:
 def test_predicted_decisions_come_true(name: str) -> None:
     row, slot = open_pair(METHODS[name], 1, TensorPools())
     foreseen = slot.may_compute(range(STEPS))
-    told = run_alone((row, slot))
+    decided = run_alone((row, slot))
     if name in {"first block", "first block, order 1", "teacache", "magcache"}:
         assert all(foreseen)  # distances decide, or what surrounds the blocks runs at every step
     else:
-        assert told == foreseen
+        assert decided == foreseen
     if name == "planned 2":
-        assert [step for step, computes in enumerate(told) if computes] == [0, 1, 4, 8, 11]
+        assert [step for step, computes in enumerate(decided) if computes] == [0, 1, 4, 8, 11]
 
 
 def test_magcache_of_whole_answers_is_foreseen_too() -> None:

@@ -60,9 +60,9 @@ def test_plans_are_written_where_the_book_finds_them(
     calibrate: Calibrate, model: Path, config: Config
 ) -> None:
     assert open_book(model, config).method(StepCache(), 8) is None
-    told = calibrate("--steps", "8", "4", "--num-pictures", "2")
+    printed = calibrate("--steps", "8", "4", "--num-pictures", "2")
     for word in ("8 steps, 2 pictures, 32x32", "4 steps", "4/8", "dB", "x", "is written"):
-        assert word in told
+        assert word in printed
     book = open_book(model, config)
     assert [run.num_steps for run in book.runs] == [4, 8]
     for num_computed in (2, 4):
@@ -111,7 +111,7 @@ def test_prompts_are_read_and_drawn_in_turn(
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["--steps", "0"], "1 to 1000"),
         (["--num-pictures", "0"], "--num-pictures: must be at least 1"),
@@ -123,10 +123,10 @@ def test_prompts_are_read_and_drawn_in_turn(
     ],
 )
 def test_wrong_use_says_what_to_type(
-    calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch, argv: list[str], told: str
+    calibrate: Calibrate, monkeypatch: pytest.MonkeyPatch, argv: list[str], message: str
 ) -> None:
     monkeypatch.setattr(calibrate_cli, "resolve_all", lambda options, *args, **kw: options.model)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         calibrate(*argv)
 
 

@@ -94,8 +94,8 @@ def test_predicted_error_is_first_order_exact(name: str, order: int) -> None:
         return row.sample
 
     error = float((replay(True) - replay(False)).square().mean().sqrt())
-    foretold = expected_error(measured, DividedDifferences(order), plan)
-    assert foretold == pytest.approx(error, rel=1e-3)
+    predicted = expected_error(measured, DividedDifferences(order), plan)
+    assert predicted == pytest.approx(error, rel=1e-3)
 
 
 def test_a_plan_beats_even_skipping_and_fewer_steps_at_equal_compute() -> None:

@@ -1,4 +1,4 @@
-"""A calibration from end to end: plans are tried, and told to be as good as what they drew."""
+"""A calibration from end to end: plans are tried, and their reported quality is real."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def recipe_of(name: str, scheduler: dict[str, Any]) -> Recipe:
 
 
 def tune(recipe: Recipe, pictures: list[ImageRequest], **options: Any) -> Tuned:
-    heard: list[float] = []
+    fractions: list[float] = []
     tuner = Tuner(recipe, Denoiser(open_model(recipe.model)), batch_size=2)
-    tuned = tuner.tune(pictures, heard.append, **options)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
+    tuned = tuner.tune(pictures, fractions.append, **options)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
     assert tuner._pools.num_used == 0
     return tuned
 
@@ -71,7 +71,7 @@ def test_what_it_was_measured_with_is_written_down(tuned: Tuned) -> None:
     assert (len(run.ratios), len(run.polynomial)) == (10, 5)
 
 
-def test_a_plan_is_told_to_be_as_good_as_the_picture_it_draws(sd3: Recipe, tuned: Tuned) -> None:
+def test_the_reported_quality_of_a_plan_is_that_of_its_picture(sd3: Recipe, tuned: Tuned) -> None:
     plan = tuned.run.plans[2]
     mask = [step in plan.computed for step in range(10)]
     found = []

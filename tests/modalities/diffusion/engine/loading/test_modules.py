@@ -24,13 +24,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:Fut
 
 
 def velocity(name: str, module: nn.Module) -> torch.Tensor:
-    told = conditioning_of(name, 0)
-    halved = {key: value.bfloat16() for key, value in told.rows.items()}
+    given = conditioning_of(name, 0)
+    halved = {key: value.bfloat16() for key, value in given.rows.items()}
     return open_model(module).velocity(
         Batch(
             samples=sample_of(name, 0)[None],
             times=torch.tensor([500.0]),
-            conditioning=[replace(told, rows=halved)],
+            conditioning=[replace(given, rows=halved)],
         )
     )
 

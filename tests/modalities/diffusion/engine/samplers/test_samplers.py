@@ -48,7 +48,7 @@ FLOWS = ["flow euler", "flow heun", "dpm++ 2m flow", "unipc flow"]
     ),
     order=st.randoms(use_true_random=False),
 )
-def test_a_row_is_the_same_alone_and_in_any_company(
+def test_the_samples_of_a_row_are_the_same_alone_and_in_any_batch(
     rows: list[tuple[str, int, int]], order: Any
 ) -> None:
     pools = TensorPools()
@@ -98,9 +98,9 @@ def test_clean_sample_is_available_at_every_step(name: str) -> None:
     row = begin(NATIVE_CONFIGS[name], 6, 3, TensorPools())
     while not row.is_done:
         output = denoiser(model_inputs([row]), torch.tensor([row.timesteps[row.step]]))
-        told = clean_samples([row], output)
+        predicted = clean_samples([row], output)
         if row.step == len(row.timesteps) - 1:
-            last = told
+            last = predicted
         step([row])
     # The last step of each goes all the way, so what it foretells is what comes.
     assert torch.allclose(last[0], row.sample, atol=2e-2 * float(row.sample.abs().max()))

@@ -1,4 +1,4 @@
-"""`triptych bench` against a small server that answers as told."""
+"""`triptych bench` against a small server with scripted answers."""
 
 import asyncio
 import json

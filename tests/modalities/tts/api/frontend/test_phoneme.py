@@ -1,4 +1,4 @@
-"""What models of phonemes are told: utterances, ids, voices."""
+"""Inputs of models of phonemes: utterances, ids, voices."""
 
 # ruff: noqa: RUF001
 from __future__ import annotations
@@ -43,7 +43,7 @@ OWN_CONFIG: dict[str, Any] = {
         {"name": "brian", "language": "en-GB"},
     ],
 }
-STORY = (
+LONG_TEXT = (
     "The fisherman and his wife lived in a small cottage by the sea, and every day he went out"
     " fishing. One morning, at 6:30 a.m., he caught a very large fish; it said: “Let me go!”\n\n"
     "So he did. He went home and told his wife what had happened, and she was not at all pleased"
@@ -86,14 +86,14 @@ def plan(
     )
 
 
-def said(planned: PlannedSegment) -> str:
+def phonemes_of(planned: PlannedSegment) -> str:
     symbols = {token: symbol for symbol, token in VOCABULARY.items()}
     return "".join(symbols[token] for token in planned.segment.prompt_ids)
 
 
 def test_utterances_are_the_whole_text_and_the_first_is_short(whole: PhonemeFrontEnd) -> None:
-    spoken = NORMALIZE(STORY)
-    planned = plan(whole, STORY)
+    spoken = NORMALIZE(LONG_TEXT)
+    planned = plan(whole, LONG_TEXT)
     texts = [p.utterance.text for p in planned]
     assert texts[0] == "The fisherman and his wife lived in a small cottage by the sea,"
     assert "".join(p.utterance.spoken.text for p in planned) == spoken.text
@@ -125,7 +125,7 @@ def test_long_words_are_not_cut(own: PhonemeFrontEnd) -> None:
 
 
 def test_pauses_come_between_paragraphs_alone(own: PhonemeFrontEnd) -> None:
-    planned = plan(own, STORY)
+    planned = plan(own, LONG_TEXT)
     pauses = [p.segment.pause_s for p in planned if p.utterance.text.endswith('go!"')]
     assert pauses == [pytest.approx(0.4)]
     assert sum(p.segment.pause_s > 0 for p in planned) == 1
@@ -134,8 +134,8 @@ def test_pauses_come_between_paragraphs_alone(own: PhonemeFrontEnd) -> None:
 
 
 def test_rests_are_as_long_as_what_ends(kokoro: FrontEnd) -> None:
-    """A model whose sentences have no silence around them is told every rest."""
-    planned = plan(kokoro, STORY)
+    """A model whose sentences have no silence around them gets every rest."""
+    planned = plan(kokoro, LONG_TEXT)
     rests = {p.utterance.text[-1]: p.segment.pause_s for p in planned[:-1]}
     assert rests[","] == 0.08
     assert rests["."] == 0.18
@@ -146,7 +146,7 @@ def test_rests_are_as_long_as_what_ends(kokoro: FrontEnd) -> None:
 
 def test_ids_are_those_of_the_phonemes(own: PhonemeFrontEnd) -> None:
     (planned,) = plan(own, "Hello there, [Kokoro](/kˈOkəɹO/).")
-    assert said(planned) == "həlˈO ðˈɛɹ, kˈOkəɹO."
+    assert phonemes_of(planned) == "həlˈO ðˈɛɹ, kˈOkəɹO."
 
 
 def test_speech_tokens_are_bounded_by_what_is_credible(own: PhonemeFrontEnd) -> None:
@@ -195,7 +195,7 @@ def test_phonemes_are_worked_out_when_they_are_asked_for(
         return PHONEMIZER(spoken, dialect)
 
     monkeypatch.setattr(own, "phonemizer", reader)
-    segments = own.plan(NORMALIZE(STORY), voice="anna", instructions="")
+    segments = own.plan(NORMALIZE(LONG_TEXT), voice="anna", instructions="")
     assert read == []
     next(segments)
     assert len(read) == 1
@@ -215,7 +215,7 @@ def test_phonemes_are_worked_out_when_they_are_asked_for(
 def test_the_voice_or_the_language_decides_the_reading(
     kokoro: FrontEnd, voice: str, language: str, water: str
 ) -> None:
-    assert said(plan(kokoro, "water", voice, language)[0]) == water
+    assert phonemes_of(plan(kokoro, "water", voice, language)[0]) == water
 
 
 def test_what_it_cannot_do_is_refused_by_name(kokoro: FrontEnd) -> None:

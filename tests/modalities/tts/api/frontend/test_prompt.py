@@ -1,4 +1,4 @@
-"""Front ends of models that are told words: how each family spells them, and what nobody can."""
+"""Front ends of models that take words: how each family spells them, and what cannot be spelled."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_text_can_spell_no_mark(front_end: Callable[..., Any], config: dict[st
     assert [i for i in hostile if i in marks] == [i for i in plain if i in marks]
 
 
-def test_long_text_is_said_in_several_bounded_segments(front_end: Callable[..., Any]) -> None:
+def test_long_text_becomes_several_bounded_segments(front_end: Callable[..., Any]) -> None:
     front = front_end(CSM)
     text = "This is one of many sentences. " * 34 + "\n\n" + "And a paragraph more. " * 12
     planned = list(

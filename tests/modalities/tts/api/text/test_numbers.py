@@ -82,5 +82,5 @@ def test_digit_strings_and_plurals() -> None:
 
 
 def test_every_number_below_a_million_is_read_differently() -> None:
-    said = {US.cardinal(n) for n in range(0, 1_000_000, 997)}
-    assert len(said) == len(range(0, 1_000_000, 997))
+    spoken = {US.cardinal(n) for n in range(0, 1_000_000, 997)}
+    assert len(spoken) == len(range(0, 1_000_000, 997))

@@ -62,15 +62,15 @@ def _is_speakable(char: str) -> bool:
 
 
 def _assert_tiles(spoken: SpokenText, source: tuple[int, int]) -> None:
-    said, told = 0, source[0]
+    spoken_end, source_end = 0, source[0]
     for segment in spoken.segments:
-        assert (segment.spoken.start, segment.source.start) == (said, told)
-        said, told = segment.spoken.end, segment.source.end
-        assert said >= segment.spoken.start
-        assert told >= segment.source.start
+        assert (segment.spoken.start, segment.source.start) == (spoken_end, source_end)
+        spoken_end, source_end = segment.spoken.end, segment.source.end
+        assert spoken_end >= segment.spoken.start
+        assert source_end >= segment.source.start
         if segment.is_aligned:
-            assert said - segment.spoken.start == told - segment.source.start
-    assert (said, told) == (len(spoken.text), source[1])
+            assert spoken_end - segment.spoken.start == source_end - segment.source.start
+    assert (spoken_end, source_end) == (len(spoken.text), source[1])
 
 
 @settings(max_examples=300)

@@ -87,7 +87,7 @@ def test_a_voice_belongs_to_the_key_given(
 
 @pytest.mark.usefixtures("served")
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["add", "Ada"], "--audio and --consent"),
         (["add", "--audio", "x", "--consent", "y"], "give its name"),
@@ -97,8 +97,8 @@ def test_a_voice_belongs_to_the_key_given(
         (["list", "alto"], "unexpected argument"),
     ],
 )
-def test_wrong_use_is_one_actionable_line(tmp_path: Path, argv: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_wrong_use_is_one_actionable_line(tmp_path: Path, argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         voices(tmp_path, *argv)
 
 

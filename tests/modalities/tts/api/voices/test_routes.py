@@ -110,8 +110,8 @@ async def test_the_engine_gets_the_recording_at_the_models_rate(service: VoiceSe
         assert clip is not None
         assert (clip.sample_rate, clip.prompt_ids) == (16_000, ())
         assert np.frombuffer(clip.pcm, "<f4").shape == (32_000,)
-        said = (await create(client, transcript="Hi")).json()["id"]
-        clip = service.clip(said, "", "parrot")
+        created_id = (await create(client, transcript="Hi")).json()["id"]
+        clip = service.clip(created_id, "", "parrot")
         assert clip is not None
         assert (clip.sample_rate, clip.prompt_ids) == (RATE, (72, 105))
     assert service.clip(made, "someone else", "mynah") is None
@@ -133,7 +133,7 @@ async def test_a_voice_is_its_makers_alone(service: VoiceService) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "told"),
+    ("fields", "param", "message"),
     [
         ({"name": "-"}, "name", "required"),
         ({"name": " "}, "name", "1 to 256 characters"),
@@ -151,11 +151,11 @@ async def test_a_voice_is_its_makers_alone(service: VoiceService) -> None:
     ],
 )
 async def test_a_wrong_field_is_named(
-    service: VoiceService, fields: dict[str, str], param: str, told: str
+    service: VoiceService, fields: dict[str, str], param: str, message: str
 ) -> None:
     async with asking(service) as client:
         error = refusal(await create(client, **fields))
-        assert (error["param"], told in error["message"]) == (param, True), error
+        assert (error["param"], message in error["message"]) == (param, True), error
         assert (await client.get(VOICES)).json()["data"][-1]["id"] == "polly"
 
 

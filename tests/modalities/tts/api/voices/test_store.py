@@ -40,11 +40,11 @@ def files(store: VoiceStore, kind: str = "voice") -> list[Path]:
 
 
 def test_what_is_kept_is_read_back(store: VoiceStore) -> None:
-    said = about(transcript="Hello.", consent="I agree.", language="en-GB")
-    kept = store.add("ada", said, SOUND_S, RATE)
+    details = about(transcript="Hello.", consent="I agree.", language="en-GB")
+    kept = store.add("ada", details, SOUND_S, RATE)
     found = store.read(kept.id, "ada")
     assert found == VoiceFile(kept, SOUND_S.tobytes())
-    assert (found.record.about, found.record.sample_rate) == (said, RATE)
+    assert (found.record.about, found.record.sample_rate) == (details, RATE)
     assert store.voices_of("ada") == [kept] == [store.record(kept.id, "ada")]
 
 

@@ -139,7 +139,7 @@ def poison(decoder: StreamingDecoder, row: int) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_invalid_frames_of_a_row_are_never_heard(name: str) -> None:
+def test_invalid_frames_of_a_row_never_reach_its_sound(name: str) -> None:
     """Frames beyond `num_valid` may hold anything, even codes that do not exist."""
     decoder = decoder_of(name)
     codes, whole = codes_of(name, torch.float64, 9, 1)

@@ -43,7 +43,7 @@ def frames(*codes: int) -> torch.Tensor:
 
 
 def speak(spy: Spy, chunks: Sequence[int], **policy: object) -> list[float]:
-    """The sound of codes 1, 2, 3, ... in chunks of so many, after the prompt was heard."""
+    """The sound of codes 1, 2, 3, ... in chunks of so many, after the prompt."""
     window = decoder(spy, **policy)
     window.init_state([0])
     window.prime(0, frames(*PROMPT)[0])

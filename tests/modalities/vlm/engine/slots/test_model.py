@@ -1,4 +1,4 @@
-"""The family of the embedded model that sees: eyes, joined folder, engine, answers."""
+"""The family of the embedded vision model: encoder, joined folder, engine, answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ RANK, ALPHA = 2, 4.0
 CHANGED = "model.layers.1.self_attn.q_proj.weight"
 
 
-def eyes_config() -> Any:
+def encoder_config() -> Any:
     return SlotConfig(
         vision_config=VISION,
         text_config=TEXT,
@@ -86,10 +86,10 @@ def write_language(folder: Path) -> transformers.LlamaForCausalLM:
     return model
 
 
-def write_eyes(folder: Path) -> SlotModel:
+def write_encoder(folder: Path) -> SlotModel:
     folder.mkdir()
     torch.manual_seed(1)
-    model = SlotModel(eyes_config()).eval()
+    model = SlotModel(encoder_config()).eval()
     with torch.no_grad():
         for parameter in model.teller.parameters():
             torch.nn.init.normal_(parameter)
@@ -122,10 +122,10 @@ def write_eyes(folder: Path) -> SlotModel:
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     folder = tmp_path_factory.mktemp("slots")
-    language, eyes = write_language(folder / "language"), write_eyes(folder / "eyes")
+    language, encoder = write_language(folder / "language"), write_encoder(folder / "eyes")
     (folder / "joined").mkdir()
     source.join(folder / "eyes", folder / "language", folder / "joined")
-    return folder, language, eyes
+    return folder, language, encoder
 
 
 def test_the_language_model_is_linked_not_stored_again(parts: tuple[Path, Any, Any]) -> None:
@@ -153,7 +153,7 @@ def test_changes_are_added_where_they_belong(parts: tuple[Path, Any, Any]) -> No
 
 def test_answers_equal_transformers(parts: tuple[Path, Any, Any]) -> None:
     """The whole way: folder, processor, engine, answer."""
-    folder, _, eyes = parts
+    folder, _, encoder = parts
     picture = Image.radial_gradient("L").convert("RGB").resize((64, 64))
     with VisionPipeline.from_pretrained(
         str(folder / "joined"), progress=False, dtype="float32"
@@ -162,10 +162,10 @@ def test_answers_equal_transformers(parts: tuple[Path, Any, Any]) -> None:
         again = see(picture.transpose(Image.Transpose.ROTATE_90), "What?", max_tokens=12)
     assert reply.usage.num_image_tokens == NUM_POSITIONS
     assert again.usage.num_image_tokens == NUM_POSITIONS
-    assert reply.text == expected(folder, eyes, picture)
+    assert reply.text == expected(folder, encoder, picture)
 
 
-def expected(folder: Path, eyes: SlotModel, picture: Image.Image) -> str:
+def expected(folder: Path, encoder: SlotModel, picture: Image.Image) -> str:
     """What transformers says with the changes merged by hand."""
     language = transformers.LlamaForCausalLM.from_pretrained(folder / "language")
     with Checkpoint.open(folder / "joined") as checkpoint:
@@ -176,9 +176,9 @@ def expected(folder: Path, eyes: SlotModel, picture: Image.Image) -> str:
     raw = torch.tensor(list(picture.tobytes()), dtype=torch.float32).view(1, 64, 64, 3)
     with torch.no_grad():
         language.get_parameter(CHANGED).add_(ALPHA / RANK * up @ down)
-        seen = eyes.get_image_features(raw.permute(0, 3, 1, 2) / 127.5 - 1).pooler_output
+        features = encoder.get_image_features(raw.permute(0, 3, 1, 2) / 127.5 - 1).pooler_output
         embed = language.get_input_embeddings()
-        x = torch.cat((embed(torch.tensor([before])), seen, embed(torch.tensor([after]))), 1)
+        x = torch.cat((embed(torch.tensor([before])), features, embed(torch.tensor([after]))), 1)
         found: list[int] = []
         for _ in range(12):
             found.append(int(language(inputs_embeds=x).logits[0, -1].argmax()))
@@ -188,19 +188,19 @@ def expected(folder: Path, eyes: SlotModel, picture: Image.Image) -> str:
 
 
 def test_uncertain_letters_weight_word_embeddings() -> None:
-    config = eyes_config().vision_config
-    teller = SlotProjector(config, 8)
+    config = encoder_config().vision_config
+    projector = SlotProjector(config, 8)
     spelling = torch.tensor([[26] * 4, [2, 0, 19, 26], [2, 0, 17, 26], [0] * 4, [1] * 4, [3] * 4])
-    teller.spelling.copy_(spelling)
+    projector.spelling.copy_(spelling)
     with torch.no_grad():
-        teller.words.copy_(torch.eye(6, 8)[:, None])
+        projector.words.copy_(torch.eye(6, 8)[:, None])
     fields = [torch.zeros(2, size) for size in (4, 5, 4)]
     letters = torch.nn.functional.one_hot(spelling[[1, 0]], 27).float() * 20
     letters[0, 2] = 0
     letters[0, 2, 17] = letters[0, 2, 19] = 20  # an r, or a t
-    told = teller(SlotScores(fields, letters))[:, -1]
-    torch.testing.assert_close(told[0, 1:3], torch.tensor([0.5, 0.5]))
-    torch.testing.assert_close(told[1, 0], torch.tensor(1.0))
+    projected = projector(SlotScores(fields, letters))[:, -1]
+    torch.testing.assert_close(projected[0, 1:3], torch.tensor([0.5, 0.5]))
+    torch.testing.assert_close(projected[1, 0], torch.tensor(1.0))
 
 
 def test_fetching_joins_what_is_installed_with_the_chat_model(

@@ -22,7 +22,7 @@ def test_keyed_noise_is_standard_normal_and_a_function_of_its_key() -> None:
     assert noise.isfinite().all()
 
 
-def test_snac_rows_hear_the_noise_of_their_own_seed() -> None:
+def test_snac_rows_get_the_noise_of_their_own_seed() -> None:
     model = snac().double().eval()
     randomise(model)
     decoder = build_decoder(model, num_rows=3)

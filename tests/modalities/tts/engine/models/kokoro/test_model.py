@@ -73,7 +73,7 @@ def test_speed_scales_durations(kokoro: Kokoro) -> None:
         ([50], 4.5, InvalidRequest),
     ],
 )
-def test_what_cannot_be_said_is_refused(
+def test_what_cannot_be_spoken_is_refused(
     kokoro: Kokoro, phoneme_ids: list[int], speed: float, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -158,5 +158,5 @@ def test_configs_that_do_not_fit_are_refused() -> None:
         read_kokoro_config({**TINY, "istftnet": uneven})
 
 
-def test_phonemes_are_encoded_and_strangers_are_silent(kokoro: Kokoro) -> None:
+def test_phonemes_are_encoded_and_unknown_ones_are_silent(kokoro: Kokoro) -> None:
     assert kokoro.config.encode("ðə kæt 🙂") == (81, 83, 16, 53, 72, 62, 16)

@@ -91,7 +91,7 @@ def test_more_is_cut_where_less_may_be_done_at_a_time(kokoro: Kokoro) -> None:
     assert counts[0] > counts[1] > counts[2] > 1
 
 
-def test_sentences_are_told_apart_and_end_with_their_pauses(kokoro: Kokoro) -> None:
+def test_sentences_are_separated_and_end_with_their_pauses(kokoro: Kokoro) -> None:
     asked = request(10, 12, pause_s=0.5)
     runner = StagedRunner(StagedKokoro(kokoro), CPU)
     first, second = (drive(runner, asked, unit)[0] for unit in (0, 1))
@@ -249,12 +249,12 @@ def test_options_of_codecs_are_refused_by_name(resolved: ResolvedModel) -> None:
 
 def test_memory_is_reserved_before_it_is_taken(resolved: ResolvedModel) -> None:
     ledger = Ledger(1 << 30)
-    heard: list[float] = []
-    loaded = loader(resolved, Config(), ledger).load(heard.append)
+    progress: list[float] = []
+    loaded = loader(resolved, Config(), ledger).load(progress.append)
     held = ledger.by_owner()
     num_bytes = sum(weight.numel() * 4 for weight in tiny_model().parameters())
     assert held["tiny/weights"] <= num_bytes
     assert held["tiny/activations"] > 0
-    assert heard[-1] == pytest.approx(1.0)
+    assert progress[-1] == pytest.approx(1.0)
     loaded.close()
     assert ledger.available_bytes == ledger.capacity_bytes

@@ -43,8 +43,8 @@ def test_every_tensor_goes_where_it_belongs(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     with Checkpoint.open(folder) as checkpoint:
         blueprint = VoiceBlueprint(checkpoint.config, setup_of(folder))
-        talker = blueprint.build(checkpoint, lambda _: None)
-    weight = talker.ends["output"].scores.weight
+        model = blueprint.build(checkpoint, lambda _: None)
+    weight = model.ends["output"].scores.weight
     assert torch.equal(weight, tensors["talker.output.scores.weight"])
     num_values = sum(t.numel() for name, t in tensors.items() if name.startswith("talker."))
     assert blueprint.weight_bytes() == 4 * num_values

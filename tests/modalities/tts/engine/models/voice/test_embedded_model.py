@@ -45,14 +45,14 @@ def test_it_is_as_small_as_promised() -> None:
 def test_it_speaks_in_steps() -> None:
     with Checkpoint.open(source.FOLDER) as checkpoint:
         blueprint = VoiceBlueprint(checkpoint.config, setup_of(source.FOLDER))
-        talker = blueprint.build(checkpoint, lambda _: None)
+        model = blueprint.build(checkpoint, lambda _: None)
     assert blueprint.config.codec.step_s >= 1 / 25
     fields = json.loads((source.FOLDER / "config.json").read_text(encoding="utf-8"))
     symbols = [fields["vocab"][symbol] for symbol in HELLO]
-    logits = talker.ends["output"].scores
+    logits = model.ends["output"].scores
     rig = FrameRig(
-        talker,
-        talker.stack.config.kv_layout(4, torch.float32),
+        model,
+        model.stack.config.kv_layout(4, torch.float32),
         recorder=partial(FrameRecorder, logits=logits, vocab_size=blueprint.num_logits),
     )
     row = rig.open((*fields["prompt_prefix"], *symbols, *fields["prompt_suffix"]))
@@ -63,8 +63,8 @@ def test_it_speaks_in_steps() -> None:
     decoder = blueprint.open_codec(num_rows=1, report=lambda _: None).decoder
     decoder.init_state([0])
     codes = torch.tensor(row.frames).T[None]
-    heard = [decoder.push(step, [0]).row(0) for step in codes.split(1, -1)]
-    pcm = torch.cat([*heard, decoder.flush([0]).row(0)])
+    chunks = [decoder.push(step, [0]).row(0) for step in codes.split(1, -1)]
+    pcm = torch.cat([*chunks, decoder.flush([0]).row(0)])
     assert 0.4 < len(pcm) / decoder.sample_rate < 2
     assert 0.01 < pcm.square().mean().sqrt() < 0.3
     assert pcm.abs().max() < 1
@@ -79,16 +79,16 @@ def test_a_stream_sounds_the_same_beside_others_to_the_last_bit() -> None:
     random = torch.Generator().manual_seed(0)
     codes = torch.randint(codec.num_levels, (4, codec.num_codebooks, 8), generator=random)
 
-    def heard(chosen: list[int]) -> list[torch.Tensor]:
+    def decoded(chosen: list[int]) -> list[torch.Tensor]:
         rows = list(range(len(chosen)))
         decoder.init_state(rows)
         steps = [decoder.push(step, rows) for step in codes[chosen].split(4, -1)]
         steps.append(decoder.flush(rows))
         return [torch.cat([step.row(row) for step in steps]) for row in rows]
 
-    together = heard([0, 1, 2, 3])
+    together = decoded([0, 1, 2, 3])
     for row in range(4):
-        assert torch.equal(heard([row])[0], together[row])
+        assert torch.equal(decoded([row])[0], together[row])
 
 
 def test_a_package_without_it_says_so(

@@ -1,4 +1,4 @@
-"""The whole house: every route of the real app, each in front of a made-up engine."""
+"""The whole server: every route of the real app, each in front of a made-up engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fastapi import FastAPI
 
 from support.embedding_models import WORDS, save_tokenizer, write
 from support.http import READY, FakeEngine, make_service
-from support.image_app import PaintingEngine, image_model, make_image_service
-from support.recognition import DictatedEngine, recognition_service, said
-from support.speech_app import HummingEngine, SpellingFrontEnd
+from support.image_app import FakeImageEngine, image_model, make_image_service
+from support.recognition import FakeRecognitionEngine, recognition_service, timed_tokens
+from support.speech_app import FakeSpeechEngine, SpellingFrontEnd
 from support.voices_app import PARROT
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
@@ -85,15 +85,15 @@ class VectorEngine:
 
 
 @dataclass
-class House:
+class FullApp:
     """An app, and the engines behind it."""
 
     app: FastAPI
     chat: FakeEngine
     embedding: VectorEngine
-    speech: HummingEngine
-    transcription: DictatedEngine
-    image: PaintingEngine
+    speech: FakeSpeechEngine
+    transcription: FakeRecognitionEngine
+    image: FakeImageEngine
 
     @property
     def num_finished(self) -> dict[str, int]:
@@ -113,35 +113,35 @@ def embedding_model(folder: Path) -> EmbeddingModel:
     return EmbeddingModel.open(resolved, ModelOptions())
 
 
-def open_house(folder: Path, **server: Any) -> House:
+def open_full_app(folder: Path, **server: Any) -> FullApp:
     """Every route, with a model of each kind."""
-    house = House(
+    full_app = FullApp(
         app=FastAPI(),
         chat=FakeEngine(answer="hi"),
         embedding=VectorEngine(),
-        speech=HummingEngine(step_samples=20_000),
-        transcription=DictatedEngine([(2.0, (said(" Hello.", 0.0, 1.0),))]),
-        image=PaintingEngine(),
+        speech=FakeSpeechEngine(step_samples=20_000),
+        transcription=FakeRecognitionEngine([(2.0, (timed_tokens(" Hello.", 0.0, 1.0),))]),
+        image=FakeImageEngine(),
     )
     config = Config(server=ServerOptions(**server))
     links = picture_links(config)
-    text = make_service(folder / "text", house.chat)
+    text = make_service(folder / "text", full_app.chat)
     words = EmbeddingService.from_config(
-        config, [embedding_model(folder / "words")], house.embedding
+        config, [embedding_model(folder / "words")], full_app.embedding
     )
     front = SpellingFrontEnd(takes_instructions=True)
     store = VoiceStore(folder / "voices", VoiceQuota(per_owner=50, in_total=50))
     voices = VoiceService(store, [front, PARROT], OwnPool())  # type: ignore[arg-type]
     admission = Admission(options=ScheduleOptions())
-    speech = SpeechService(house.speech, [front], admission, max_characters=4096)
-    hearing = recognition_service(house.transcription, is_multilingual=True)
-    images = make_image_service(house.image, image_model(max_references=16))
+    speech = SpeechService(full_app.speech, [front], admission, max_characters=4096)
+    transcriptions = recognition_service(full_app.transcription, is_multilingual=True)
+    images = make_image_service(full_app.image, image_model(max_references=16))
     cards = [card_of(model) for model in text.models.values()]
     cards += embedding_cards(words) + speech_cards(speech)
-    cards += recognition_cards(hearing) + image_cards(images)
+    cards += recognition_cards(transcriptions) + image_cards(images)
     routers = [llm_router(text, links.find), embeddings_router(words), speech_router(speech)]
     routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
-    routers += [recognition_router(hearing), images_router(images, links)]
+    routers += [recognition_router(transcriptions), images_router(images, links)]
     tasks = [Task(*modality.task) for modality in MODALITIES]
-    house.app = create_app(config, house.chat, routers, cards, tasks)
-    return house
+    full_app.app = create_app(config, full_app.chat, routers, cards, tasks)
+    return full_app

@@ -1,6 +1,6 @@
-"""A model in company: the real scheduler, runner and sampler, turned by hand in virtual time.
+"""A model with batch mates: the real scheduler, runner and sampler, turned by hand in virtual time.
 
-`Company` keeps every row of logits that a token was drawn from, by job and position. `alone` is
+`BatchDriver` keeps every row of logits that a token was drawn from, by job and position. `alone` is
 what it is compared with: one request, its prompt in one piece, nothing cached.
 """
 
@@ -89,7 +89,7 @@ class LogitsKeeper(Sampler):
         return given
 
 
-class Company(SchedulerDriver):
+class BatchDriver(SchedulerDriver):
     """Jobs of one model, up to `depth` steps in flight. Fresh pages hold NaN."""
 
     def __init__(
@@ -155,16 +155,16 @@ def alone(
     model: CausalModel, layout: KvLayout, native: NativeKernels | None, request: TokenRequest
 ) -> tuple[dict[int, torch.Tensor], list[TokenDelta]]:
     """Logits by position and deltas of a request that has the engine to itself."""
-    company = Company(
+    driver = BatchDriver(
         model,
         layout,
         native,
         num_pages=-(-MAX_LENGTH // layout.page_size),
         enable_prefix_caching=False,
     )
-    company.submit("alone", request)
-    company.run()
-    return company.logits["alone"], company.deltas("alone")
+    driver.submit("alone", request)
+    driver.run()
+    return driver.logits["alone"], driver.deltas("alone")
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from triptych.core.streams import HIGH_WATER, LOW_WATER, JobStream, StreamTable
 
 
 @dataclass(kw_only=True)
-class ActingEngine:
+class ScriptedEngine:
     """An engine client that remembers what became of every job."""
 
     error: Exception | None = None
@@ -52,7 +52,7 @@ class ActingEngine:
         self._tasks[job_id] = asyncio.create_task(self._run(job_id, request))
         return stream
 
-    def tell(self, job_id: str, delta: Any, *, is_final: bool = False) -> None:
+    def send(self, job_id: str, delta: Any, *, is_final: bool = False) -> None:
         """Deliver a delta, the last of its job if `is_final`."""
         if is_final:
             self.finished.append(job_id)
@@ -74,7 +74,7 @@ class ActingEngine:
                 task.cancel()
 
     def _pause(self, job_ids: Sequence[str], is_paused: bool) -> None:
-        """Whoever reads slowly is not waited for."""
+        """A slow reader does not hold up the job."""
 
     def status(self) -> EngineStatus:
         return READY
