@@ -369,11 +369,11 @@ def test_a_step_that_raises_ends_its_jobs() -> None:
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_step_that_raises_ends_a_job_of_several_images_once(failing: int) -> None:
-    rig = Rig(painter=FakePainter(errors={failing: InternalError("boom")}))
+    rig = Rig(runner=FakeImageRunner(errors={failing: InternalError("boom")}))
     rig.submit("a", request_of(num_images=3))
     rig.run()
     assert rig.outputs.error_code("a") == "internal_error"
-    assert rig.painter.held == {}
+    assert rig.runner.held == {}
 
 
 @pytest.mark.parametrize("depth", [1, 2])
