@@ -12,7 +12,12 @@ from pathlib import Path
 from triptych.core.errors import ConfigError
 from triptych.modalities.llm.api import cli as chat
 from triptych.modalities.llm.api.cli import add_chat_arguments
-from triptych.modalities.vlm.api.pipeline import PictureInput, VisionChatPipeline, VisionPipeline
+from triptych.modalities.vlm.api.pipeline import (
+    PictureInput,
+    VisionChatPipeline,
+    VisionPipeline,
+    picture_source,
+)
 
 __all__ = ["add_chat_arguments", "add_see_arguments", "run_chat", "run_see"]
 
@@ -85,7 +90,9 @@ def _is_picture(operand: str) -> bool:
 
 def _picture(name: str) -> PictureInput:
     if name != _STDIN:
-        return Path(name)
+        file = picture_source(Path(name)).file  # read now: a mistake costs no load of a model
+        assert file is not None
+        return bytes(file.data)
     data = sys.stdin.buffer.read()
     if not data:
         raise ConfigError("Nothing was piped in.")

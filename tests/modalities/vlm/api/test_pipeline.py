@@ -127,3 +127,11 @@ def test_see_needs_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     with pytest.raises(ConfigError, match="name a picture"):
         run("see", "What is this?")
+
+
+def test_see_reads_its_pictures_before_it_loads_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "_open_pipeline", lambda args: pytest.fail("a model is loaded"))
+    with pytest.raises(ConfigError, match=r"missing\.png cannot be read"):
+        run("see", "missing.png", "What is this?")
