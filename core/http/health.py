@@ -28,7 +28,7 @@ class ModelHealth(BaseModel):
 class Health(BaseModel):
     """The server's state. `reason` says why it is not ready.
 
-    Where there are API keys, models are listed for requests with one.
+    Where there are API keys, models are told to those who send one.
     """
 
     status: Literal["ok", "unavailable"]
