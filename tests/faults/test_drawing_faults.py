@@ -123,7 +123,7 @@ def is_close(ours: Pixels | None, theirs: Pixels) -> bool:
     return max(abs(mine - other) for mine, other in pairs) <= 1
 
 
-def test_32_latents_that_are_no_numbers_end_their_own_job_alone(rig: FaultRig) -> None:
+def test_latents_that_are_no_numbers_end_their_own_job_alone(rig: FaultRig) -> None:
     other = image_request(seed=2)
     expected = drawn_alone(rig.executor, other)
     rig.submit("bad", image_request(num_steps=8))
@@ -137,7 +137,7 @@ def test_32_latents_that_are_no_numbers_end_their_own_job_alone(rig: FaultRig) -
     assert is_close(rig.picture("good"), expected)
 
 
-def test_28_cancelled_picture_is_gone_within_two_steps(rig: FaultRig) -> None:
+def test_cancelled_picture_is_gone_within_two_steps(rig: FaultRig) -> None:
     other = image_request(seed=2, num_steps=12)
     expected = drawn_alone(rig.executor, other)
     rig.submit("left", image_request(num_steps=50, num_images=2))
@@ -152,7 +152,7 @@ def test_28_cancelled_picture_is_gone_within_two_steps(rig: FaultRig) -> None:
     assert is_close(rig.picture("stays"), expected)
 
 
-def test_29_a_slow_reader_stands_still_until_it_reads(rig: FaultRig) -> None:
+def test_a_slow_reader_stands_still_until_it_reads(rig: FaultRig) -> None:
     rig.submit("slow", image_request(num_steps=9, has_progress=True))
     rig.turn_until_step("slow", 3)
     rig.world.engine.set_paused(["slow"], True)

@@ -86,7 +86,7 @@ def sent(
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_14_to_17_hostile_pictures_are_refused(shared: HttpServer, name: str) -> None:
+def test_to_17_hostile_pictures_are_refused(shared: HttpServer, name: str) -> None:
     data, status = HOSTILE[name]
     before_s = time.process_time()
     for path in (EDITS, VARIATIONS):
@@ -96,7 +96,7 @@ def test_14_to_17_hostile_pictures_are_refused(shared: HttpServer, name: str) ->
 
 
 @pytest.mark.parametrize("claimed", ["image/jpeg", "image/webp", "text/plain", "image/gif"])
-def test_17_a_picture_that_is_not_what_it_is_sent_as(shared: HttpServer, claimed: str) -> None:
+def test_a_picture_that_is_not_what_it_is_sent_as(shared: HttpServer, claimed: str) -> None:
     error = refused(sent(shared, media_type=claimed, image=PNG), 415)
     assert "image/png" in error["message"]
 
@@ -104,7 +104,7 @@ def test_17_a_picture_that_is_not_what_it_is_sent_as(shared: HttpServer, claimed
 @pytest.mark.parametrize(
     "size", ["1023x7", "20000x20000", "99999x16", "16x16", "8192x8192", "130x128", "512x128"]
 )
-def test_23_sizes_that_cannot_be_drawn(shared: HttpServer, size: str) -> None:
+def test_sizes_that_cannot_be_drawn(shared: HttpServer, size: str) -> None:
     reply = ask(shared.url, GENERATIONS, json=generation(size=size))
     assert refused(reply, 400)["param"] == "size"
     fields = {"prompt": "x", "size": size}
@@ -112,26 +112,26 @@ def test_23_sizes_that_cannot_be_drawn(shared: HttpServer, size: str) -> None:
     assert refused(reply, 400)["param"] == "size"
 
 
-def test_23_a_mask_of_another_size(shared: HttpServer) -> None:
+def test_a_mask_of_another_size(shared: HttpServer) -> None:
     mask = hole_mask(64, 64, (0, 0, 9, 9))
     assert refused(sent(shared, image=PNG, mask=mask), 400)["param"] == "mask"
 
 
 @pytest.mark.parametrize("steps", [0, -1, 10_000, 2**70, 1.5, "10", True])
-def test_24_steps_out_of_range(shared: HttpServer, steps: Any) -> None:
+def test_steps_out_of_range(shared: HttpServer, steps: Any) -> None:
     reply = ask(shared.url, GENERATIONS, json=generation(steps=steps))
     assert refused(reply, 400)["param"] == "steps"
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_24_numbers_that_are_none(shared: HttpServer, number: str) -> None:
+def test_numbers_that_are_none(shared: HttpServer, number: str) -> None:
     raw = json.dumps(generation(guidance=1234)).replace("1234", number)
     headers = {"content-type": "application/json"}
     reply = ask(shared.url, GENERATIONS, content=raw.encode(), headers=headers)
     refused(reply, 400)
 
 
-def test_26_names_of_files_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_files_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     engine = FakeImageEngine()
     before = set(Path("/tmp").iterdir())
@@ -150,7 +150,7 @@ def test_26_names_of_files_go_nowhere(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("is_reset", [False, True])
 @pytest.mark.parametrize("stage", ["waiting", "running"])
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_28_a_client_that_leaves_stops_its_pictures(
+def test_a_client_that_leaves_stops_its_pictures(
     is_streamed: bool, stage: str, is_reset: bool
 ) -> None:
     engine = FakeImageEngine(step_s=0.01, gate=threading.Event())
@@ -174,7 +174,7 @@ def test_28_a_client_that_leaves_stops_its_pictures(
         assert engine.finished == []
 
 
-def test_28_a_client_that_leaves_while_its_pictures_are_read() -> None:
+def test_a_client_that_leaves_while_its_pictures_are_read() -> None:
     engine = FakeImageEngine()
     big = saved(picture(3000, 3000), compress_level=0)[: 3 * 2**20]  # decoding it fails, slowly
     form = b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
@@ -192,7 +192,7 @@ def test_28_a_client_that_leaves_while_its_pictures_are_read() -> None:
         assert engine.submitted == {}
 
 
-def test_30_overload_says_when_to_come_back() -> None:
+def test_overload_says_when_to_come_back() -> None:
     engine = FakeImageEngine(gate=threading.Event())
     service = make_image_service(engine, max_queue_size=2, max_batch_size=2)
     with live(make_image_app(engine, service)) as server:
@@ -212,14 +212,14 @@ def test_30_overload_says_when_to_come_back() -> None:
         assert ask(server.url, GENERATIONS, json=generation()).status_code == 200
 
 
-def test_32_a_picture_that_turns_to_nothing_costs_itself_alone() -> None:
+def test_a_picture_that_turns_to_nothing_costs_itself_alone() -> None:
     engine = FakeImageEngine(error=NonFinite("The picture is not a number."), num_good=2)
     with surviving(engine) as server:
         reply = ask(server.url, GENERATIONS, json=generation())
         assert refused(reply, 500)["code"] == "non_finite"
 
 
-def test_35_one_child_decodes_whatever_comes(shared: HttpServer) -> None:
+def test_one_child_decodes_whatever_comes(shared: HttpServer) -> None:
     for data, _ in HOSTILE.values():
         sent(shared, image=data)
     (child,) = decoders()

