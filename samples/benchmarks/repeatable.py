@@ -52,7 +52,7 @@ MODES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 0.7, "seed": 5},
 }
-NUM_IN_COMPANY = 48
+NUM_BATCHED = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class Repeater:
                 replies[question].append(await self.ask(question))
         return replies
 
-    async def in_company(self, questions: Sequence[Question], repeats: int) -> Replies:
-        """All at once, at least `NUM_IN_COMPANY` of them, in a different order each time."""
+    async def batched(self, questions: Sequence[Question], repeats: int) -> Replies:
+        """All at once, at least `NUM_BATCHED` of them, in a different order each time."""
         replies: Replies = {question: [] for question in questions}
         for index in range(repeats):
-            crowd = [*questions] * -(-NUM_IN_COMPANY // len(questions))
+            crowd = [*questions] * -(-NUM_BATCHED // len(questions))
             random.Random(index).shuffle(crowd)
             answers = await asyncio.gather(*(self.ask(question) for question in crowd))
             for question, reply in zip(crowd, answers, strict=True):
@@ -153,7 +153,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Replies]:
     ) as client:
         repeater = Repeater(client, args.model, args.max_tokens)
         alone = await repeater.alone(questions, args.repeats)
-        return {"alone": alone, "in company": await repeater.in_company(questions, args.repeats)}
+        return {"alone": alone, "in company": await repeater.batched(questions, args.repeats)}
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ TESTED_ELSEWHERE = {
     "modalities/tts/configs": "modalities/tts/engine/models/kokoro/test_weights.py",
     "modalities/tts/engine/models": "parity/test_spoken_parity.py",
     "modalities/tts/sources": "modalities/tts/engine/models/kokoro/test_weights.py",
+    "modalities/vlm/configs": "modalities/vlm/processing/test_processor.py",
 }
 """Folders of the product whose tests are in another place, and that place."""
 
