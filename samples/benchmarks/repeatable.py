@@ -153,7 +153,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Replies]:
     ) as client:
         repeater = Repeater(client, args.model, args.max_tokens)
         alone = await repeater.alone(questions, args.repeats)
-        return {"alone": alone, "in company": await repeater.batched(questions, args.repeats)}
+        return {"alone": alone, "batched": await repeater.batched(questions, args.repeats)}
 
 
 def main() -> None:
