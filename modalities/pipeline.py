@@ -9,13 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from abc import ABC, abstractmethod
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-)
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType

@@ -39,13 +39,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
 from triptych.core.transport.messages import Heartbeat
-from triptych.schedulers.base import (
-    FitsStepBudget,
-    LoadedModel,
-    ModelLoader,
-    Proposal,
-    Scheduler,
-)
+from triptych.schedulers.base import FitsStepBudget, LoadedModel, ModelLoader, Proposal, Scheduler
 from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter
@@ -239,12 +233,13 @@ class Engine:
         return proposals[self._timeline.pick(candidates, now_s).model]
 
     def _candidate(self, proposal: Proposal) -> Candidate:
-        costs = self._models.ready[proposal.model].scheduler.costs
-        cost_s, is_known = (
-            costs.predict(proposal.kind, proposal.work),
-            costs.is_known(proposal.kind),
-        )
+        cost_s, is_known = self._expected(proposal)
         return Candidate(proposal.model, proposal.due_s, cost_s, is_known)
+
+    def _expected(self, proposal: Proposal) -> tuple[float, bool]:
+        """Seconds that a step will take, and whether one of its kind was seen before."""
+        costs = self._models.ready[proposal.model].scheduler.costs
+        return costs.predict(proposal.kind, proposal.work), costs.is_known(proposal.kind)
 
     def _set_step_budget(self, loaded: LoadedModel, others: Collection[str]) -> None:
         """Say how long a model's steps may be beside those of others that have jobs."""
@@ -261,12 +256,8 @@ class Engine:
         if plan is None:
             return False
         self._next_step_id += 1
-        costs = loaded.scheduler.costs
-        cost_s, is_cold = (
-            costs.predict(proposal.kind, proposal.work),
-            not costs.is_known(proposal.kind),
-        )
-        step = _LaunchedStep(loaded, plan, cost_s, is_cold, now_s)
+        cost_s, is_known = self._expected(proposal)
+        step = _LaunchedStep(loaded, plan, cost_s, not is_known, now_s)
         self._timeline.charge(proposal.model, cost_s)
         self._in_flight.append(step)
         self._has_news = True

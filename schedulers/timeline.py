@@ -63,7 +63,7 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class _StepBudget:
+class _Gap:
     """Time that others took since a model's last step with a deadline, and what they may take.
 
     `num_narrow` gaps since the last wide one were narrow.
@@ -95,10 +95,10 @@ class _StepBudget:
             return self.taken_s <= self.room_s
         return not (candidate.is_known or self.taken_s)
 
-    def next(self, room_s: float) -> _StepBudget:
+    def next(self, room_s: float) -> _Gap:
         """The gap after this one, which was wide if it was used so."""
         was_wide = self.taken_s > self.room_s
-        return _StepBudget(room_s=room_s, num_narrow=0 if was_wide else self.num_narrow + 1)
+        return _Gap(room_s=room_s, num_narrow=0 if was_wide else self.num_narrow + 1)
 
 
 class Timeline:
@@ -115,7 +115,7 @@ class Timeline:
         # Service given to deadlines since they began to overrule the fair choice, and despite them.
         self._pressed_s = 0.0
         self._spared_s = 0.0
-        self._gaps: dict[str, _StepBudget] = {}
+        self._gaps: dict[str, _Gap] = {}
         self._urgent: set[str] = set()  # models whose latest proposal had a deadline
 
     def pick(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
@@ -173,7 +173,7 @@ class Timeline:
 
     def _note_gaps(self, chosen: Candidate) -> None:
         if chosen.has_deadline:
-            gap = self._gaps.get(chosen.model, _StepBudget())
+            gap = self._gaps.get(chosen.model, _Gap())
             self._gaps[chosen.model] = gap.next(GAP_SHARE * chosen.cost_s)
             return
         for model, gap in self._gaps.items():

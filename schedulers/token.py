@@ -13,11 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from triptych.core.config import ScheduleOptions
-from triptych.core.errors import (
-    InvalidRequest,
-    NonFinite,
-    TriptychError,
-)
+from triptych.core.errors import InvalidRequest, NonFinite, TriptychError
 from triptych.core.job import Job, JobState
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import Plan, StepResult
@@ -26,10 +22,7 @@ from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import BatchedJob, Batcher, Step
 from triptych.schedulers.token_batch import COUNTERS, TokenBatch, TokenStepDraft
 from triptych.schedulers.token_draft import UNCONSTRAINED
-from triptych.schedulers.token_state import (
-    ScheduledRow,
-    SequenceState,
-)
+from triptych.schedulers.token_state import ScheduledRow, SequenceState
 
 _LEAST_TOKENS = 32  # of prompts in a step whose time is a measurement of them
 _CHUNK = "prompt_chunk"  # the work of a step by the tokens of its prompts alone

@@ -26,12 +26,7 @@ from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Draft, Step
 from triptych.schedulers.token_draft import TokenDraft, TokenLimits, make_draft
-from triptych.schedulers.token_state import (
-    ScheduledRow,
-    SequenceState,
-    TokenProgress,
-    TokenState,
-)
+from triptych.schedulers.token_state import ScheduledRow, SequenceState, TokenProgress, TokenState
 
 COUNTERS = (
     "prompt_tokens_total",

@@ -23,14 +23,7 @@ from triptych.core.devices.clock import DeviceClock, on_device
 from triptych.core.errors import OutOfMemory
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
-from triptych.core.plan import (
-    Plan,
-    SlotStart,
-    TokenPlan,
-    TokenRow,
-    TokenRowResult,
-    TokenStepResult,
-)
+from triptych.core.plan import Plan, SlotStart, TokenPlan, TokenRow, TokenRowResult, TokenStepResult
 
 
 @dataclass(slots=True)

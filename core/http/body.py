@@ -17,12 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triptych.core.errors import (
-    InvalidRequest,
-    PayloadTooLarge,
-    RequestTimeout,
-    UnsupportedMedia,
-)
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, UnsupportedMedia
 from triptych.core.limits import (
     BODY_TIMEOUT_S,
     MAX_JSON_CONTAINERS,

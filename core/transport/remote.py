@@ -19,13 +19,7 @@ from typing import Any
 import zmq
 
 from triptych.core.client import EngineStatus
-from triptych.core.errors import (
-    Draining,
-    EngineDown,
-    PayloadTooLarge,
-    TriptychError,
-    from_info,
-)
+from triptych.core.errors import Draining, EngineDown, PayloadTooLarge, TriptychError, from_info
 from triptych.core.streams import JobStream, StreamTable
 from triptych.core.transport.endpoint import bind_router
 from triptych.core.transport.messages import (

@@ -11,12 +11,7 @@ import msgspec
 import yaml
 
 from triptych.core.options.declaration import Option
-from triptych.core.options.table import (
-    add_options,
-    describe,
-    format_value,
-    resolve_with_sources,
-)
+from triptych.core.options.table import add_options, describe, format_value, resolve_with_sources
 
 _Row = tuple[Option, Any, str]
 

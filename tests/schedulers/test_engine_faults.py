@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.engine_seams import (
-    FakeFrames,
-    FakeLoader,
-    FrameRequest,
-    FrameRunner,
-)
+from support.engine_seams import FakeFrames, FakeLoader, FrameRequest, FrameRunner
 from support.virtual_engine import Chat, World, answer, ask, prompt_of
 from triptych.core.config import Config, DebugOptions, DeviceOptions, ScheduleOptions
 from triptych.core.errors import DeviceError, OutOfMemory, WeightsError

@@ -6,17 +6,7 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from support.tiny_denoisers import (
-    HEADS,
-    MASK,
-    PACKED,
-    PROMPT,
-    TEXT,
-    WAN,
-    WIDTH,
-    Tiny,
-    flux_ids,
-)
+from support.tiny_denoisers import HEADS, MASK, PACKED, PROMPT, TEXT, WAN, WIDTH, Tiny, flux_ids
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 
 TINY: dict[str, Tiny] = {

@@ -12,11 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from triptych.modalities.diffusion.plan import PictureCost, PictureKey, PlannedSteps
-from triptych.modalities.diffusion.scheduling.step_spans import (
-    StepSpan,
-    preview_spans,
-    step_spans,
-)
+from triptych.modalities.diffusion.scheduling.step_spans import StepSpan, preview_spans, step_spans
 from triptych.modalities.diffusion.wire import ImageRequest
 from triptych.schedulers.batcher import BatchedJob, Unit
 

@@ -20,12 +20,7 @@ from triptych.core.text.tokenizer import read_tokenizer
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.recognition.engine.model import WhisperNetwork
 from triptych.modalities.recognition.engine.recognizer import SpeechRecognizer
-from triptych.modalities.recognition.spec import (
-    FRAMES_PER_S,
-    MAX_PART_S,
-    SAMPLE_RATE,
-    WhisperSpec,
-)
+from triptych.modalities.recognition.spec import FRAMES_PER_S, MAX_PART_S, SAMPLE_RATE, WhisperSpec
 from triptych.modalities.recognition.wire import TranscribeDelta, TranscribeRequest
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.staged import JobPace, StagedScheduler, StageLimits

@@ -27,11 +27,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameHead
-from triptych.modalities.tts.engine.models.blueprint import (
-    Codes,
-    SpeechBlueprint,
-    SpeechSetup,
-)
+from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechBlueprint, SpeechSetup
 from triptych.modalities.tts.engine.runner import AudioSteps, SpeechRunner, VoiceReader
 from triptych.modalities.tts.modality import family_of
 from triptych.modalities.tts.plan import FrameClock

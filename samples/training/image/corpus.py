@@ -19,14 +19,7 @@ from codec_training import LATENT_CHANNELS
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
 from pictures.captions import Writer
-from pictures.compositions import (
-    PICTURE_SIZE,
-    Catalogue,
-    Composition,
-    Thing,
-    draw,
-    sample,
-)
+from pictures.compositions import PICTURE_SIZE, Catalogue, Composition, Thing, draw, sample
 from pictures.sprites import Sprites
 from rich.progress import track
 from torch import Tensor

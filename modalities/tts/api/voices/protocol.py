@@ -13,11 +13,7 @@ from triptych.core.errors import UnsupportedOption
 from triptych.core.http.fields import Name, Strict
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.modalities.tts.api.frontend.base import Voice
-from triptych.modalities.tts.api.voices.record import (
-    MAX_TRANSCRIPT_CHARS,
-    VoiceRecord,
-    check_name,
-)
+from triptych.modalities.tts.api.voices.record import MAX_TRANSCRIPT_CHARS, VoiceRecord, check_name
 
 _Statement = Annotated[str, StringConstraints(max_length=MAX_TRANSCRIPT_CHARS)]
 _Language = Annotated[

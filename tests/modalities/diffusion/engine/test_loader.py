@@ -13,12 +13,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from support.image_folders import save_pipeline
-from support.image_runner import (
-    PIPELINE,
-    RunnerDriver,
-    image_request,
-    open_executor,
-)
+from support.image_runner import PIPELINE, RunnerDriver, image_request, open_executor
 from triptych.core.config import Config, ImageOptions, ModelOptions
 from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError

@@ -25,11 +25,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
-from triptych.modalities.tts.configs.kokoro import (
-    VOICE_PREFIX,
-    KokoroConfig,
-    read_kokoro_config,
-)
+from triptych.modalities.tts.configs.kokoro import VOICE_PREFIX, KokoroConfig, read_kokoro_config
 from triptych.modalities.tts.engine.models.kokoro.model import (
     MAX_BATCH_FRAMES,
     Kokoro,

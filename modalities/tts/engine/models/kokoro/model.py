@@ -20,11 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.errors import InvalidRequest, NonFinite
-from triptych.modalities.tts.configs.kokoro import (
-    BOUNDARY_ID,
-    SAMPLE_RATE,
-    KokoroConfig,
-)
+from triptych.modalities.tts.configs.kokoro import BOUNDARY_ID, SAMPLE_RATE, KokoroConfig
 from triptych.modalities.tts.configs.mixture import parse_mixture
 from triptych.modalities.tts.engine.models.kokoro.encoders import (
     Albert,
@@ -32,11 +28,7 @@ from triptych.modalities.tts.engine.models.kokoro.encoders import (
     ProsodyPredictor,
 )
 from triptych.modalities.tts.engine.models.kokoro.istftnet import KokoroDecoder, source_noise
-from triptych.modalities.tts.engine.models.kokoro.layers import (
-    LengthMask,
-    Sliced,
-    gmacs,
-)
+from triptych.modalities.tts.engine.models.kokoro.layers import LengthMask, Sliced, gmacs
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 FRAME_BUCKET = 128

@@ -9,13 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.denoiser_stubs import (
-    NATIVE_CONFIGS,
-    begin,
-    cached_step,
-    denoiser,
-    model_inputs,
-)
+from support.denoiser_stubs import NATIVE_CONFIGS, begin, cached_step, denoiser, model_inputs
 from triptych.modalities.diffusion.engine.caches.decisions import (
     FirstBlockGate,
     GateSignal,

@@ -14,14 +14,7 @@ import openai
 import pytest
 
 from support.http import in_process, live
-from support.voices_app import (
-    DECODE,
-    RATE,
-    SINGER,
-    make_voice_app,
-    make_voice_service,
-    recording,
-)
+from support.voices_app import DECODE, RATE, SINGER, make_voice_app, make_voice_service, recording
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.child import DecodePool
 from triptych.modalities.tts.api.voices.service import VoiceService
