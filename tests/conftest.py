@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _MAX_CHILDREN = 8
 
+# Kernels of a GPU are interpreted. Triton must know before anything imports it.
+os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not installed, nothing calls it
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:

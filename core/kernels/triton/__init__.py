@@ -1,0 +1,1 @@
+"""The operations of a step on a GPU, one file each: contract, launcher, kernel, reference."""

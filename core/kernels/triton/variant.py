@@ -1,0 +1,28 @@
+"""One specialisation of a kernel, as it is compiled ahead of a device.
+
+Owns the description alone. Knows nothing of compilers or of what a kernel computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """`kernel` is what `triton.jit` returned.
+
+    `signature` names the type of every argument in order, as Triton writes them: `*bf16`, `i32`,
+    `fp32`, and `constexpr` for those in `constants`. `divisible` are the arguments that are
+    multiples of 16, as aligned pointers and most strides are.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    divisible: frozenset[str] = frozenset()
+    num_warps: int = 4
+    num_stages: int = 2
