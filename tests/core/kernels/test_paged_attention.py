@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
+from triptych.core.kernels.paged_attention import (
+    AttentionBatch,
+    AttentionRule,
+    paged_attention,
+    write_pages,
+)
 
 PAGE = 4
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 8
+PLAIN = AttentionRule(scale=0.3)
 
 
 @dataclass
@@ -99,7 +105,7 @@ def test_against_plain_attention(rows: list[tuple[int, int]], window: int | None
     """Unwritten cells hold NaN and unused page-table entries garbage: neither may be seen."""
     case = make_case(rows)
     out_THD = paged_attention(
-        case.q_THD, case.k_pages, case.v_pages, case.batch, scale=0.3, window=window
+        case.q_THD, case.k_pages, case.v_pages, case.batch, AttentionRule(scale=0.3, window=window)
     )
     torch.testing.assert_close(out_THD, expected(case, 0.3, window), atol=1e-5, rtol=1e-5)
 
@@ -107,7 +113,7 @@ def test_against_plain_attention(rows: list[tuple[int, int]], window: int | None
 def test_half_precision_queries_over_a_float32_cache() -> None:
     case = make_case(BATCHES["everything"])
     half = case.q_THD.bfloat16()
-    out_THD = paged_attention(half, case.k_pages, case.v_pages, case.batch, scale=0.3)
+    out_THD = paged_attention(half, case.k_pages, case.v_pages, case.batch, PLAIN)
     assert out_THD.dtype is torch.bfloat16
     torch.testing.assert_close(out_THD.float(), expected(case, 0.3, None), atol=0.05, rtol=0.05)
 
@@ -122,6 +128,6 @@ def test_writing_casts_to_the_cache() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     case = make_case([(1, 3)])
     with pytest.raises(AssertionError):
-        paged_attention(case.q_THD[..., :4], case.k_pages, case.v_pages, case.batch, scale=1.0)
+        paged_attention(case.q_THD[..., :4], case.k_pages, case.v_pages, case.batch, PLAIN)
     with pytest.raises(AssertionError):
-        paged_attention(case.q_THD[:, :5], case.k_pages, case.v_pages, case.batch, scale=1.0)
+        paged_attention(case.q_THD[:, :5], case.k_pages, case.v_pages, case.batch, PLAIN)
