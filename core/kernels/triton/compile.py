@@ -16,7 +16,7 @@ import os
 import pkgutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ from triptych.core.kernels.triton.variant import Variant
 from triptych.core.threads import num_usable_cores
 
 _PACKAGE = "triptych.core.kernels.triton"
+_INTEGERS = {"i32", "i64", "u64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,29 +193,32 @@ def _call_compiler(variant: Variant, target: CompileTarget) -> Any:
     return triton.compile(source, target=target.gpu, options=options)
 
 
-def describe(variant: Variant, target: CompileTarget) -> tuple[Any, dict[str, int]]:
+def describe(variant: Variant, target: CompileTarget) -> tuple[Any, dict[str, Any]]:
     """Source and options of a variant, to the letter as a launch has them."""
     from triton.compiler.compiler import ASTSource, make_backend
 
-    names = [param.name for param in variant.kernel.params]
-    assert names == list(variant.signature), f"the arguments are {names}"
-    attributes = dict(_attributes(variant, make_backend(target.gpu)))
-    source = ASTSource(variant.kernel, dict(variant.signature), dict(variant.constants), attributes)
-    return source, {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    kernel, types = variant.kernel, variant.signature
+    assert kernel.arg_names == list(types), f"the arguments are {kernel.arg_names}"
+    values = {name: variant.constants.get(name) for name in types}
+    specialization = [
+        ("constexpr", values[param.name])
+        if types[param.name] == "constexpr"
+        else (types[param.name], _marks(variant, param))
+        for param in kernel.params
+    ]
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    backend = make_backend(target.gpu)
+    packed = kernel._pack_args(backend, options, values, specialization, {})
+    return ASTSource(kernel, *packed[1:]), options
 
 
-def _attributes(variant: Variant, backend: Any) -> Iterator[tuple[tuple[int], list[Any]]]:
-    """What the compiler may assume of the arguments that it specialises on.
-
-    On AMD, a launch says of a tensor below 2 GiB ("S") that offsets into it fit 32 bits.
-    """
-    for index, param in enumerate(variant.kernel.params):
-        kind = variant.signature[param.name]
-        is_pointer, is_integer = kind.startswith("*"), kind[0] in "iu" and kind != "u1"
-        if param.do_not_specialize or not (is_pointer or is_integer):
-            continue
-        marks = "D" * (param.name in variant.divisible) + "S" * is_pointer
-        yield (index,), backend.parse_attr(marks)
+def _marks(variant: Variant, param: Any) -> str | None:
+    """What a launch tells: "D" of a multiple of 16 and, to AMD alone, "S" of less than 2 GiB."""
+    kind = variant.signature[param.name]
+    is_pointer = kind.startswith("*")
+    if param.do_not_specialize or not (is_pointer or kind in _INTEGERS):
+        return None
+    return "D" * (param.name in variant.divisible) + "S" * is_pointer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,15 @@ import triton
 import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+IS_INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot(a, b, total):
+    """`total + a @ b`, in float32; float32 operands are not rounded."""
+    if IS_INTERPRETED and a.dtype == tl.bfloat16:  # whose bits numpy would multiply as integers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="ieee")
 
 
 @triton.jit
@@ -45,7 +54,8 @@ def attend_block(
     IS_MASKED: tl.constexpr,
 ):
     """Take one block of keys into the state of a tile. `scale` is positive."""
-    scores_MN = tl.dot(q_MD, k_DN, input_precision="ieee")
+    no_scores_MN = tl.zeros([q_MD.shape[0], k_DN.shape[1]], tl.float32)
+    scores_MN = dot(q_MD, k_DN, no_scores_MN)
     factor = scale * LOG2E
     if HAS_SOFT_CAP:
         # tanh(x) = 1 - 2 / (e^2x + 1), which is right at both infinities.
@@ -59,7 +69,7 @@ def attend_block(
     rescale_M = tl.exp2(max_M - shift_M)
     sum_M = sum_M * rescale_M + tl.sum(probs_MN, 1)
     out_MD = out_MD * rescale_M[:, None]
-    out_MD = tl.dot(probs_MN.to(v_ND.dtype), v_ND, out_MD, input_precision="ieee")
+    out_MD = dot(probs_MN.to(v_ND.dtype), v_ND, out_MD)
     return new_max_M, sum_M, out_MD
 
 

@@ -29,7 +29,7 @@ from triptych.core.kernels.triton.paged import (
 )
 from triptych.core.kernels.triton.variant import Variant
 
-_NUM_STAGES = 2
+_NUM_WARPS, _NUM_STAGES = 8, 2
 
 
 def launch_paged_prefill(
@@ -60,7 +60,7 @@ def launch_paged_prefill(
         return
     num_kv_heads = k_pages_NPKD.shape[2]
     group = num_heads // num_kv_heads
-    block_m, block_n, num_warps = _tile(group, head_dim * q_THD.dtype.itemsize)
+    block_m, block_n = _tile(group, head_dim * q_THD.dtype.itemsize)
     # A row has one tile more at most than its tokens fill.
     num_tiles = triton.cdiv(num_tokens, block_m // group) + num_rows
     _attend_tile[(num_tiles, num_kv_heads)](
@@ -80,7 +80,7 @@ def launch_paged_prefill(
         HAS_WINDOW=window is not None,
         HAS_SOFT_CAP=soft_cap is not None,
         HAS_SINKS=sinks_H is not None,
-        num_warps=num_warps,
+        num_warps=_NUM_WARPS,
         num_stages=_NUM_STAGES,
     )
 
@@ -114,15 +114,10 @@ def _check_blocks(q_THD: torch.Tensor, blocks_2T: torch.Tensor | None) -> None:
     assert blocks_2T is None or blocks_2T.stride(1) == 1
 
 
-def _tile(group: int, bytes_per_head: int) -> tuple[int, int, int]:
-    """Queries times heads of a tile, keys of a block, and warps: what registers have room for."""
-    if bytes_per_head <= 128:
-        block_m, block_n, num_warps = 128, 64, 4
-    elif bytes_per_head <= 256:
-        block_m, block_n, num_warps = 128, 64, 8
-    else:
-        block_m, block_n, num_warps = 64, 32, 8
-    return max(block_m, triton.next_power_of_2(group)), block_n, num_warps
+def _tile(group: int, bytes_per_head: int) -> tuple[int, int]:
+    """Queries times heads of a tile, and keys of a block: what registers have room for."""
+    block_m, block_n = (128, 64) if bytes_per_head <= 256 else (64, 32)
+    return max(block_m, triton.next_power_of_2(group)), block_n
 
 
 @triton.jit(
@@ -273,7 +268,7 @@ def _row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q: tl.constexpr)
 
 def variants() -> tuple[Variant, ...]:
     """Llama 3 8B over bfloat16, Gemma 3 with pictures over float8, and GPT-OSS 20B."""
-    common = {"PAGE_SIZE": 32, "num_stages": _NUM_STAGES}
+    common = {"PAGE_SIZE": 32, "num_warps": _NUM_WARPS, "num_stages": _NUM_STAGES}
     llama = common | _shape(32, 8, 128)
     gemma = common | _shape(16, 8, 256)
     gpt_oss = common | _shape(64, 8, 64)
@@ -286,7 +281,7 @@ def variants() -> tuple[Variant, ...]:
 
 
 def _shape(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
-    block_m, block_n, num_warps = _tile(num_heads // num_kv_heads, head_dim * 2)
+    block_m, block_n = _tile(num_heads // num_kv_heads, head_dim * 2)
     return {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
@@ -294,5 +289,4 @@ def _shape(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "BLOCK_D": block_d(head_dim),
-        "num_warps": num_warps,
     }
