@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from support.triton_attention import attention_keys
 from triptych.core.errors import ConfigError
+from triptych.core.kernels.triton import compile as command
 from triptych.core.kernels.triton.compile import (
     TARGETS,
     CompiledVariant,
@@ -18,6 +20,7 @@ from triptych.core.kernels.triton.compile import (
     compile_all,
     kernel_modules,
 )
+from triptych.core.kernels.triton.resources import Resources
 
 pytest.importorskip("triton")
 
@@ -65,6 +68,46 @@ def test_a_launch_finds_what_was_compiled_ahead(target: CompileTarget) -> None:
     assert keys.keys() == {"split", "join", "causal"}
     for launched, ahead in keys.values():
         assert launched == ahead
+
+
+def compiled(name: str, registers: int = 40, error: str | None = None) -> CompiledVariant:
+    module, variant = name.split(".")
+    resources = Resources(registers, 0, 0)
+    return CompiledVariant(
+        module=module, variant=variant, target=SM_90, error=error, resources=resources
+    )
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command's exit code, for a record of two modules and what a compiler might say."""
+    record = {"a.x": Resources(40, 0, 0), "b.y": Resources(40, 0, 0)}
+    monkeypatch.setattr(command, "load_record", lambda: dict(record))
+    monkeypatch.setattr(command, "save_record", lambda now: (record.clear(), record.update(now)))
+
+    def check(arguments: str, *results: CompiledVariant) -> int:
+        monkeypatch.setattr(command, "compile_all", lambda *_: list(results))
+        return command.main(arguments.split())
+
+    return check
+
+
+def test_the_check_fails_for_what_does_not_compile_or_takes_more(
+    check: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check("--check", compiled("a.x"), compiled("b.y")) == 0
+    assert check("--check", compiled("a.x", 80), compiled("b.y")) == 1
+    assert "a.x: registers 80, was 40" in capsys.readouterr().err
+    assert check("--check", compiled("a.x", error="no such type"), compiled("b.y")) == 1
+    assert "a.x on cuda:90: no such type" in capsys.readouterr().err
+    assert check("--check", compiled("a.x")) == 1
+    assert "b.y: recorded, but gone" in capsys.readouterr().err
+
+
+def test_the_check_of_a_module_leaves_the_others_alone(check: Callable[..., int]) -> None:
+    assert check("--check a", compiled("a.x")) == 0
+    assert check("--update a", compiled("a.x", 80), compiled("a.z")) == 0
+    assert check("--check", compiled("a.x", 80), compiled("a.z"), compiled("b.y")) == 0
 
 
 def test_every_kernel_of_the_folder_is_visited() -> None:
