@@ -45,7 +45,7 @@ from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadE
 from triptych.schedulers.health import EngineCrashed, FailureCounter
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
 from triptych.schedulers.model_manager import LoadDone, LoopHooks, ModelManager
-from triptych.schedulers.timeline import Candidate, Timeline
+from triptych.schedulers.timeline import Timeline
 
 DEPTH = 2
 """Steps in flight: one runs, one waits on the device."""
@@ -215,7 +215,7 @@ class Engine:
 
     def _next_proposal(self, now_s: float, declined: Collection[str]) -> Proposal | None:
         """The proposal whose turn it is."""
-        proposals: dict[str, Proposal] = {}
+        proposals: list[Proposal] = []
         at_work = {job.model for job in self._jobs.values() if not job.is_paused}
         busy = at_work & self._models.ready.keys()
         for model, loaded in self._models.ready.items():
@@ -226,20 +226,10 @@ class Engine:
             if proposal.not_before_s > now_s:
                 self._wake_by(proposal.not_before_s)
             else:
-                proposals[model] = proposal
+                proposals.append(proposal)
         if not proposals:
             return None
-        candidates = [self._candidate(proposal) for proposal in proposals.values()]
-        return proposals[self._timeline.pick(candidates, now_s).model]
-
-    def _candidate(self, proposal: Proposal) -> Candidate:
-        cost_s, is_known = self._expected(proposal)
-        return Candidate(proposal.model, proposal.due_s, cost_s, is_known)
-
-    def _expected(self, proposal: Proposal) -> tuple[float, bool]:
-        """Seconds that a step will take, and whether one of its kind was seen before."""
-        costs = self._models.ready[proposal.model].scheduler.costs
-        return costs.predict(proposal.kind, proposal.work), costs.is_known(proposal.kind)
+        return self._timeline.pick(proposals, now_s)
 
     def _set_step_budget(self, loaded: LoadedModel, others: Collection[str]) -> None:
         """Say how long a model's steps may be beside those of others that have jobs."""
@@ -256,9 +246,8 @@ class Engine:
         if plan is None:
             return False
         self._next_step_id += 1
-        cost_s, is_known = self._expected(proposal)
-        step = _LaunchedStep(loaded, plan, cost_s, not is_known, now_s)
-        self._timeline.charge(proposal.model, cost_s)
+        step = _LaunchedStep(loaded, plan, proposal.cost_s, not proposal.is_known, now_s)
+        self._timeline.charge(proposal.model, proposal.cost_s)
         self._in_flight.append(step)
         self._has_news = True
         is_sabotaged = self._fault_draws.random() * 100 < self.config.debug.sim_failure
