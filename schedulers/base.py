@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from triptych.core.errors import TriptychError
 from triptych.core.job import Job
@@ -78,6 +78,10 @@ class Scheduler(Protocol):
         """Hold a job back (its reader is slow), or let it go on."""
         ...
 
+    def set_step_budget(self, budget_s: float) -> None:
+        """How long a step may be, where it can be made shorter; infinity if no other has jobs."""
+        ...
+
     def propose(self, now_s: float) -> Proposal | None:
         """The step to run next, or `None`. Reads state, changes nothing.
 
@@ -104,15 +108,6 @@ class Scheduler(Protocol):
 
     def check(self) -> None:
         """Assert that every resource is accounted for."""
-        ...
-
-
-@runtime_checkable
-class FitsStepBudget(Protocol):
-    """A scheduler that can make its steps shorter where others wait for them."""
-
-    def set_step_budget(self, budget_s: float) -> None:
-        """How long a step may be; infinity where no other model has jobs."""
         ...
 
 

@@ -21,8 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import cast
+from functools import partial
 
 from triptych.core.config import Config
 from triptych.core.errors import (
@@ -39,7 +38,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
 from triptych.core.transport.messages import Heartbeat
-from triptych.schedulers.base import FitsStepBudget, LoadedModel, ModelLoader, Proposal, Scheduler
+from triptych.schedulers.base import LoadedModel, ModelLoader, Proposal
 from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter
@@ -233,11 +232,11 @@ class Engine:
 
     def _set_step_budget(self, loaded: LoadedModel, others: Collection[str]) -> None:
         """Say how long a model's steps may be beside those of others that have jobs."""
-        if _fits_budget(type(loaded.scheduler)):
+        budget_s = math.inf
+        if others:
             longest_s = self.config.schedule.max_step_s or math.inf
             budget_s = min(longest_s, self._timeline.step_budget_s(loaded.name, others))
-            scheduler = cast("FitsStepBudget", loaded.scheduler)
-            scheduler.set_step_budget(budget_s if others else math.inf)
+        loaded.scheduler.set_step_budget(budget_s)
 
     def _launch(self, proposal: Proposal, now_s: float) -> bool:
         """Book a proposal and hand its plan to the device; false if nothing was left of it."""
@@ -407,12 +406,6 @@ class Engine:
         self.on_turn()
         self._models.close()
         self._executors.close(patience_s)
-
-
-@cache
-def _fits_budget(kind: type[Scheduler]) -> bool:
-    """Whether it takes a step budget; asked of the class once, since that takes a while."""
-    return issubclass(kind, FitsStepBudget)
 
 
 def _discard(output: Output) -> None:

@@ -89,6 +89,9 @@ class _Baseline:
         """Remove a request."""
         self.voices.pop(job_id, None)
 
+    def set_step_budget(self, budget_s: float) -> None:
+        """Steps cannot be made shorter."""
+
     def set_paused(self, job_id: str, is_paused: bool) -> None:
         """Pausing is not supported."""
 

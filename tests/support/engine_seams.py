@@ -139,6 +139,8 @@ class FakeFrames:
         voice.job.state = JobState.CANCELLED
         voice.job.sink(Output(job_id=job_id, is_final=True))
 
+    def set_step_budget(self, budget_s: float) -> None: ...
+
     def set_paused(self, job_id: str, is_paused: bool) -> None:
         (self.paused.add if is_paused else self.paused.discard)(job_id)
         self.num_pauses += is_paused

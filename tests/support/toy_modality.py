@@ -73,6 +73,9 @@ class CountScheduler:
     def cancel(self, job_id: str) -> None:
         self._end(job_id, JobState.CANCELLED)
 
+    def set_step_budget(self, budget_s: float) -> None:
+        """Steps cannot be made shorter."""
+
     def set_paused(self, job_id: str, is_paused: bool) -> None:
         self.jobs[job_id].is_paused = is_paused
 
