@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,6 +148,15 @@ def test_writing_casts_to_the_cache() -> None:
     assert case.k_pages.dtype is torch.bfloat16
     slot = case.batch.write_slots_T[0]
     assert torch.equal(case.k_pages.flatten(0, 1)[slot], case.dense[0][1][-1])
+
+
+def test_without_a_gpu_triton_is_not_imported() -> None:
+    code = (
+        "import sys, triptych.core.engine.token_runner;"
+        "assert 'triptych.core.kernels.paged_attention' in sys.modules;"
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'triton'];"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
