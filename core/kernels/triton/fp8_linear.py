@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.kernels.triton.float8 import as_stored, to_stored
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
@@ -109,17 +110,15 @@ def multiply_fp8(
     x_scale_TR = scale
     if has_units:
         x_TI, x_scale_TR = quantize_rows(x_TI, BLOCK if has_blocks else num_inputs)
-    else:
-        weight_OI = weight_OI.view(torch.uint8)
     tiling = choose_tiling(
         num_rows, num_outputs, ceil_div(num_inputs, BLOCK), is_deterministic=deterministic
     )
 
     def launch(out_PTO: torch.Tensor, grid: tuple[int, int]) -> None:
         _fp8_kernel[grid](
-            x_TI,
+            as_stored(x_TI),
             x_scale_TR,
-            weight_OI,
+            as_stored(weight_OI),
             scale,
             out_PTO,
             num_rows,
@@ -150,7 +149,7 @@ def quantize_rows(x_TI: torch.Tensor, group_size: int) -> tuple[torch.Tensor, to
     scale_TR = x_TI.new_empty(num_rows, num_groups, dtype=torch.float32)
     _quantize_kernel[num_rows, num_groups](
         x_TI,
-        quantized_TI,
+        as_stored(quantized_TI),
         scale_TR,
         num_inputs,
         group_size,
@@ -208,8 +207,8 @@ def _quantize_kernel(x_ptr, out_ptr, scale_ptr, num_inputs, group_size, x_stride
     for first in range(begin, end, B):
         inputs = first + tl.arange(0, B)
         x = tl.load(x_ptr + row * x_stride + inputs, mask=inputs < end, other=0).to(tl.float32)
-        x = tl.clamp(x / scale, -_LARGEST, _LARGEST).to(tl.float8e4nv)
-        tl.store(out_ptr + row * num_inputs + inputs, x, mask=inputs < end)
+        quantized = to_stored(x / scale, out_ptr.dtype.element_ty)
+        tl.store(out_ptr + row * num_inputs + inputs, quantized, mask=inputs < end)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -264,7 +263,10 @@ def _fp8_kernel(
                 mask=is_output_N[:, None] & is_input_K[None, :],
                 other=0,
             )
-            if not HAS_UNITS:
+            if HAS_UNITS:
+                x_MK = x_MK.to(tl.float8e4nv, bitcast=True)
+                weight_NK = weight_NK.to(tl.float8e4nv, bitcast=True)
+            else:
                 weight_NK = _decode_e4m3(weight_NK).to(x_MK.dtype)
             if HAS_BLOCKS:
                 scale_MN = _load_scales(
@@ -298,7 +300,7 @@ def variants() -> tuple[Variant, ...]:
     rows = product_variant(
         "fp8_rows",
         _quantize_kernel,
-        {"x_ptr": "*bf16", "out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"},
+        {"x_ptr": "*bf16", "out_ptr": "*u8", "scale_ptr": "*fp32"},
         {"B": _ROW_BLOCK},
     )
     return (
@@ -314,9 +316,9 @@ def _variant(name: str, tiling: Tiling, *, has_blocks: bool, has_units: bool) ->
         name,
         _fp8_kernel,
         {
-            "x_ptr": "*fp8e4nv" if has_units else "*bf16",
+            "x_ptr": "*u8" if has_units else "*bf16",
             "x_scale_ptr": "*fp32",
-            "weight_ptr": "*fp8e4nv" if has_units else "*u8",
+            "weight_ptr": "*u8",
             "scale_ptr": "*fp32",
             "out_ptr": "*bf16",
         },

@@ -12,7 +12,6 @@ and K inputs of a tile's step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -247,15 +246,26 @@ def variants() -> tuple[Variant, ...]:
     )
 
 
-def grouped_variant(name: str, tiling: Tiling, constants: dict[str, Any]) -> Variant:
+def grouped_variant(
+    name: str,
+    tiling: Tiling,
+    *,
+    pairs_per_row: int = 1,
+    gate: str | None = None,
+    is_added: bool = False,
+) -> Variant:
     """A product as an operation of groups uses it, in bfloat16."""
-    is_added = constants.pop("IS_ADDED", False)
-    pointers = dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), "*bf16")
-    pointers |= dict.fromkeys(("pairs_ptr", "groups_of_tiles_ptr"), "*i32")
+    types = dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), "*bf16")
+    types |= dict.fromkeys(("pairs_ptr", "groups_of_tiles_ptr"), "*i32")
+    constants = {
+        "PAIRS_PER_ROW": pairs_per_row,
+        "GATE": gate,
+        "M": tiling.rows,
+        "N": tiling.outputs,
+        "K": STEP_INPUTS,
+    }
     if is_added:
-        pointers["added_scale_ptr"] = "*fp32"
+        types["added_scale_ptr"] = "*fp32"
     else:
         constants["added_scale_ptr"] = None
-    constants = {"PAIRS_PER_ROW": 1, "GATE": None, "K": STEP_INPUTS, **constants}
-    constants |= {"M": tiling.rows, "N": tiling.outputs}
-    return product_variant(name, _grouped_kernel, pointers, constants, tiling.num_warps)
+    return product_variant(name, _grouped_kernel, types, constants, tiling.num_warps)

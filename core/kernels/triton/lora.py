@@ -95,6 +95,6 @@ def reference(
 def variants() -> tuple[Variant, ...]:
     """Both products of rank 64 in a small batch."""
     return (
-        grouped_variant("lora_shrink", Tiling(16, 64), {}),
-        grouped_variant("lora_expand", Tiling(16, 64), {"IS_ADDED": True}),
+        grouped_variant("lora_shrink", Tiling(16, 64)),
+        grouped_variant("lora_expand", Tiling(16, 64), is_added=True),
     )

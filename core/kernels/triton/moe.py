@@ -8,6 +8,8 @@ P = T * C pairs of a token and an expert.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -128,10 +130,10 @@ def variants() -> tuple[Variant, ...]:
         {"pairs_ptr": "*bf16", "weights_ptr": "*fp32", "out_ptr": "*bf16"},
         {"NUM_CHOSEN": 8, "B": _SUM_BLOCK},
     )
-    gated = {"PAIRS_PER_ROW": 8, "GATE": "silu"}
+    gate_up = partial(grouped_variant, pairs_per_row=8, gate="silu")
     return (
         combine,
-        grouped_variant("moe_gate_up_16", Tiling(16, 64), gated),
-        grouped_variant("moe_gate_up_128", Tiling(128, 128), gated),
-        grouped_variant("moe_down_16", Tiling(16, 64), {}),
+        gate_up("moe_gate_up_16", Tiling(16, 64)),
+        gate_up("moe_gate_up_128", Tiling(128, 128)),
+        grouped_variant("moe_down_16", Tiling(16, 64)),
     )

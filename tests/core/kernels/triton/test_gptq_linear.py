@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.kernel_products import assert_near, random_rows, tolerance_of
 from triptych.core.kernels.triton.gptq_linear import launch_gptq_linear, reference
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -34,13 +35,8 @@ class Weights:
         if layout == "awq":
             zeros = pack(self.zero_RO, AWQ_ORDER)
             return pack(self.packed_IO, AWQ_ORDER), self.scale_RO, zeros
-        stored = self.zero_RO - (layout == "gptq")
+        stored = self.zero_RO - int(layout == "gptq")
         return pack(self.packed_IO.t()).t().contiguous(), self.scale_RO, pack(stored)
-
-
-def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(num_rows)
-    return torch.randn(num_rows, num_inputs, generator=generator).to(dtype)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
@@ -49,7 +45,7 @@ def test_is_the_product_with_the_weights_that_were_packed(layout: str, num_rows:
     weights = Weights(num_inputs=288, num_outputs=72, num_groups=3)
     x_TI = random_rows(num_rows, 288)
     y_TO = launch_gptq_linear(x_TI, *weights.arguments(layout), None, layout, torch.float32)
-    torch.testing.assert_close(y_TO, x_TI @ weights.values(), atol=1e-4, rtol=1e-5)
+    assert_near(y_TO, x_TI @ weights.values())
 
 
 @pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq"])
@@ -58,7 +54,7 @@ def test_the_reference_is_that_product(layout: str, num_groups: int) -> None:
     weights = Weights(num_inputs=96, num_outputs=40, num_groups=num_groups)
     x_TI = random_rows(3, 96)
     y_TO = reference(x_TI, *weights.arguments(layout), None, layout, torch.float32)
-    torch.testing.assert_close(y_TO, x_TI @ weights.values(), atol=1e-5, rtol=1e-5)
+    assert_near(y_TO, x_TI @ weights.values())
 
 
 def test_groups_of_inputs_in_any_order() -> None:
@@ -67,14 +63,14 @@ def test_groups_of_inputs_in_any_order() -> None:
     x_TI, groups_I = random_rows(3, 192), weights.groups_I.to(torch.int32)
     for run in (launch_gptq_linear, reference):
         y_TO = run(x_TI, *weights.arguments("gptq"), groups_I, "gptq", torch.float32)
-        torch.testing.assert_close(y_TO, x_TI @ weights.values(), atol=1e-4, rtol=1e-5)
+        assert_near(y_TO, x_TI @ weights.values())
 
 
 def test_one_group_of_inputs_that_fill_no_step() -> None:
     weights = Weights(num_inputs=72, num_outputs=24, num_groups=1)
     x_TI = random_rows(3, 72)
     y_TO = launch_gptq_linear(x_TI, *weights.arguments("gptq_v2"), None, "gptq_v2", torch.float32)
-    torch.testing.assert_close(y_TO, x_TI @ weights.values(), atol=1e-4, rtol=1e-5)
+    assert_near(y_TO, x_TI @ weights.values())
 
 
 def test_words_of_compressed_tensors_are_taken_transposed() -> None:
@@ -85,7 +81,7 @@ def test_words_of_compressed_tensors_are_taken_transposed() -> None:
     x_TI = random_rows(3, 128)
     for run in (launch_gptq_linear, reference):
         y_TO = run(x_TI, words_OI.t(), scale_OR.t(), None, None, "gptq", torch.float32)
-        torch.testing.assert_close(y_TO, x_TI @ weights.values(), atol=1e-4, rtol=1e-5)
+        assert_near(y_TO, x_TI @ weights.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -96,10 +92,8 @@ def test_types_of_rows(dtype: torch.dtype) -> None:
     arguments = *weights.arguments("gptq"), None, "gptq"
     y_TO = launch_gptq_linear(x_TI, *arguments, dtype)
     assert y_TO.dtype is dtype
-    # The interpreter cuts bfloat16 off where a device rounds.
-    tolerance = 2e-2 if dtype is torch.bfloat16 else 4e-3
     expected_TO = reference(x_TI, *arguments, dtype)
-    torch.testing.assert_close(y_TO, expected_TO, atol=5 * tolerance, rtol=tolerance)
+    assert_near(y_TO, expected_TO, tolerance_of(dtype))
 
 
 def test_in_deterministic_mode_a_row_does_not_depend_on_its_batch() -> None:

@@ -28,6 +28,7 @@ def test_of_equals_the_first_is_chosen() -> None:
     assert experts_TC.tolist() == [[0, 1, 2]] * 2
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_a_row_of_nan_fails_alone_with_experts_that_exist() -> None:
     logits_TE = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     expected_TC = launch_route(logits_TE, 2, "softmax", None, True, 1.0)[0]
