@@ -37,6 +37,7 @@ BLOCK = 128
 _LARGEST = tl.constexpr(448.0)
 _ROW_BLOCK = 1024
 _FIRST_CAPABILITY = (8, 9)
+_AMD_ARCHES = ("gfx95", "gfx12")
 
 
 def launch_fp8_linear(
@@ -75,10 +76,13 @@ def _(
 
 @cache
 def _has_units(device: torch.device) -> bool:
-    """Whether the device multiplies float8. Those of AMD that Triton compiles for do."""
+    """Whether the device multiplies this float8; some of AMD have another of the same size."""
     if device.type != "cuda":
         return True
-    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
+    if torch.version.hip:
+        arch = torch.cuda.get_device_properties(device).gcnArchName
+        return str(arch).startswith(_AMD_ARCHES)
+    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
 
 
 def _check(x_TI: torch.Tensor, weight_OI: torch.Tensor, scale: torch.Tensor) -> None:

@@ -38,8 +38,9 @@ from triptych.core.kernels.triton.tiling import (
 )
 from triptych.core.kernels.triton.variant import Variant
 
-_STEP_BYTES = 64
-_VECTOR_STEP_BYTES = 128
+_STEP_BYTES = {1: 128, 128: 32}
+"""Of each output in a step, by the rows of a tile: more would not fit the registers."""
+_OTHER_STEP_BYTES = 64
 _VECTOR_TILE = Tiling(1, 32)
 
 
@@ -57,25 +58,24 @@ def launch_gguf_linear(
     assert blocks_OB.is_contiguous()
     assert blocks_OB.dtype == torch.uint8
     num_blocks = blocks_OB.shape[1] // layout.block_bytes
-    is_vector = num_rows == 1 and not deterministic
-    constants = _constants(kind, _VECTOR_STEP_BYTES if is_vector else _STEP_BYTES)
-    num_steps = ceil_div(num_blocks * layout.num_groups, constants["G"])
-    if is_vector:
-        tiling = split_to_fill(_VECTOR_TILE, 1, num_outputs, num_steps)
+    num_steps = ceil_div(num_blocks * layout.num_groups * layout.group_bytes, _OTHER_STEP_BYTES)
+    if num_rows == 1 and not deterministic:
+        kernel, tiling = _gguf_vector_kernel, split_to_fill(_VECTOR_TILE, 1, num_outputs, num_steps)
     else:
+        kernel = _gguf_kernel
         tiling = choose_tiling(num_rows, num_outputs, num_steps, is_deterministic=deterministic)
-        constants |= {"SPLITS": tiling.splits_per_program, "M": tiling.rows}
-    kernel = _gguf_vector_kernel if is_vector else _gguf_kernel
-    sizes = num_rows, num_outputs, num_blocks, x_TI.stride(0), tiling.num_splits
 
     def launch(out_PTO: torch.Tensor, grid: tuple[int, int]) -> None:
         kernel[grid](
             x_TI,
             blocks_OB,
             out_PTO,
-            *sizes,
-            **constants,
-            N=tiling.outputs,
+            num_rows,
+            num_outputs,
+            num_blocks,
+            x_TI.stride(0),
+            tiling.num_splits,
+            **_constants(kind, tiling),
             num_warps=tiling.num_warps,
             num_stages=NUM_STAGES,
         )
@@ -108,12 +108,16 @@ def reference(
     return (x_TI.float() @ weight_OI.float().t()).to(out_dtype)
 
 
-def _constants(kind: str, step_bytes: int) -> dict[str, Any]:
+def _constants(kind: str, tiling: Tiling) -> dict[str, Any]:
     layout = FORMATS[kind]
+    step_bytes = _STEP_BYTES.get(tiling.rows, _OTHER_STEP_BYTES)
     return {
         "KIND": kind,
         "BLOCK_GROUPS": layout.num_groups,
         "DISTANCE": layout.distance,
+        "SPLITS": tiling.splits_per_program,
+        "M": tiling.rows,
+        "N": tiling.outputs,
         "G": step_bytes // layout.group_bytes,
         "L": layout.group_bytes,
     }
@@ -132,11 +136,11 @@ def _gguf_kernel(
     KIND: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
     DISTANCE: tl.constexpr,
-    G: tl.constexpr,
-    L: tl.constexpr,
     SPLITS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    G: tl.constexpr,
+    L: tl.constexpr,
 ):
     first_row, first_output = tile_of_program(num_rows, num_outputs, M, N)
     rows_M, outputs_N = first_row + tl.arange(0, M), first_output + tl.arange(0, N)
@@ -193,9 +197,11 @@ def _gguf_vector_kernel(
     KIND: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
     DISTANCE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
     G: tl.constexpr,
     L: tl.constexpr,
-    N: tl.constexpr,
 ):
     """Of one row: products are summed by the threads that unpack, and added up at the end."""
     outputs_N = tl.program_id(0) * N + tl.arange(0, N)
@@ -232,15 +238,10 @@ def variants() -> tuple[Variant, ...]:
 
 
 def _variant(kind: str, tiling: Tiling) -> Variant:
-    is_vector = tiling is _VECTOR_TILE
-    constants = _constants(kind, _VECTOR_STEP_BYTES if is_vector else _STEP_BYTES)
-    constants["N"] = tiling.outputs
-    if not is_vector:
-        constants |= {"SPLITS": 1, "M": tiling.rows}
     return product_variant(
         f"gguf_{kind}_{tiling.rows}",
-        _gguf_vector_kernel if is_vector else _gguf_kernel,
+        _gguf_vector_kernel if tiling == _VECTOR_TILE else _gguf_kernel,
         {"x_ptr": "*bf16", "blocks_ptr": "*u8", "out_ptr": "*bf16"},
-        constants,
+        _constants(kind, tiling),
         tiling.num_warps,
     )

@@ -34,8 +34,8 @@ _SUM_BLOCK = 1024
 NUM_STAGES = 3
 """Of loading in the loop of a product."""
 
-VARYING = ("num_rows", "num_splits", "num_parts", "num_tiles", "num_pairs")
-"""Sizes that change from step to step: a kernel is not compiled anew for special values of them."""
+VARYING = ("num_rows", "num_splits", "num_parts", "num_tiles", "num_pairs", "num_blocks")
+"""Sizes of a step, or of no use to a compiler: a kernel is not compiled anew for special values."""
 
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
