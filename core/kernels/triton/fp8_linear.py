@@ -22,6 +22,7 @@ from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
     Tiling,
+    are_on_one_device,
     ceil_div,
     choose_tiling,
     dot,
@@ -87,6 +88,7 @@ def _has_units(device: torch.device) -> bool:
 
 def _check(x_TI: torch.Tensor, weight_OI: torch.Tensor, scale: torch.Tensor) -> None:
     num_outputs, num_inputs = weight_OI.shape
+    assert are_on_one_device(x_TI, weight_OI, scale)
     assert x_TI.shape[1] == num_inputs
     assert x_TI.stride(1) == weight_OI.stride(1) == 1
     assert weight_OI.dtype == torch.float8_e4m3fn

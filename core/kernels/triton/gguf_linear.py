@@ -26,6 +26,7 @@ from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
     Tiling,
+    are_on_one_device,
     ceil_div,
     choose_tiling,
     dot,
@@ -53,10 +54,7 @@ def launch_gguf_linear(
 ) -> torch.Tensor:
     """`x_TI @ weight_OI.T`, summed in float32. The blocks are dense, of a type in `FORMATS`."""
     (num_rows, num_outputs), layout = (len(x_TI), len(blocks_OB)), FORMATS[kind]
-    assert x_TI.shape[1] == num_inputs(blocks_OB, kind)
-    assert x_TI.stride(1) == 1
-    assert blocks_OB.is_contiguous()
-    assert blocks_OB.dtype == torch.uint8
+    _check(x_TI, blocks_OB, kind)
     num_blocks = blocks_OB.shape[1] // layout.block_bytes
     num_steps = ceil_div(num_blocks * layout.num_groups * layout.group_bytes, _OTHER_STEP_BYTES)
     if num_rows == 1 and not deterministic:
@@ -96,8 +94,16 @@ def _(
     out_dtype: torch.dtype,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    assert x_TI.shape[1] == num_inputs(blocks_OB, kind)
+    _check(x_TI, blocks_OB, kind)
     return x_TI.new_empty(x_TI.shape[0], blocks_OB.shape[0], dtype=out_dtype)
+
+
+def _check(x_TI: torch.Tensor, blocks_OB: torch.Tensor, kind: str) -> None:
+    assert are_on_one_device(x_TI, blocks_OB)
+    assert x_TI.shape[1] == num_inputs(blocks_OB, kind)
+    assert x_TI.stride(1) == 1
+    assert blocks_OB.is_contiguous()
+    assert blocks_OB.dtype == torch.uint8
 
 
 def reference(

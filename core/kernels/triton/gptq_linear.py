@@ -19,6 +19,7 @@ from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
     Tiling,
+    are_on_one_device,
     ceil_div,
     choose_tiling,
     dot,
@@ -54,7 +55,7 @@ def launch_gptq_linear(
     is GPTQ's `g_idx`, for groups that are not of consecutive inputs.
     """
     (num_rows, num_inputs), (num_groups, num_outputs) = x_TI.shape, scales_RO.shape
-    _check(x_TI, qweight, scales_RO, zeros, layout)
+    _check(x_TI, qweight, scales_RO, zeros, group_of_input_I, layout)
     group_size = ceil_div(num_inputs, num_groups)
     step_inputs = _step_inputs(group_size, num_groups)
     tiling = choose_tiling(
@@ -107,7 +108,7 @@ def _(
     out_dtype: torch.dtype,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    _check(x_TI, qweight, scales_RO, zeros, layout)
+    _check(x_TI, qweight, scales_RO, zeros, group_of_input_I, layout)
     return x_TI.new_empty(x_TI.shape[0], scales_RO.shape[1], dtype=out_dtype)
 
 
@@ -116,8 +117,10 @@ def _check(
     qweight: torch.Tensor,
     scales_RO: torch.Tensor,
     zeros: torch.Tensor | None,
+    group_of_input_I: torch.Tensor | None,
     layout: str,
 ) -> None:
+    assert are_on_one_device(x_TI, qweight, scales_RO, zeros, group_of_input_I)
     num_inputs, (num_groups, num_outputs) = x_TI.shape[1], scales_RO.shape
     assert layout in _LAYOUTS
     assert x_TI.stride(1) == 1

@@ -16,6 +16,7 @@ from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
     Tiling,
+    are_on_one_device,
     ceil_div,
     choose_tiling,
     dot,
@@ -38,9 +39,7 @@ def launch_linear(
 ) -> torch.Tensor:
     """`x_TI @ weight_OI.T`, summed in float32. The last axes are dense."""
     (num_rows, num_inputs), num_outputs = x_TI.shape, weight_OI.shape[0]
-    assert weight_OI.shape[1] == num_inputs
-    assert x_TI.dtype == weight_OI.dtype
-    assert x_TI.stride(1) == weight_OI.stride(1) == 1
+    _check(x_TI, weight_OI)
     tiling = choose_tiling(
         num_rows, num_outputs, ceil_div(num_inputs, STEP_INPUTS), is_deterministic=deterministic
     )
@@ -79,7 +78,15 @@ def _(
     out_dtype: torch.dtype,
     deterministic: bool = False,
 ) -> torch.Tensor:
+    _check(x_TI, weight_OI)
     return x_TI.new_empty(x_TI.shape[0], weight_OI.shape[0], dtype=out_dtype)
+
+
+def _check(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> None:
+    assert are_on_one_device(x_TI, weight_OI)
+    assert x_TI.shape[1] == weight_OI.shape[1]
+    assert x_TI.dtype == weight_OI.dtype
+    assert x_TI.stride(1) == weight_OI.stride(1) == 1
 
 
 def reference(x_TI: torch.Tensor, weight_OI: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:

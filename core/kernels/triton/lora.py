@@ -15,6 +15,7 @@ from triptych.core.kernels.triton.linear import STEP_INPUTS
 from triptych.core.kernels.triton.tiling import (
     Tiling,
     add_parts,
+    are_on_one_device,
     ceil_div,
     choose_tiling,
     tile_size,
@@ -38,11 +39,8 @@ def launch_lora_add(
     Smaller ranks are padded with zeros. A row whose adapter (int32) is -1 is left as it is. `y_TO`
     may be a few columns of a wider result. Scales are float32.
     """
+    _check(y_TO, x_TI, a_LRI, b_LOR, scales_L, adapters_T)
     num_adapters, rank, num_inputs = a_LRI.shape
-    assert rank <= _MAX_RANK
-    assert b_LOR.shape == (num_adapters, y_TO.shape[1], rank)
-    assert x_TI.dtype == a_LRI.dtype == b_LOR.dtype
-    assert scales_L.dtype == torch.float32
     num_rows = ceil_div(len(x_TI), num_adapters)
     num_steps = ceil_div(num_inputs, STEP_INPUTS)
     tiling = choose_tiling(num_rows, rank, num_steps, is_deterministic=deterministic)
@@ -72,7 +70,25 @@ def _(
     adapters_T: torch.Tensor,
     deterministic: bool = False,
 ) -> None:
-    return None
+    _check(y_TO, x_TI, a_LRI, b_LOR, scales_L, adapters_T)
+
+
+def _check(
+    y_TO: torch.Tensor,
+    x_TI: torch.Tensor,
+    a_LRI: torch.Tensor,
+    b_LOR: torch.Tensor,
+    scales_L: torch.Tensor,
+    adapters_T: torch.Tensor,
+) -> None:
+    num_adapters, rank, num_inputs = a_LRI.shape
+    assert are_on_one_device(y_TO, x_TI, a_LRI, b_LOR, scales_L, adapters_T)
+    assert rank <= _MAX_RANK
+    assert y_TO.shape[0] == x_TI.shape[0] == adapters_T.numel()
+    assert x_TI.shape[1] == num_inputs
+    assert b_LOR.shape == (num_adapters, y_TO.shape[1], rank)
+    assert x_TI.dtype == a_LRI.dtype == b_LOR.dtype
+    assert scales_L.dtype == torch.float32
 
 
 def reference(

@@ -21,7 +21,13 @@ from triptych.core.kernels.triton.grouped import (
     grouped_linear,
     grouped_variant,
 )
-from triptych.core.kernels.triton.tiling import Tiling, ceil_div, choose_tiling, product_variant
+from triptych.core.kernels.triton.tiling import (
+    Tiling,
+    are_on_one_device,
+    ceil_div,
+    choose_tiling,
+    product_variant,
+)
 from triptych.core.kernels.triton.variant import Variant
 
 _SUM_BLOCK = 1024
@@ -41,11 +47,8 @@ def launch_moe_mlp(
     `gate_up_EFI` holds the rows of the gate, then those it multiplies: `[E, 2 F, I]`. Weights are
     float32, experts int32. Within an expert, results are in the type of `x_TI`.
     """
+    _check(x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC, activation)
     num_experts, num_hidden = gate_up_EFI.shape[0], down_EIF.shape[2]
-    assert activation in GATES
-    assert weights_TC.shape == experts_TC.shape
-    assert weights_TC.is_contiguous()
-    assert x_TI.dtype == gate_up_EFI.dtype == down_EIF.dtype
     num_pairs = experts_TC.numel()
     tiling = choose_tiling(
         ceil_div(num_pairs, num_experts), num_hidden, 0, is_deterministic=deterministic
@@ -76,7 +79,26 @@ def _(
     activation: str,
     deterministic: bool = False,
 ) -> torch.Tensor:
+    _check(x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC, activation)
     return x_TI.new_empty(x_TI.shape)
+
+
+def _check(
+    x_TI: torch.Tensor,
+    gate_up_EFI: torch.Tensor,
+    down_EIF: torch.Tensor,
+    weights_TC: torch.Tensor,
+    experts_TC: torch.Tensor,
+    activation: str,
+) -> None:
+    num_experts, num_features, num_hidden = down_EIF.shape
+    assert are_on_one_device(x_TI, gate_up_EFI, down_EIF, weights_TC, experts_TC)
+    assert activation in GATES
+    assert x_TI.shape[1] == num_features
+    assert gate_up_EFI.shape == (num_experts, 2 * num_hidden, num_features)
+    assert x_TI.dtype == gate_up_EFI.dtype == down_EIF.dtype
+    assert weights_TC.shape == experts_TC.shape
+    assert weights_TC.is_contiguous()
 
 
 def reference(

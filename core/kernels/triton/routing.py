@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.tiling import product_variant
+from triptych.core.kernels.triton.tiling import are_on_one_device, product_variant
 from triptych.core.kernels.triton.variant import Variant
 
 _SCORINGS = ("softmax", "sigmoid")
@@ -32,10 +32,7 @@ def launch_route(
     `scale`, and are the scores times `scale` otherwise.
     """
     num_tokens, num_experts = logits_TE.shape
-    assert scoring in _SCORINGS
-    assert num_chosen <= num_experts
-    assert logits_TE.is_contiguous()
-    assert bias_E is None or (bias_E.is_contiguous() and bias_E.dtype == torch.float32)
+    _check(logits_TE, num_chosen, scoring, bias_E)
     weights_TC, experts_TC = _empty(logits_TE, num_chosen)
     _route_kernel[num_tokens,](
         logits_TE,
@@ -68,7 +65,18 @@ def _(
     renormalize: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(logits_TE, num_chosen, scoring, bias_E)
     return _empty(logits_TE, num_chosen)
+
+
+def _check(
+    logits_TE: torch.Tensor, num_chosen: int, scoring: str, bias_E: torch.Tensor | None
+) -> None:
+    assert are_on_one_device(logits_TE, bias_E)
+    assert scoring in _SCORINGS
+    assert num_chosen <= logits_TE.shape[1]
+    assert logits_TE.is_contiguous()
+    assert bias_E is None or (bias_E.is_contiguous() and bias_E.dtype == torch.float32)
 
 
 def _empty(logits_TE: torch.Tensor, num_chosen: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -86,6 +86,11 @@ def split_to_fill(tiling: Tiling, num_rows: int, num_outputs: int, num_steps: in
     return replace(tiling, num_splits=max(1, min(wanted, num_steps // _MIN_STEPS, _MAX_SPLITS)))
 
 
+def are_on_one_device(*tensors: torch.Tensor | None) -> bool:
+    """Whether a kernel can read all of them."""
+    return len({tensor.device for tensor in tensors if tensor is not None}) == 1
+
+
 def tile_size(size: int, most: int) -> int:
     """The smallest power of two that holds `size`, within what a product can take."""
     return min(most, max(_MIN_TILE, 1 << (size - 1).bit_length()))
