@@ -11,6 +11,7 @@ N outputs and K inputs of a tile's step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.kernels.triton.float8 import as_stored, to_stored
+from triptych.core.kernels.triton.online_softmax import dequantized
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
@@ -32,13 +34,12 @@ from triptych.core.kernels.triton.tiling import (
     store_tile,
     tile_of_program,
 )
+from triptych.core.kernels.triton.units import multiplies_float8
 from triptych.core.kernels.triton.variant import Variant
 
 BLOCK = 128
 _LARGEST = tl.constexpr(448.0)
 _ROW_BLOCK = 1024
-_FIRST_CAPABILITY = (8, 9)
-_AMD_ARCHES = ("gfx95", "gfx12")
 
 
 def launch_fp8_linear(
@@ -77,13 +78,13 @@ def _(
 
 @cache
 def _has_units(device: torch.device) -> bool:
-    """Whether the device multiplies this float8; some of AMD have another of the same size."""
+    """Whether the device multiplies float8. The interpreter does."""
     if device.type != "cuda":
         return True
     if torch.version.hip:
-        arch = torch.cuda.get_device_properties(device).gcnArchName
-        return str(arch).startswith(_AMD_ARCHES)
-    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
+        return multiplies_float8("hip", torch.cuda.get_device_properties(device).gcnArchName)
+    major, minor = torch.cuda.get_device_capability(device)
+    return multiplies_float8("cuda", f"{major}{minor}")
 
 
 def _check(x_TI: torch.Tensor, weight_OI: torch.Tensor, scale: torch.Tensor) -> None:
@@ -161,6 +162,7 @@ def quantize_rows(x_TI: torch.Tensor, group_size: int) -> tuple[torch.Tensor, to
         group_size,
         x_TI.stride(0),
         B=min(_ROW_BLOCK, triton.next_power_of_2(group_size)),
+        num_stages=NUM_STAGES,
     )
     return quantized_TI, scale_TR
 
@@ -273,7 +275,7 @@ def _fp8_kernel(
                 x_MK = x_MK.to(tl.float8e4nv, bitcast=True)
                 weight_NK = weight_NK.to(tl.float8e4nv, bitcast=True)
             else:
-                weight_NK = _decode_e4m3(weight_NK).to(x_MK.dtype)
+                weight_NK = dequantized(weight_NK, x_MK.dtype)
             if HAS_BLOCKS:
                 scale_MN = _load_scales(
                     x_scale_ptrs_M + step, is_row_M, scale_ptrs_N + step, is_output_N, HAS_UNITS
@@ -293,32 +295,24 @@ def _load_scales(x_ptrs_M, is_row_M, ptrs_N, is_output_N, HAS_UNITS: tl.constexp
     return scale_MN
 
 
-@triton.jit
-def _decode_e4m3(codes):
-    """Float32 of e4m3 codes. As bits of float16 they are 256 times too small."""
-    codes = codes.to(tl.int16)
-    bits = ((codes & 128) << 8) | ((codes & 127) << 7)
-    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256
-
-
 def variants() -> tuple[Variant, ...]:
     """Of a scale for each output and of blocks, weights alone, and the quantisation of rows."""
     rows = product_variant(
-        "fp8_rows",
+        "quantize",
         _quantize_kernel,
         {"x_ptr": "*bf16", "out_ptr": "*u8", "scale_ptr": "*fp32"},
         {"B": _ROW_BLOCK},
     )
     return (
         rows,
-        _variant("fp8_outputs_16", Tiling(16, 64), has_blocks=False, has_units=True),
-        _variant("fp8_blocks_128", Tiling(128, 128), has_blocks=True, has_units=True),
-        _variant("fp8_weights_16", Tiling(16, 64), has_blocks=True, has_units=False),
+        _variant("outputs_16", Tiling(16, 64), has_blocks=False, has_units=True),
+        _variant("blocks_128", Tiling(128, 128), has_blocks=True, has_units=True),
+        _variant("weights_16", Tiling(16, 64), has_blocks=True, has_units=False),
     )
 
 
 def _variant(name: str, tiling: Tiling, *, has_blocks: bool, has_units: bool) -> Variant:
-    return product_variant(
+    variant = product_variant(
         name,
         _fp8_kernel,
         {
@@ -339,3 +333,4 @@ def _variant(name: str, tiling: Tiling, *, has_blocks: bool, has_units: bool) ->
         },
         tiling.num_warps,
     )
+    return replace(variant, multiplies_float8=has_units)

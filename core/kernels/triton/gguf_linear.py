@@ -245,7 +245,7 @@ def variants() -> tuple[Variant, ...]:
 
 def _variant(kind: str, tiling: Tiling) -> Variant:
     return product_variant(
-        f"gguf_{kind}_{tiling.rows}",
+        f"{kind}_{tiling.rows}",
         _gguf_vector_kernel if tiling == _VECTOR_TILE else _gguf_kernel,
         {"x_ptr": "*bf16", "blocks_ptr": "*u8", "out_ptr": "*bf16"},
         _constants(kind, tiling),

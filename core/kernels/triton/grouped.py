@@ -65,6 +65,7 @@ def group_pairs(group_of_pair_P: torch.Tensor, num_groups: int, tile_rows: int) 
         M=tile_rows,
         B=_SORT_BLOCK,
         BINS=max(_MIN_BINS, triton.next_power_of_2(num_groups + 1)),
+        num_stages=NUM_STAGES,
     )
     return GroupedPairs(pairs_S, groups_of_tiles, num_pairs, tile_rows)
 
@@ -253,9 +254,10 @@ def grouped_variant(
     pairs_per_row: int = 1,
     gate: str | None = None,
     is_added: bool = False,
+    out: str = "*bf16",
 ) -> Variant:
-    """A product as an operation of groups uses it, in bfloat16."""
-    types = dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), "*bf16")
+    """A product as an operation of groups uses it, of bfloat16."""
+    types = {"x_ptr": "*bf16", "weight_ptr": "*bf16", "out_ptr": out}
     types |= dict.fromkeys(("pairs_ptr", "groups_of_tiles_ptr"), "*i32")
     constants = {
         "PAIRS_PER_ROW": pairs_per_row,

@@ -165,7 +165,7 @@ def variants() -> tuple[Variant, ...]:
     """Of decoding and of prompts."""
     return tuple(
         product_variant(
-            f"linear_{tiling.rows}",
+            f"rows_{tiling.rows}",
             _linear_kernel,
             dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), "*bf16"),
             {"SPLITS": 1, "M": tiling.rows, "N": tiling.outputs, "K": STEP_INPUTS},

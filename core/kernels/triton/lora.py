@@ -111,6 +111,6 @@ def reference(
 def variants() -> tuple[Variant, ...]:
     """Both products of rank 64 in a small batch."""
     return (
-        grouped_variant("lora_shrink", Tiling(16, 64)),
-        grouped_variant("lora_expand", Tiling(16, 64), is_added=True),
+        grouped_variant("shrink", Tiling(16, 64), out="*fp32"),
+        grouped_variant("expand", Tiling(16, 64), is_added=True),
     )

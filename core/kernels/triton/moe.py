@@ -22,6 +22,7 @@ from triptych.core.kernels.triton.grouped import (
     grouped_variant,
 )
 from triptych.core.kernels.triton.tiling import (
+    NUM_STAGES,
     Tiling,
     are_on_one_device,
     ceil_div,
@@ -125,7 +126,15 @@ def _combine(pairs_PI: torch.Tensor, weights_TC: torch.Tensor) -> torch.Tensor:
     (num_tokens, num_chosen), size = weights_TC.shape, pairs_PI.shape[1]
     out_TI = pairs_PI.new_empty(num_tokens, size)
     grid = num_tokens, ceil_div(size, _SUM_BLOCK)
-    _combine_kernel[grid](pairs_PI, weights_TC, out_TI, size, NUM_CHOSEN=num_chosen, B=_SUM_BLOCK)
+    _combine_kernel[grid](
+        pairs_PI,
+        weights_TC,
+        out_TI,
+        size,
+        NUM_CHOSEN=num_chosen,
+        B=_SUM_BLOCK,
+        num_stages=NUM_STAGES,
+    )
     return out_TI
 
 
@@ -147,7 +156,7 @@ def _combine_kernel(
 def variants() -> tuple[Variant, ...]:
     """Both products of 8 experts of a token, in a batch and in a prompt, and the sum."""
     combine = product_variant(
-        "moe_combine",
+        "combine",
         _combine_kernel,
         {"pairs_ptr": "*bf16", "weights_ptr": "*fp32", "out_ptr": "*bf16"},
         {"NUM_CHOSEN": 8, "B": _SUM_BLOCK},
@@ -155,7 +164,7 @@ def variants() -> tuple[Variant, ...]:
     gate_up = partial(grouped_variant, pairs_per_row=8, gate="silu")
     return (
         combine,
-        gate_up("moe_gate_up_16", Tiling(16, 64)),
-        gate_up("moe_gate_up_128", Tiling(128, 128)),
-        grouped_variant("moe_down_16", Tiling(16, 64)),
+        gate_up("gate_up_16", Tiling(16, 64)),
+        gate_up("gate_up_128", Tiling(128, 128)),
+        grouped_variant("down_16", Tiling(16, 64)),
     )

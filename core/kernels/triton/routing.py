@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.tiling import are_on_one_device, product_variant
+from triptych.core.kernels.triton.tiling import NUM_STAGES, are_on_one_device, product_variant
 from triptych.core.kernels.triton.variant import Variant
 
 _SCORINGS = ("softmax", "sigmoid")
@@ -47,6 +47,7 @@ def launch_route(
         C=triton.next_power_of_2(num_chosen),
         E=triton.next_power_of_2(num_experts),
         num_warps=1,
+        num_stages=NUM_STAGES,
     )
     return weights_TC, experts_TC
 
@@ -174,4 +175,4 @@ def _variant(scoring: str, num_experts: int, bias: str | None) -> Variant:
         constants["bias_ptr"] = None
     else:
         types["bias_ptr"] = bias
-    return product_variant(f"route_{scoring}", _route_kernel, types, constants, num_warps=1)
+    return product_variant(scoring, _route_kernel, types, constants, num_warps=1)

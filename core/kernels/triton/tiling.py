@@ -32,7 +32,7 @@ _MIN_STEPS = 4
 _MAX_SPLITS = 16
 _SUM_BLOCK = 1024
 NUM_STAGES = 3
-"""Of loading in the loop of a product."""
+"""Of loading in the loop of a product. Always passed on, since the default is a device's."""
 
 VARYING = ("num_rows", "num_splits", "num_parts", "num_tiles", "num_pairs", "num_blocks")
 """Sizes of a step, or of no use to a compiler: a kernel is not compiled anew for special values."""
@@ -122,7 +122,9 @@ def add_parts(parts_PTO: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     out_TO = parts_PTO.new_empty(shape, dtype=out_dtype)
     size = out_TO.numel()
     grid = (ceil_div(size, _SUM_BLOCK),)
-    _add_parts_kernel[grid](parts_PTO, out_TO, size, num_parts, BLOCK=_SUM_BLOCK)
+    _add_parts_kernel[grid](
+        parts_PTO, out_TO, size, num_parts, BLOCK=_SUM_BLOCK, num_stages=NUM_STAGES
+    )
     return out_TO
 
 

@@ -1,14 +1,18 @@
-"""The products as custom operators: they take tensors that only say that they are on a GPU."""
+"""The products as operators of a GPU: on tensors that only say so, and as they are compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from support.triton_products import missing_variants
+from triptych.core.kernels.triton.compile import TARGETS, CompileTarget, _prepare_process
 from triptych.core.kernels.triton.fp8_linear import fp8_linear
 from triptych.core.kernels.triton.gguf_linear import gguf_linear
 from triptych.core.kernels.triton.gptq_linear import gptq_linear
@@ -86,3 +90,11 @@ def test_adapters_are_added_in_place() -> None:
         a_LRI, b_LOR = _empty(E, 8, NUM_INPUTS), _empty(E, NUM_OUTPUTS, 8)
         lora_add(y_TO, x_TI, a_LRI, b_LOR, _float32(E), _words(T))
     assert y_TO._version > version
+
+
+@pytest.mark.parametrize("target", TARGETS[1::2], ids=str)
+def test_what_is_compiled_ahead_is_what_launches_ask_for(target: CompileTarget) -> None:
+    with ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=_prepare_process, initargs=(None,)
+    ) as pool:
+        assert pool.submit(missing_variants, target).result() == []
