@@ -1,4 +1,4 @@
-"""How long a step kept its device busy, and which device the thread's work goes to.
+"""How long a step kept its device busy.
 
 Owns the pair of events around a step's work. Knows nothing of what is launched between them.
 """
@@ -6,7 +6,6 @@ Owns the pair of events around a step's work. Knows nothing of what is launched 
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -36,8 +35,3 @@ class DeviceClock:
             return self._ended_s - self._started_s
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) / 1e3
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which `device` is the thread's current GPU; nothing on a CPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

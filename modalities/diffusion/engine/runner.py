@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import torch
 
-from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.devices.clock import DeviceClock
+from triptych.core.devices.stream import StepStream
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.pixels import Pixels
 from triptych.core.plan import Plan
@@ -44,6 +45,7 @@ class DenoiseRunner:
     def __init__(self, executor: ImageExecutor, device: torch.device) -> None:
         self._executor = executor
         self._device = device
+        self._stream = StepStream(device)
         self._pictures: dict[PictureKey, RunningPicture] = {}
 
     def launch(self, plan: Plan) -> PendingPictures:
@@ -56,7 +58,7 @@ class DenoiseRunner:
         for key in plan.dropped:
             self._drop(key)
         try:
-            with torch.inference_mode(), on_device(self._device):
+            with torch.inference_mode(), self._stream.current():
                 clock = DeviceClock(self._device)
                 yields = self._run(plan)
                 clock.stop()

@@ -18,8 +18,8 @@ from triptych.core.devices.device import Device
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import CausalModel, TextHead
-from triptych.core.engine.token_runner import TokenHead, TokenRunner
-from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.engine.token_runner import TokenHead
+from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
@@ -75,17 +75,20 @@ class SpeechTokenLoader(TokenLoader):
             )
             memory.reserve("codec-state", codec.decoder.state_bytes)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
-            num_pages = memory.reserve_pages(layout, blueprint.max_length)
+            max_length = blueprint.max_length
+            graphs = self._graphs(memory, layout, max_length, blueprint.activation_bytes)
+            num_pages = memory.reserve_pages(layout, max_length)
             head = self._head(checkpoint, blueprint, setup, report)
             device = setup.device
             voices = ContentCache[Codes](_VOICES_BYTES, copy=Codes.copy)
             runner = SpeechRunner(
-                TokenRunner(
+                self._runner(
                     head,
-                    KvCache(layout, num_pages, device, setup.native),
-                    max_batch_size=setup.max_batch_size,
-                    max_length=blueprint.max_length,
-                    device=device,
+                    layout,
+                    num_pages,
+                    max_length=max_length,
+                    native=setup.native,
+                    graphs=graphs,
                 ),
                 AudioSteps(codec, blueprint.traits, blueprint.frames, device),
                 VoiceReader(codec, blueprint.voice_prompt, voices, device),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.devices.clock import DeviceClock
 from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.plan import PendingStep, Plan
@@ -40,7 +40,7 @@ class VisionRunner:
         if not isinstance(plan, EncodePlan):
             return self._tokens.launch(plan)
         try:
-            with torch.inference_mode(), on_device(self._device):
+            with torch.inference_mode(), self._tokens.stream.current():
                 clock = DeviceClock(self._device)
                 encoded = self._encoder.encode(plan.pictures)
                 unfit = torch.zeros((), dtype=torch.bool, device=self._device)
