@@ -45,7 +45,7 @@ class DecodeBuckets:
 
     def fit(self, num_rows: int, num_pages: int) -> Bucket | None:
         """The smallest that holds a step, or none."""
-        rows, pages = _smallest(self.rows, num_rows), _smallest(self.pages, num_pages)
+        rows, pages = smallest(self.rows, num_rows), smallest(self.pages, num_pages)
         if rows is None or pages is None or not (self.pads or rows == num_rows):
             return None
         return Bucket(rows, rows, pages)
@@ -64,14 +64,15 @@ def row_sizes(most: int) -> list[int]:
     return sorted(size for size in sizes if size <= most)
 
 
+def smallest(sizes: Sequence[int], least: int) -> int | None:
+    """The first of ascending sizes that is large enough."""
+    place = bisect_left(sizes, least)
+    return sizes[place] if place < len(sizes) else None
+
+
 def _page_sizes(most: int) -> list[int]:
     sizes, size = [], _MIN_PAGES
     while size < most:
         sizes.append(size)
         size *= _PAGES_GROWTH
     return [*sizes, most]
-
-
-def _smallest(sizes: Sequence[int], least: int) -> int | None:
-    place = bisect_left(sizes, least)
-    return sizes[place] if place < len(sizes) else None

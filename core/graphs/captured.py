@@ -35,10 +35,11 @@ class _OverBudget(torch.OutOfMemoryError):
 
 @dataclass(frozen=True, slots=True)
 class _StaticStep:
-    """A captured step and the buffers it reads."""
+    """A captured step and the buffers it reads; `body` keeps alive what else it does."""
 
     inputs: Tensors
     captured: Captured
+    body: Body
 
 
 class CapturedSteps:
@@ -122,7 +123,7 @@ class CapturedSteps:
         num_bytes += captured.num_bytes
         self._check(num_bytes)
         self._num_bytes = num_bytes
-        return _StaticStep(statics, captured)
+        return _StaticStep(statics, captured, body)
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._budget_bytes:

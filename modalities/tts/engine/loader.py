@@ -25,6 +25,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.codecs.decoder import StreamingDecoder
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameHead
 from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechBlueprint, SpeechSetup
@@ -36,6 +37,7 @@ from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.schedulers.base import LoadedModel, ModelLoader
 
 _VOICES_BYTES = 8 * 2**20  # codes of a few thousand clips of 10 s
+_AUDIO_GRAPHS_BYTES = 64 * 2**20
 _LANGUAGE_SHARE = 0.8  # of the progress that is reported
 
 
@@ -73,6 +75,10 @@ class SpeechTokenLoader(TokenLoader):
                 num_rows=self._config.speech.max_streams,
                 report=lambda done: report((1 - _LANGUAGE_SHARE) * done),
             )
+            if isinstance(codec.decoder, StreamingDecoder) and (
+                audio_graphs := memory.captured_steps(_AUDIO_GRAPHS_BYTES)
+            ):
+                codec.decoder.capture_with(audio_graphs)
             memory.reserve("codec-state", codec.decoder.state_bytes)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
             max_length = blueprint.max_length
