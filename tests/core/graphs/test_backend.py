@@ -73,7 +73,7 @@ class FakeCuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda(num_bytes=64)
     for name in dir(fake):
-        if hasattr(torch.cuda, name):
+        if not name.startswith("_") and hasattr(torch.cuda, name):
             monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
     return fake
 

@@ -13,7 +13,7 @@ from support.codec_models import MODELS, random_model
 from triptych.core.graphs.captured import CapturedSteps
 from triptych.modalities.tts.engine.codecs import StreamingDecoder, build_decoder
 
-NUM_ROWS, NUM_CODES = 5, 32
+NUM_ROWS, NUM_CODES = 3, 32
 
 
 def decoder_of(name: str, graphs: CapturedSteps | None) -> StreamingDecoder:
@@ -30,12 +30,12 @@ def listen(decoder: StreamingDecoder, seed: int) -> list[Tensor]:
     source = torch.Generator().manual_seed(seed)
     num_codebooks = decoder._adapter.num_codebooks
     live: set[int] = set()
-    for _ in range(60):
+    for _ in range(70):
         row = chance.randrange(NUM_ROWS)
         if row not in live:
             decoder.init_state([row], seeds=[row])
             live.add(row)
-        elif chance.random() < 0.1:
+        elif chance.random() < 0.03:
             heard.append(decoder.flush([row]).row(0).clone())
             live.remove(row)
         rows = chance.sample(sorted(live), chance.randint(0, len(live)))
