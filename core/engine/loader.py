@@ -56,11 +56,13 @@ class TokenLoader(DeviceLoader):
                 " batch; serve it with our decoder and the CPU kernels, or leave it out."
             )
 
-    def _sampler(self, num_logits: int, native: NativeKernels | None) -> Sampler:
+    def _sampler(
+        self, num_logits: int, native: NativeKernels | None, num_slots: int | None = None
+    ) -> Sampler:
         """What draws for all rows of a step."""
         return Sampler(
             vocab_size=num_logits,
-            max_batch_size=self._config.schedule.max_batch_size,
+            max_batch_size=num_slots or self._config.schedule.max_batch_size,
             device=self._device.torch,
             native=native,
         )

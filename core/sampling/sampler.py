@@ -19,7 +19,7 @@ Shapes: B rows of the step, S slots, V vocabulary, R rows of a group.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -57,34 +57,49 @@ is -1 where no log-probabilities are wanted."""
 Rows = NDArray[np.void]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _DeviceRows:
     """What the device is told of a step's rows: slots, a random number each, who needs what.
 
     `groups` are indexes of rows, by name; there is none where no row is in it. Without `random`
     rows beside `greedy` ones, all rows are what the first is. `filtered` counts among the random.
+    Where shapes may not follow from who needs what, there are no groups: `is_greedy_B` says which
+    draws are taken, and with `has_floor` all rows are filtered.
     """
 
     slots_B: torch.Tensor
     uniform_B: torch.Tensor | None
-    groups: Mapping[str, torch.Tensor]
+    has_floor: bool
+    groups: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    is_greedy_B: torch.Tensor | None = None
 
     def for_code(self, code: int) -> _DeviceRows:
         """The rows, where `uniform_B` holds numbers of several codes: `[Q, B]`."""
-        uniform_B = None if self.uniform_B is None else self.uniform_B[code]
-        return _DeviceRows(self.slots_B, uniform_B, self.groups)
+        return replace(self, uniform_B=None if self.uniform_B is None else self.uniform_B[code])
 
     def repeated(self, num_codes: int) -> _DeviceRows:
         """Each row so many times in a row; its random numbers are those of its codes."""
         order_Q = torch.arange(num_codes, device=self.slots_B.device)
-        return _DeviceRows(
-            self.slots_B.repeat_interleave(num_codes),
-            None if self.uniform_B is None else self.uniform_B.t().flatten(),
-            {
+        is_greedy_B, uniform_QB = self.is_greedy_B, self.uniform_B
+        return replace(
+            self,
+            slots_B=self.slots_B.repeat_interleave(num_codes),
+            uniform_B=None if uniform_QB is None else uniform_QB.t().flatten(),
+            groups={
                 name: (index_R[:, None] * num_codes + order_Q).flatten()
                 for name, index_R in self.groups.items()
             },
+            is_greedy_B=None if is_greedy_B is None else is_greedy_B.repeat_interleave(num_codes),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDrawKind:
+    """What draws of a size have in common: as much as a captured step must know of its rows."""
+
+    num_codes: int
+    is_random: bool
+    has_floor: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +146,8 @@ class Sampler:
         self._native = native
         self._uploads = Uploads(device)
         self._slots = np.zeros(max_batch_size, _SLOT)
-        self._shape_S4 = torch.zeros(max_batch_size, 4, device=device)
+        self._slots["is_greedy"] = True
+        self._shape_S4 = torch.ones(max_batch_size, 4, device=device)
         self._bias = SparseEdits(max_batch_size, device)
         self._stops = SparseEdits(max_batch_size, device)
         self._penalties = Penalties(vocab_size, max_batch_size, device)
@@ -183,7 +199,7 @@ class Sampler:
         sent = self._send(rows, slots, position_B, wanted)
         logits_BV = logits_BV.float()
         is_finite_B = torch.isfinite(logits_BV.sum(-1))
-        token_ids_B = self._draw(self._edit(logits_BV, sent), rows, sent)
+        token_ids_B = self._draw(self._edit(logits_BV, sent), sent)
         if (index_R := sent.groups.get("penalties")) is not None:
             self._penalties.count(sent.slots_B[index_R], token_ids_B[index_R])
         return SampledTokens(
@@ -205,7 +221,36 @@ class Sampler:
         rows = self._slots[np.asarray(slots)]
         first_B = np.asarray(positions, np.int64) * num_codes
         sent = self._send(rows, slots, first_B + np.arange(num_codes)[:, None], {})
-        return FrameSampler(self, rows, sent)
+        return FrameSampler(self, sent)
+
+    def lay_out_frames(
+        self, slots: Sequence[int], positions: Sequence[int], num_codes: int
+    ) -> tuple[FrameDrawKind, list[Numbers]]:
+        """As `frame_sampler`, for draws whose shapes follow from the number of rows alone.
+
+        What `frames_over` takes, still on the host, and the kind, which it takes, too.
+        """
+        rows = self._slots[np.asarray(slots)]
+        has_floor = bool((rows["is_filtered"] | rows["has_min_p"])[~rows["is_greedy"]].any())
+        kind = FrameDrawKind(num_codes, not rows["is_greedy"].all(), has_floor)
+        arrays: list[Numbers] = [np.asarray(slots, np.int64), rows["is_greedy"].astype(np.int64)]
+        if kind.is_random:
+            first_B = np.asarray(positions, np.int64) * num_codes
+            arrays.append(uniforms(rows["key"], first_B + np.arange(num_codes)[:, None]))
+        return kind, arrays
+
+    def frames_over(self, kind: FrameDrawKind, packed: torch.Tensor) -> FrameSampler:
+        """Draws for the rows that lie in `packed`, one array behind the other."""
+        num_rows = len(packed) // (2 + kind.num_codes * kind.is_random)
+        slots_B, is_greedy_B, uniforms = packed.tensor_split((num_rows, 2 * num_rows))
+        uniform_QB = uniforms.view(torch.float64).view(kind.num_codes, -1)
+        sent = _DeviceRows(
+            slots_B=slots_B,
+            uniform_B=uniform_QB if kind.is_random else None,
+            has_floor=kind.has_floor,
+            is_greedy_B=is_greedy_B.bool(),
+        )
+        return FrameSampler(self, sent)
 
     def _send(
         self,
@@ -224,7 +269,12 @@ class Sampler:
         arrays: list[Numbers] = [np.asarray(slots, np.int64), *groups.values(), *numbers]
         slots_B, *tensors = self._uploads.send(arrays)
         uniform = tensors.pop().view(positions.shape) if numbers else None
-        return _DeviceRows(slots_B, uniform, dict(zip(groups, tensors, strict=True)))
+        return _DeviceRows(
+            slots_B=slots_B,
+            uniform_B=uniform,
+            has_floor="filtered" in groups or bool(rows["has_min_p"].any()),
+            groups=dict(zip(groups, tensors, strict=True)),
+        )
 
     def _edit(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
         if sent.groups.keys().isdisjoint(("bias", "stops", "penalties")):
@@ -239,36 +289,36 @@ class Sampler:
                 edited_BV[index_R] = apply(edited_BV[index_R], sent.slots_B[index_R])
         return edited_BV
 
-    def _draw(self, logits_BV: torch.Tensor, rows: Rows, sent: _DeviceRows) -> torch.Tensor:
+    def _draw(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
         slots_B, uniform_B, groups = sent.slots_B, sent.uniform_B, sent.groups
         if uniform_B is None:
             return logits_BV.argmax(-1)
+        if sent.is_greedy_B is not None:
+            every = slice(None) if sent.has_floor else None
+            drawn_B = self._draw_random(logits_BV, slots_B, uniform_B, every, sent.has_floor)
+            return torch.where(sent.is_greedy_B, logits_BV.argmax(-1), drawn_B)
         filtered_R = groups.get("filtered")
         if "random" not in groups:
-            return self._draw_random(logits_BV, rows, slots_B, uniform_B, filtered_R)
+            return self._draw_random(logits_BV, slots_B, uniform_B, filtered_R, sent.has_floor)
         greedy_R, random_R = groups["greedy"], groups["random"]
         token_ids_B = torch.empty_like(slots_B)
         token_ids_B[greedy_R] = logits_BV[greedy_R].argmax(-1)
         token_ids_B[random_R] = self._draw_random(
-            logits_BV[random_R],
-            rows[~rows["is_greedy"]],
-            slots_B[random_R],
-            uniform_B[random_R],
-            filtered_R,
+            logits_BV[random_R], slots_B[random_R], uniform_B[random_R], filtered_R, sent.has_floor
         )
         return token_ids_B
 
     def _draw_random(
         self,
         logits_RV: torch.Tensor,
-        rows: Rows,
         slots_R: torch.Tensor,
         uniform_R: torch.Tensor,
-        filtered_F: torch.Tensor | None,
+        filtered_F: torch.Tensor | slice | None,
+        has_floor: bool,
     ) -> torch.Tensor:
         temperature_R1, top_k_R1, top_p_R1, min_p_R1 = self._shape_S4[slots_R, :, None].unbind(1)
         probs_RV = torch.softmax(logits_RV / temperature_R1, -1)
-        if filtered_F is not None or rows["has_min_p"].any():
+        if has_floor:
             floor_R1 = min_p_R1 * probs_RV.amax(-1, keepdim=True)
             if filtered_F is not None:
                 nucleus_F = nucleus_thresholds(
@@ -298,11 +348,10 @@ class FrameSampler:
     `slots_B` and `is_finite_B` (no logits so far held NaN or infinities) are on the device.
     """
 
-    __slots__ = ("_rows", "_sampler", "_sent", "is_finite_B", "slots_B")
+    __slots__ = ("_sampler", "_sent", "is_finite_B", "slots_B")
 
-    def __init__(self, sampler: Sampler, rows: Rows, sent: _DeviceRows) -> None:
+    def __init__(self, sampler: Sampler, sent: _DeviceRows) -> None:
         self._sampler = sampler
-        self._rows = rows
         self._sent = sent
         self.slots_B = sent.slots_B
         self.is_finite_B = torch.ones_like(self.slots_B, dtype=torch.bool)
@@ -311,15 +360,15 @@ class FrameSampler:
         """Ids of the `code`-th code of each row's frame, from logits of any float type."""
         logits_BV = logits_BV.float()
         self.is_finite_B &= torch.isfinite(logits_BV.sum(-1))
-        return self._sampler._draw(logits_BV, self._rows, self._sent.for_code(code))
+        return self._sampler._draw(logits_BV, self._sent.for_code(code))
 
     def draw_all(self, logits_BQV: torch.Tensor) -> torch.Tensor:
         """All codes of each row's frame at once: `codes_BQ`."""
         num_rows, num_codes, _ = logits_BQV.shape
         logits_BQV = logits_BQV.float()
         self.is_finite_B &= torch.isfinite(logits_BQV.sum((1, 2)))
-        rows, sent = np.repeat(self._rows, num_codes), self._sent.repeated(num_codes)
-        return self._sampler._draw(logits_BQV.flatten(0, 1), rows, sent).view(num_rows, num_codes)
+        sent = self._sent.repeated(num_codes)
+        return self._sampler._draw(logits_BQV.flatten(0, 1), sent).view(num_rows, num_codes)
 
 
 def _flags(start: SlotStart) -> tuple[int | bool, ...]:

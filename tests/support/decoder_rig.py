@@ -104,7 +104,8 @@ class Rig:
         self.kv = KvCache(layout, num_pages + (graphs is not None), CPU, native)
         self.recorder = recorder(model)
         size = self.recorder.vocab_size
-        sampler = Sampler(vocab_size=size, max_batch_size=max_batch_size, device=CPU)
+        num_slots = max_batch_size + (graphs is not None)
+        sampler = Sampler(vocab_size=size, max_batch_size=num_slots, device=CPU)
         self.runner = TokenRunner(
             self.head_type(self.recorder, sampler, max_batch_size=max_batch_size, device=CPU),
             self.kv,
@@ -154,7 +155,8 @@ class Rig:
             sequence.num_cached += row.num_tokens
             sequence.tokens += out.token_ids
             sequence.frames += [out.codes] if out.codes else []
-        for sequence, logits_V in zip(sampled, self.recorder.last_logits_RV, strict=True):
+        logits_RV = self.recorder.last_logits_RV[: len(sampled)]  # those of padding come last
+        for sequence, logits_V in zip(sampled, logits_RV, strict=True):
             sequence.logits[len(sequence.tokens) - 1] = logits_V
         return result
 

@@ -19,6 +19,7 @@ from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import CausalModel, TextHead
 from triptych.core.engine.token_runner import TokenHead
+from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
@@ -82,9 +83,11 @@ class SpeechTokenLoader(TokenLoader):
             memory.reserve("codec-state", codec.decoder.state_bytes)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
             max_length = blueprint.max_length
-            graphs = self._graphs(memory, layout, max_length, blueprint.activation_bytes)
+            graphs = self._graphs(
+                memory, layout, max_length, lambda num, _: blueprint.activation_bytes(num, num)
+            )
             num_pages = memory.reserve_pages(layout, max_length)
-            head = self._head(checkpoint, blueprint, setup, report)
+            head = self._head(checkpoint, blueprint, setup, report, graphs)
             device = setup.device
             voices = ContentCache[Codes](_VOICES_BYTES, copy=Codes.copy)
             runner = SpeechRunner(
@@ -110,7 +113,7 @@ class SpeechTokenLoader(TokenLoader):
             folder=checkpoint.folder,
             options=self._config.speech,
             max_length=self._config.models.max_length,
-            max_batch_size=self._config.schedule.max_batch_size,
+            max_batch_size=self._config.schedule.max_batch_size + memory.captures,
             dtype=memory.dtype(checkpoint.dtype),
             device=self._device.torch,
             native=memory.native_kernels(),
@@ -132,14 +135,16 @@ class SpeechTokenLoader(TokenLoader):
         blueprint: SpeechBlueprint,
         setup: SpeechSetup,
         report: Callable[[float], None],
+        graphs: DecodeGraphs | None,
     ) -> TokenHead:
         """The loaded model behind the head that fits it."""
         model = blueprint.build(checkpoint, lambda done: report(1 - _LANGUAGE_SHARE * (1 - done)))
-        num_rows, device = setup.max_batch_size, setup.device
-        sampler = self._sampler(blueprint.num_logits, setup.native)
+        num_rows, device = self._config.schedule.max_batch_size, setup.device
+        sampler = self._sampler(blueprint.num_logits, setup.native, setup.max_batch_size)
         if isinstance(model, CausalModel):
             return TextHead(model, sampler, max_batch_size=num_rows, device=device)
-        return FrameHead(model, sampler, max_batch_size=num_rows, device=device)
+        steps = None if graphs is None else graphs.steps
+        return FrameHead(model, sampler, max_batch_size=num_rows, device=device, graphs=steps)
 
     def _scheduler(
         self,

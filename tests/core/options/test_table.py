@@ -303,9 +303,8 @@ def _values(option: Option) -> st.SearchStrategy[object]:
             is_whole = option.type == tuple[int, ...]
             return st.lists(whole if is_whole else fractions).map(tuple)
         return st.floats(low, high, exclude_min=option.within.is_open)
-    if option.is_switch:
-        return st.booleans() if option.default is not None else st.none() | st.booleans()
-    return st.text() if option.type is str else st.tuples(st.text(), st.text())
+    simple = {bool: st.booleans(), bool | None: st.none() | st.booleans(), str: st.text()}
+    return simple.get(option.type, st.tuples(st.text(), st.text()))
 
 
 @given(st.data())
