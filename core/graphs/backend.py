@@ -7,6 +7,7 @@ at one place for good: the next replay overwrites it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,7 @@ Tensors = Sequence[torch.Tensor]
 Call = Callable[[], Tensors]
 """A step over static buffers."""
 
+_CAPTURING = threading.Lock()  # they share a stream
 _NUM_WARM_UPS = 2  # libraries choose kernels and open handles on the first, allocate on the second
 
 
@@ -53,12 +55,21 @@ class DeviceGraphs:
 
     def capture(self, run: Call) -> Captured:
         """Warm up beside the current stream, then record."""
-        current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        current = torch.cuda.current_stream(self._device)
+        # A capture that fails may leave its own stream as the current one.
+        with _CAPTURING, torch.cuda.stream(current):
+            self._warm_up(run, current)
+            return self._record(run)
+
+    def _warm_up(self, run: Call, current: torch.cuda.Stream) -> None:
+        side = torch.cuda.Stream(self._device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(_NUM_WARM_UPS):
                 run()
         current.wait_stream(side)
+
+    def _record(self, run: Call) -> Captured:
         graph = torch.cuda.CUDAGraph()
         # Other threads go on meanwhile: they wait for results and load models.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

@@ -103,11 +103,13 @@ class CapturedSteps:
         before = _clones(state)
         try:
             return self._capture(body, inputs)
-        except torch.OutOfMemoryError as error:
-            reason = str(error) if isinstance(error, _OverBudget) else "no memory is left for it"
-        except RuntimeError as error:  # it waits for the device, say; so will those of other keys
-            self._is_off = True
-            reason = f"it cannot be captured, nor can others be: {error}"
+        except _OverBudget as error:
+            reason = str(error)
+        except RuntimeError as error:
+            reason = "no memory is left for it"
+            if not _is_out_of_memory(error):  # it waits for the device, say: so will others
+                self._is_off = True
+                reason = f"it cannot be captured, nor can others be: {error}"
         finally:
             _restore(state, before)
         _log.warning("%s: the step of %s runs eagerly: %s", self._name, key, reason)
@@ -146,6 +148,13 @@ class CapturedSteps:
                     f" {count} of {wanted.numel()} values."
                 )
         return outputs
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether that is what it began with: to end a capture may then fail, too."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__context__
+    return error is not None
 
 
 def _clones(tensors: Tensors) -> Tensors:

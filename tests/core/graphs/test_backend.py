@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from triptych.core.graphs.backend import DeviceGraphs, NativeCalls, Tensors, open_backend
+from triptych.core.graphs.captured import CapturedSteps
 
 GPU = torch.device("cuda", 0)
 
@@ -37,12 +38,13 @@ class FakeCuda:
         self.log: list[str] = []
         self.num_reserved, self.num_bytes = 1000, num_bytes
         self.pools: list[object] = []
+        self.current = "main"
 
     def graph_pool_handle(self) -> object:
         return object()
 
     def current_stream(self, device: torch.device) -> FakeStream:
-        return FakeStream(self, "main")
+        return FakeStream(self, self.current)
 
     def Stream(self, device: torch.device) -> FakeStream:  # noqa: N802 - torch's name
         return FakeStream(self, "side")
@@ -55,8 +57,12 @@ class FakeCuda:
 
     @contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream.name
         self.log.append(f"on {stream.name}")
-        yield
+        try:
+            yield
+        finally:
+            self.current = before
 
     @contextmanager
     def graph(self, graph: FakeGraph, *, pool: object, capture_error_mode: str) -> Iterator[None]:
@@ -64,7 +70,12 @@ class FakeCuda:
         self.pools.append(pool)
         self.num_reserved -= 500  # unused memory goes back
         self.log.append("capture")
-        yield
+        self.current = "capture"
+        try:
+            yield
+        except BaseException:
+            raise RuntimeError("the capture failed, and so did its end")  # noqa: B904
+        self.current = "main"
         self.num_reserved += self.num_bytes
         self.log.append("captured")
 
@@ -87,6 +98,7 @@ def test_a_step_is_warmed_up_beside_then_recorded_and_not_run_again(cuda: FakeCu
 
     captured = DeviceGraphs(GPU).capture(run)
     assert cuda.log == [
+        "on main",
         "side waits for main",
         "on side",
         "run",
@@ -108,14 +120,19 @@ def test_all_graphs_share_a_pool_whose_growth_is_told(cuda: FakeCuda) -> None:
     assert [each.num_bytes for each in captured] == [64, 64, 64]
 
 
-def test_want_of_memory_in_a_capture_passes_through(cuda: FakeCuda) -> None:
-    def run() -> Tensors:
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(
+    cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(_: Tensors) -> Tensors:
         if "capture" in cuda.log:
             raise torch.OutOfMemoryError("no")
         return []
 
-    with pytest.raises(torch.OutOfMemoryError):
-        DeviceGraphs(GPU).capture(run)
+    steps = CapturedSteps("m", GPU, budget_bytes=100, backend=DeviceGraphs(GPU))
+    assert steps.run("k", run, []) is None
+    assert cuda.current == "main"
+    assert "no memory is left" in caplog.text
+    assert steps.run("other", lambda _: [], []) == [], "which is tried all the same"
 
 
 def test_a_cpu_makes_the_call_itself() -> None:
