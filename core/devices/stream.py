@@ -3,8 +3,8 @@
 Owns the order between a model's loading and its first step. Each model has a stream of its own, so
 that on a GPU steps of several models overlap; what one step yields for another passes through the
 host, or stays on one stream. Events at the end of a step tell when its results are there
-(`core.devices.clock`, `core.sampling.host_copy`). On a CPU there are no streams: a step is done
-when it is launched.
+(`core.devices.device.end_of_work`, `core.sampling.host_copy`). On a CPU there are no streams: a
+step is done when it is launched.
 """
 
 from __future__ import annotations

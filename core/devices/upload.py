@@ -47,7 +47,9 @@ class Uploads:
         self._device = device
         self._is_cpu = device.type == "cpu"
         self._new_buffer = new_buffer or _pinned
-        make_event: Callable[[], CopyEvent] = new_event or (lambda: torch.Event(device))
+        make_event: Callable[[], CopyEvent] = new_event or (
+            lambda: torch.Event(device, blocking=True)
+        )
         self._buffers = [torch.empty(0, dtype=torch.int64)] * _NUM_BUFFERS
         self._events = [] if self._is_cpu else [make_event() for _ in range(_NUM_BUFFERS)]
         self._last = 0

@@ -56,6 +56,17 @@ class TokenLoader(DeviceLoader):
                 " batch; serve it with our decoder and the CPU kernels, or leave it out."
             )
 
+    def _cache(self, layout: KvLayout, num_pages: int, native: NativeKernels | None) -> KvCache:
+        """The memory of the pages. Raises `ConfigError` as `_check_invariance` does."""
+        kv = KvCache(layout, num_pages, self._device.torch, native)
+        if self._config.device.enable_deterministic_inference and kv.native is None:
+            raise ConfigError(
+                f"--enable-deterministic-inference: the CPU kernels cannot hold the cache of"
+                f" {self.name} ({str(layout.dtype).removeprefix('torch.')}, pages of"
+                f" {layout.page_size}); try --kv-cache-format auto, or leave it out."
+            )
+        return kv
+
     def _sampler(
         self, num_logits: int, native: NativeKernels | None, num_slots: int | None = None
     ) -> Sampler:
@@ -109,7 +120,7 @@ class TokenLoader(DeviceLoader):
         num_pages += graphs is not None
         runner = TokenRunner(
             head,
-            KvCache(layout, num_pages, self._device.torch, native),
+            self._cache(layout, num_pages, native),
             max_batch_size=self._config.schedule.max_batch_size,
             max_length=max_length,
             device=self._device.torch,

@@ -24,7 +24,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from triptych.core.devices.clock import DeviceClock
+from triptych.core.devices.device import end_of_work
 from triptych.core.devices.stream import StepStream
 from triptych.core.devices.upload import Uploads
 from triptych.core.errors import OutOfMemory
@@ -33,7 +33,7 @@ from triptych.core.graphs.buckets import Bucket
 from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
-from triptych.core.plan import Plan, SlotStart, TokenPlan, TokenRow, TokenRowResult, TokenStepResult
+from triptych.core.plan import Plan, SlotStart, StepResult, TokenPlan, TokenRow, TokenRowResult
 
 _PADDING = TokenRow(job_id="", slot=-1, start=0, num_tokens=1)
 """A row that fills a bucket up: its slot is the last line of the page table."""
@@ -133,15 +133,14 @@ class TokenRunner:
         self._update_page_tables(plan)
         try:
             with torch.inference_mode(), self.stream.current():
-                clock = DeviceClock(self._device)
                 for start in plan.starts:
                     self._head.bind(start)
                 step, hidden_TC = self._compute(plan.rows)
                 results = self._head.draw(step, hidden_TC)
-                clock.stop()
+                wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The step did not fit in device memory.") from error
-        return PendingTokens(plan.step_id, results, clock)
+        return PendingTokens(results, wait)
 
     def capture(self) -> None:
         """Capture decode steps of every size now, on padding alone."""
@@ -275,15 +274,14 @@ class TokenRunner:
 class PendingTokens:
     """Implements `core.plan.PendingStep`: the device may still be at work."""
 
-    __slots__ = ("_clock", "_results", "_step_id")
+    __slots__ = ("_results", "_wait")
 
-    def __init__(self, step_id: int, results: RowResults, clock: DeviceClock) -> None:
-        self._step_id = step_id
+    def __init__(self, results: RowResults, wait: Callable[[], None]) -> None:
         self._results = results
-        self._clock = clock
+        self._wait = wait
 
-    def result(self) -> TokenStepResult:
+    def result(self) -> StepResult:
         """Wait for this step alone, not for those launched since."""
         rows = self._results()
-        elapsed_s = self._clock.elapsed_s()
-        return TokenStepResult(step_id=self._step_id, elapsed_s=elapsed_s, rows=rows)
+        self._wait()
+        return StepResult(rows=rows)
