@@ -96,8 +96,15 @@ class TokenLoader(DeviceLoader):
                     " step is captured here; give --device-graph-capture, too, or leave them out."
                 )
             return None
+        most = min(max_rows or schedule.max_batch_size, schedule.max_batch_size)
+        if max(wanted, default=0) > most:
+            raise ConfigError(
+                f"--device-graph-rows: no batch of {max(wanted)} rows can be captured with"
+                f" --max-batch-size {schedule.max_batch_size} and --device-graph-max-rows {most};"
+                " leave it out, or raise these."
+            )
         buckets = DecodeBuckets.choose(
-            min(max_rows or schedule.max_batch_size, schedule.max_batch_size),
+            most,
             -(-max_length // layout.page_size),
             wanted=wanted,
             pads=pads,

@@ -39,8 +39,8 @@ class DecodeBuckets:
     def choose(
         cls, max_rows: int, max_pages: int, *, wanted: Iterable[int] = (), pads: bool = True
     ) -> DecodeBuckets:
-        """Those for batches of up to `max_rows`; `wanted` sizes instead of the usual ones."""
-        chosen = sorted({size for size in wanted if size <= max_rows}) or row_sizes(max_rows)
+        """Those for batches of up to `max_rows`, or of the `wanted` sizes."""
+        chosen = sorted(set(wanted)) or row_sizes(max_rows)
         return cls(tuple(chosen), tuple(_page_sizes(max_pages)), pads)
 
     def fit(self, num_rows: int, num_pages: int) -> Bucket | None:

@@ -148,22 +148,21 @@ class Sampler:
         self._slots = np.zeros(max_batch_size, _SLOT)
         self._slots["is_greedy"] = True
         self._shape_S4 = torch.ones(max_batch_size, 4, device=device)
-        self._bias = SparseEdits(max_batch_size, device)
-        self._stops = SparseEdits(max_batch_size, device)
-        self._penalties = Penalties(vocab_size, max_batch_size, device)
+        self._bias = SparseEdits(max_batch_size, device, self._uploads)
+        self._stops = SparseEdits(max_batch_size, device, self._uploads)
+        self._penalties = Penalties(vocab_size, max_batch_size, device, self._uploads)
 
     def bind(self, start: SlotStart) -> None:
         """Take a slot for a row: its parameters, and its history where penalties need one."""
         sampling = start.sampling
         self._slots[start.slot] = _flags(start)
-        self._shape_S4[start.slot] = torch.tensor(
-            (
-                max(sampling.temperature, _MIN_TEMPERATURE),
-                min(sampling.top_k, self._vocab_size),
-                sampling.top_p,
-                sampling.min_p,
-            )
+        shape = (
+            max(sampling.temperature, _MIN_TEMPERATURE),
+            min(sampling.top_k, self._vocab_size),
+            sampling.top_p,
+            sampling.min_p,
         )
+        (self._shape_S4[start.slot],) = self._uploads.send([np.array(shape, np.float64)])
         if sampling.logit_bias:
             self._bias.bind(start.slot, sampling.logit_bias)
         if sampling.min_tokens:

@@ -41,7 +41,7 @@ def test_steps_beyond_the_largest_bucket_have_none() -> None:
 
 
 def test_wanted_sizes_take_the_place_of_the_usual_ones() -> None:
-    buckets = DecodeBuckets.choose(8, 10, wanted=(16, 5, 2, 5))
+    buckets = DecodeBuckets.choose(8, 10, wanted=(5, 2, 5))
     assert buckets.rows == (2, 5)
     assert buckets.fit(3, 1) == Bucket(5, 5, 10)
     assert buckets.fit(6, 1) is None

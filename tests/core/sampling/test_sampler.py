@@ -409,11 +409,16 @@ def test_equal_alternatives_are_ordered_by_id() -> None:
     assert [token for token, _ in entry.top] == [8, *range(8), *range(9, 12)]
 
 
+def refuse(*_: object, **__: object) -> torch.Tensor:
+    raise AssertionError("a copy of its own")
+
+
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_what_a_step_tells_the_device_goes_over_in_one_copy(
     monkeypatch: pytest.MonkeyPatch, is_mixed: bool
 ) -> None:
     sampler = new_sampler()
+    monkeypatch.setattr(torch, "tensor", refuse)
     greedy = SamplingParams(temperature=0.0, top_logprobs=1)
     rich = SamplingParams(
         top_k=5, min_p=0.1, logit_bias=((3, 4.0),), repetition_penalty=1.3, top_logprobs=2
@@ -426,11 +431,7 @@ def test_what_a_step_tells_the_device_goes_over_in_one_copy(
         sent.append(len(arrays))
         return Uploads(CPU).send(arrays)
 
-    def refuse(*_: object, **__: object) -> torch.Tensor:
-        raise AssertionError("a copy of its own")
-
     monkeypatch.setattr(sampler._uploads, "send", send)
-    monkeypatch.setattr(torch, "tensor", refuse)
     sampler.sample(torch.zeros(2, 100), (0, 1), (2, 2))
     frame = sampler.frame_sampler((0, 1), (2, 2), 3)
     frame.draw(torch.zeros(2, 100), 0)

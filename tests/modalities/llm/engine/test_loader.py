@@ -178,7 +178,7 @@ def test_on_a_cpu_nothing_is_captured_unasked(save: Save) -> None:
 
 
 def test_sizes_of_captured_steps_are_the_users(save: Save) -> None:
-    options = captured(device_graph_rows=(3, 1, 9), device_graph_padding=False)
+    options = captured(device_graph_rows=(3, 1), device_graph_padding=False)
     graphs = graphs_of(loader(save(), Ledger(64 * MIB), options).load(lambda _: None))
     assert graphs is not None
     assert graphs.buckets == DecodeBuckets((1, 3), (8,), pads=False)
@@ -196,6 +196,13 @@ def test_without_room_for_captured_steps_a_model_is_served_without(
     loaded = loader(save(), Ledger(64 * MIB), captured()).load(lambda _: None)
     assert graphs_of(loaded) is None
     assert "steps run eagerly: tiny/graphs needs" in caplog.text
+
+
+@pytest.mark.parametrize("more", [{}, {"device_graph_max_rows": 3}])
+def test_sizes_beyond_the_largest_batch_are_refused(save: Save, more: dict[str, Any]) -> None:
+    options = captured(device_graph_rows=(1, 9 if not more else 4), **more)
+    with pytest.raises(ConfigError, match="--device-graph-rows: no batch of"):
+        loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
 
 
 @pytest.mark.parametrize(
