@@ -60,7 +60,7 @@ Found = Sequence[tuple[Guide, Allowance | TriptychError]]
 """What may come next in some rows, or why nothing can."""
 
 
-class Beside(Protocol):
+class SideThread(Protocol):
     """A thread beside the loop: `schedulers.executors.Executor`."""
 
     def put(self, call: Callable[[], None]) -> None:
@@ -83,14 +83,14 @@ class Guides:
         self,
         open_vocabulary: Callable[[], GrammarVocabulary],
         *,
-        start: Callable[[str], Beside] = Executor,
+        start: Callable[[str], SideThread] = Executor,
     ) -> None:
         self.found: Callable[[Found], None] = lambda found: None
         self._open_vocabulary = open_vocabulary
         self._start = start
         self._post: Post = lambda call: call()
         self._compiler: GrammarCompiler | None = None
-        self._threads: tuple[Beside, Beside] | None = None
+        self._threads: tuple[SideThread, SideThread] | None = None
 
     def connect(self, post: Post) -> None:
         """Say how the threads reach the loop's."""
@@ -120,7 +120,7 @@ class Guides:
             for thread in self._threads:
                 thread.close(0)
 
-    def _open_threads(self) -> tuple[Beside, Beside]:
+    def _open_threads(self) -> tuple[SideThread, SideThread]:
         if self._threads is None:
             self._threads = self._start("triptych-masks"), self._start("triptych-grammars")
         return self._threads

@@ -18,10 +18,11 @@ from triptych.core.grammar.source import ANY_OBJECT, Constraint, ConstraintKind
 from triptych.core.http.fields import Name, RefusedField, Strict, Text, without_refused
 from triptych.core.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
 
-_Pattern = Annotated[str, StringConstraints(min_length=1)]
+_Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 _Choice = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 _Choices = Annotated[list[_Choice], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
-_Schema = dict[str, Any] | _Pattern
+_Schema = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-schema"})]
+_SchemaOrText = _Schema | _Pattern
 
 _REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
@@ -41,13 +42,13 @@ class JsonSchemaFormat(Strict):
 
     name: Name
     description: Text | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: _Schema | None = Field(default=None, alias="schema")
     strict: bool | None = Field(
         default=None, description="Schemas are enforced either way, or refused."
     )
 
 
-class ResponseFormat(Strict):
+class AnswerFormat(Strict):
     """OpenAI's way to ask for JSON."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -66,7 +67,7 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """vLLM's way to ask for a form."""
 
-    json_: _Schema | None = Field(default=None, alias="json", description="A JSON schema.")
+    json_: _SchemaOrText | None = Field(default=None, alias="json", description="A JSON schema.")
     json_object: bool | None = Field(default=None, description="Any JSON object.")
     regex: _Pattern | None = Field(default=None, description="A regular expression.")
     choice: _Choices | None = Field(default=None, description="One of these texts.")
@@ -81,13 +82,15 @@ class StructuredOutputs(Strict):
 class ConstraintFields(Strict):
     """The form of an answer; one of these fields at most asks for any."""
 
-    response_format: ResponseFormat | None = Field(
+    response_format: AnswerFormat | None = Field(
         default=None, description="JSON of any kind, or by a schema."
     )
     structured_outputs: StructuredOutputs | None = Field(
         default=None, description="A JSON schema, a regular expression, choices or a grammar."
     )
-    guided_json: _Schema | None = Field(default=None, description="As structured_outputs.json.")
+    guided_json: _SchemaOrText | None = Field(
+        default=None, description="As structured_outputs.json."
+    )
     guided_regex: _Pattern | None = Field(default=None, description="As structured_outputs.regex.")
     guided_choice: _Choices | None = Field(
         default=None, description="As structured_outputs.choice."
