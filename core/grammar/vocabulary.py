@@ -6,7 +6,7 @@ A mask has a bit per token, in 32-bit words, lowest bit first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Self
 
@@ -42,7 +42,9 @@ class GrammarVocabulary:
         self._lead = next((lead for lead in _LEADS if self._keeps_texts(lead)), None)
         self.is_canonical = self._lead is not None
         # The end of a text is a token of its own behind all others: a row has its own stop tokens.
-        self.library = LLTokenizer(TokenizerWrapper(_Texts([*tokens, b"\xff<end>"], self)))
+        texts = _Texts([*tokens, b"\xff<end>"])
+        self.library = LLTokenizer(TokenizerWrapper(texts))
+        texts.tokenize = self.tokenize if self.is_canonical else self.library.greedy_tokenize
 
     @classmethod
     def open(cls, folder: Path, name: str, vocab_size: int) -> Self:
@@ -81,14 +83,12 @@ class GrammarVocabulary:
 class _Texts:
     """What the grammar library asks of a tokenizer."""
 
-    def __init__(self, tokens: list[bytes], vocabulary: GrammarVocabulary) -> None:
+    def __init__(self, tokens: list[bytes]) -> None:
         self.tokens = tokens
         self.eos_token_id = len(tokens) - 1
         self.bos_token_id = None
         self.special_token_ids = [self.eos_token_id]
-        self._vocabulary = vocabulary
+        self.tokenize: Callable[[str], list[int]] = lambda text: []
 
     def __call__(self, text: bytes) -> list[int]:
-        if not self._vocabulary.is_canonical:
-            return []
-        return self._vocabulary.tokenize(text.decode("utf-8", "replace"))
+        return self.tokenize(text.decode("utf-8", "replace"))
