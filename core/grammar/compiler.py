@@ -7,6 +7,7 @@ compiling it elsewhere is as quick. Knows no rows.
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -17,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.grammar.vocabulary import GrammarVocabulary
+from triptych.core.logs import fields
 
 _LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=500_000,
@@ -26,6 +28,7 @@ _LIMITS: Final = LLParserLimits(
     max_grammar_size=50_000,
     verbose_errors=False,
 )
+_log = logging.getLogger(__name__)
 _MAX_COMPILED: Final = 64
 _MAX_REASON_CHARS: Final = 240
 _KEYWORDS: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
@@ -75,6 +78,9 @@ def refusal(matcher: LLMatcher) -> RequestError:
     if found := _KEYWORDS.search(reason):
         names = found[1].replace('"', "")
         return UnsupportedOption(f"This keyword of JSON schemas cannot be enforced: {names}.")
+    if "panic" in reason:
+        _log.error("the grammar library failed", extra=fields(detail=reason))
+        return InvalidRequest("The grammar, or schema, cannot be followed: the library failed.")
     if "NoExtension" in reason:
         return InvalidRequest("The grammar, or schema, allows no answer at all.")
     first = reason.replace("<non-verbose/>", "").strip().splitlines() or ["it is not valid"]

@@ -80,7 +80,7 @@ def _from_schema(text: str) -> str:
     except RequestError:
         raise
     except ValueError as error:
-        raise InvalidRequest(f"The JSON schema cannot be read: {error}.") from error
+        raise InvalidRequest(f"The JSON schema cannot be read: {str(error)[:200]}.") from error
 
 
 def _to_lark(text: str) -> str:
