@@ -18,6 +18,7 @@ from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.tokens import TokenRequest
 from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
 from triptych.modalities.llm.api.multimodal import Message, PictureSource
 from triptych.modalities.llm.api.service import (
     LlmService,
@@ -79,7 +80,9 @@ class ChatPipeline(Pipeline[LlmService]):
                 print(piece, end="", flush=True)
 
     A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
-    arguments of a call are those of `SamplingParams`, and `stop`, `n`, `seed`, `ignore_eos`.
+    arguments of a call are those of `SamplingParams`, and `stop`, `n`, `seed`, `ignore_eos`; and
+    what `ConstraintFields` has, which prescribes the form of an answer: `response_format`,
+    `structured_outputs`, or `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`.
     Every call has an async twin that may be awaited on any loop.
     """
 
@@ -179,12 +182,18 @@ class ChatPipeline(Pipeline[LlmService]):
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
     ) -> tuple[TextCall, Sequence[TokenRequest]]:
         """What the service is asked."""
-        prompts = [
-            await self._service.encode_chat(self._model, self._messages(conversation))
-            for conversation in conversations
-        ]
+        form = constraint_of(options)
+        prompts = await self._service.constrained(
+            self._model,
+            [
+                await self._service.encode_chat(self._model, self._messages(conversation))
+                for conversation in conversations
+            ],
+            form,
+        )
         own = _call_options(options)
-        given = {k: v for k, v in options.items() if k not in own.__struct_fields__}
+        taken = {*own.__struct_fields__, *ConstraintFields.model_fields}
+        given = {k: v for k, v in options.items() if k not in taken}
         given["max_tokens"] = own.max_tokens
         call = TextCall(
             model=self._model,

@@ -15,6 +15,7 @@ from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
+from triptych.modalities.llm.api.constraints import ConstraintFields
 from triptych.modalities.llm.api.messages import Message, TemplateFields, is_list
 from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION
 
@@ -107,7 +108,7 @@ class UsageOption(Strict):
     include: bool | None = Field(default=None, description="As stream_options.include_usage.")
 
 
-class SamplingFields(Strict):
+class SamplingFields(ConstraintFields):
     """What chat and text completion share."""
 
     model: Name

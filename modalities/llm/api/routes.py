@@ -186,7 +186,7 @@ async def _answer(
 ) -> Response:
     requests = service.sampled(
         body.model,
-        prompts,
+        await service.constrained(body.model, prompts, body.constraint()),
         body.sampling(),
         ignore_eos=bool(body.ignore_eos),
         default_tokens=body.default_tokens,

@@ -20,6 +20,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID
+from triptych.core.grammar.source import Constraint
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
 from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.text.threads import on_text_thread
@@ -165,6 +166,15 @@ class LlmService(ModelService[TextModel]):
         return await on_text_thread(
             len(token_ids), decode, token_ids, skip_special_tokens=skip_special_tokens
         )
+
+    async def constrained(
+        self, model: str, prompts: Sequence[TokenRequest], constraint: Constraint | None
+    ) -> Sequence[TokenRequest]:
+        """`prompts` with a form for their answers. Raises what `GrammarChecker.check` raises."""
+        if constraint is None:
+            return prompts
+        grammar = await self.model(model).grammars.check(constraint)
+        return [msgspec.structs.replace(prompt, grammar=grammar) for prompt in prompts]
 
     def sampled(
         self,
@@ -335,7 +345,7 @@ class _SampleText:
     ) -> TokenText:
         data = self._model.token_bytes(token_id)
         text = data.decode("utf-8", errors="replace")
-        shown = b"" if self._model.is_special(token_id) else data
+        shown = b"" if self._model.token_bytes.is_special(token_id) else data
         return TokenText(
             token_id=token_id, text=text, data=data, shown=shown, logprob=logprob, top=top
         )

@@ -8,7 +8,6 @@ Knows nothing of torch, transformers or HTTP.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +19,21 @@ from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, WeightsError
-from triptych.core.text.byte_level import unspell
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
-from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.text.token_bytes import TokenBytes
+from triptych.core.text.tokenizer import (
+    LeastTokens,
+    decode,
+    encode,
+    literal_copy,
+    read_tokenizer,
+)
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.detokenizer import Detokenizer
+from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
@@ -52,7 +58,8 @@ class TextModel:
     """Reads special tokens as the characters they are spelled with."""
     specials: SpecialTokens
     least_tokens: LeastTokens
-    is_byte_level: bool
+    token_bytes: TokenBytes
+    grammars: GrammarChecker
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -83,23 +90,22 @@ class TextModel:
             )
         tokenizer = read_tokenizer(folder, resolved.name)
         ensure_special(tokenizer, specials)
-        literal = Tokenizer.from_str(tokenizer.to_str())
-        literal.encode_special_tokens = True
+        vocab_size = count_field(config, "vocab_size")
         return cls(
             name=resolved.name,
             digest=resolved.digest,
             context_length=options.max_length or own_length,
-            vocab_size=count_field(config, "vocab_size"),
+            vocab_size=vocab_size,
             eos_token_ids=_eos_ids(tokenizer, tokens, (generation, config)),
             default_sampling=_default_sampling(generation),
             template=ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name),
             template_tokens=tokens,
             tokenizer=tokenizer,
-            literal_tokenizer=literal,
+            literal_tokenizer=literal_copy(tokenizer),
             specials=SpecialTokens(tokenizer),
             least_tokens=LeastTokens.of(tokenizer),
-            is_byte_level=tokenizer.decoder is not None
-            and b'"ByteLevel"' in tokenizer.decoder.__getstate__(),
+            token_bytes=TokenBytes(tokenizer),
+            grammars=GrammarChecker(folder, vocab_size),
         )
 
     def start(self) -> None:
@@ -108,7 +114,8 @@ class TextModel:
             self.template.start()
 
     async def close(self) -> None:
-        """End what `start` began."""
+        """End what `start` began, and the processes that check grammars."""
+        await self.grammars.close()
         if self.template is not None:
             await self.template.close()
 
@@ -182,23 +189,6 @@ class TextModel:
                 f"Token ids lie between 0 and {self.vocab_size - 1}.", param="tokens"
             )
         return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token is a special one, which answers leave out."""
-        return self.tokenizer.id_to_token(token_id) in self.specials.ids
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for (half a character is possible)."""
-        token = self.tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
-        if token in self.specials.ids:
-            return token.encode()
-        if self.is_byte_level:
-            return unspell(token)
-        if match := re.fullmatch(r"<0x([0-9A-F]{2})>", token):
-            return bytes([int(match[1], 16)])
-        return token.replace("▁", " ").encode()
 
     def detokenizer(self, prompt_ids: Sequence[int], stops: Sequence[str]) -> Detokenizer:
         """An incremental decoder for one row that continues `prompt_ids`."""

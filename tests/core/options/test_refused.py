@@ -151,7 +151,6 @@ def test_no_reason_denies_what_is_served(reason: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "field"),
     [
-        (refused.REASONS["grammar"], {"response_format": {"type": "json_object"}}),
         (refused.REASONS["parsers"], {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ],
 )

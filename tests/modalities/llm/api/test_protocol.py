@@ -70,7 +70,6 @@ def test_suffix_and_best_of_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "text"}),
         ("modalities", ["text"]),
         ("tools", []),
         ("tool_choice", "none"),
