@@ -65,11 +65,16 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stops: Sequence[str]
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        stops: Sequence[str],
+        *,
+        shows_special: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(
-            ids=list(prompt_ids[-_PRIMING_TOKENS:]), skip_special_tokens=True
+            ids=list(prompt_ids[-_PRIMING_TOKENS:]), skip_special_tokens=not shows_special
         )
         self._filter = StopFilter(stops)
         self.stop: str | None = None

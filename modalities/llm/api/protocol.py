@@ -7,6 +7,7 @@ unknown field. Every number is bounded and finite, every string and array has a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, model_validator
@@ -16,6 +17,7 @@ from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.messages import Message, TemplateFields, is_list
+from triptych.modalities.llm.api.tools.schema import Tool, ToolChoice, Tools, offered
 from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -230,7 +232,13 @@ class ChatRequest(SamplingFields, TemplateFields):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert(
         "prompt_cache_retention"
     )
-    parallel_tool_calls: bool | None = inert("parallel_tool_calls")
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="`none`: no tool is offered. `auto` is the default."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Without, an answer ends with its first call."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -244,7 +252,13 @@ class ChatRequest(SamplingFields, TemplateFields):
     def _check(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
+        offered(self.tools or (), self.tool_choice)
         return self
+
+    @property
+    def offered_tools(self) -> Sequence[Tool]:
+        """The tools that the model may call."""
+        return offered(self.tools or (), self.tool_choice)
 
     def sampling(self) -> dict[str, Any]:
         """As for every request, with chat's names for length and log-probabilities."""

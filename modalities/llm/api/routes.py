@@ -47,6 +47,7 @@ from triptych.modalities.llm.api.replies import (
 )
 from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
 from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tools.schema import schemas_of
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
 
 _logger = logging.getLogger(__name__)
@@ -157,8 +158,9 @@ async def _encode_chat(
     try:
         messages = [message.for_template(find) for message in body.messages]
         tenant = Context.of(request).principal.tenant
+        tools = [tool.for_template() for tool in body.offered_tools]
         return await service.encode_chat(
-            body.model, messages, tenant=tenant, **body.template_options()
+            body.model, messages, tools=tools, tenant=tenant, **body.template_options()
         )
     finally:
         urls.close()
@@ -198,6 +200,8 @@ async def _answer(
         seed=body.seed,
         stop=body.stops,
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
+        tools=schemas_of(body.offered_tools) if isinstance(body, ChatRequest) else None,
+        has_one_call=isinstance(body, ChatRequest) and body.parallel_tool_calls is False,
         caller=context.caller,
     )
     usage = UsageTotals(call.num_samples)

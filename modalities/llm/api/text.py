@@ -31,7 +31,11 @@ from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
+from triptych.modalities.llm.api.tools.formats import AnswerFormat
+from triptych.modalities.llm.api.tools.parser import AnswerParser
+from triptych.modalities.llm.api.tools.pieces import ToolSchemas
 
+_PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -47,6 +51,7 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
+    answers: AnswerFormat
     tokenizer: Tokenizer
     literal_tokenizer: Tokenizer
     """Reads special tokens as the characters they are spelled with."""
@@ -85,6 +90,9 @@ class TextModel:
         ensure_special(tokenizer, specials)
         literal = Tokenizer.from_str(tokenizer.to_str())
         literal.encode_special_tokens = True
+        template = ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name)
+        special_tokens = SpecialTokens(tokenizer)
+        source = "" if template is None else template.source
         return cls(
             name=resolved.name,
             digest=resolved.digest,
@@ -92,11 +100,12 @@ class TextModel:
             vocab_size=count_field(config, "vocab_size"),
             eos_token_ids=_eos_ids(tokenizer, tokens, (generation, config)),
             default_sampling=_default_sampling(generation),
-            template=ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name),
+            template=template,
             template_tokens=tokens,
+            answers=AnswerFormat.of(source, options, special_tokens.ids),
             tokenizer=tokenizer,
             literal_tokenizer=literal,
-            specials=SpecialTokens(tokenizer),
+            specials=special_tokens,
             least_tokens=LeastTokens.of(tokenizer),
             is_byte_level=tokenizer.decoder is not None
             and b'"ByteLevel"' in tokenizer.decoder.__getstate__(),
@@ -126,22 +135,26 @@ class TextModel:
         return tuple(encoding.ids)
 
     async def encode_messages(
-        self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tenant: str = "",
+        **template_kwargs: Any,
     ) -> TokenRequest:
         """Implements `multimodal.PromptEncoder` for conversations without pictures."""
         plain = [
             {**message, "content": "".join(message.get("content") or "")} for message in messages
         ]
-        escaped = await self.escape(plain)
-        rendered = await self.render(escaped, **template_kwargs)
-        ids = await self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        given = [plain, list(tools)]
+        escaped = await self.escape(given)
+        rendered = await self.render(escaped[0], tools=escaped[1], **template_kwargs)
+        ids = await self.encode_rendered(rendered, has_stand_ins=escaped != given)
         return TokenRequest(prompt_ids=ids, tenant=tenant)
 
-    async def escape(self, messages: Sequence[Message]) -> list[Any]:
-        """`messages` with a stand-in for each special token that they spell."""
-        escaped: list[Any] = await on_text_thread(
-            _num_chars(messages), self.specials.escape, messages
-        )
+    async def escape(self, given: Sequence[Any]) -> list[Any]:
+        """What a caller gave, with a stand-in for each special token that it spells."""
+        escaped: list[Any] = await on_text_thread(_num_chars(given), self.specials.escape, given)
         return escaped
 
     async def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
@@ -157,6 +170,7 @@ class TextModel:
         messages: Sequence[Message],
         *,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
         **template_kwargs: Any,
     ) -> str:
         """The conversation as one string, as the model was trained to read it.
@@ -165,7 +179,7 @@ class TextModel:
         `InvalidRequest` when there is no template, and as `ChatTemplate.render` does.
         """
         if continue_final_message:
-            return cut(await self.render(marked(messages), **template_kwargs))
+            return cut(await self.render(marked(messages), tools=tools, **template_kwargs))
         if self.template is None:
             raise InvalidRequest(
                 f"{self.name} has no chat template: use /v1/completions, or start with"
@@ -173,6 +187,8 @@ class TextModel:
                 param="messages",
             )
         values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
+        if tools:
+            values["tools"] = tools
         return await self.template.render(messages, **values)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -200,10 +216,19 @@ class TextModel:
             return bytes([int(match[1], 16)])
         return token.replace("▁", " ").encode()
 
-    def detokenizer(self, prompt_ids: Sequence[int], stops: Sequence[str]) -> Detokenizer:
+    def detokenizer(
+        self, prompt_ids: Sequence[int], stops: Sequence[str], *, shows_special: bool = False
+    ) -> Detokenizer:
         """An incremental decoder for one row that continues `prompt_ids`."""
         words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
-        return Detokenizer(self.tokenizer, words, stops)
+        return Detokenizer(self.tokenizer, words, stops, shows_special=shows_special)
+
+    def answer_parser(self, prompt_ids: Sequence[int], tools: ToolSchemas) -> AnswerParser | None:
+        """What takes an answer to this prompt apart; `None` where it is all text."""
+        if not self.answers.reads(tools):
+            return None
+        end = [token_id for token_id in prompt_ids[-_PROMPT_END:] if token_id < self.vocab_size]
+        return self.answers.parser(tools, self.decode(end, skip_special_tokens=False))
 
     def _check_least(self, text: str) -> None:
         least = self.least_tokens(text)

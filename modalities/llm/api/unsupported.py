@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from triptych.core.http.fields import RefusedField
 
-_TOOLS = "describe the tools in a message and read the calls from the answer's text."
+_TOOLS = "use tools and tool_choice."
 _SCHEMA = "ask for the format in a message and check the answer; free text is what comes."
 _TEXT_ONLY = "text is the only output of this route."
 _SAMPLER = "use top_p, top_k or min_p."
@@ -56,8 +56,6 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
         "prediction": RefusedField("leave it out; answers are the same without.", ()),
         "prompt_cache_options": RefusedField("equal prompt beginnings are cached by themselves."),
         "reasoning_effort": RefusedField("pass it in chat_template_kwargs, if the model has it."),
-        "tool_choice": RefusedField(_TOOLS, ("none", "auto")),
-        "tools": RefusedField(_TOOLS, ([],)),
         "verbosity": RefusedField("ask for it in a message.", ("medium",)),
         "web_search_options": RefusedField(
             "search before the call and put the results in a message."
@@ -69,9 +67,7 @@ COMPLETION: Mapping[str, RefusedField] = MappingProxyType(
     {"suffix": RefusedField("ask a chat model to fill the gap, in words.", ("",))}
 )
 
-CHOSEN_AWAY: Mapping[str, str] = MappingProxyType(
-    {"tools": "tool_choice", "functions": "function_call"}
-)
+CHOSEN_AWAY: Mapping[str, str] = MappingProxyType({"functions": "function_call"})
 """Fields of chat that ask for nothing where another field says "none"."""
 
 MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
@@ -80,6 +76,5 @@ MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
         "audio": RefusedField(_TEXT_ONLY),
         "function_call": RefusedField(_TOOLS),
         "refusal": RefusedField("put it into content."),
-        "tool_calls": RefusedField(_TOOLS, ([],)),
     }
 )

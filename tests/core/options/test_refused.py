@@ -152,7 +152,6 @@ def test_no_reason_denies_what_is_served(reason: str) -> None:
     ("reason", "field"),
     [
         (refused.REASONS["grammar"], {"response_format": {"type": "json_object"}}),
-        (refused.REASONS["parsers"], {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ],
 )
 def test_flags_refused_to_operators_are_refused_as_request_fields(

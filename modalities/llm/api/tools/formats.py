@@ -6,13 +6,17 @@ too), and how a chat template gives a format away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
+from triptych.core.config import ModelOptions
+from triptych.core.errors import ConfigError
 from triptych.modalities.llm.api.tools.harmony import harmony
 from triptych.modalities.llm.api.tools.json_calls import MarkedJson, NamedJson, bare_json
-from triptych.modalities.llm.api.tools.parser import Thinking
-from triptych.modalities.llm.api.tools.pieces import ReadCalls
+from triptych.modalities.llm.api.tools.parser import AnswerParser, Thinking, words_alone
+from triptych.modalities.llm.api.tools.pieces import ReadCalls, ToolSchemas
 from triptych.modalities.llm.api.tools.written_calls import TaggedParameters, pythonic
 
 _DEEPSEEK = "<｜tool▁{}｜>".format  # noqa: RUF001 - DeepSeek's tokens have these characters
@@ -87,6 +91,9 @@ ALIASES: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_PLAIN = frozenset({"hermes", "qwen3-coder", "glm"})
+"""Formats whose marks are plain text."""
+
 # In this order: the first mark that a template has names its format.
 _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>", "<|message|>"), "harmony"),
@@ -105,6 +112,59 @@ _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('"parameters"', "<|python_tag|>"), "llama3-json"),
     (('{"name": function name, "parameters":',), "llama3-json"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How one model writes `calls` and marks `thinking` (empty: not at all).
+
+    `is_told`: its chat template tells it of tools. `has_special_marks`: marks may be special
+    tokens, which answers do not show otherwise.
+    """
+
+    calls: str = "hermes"
+    thinking: str = ""
+    is_told: bool = False
+    has_special_marks: bool = False
+
+    @classmethod
+    def of(cls, template: str, options: ModelOptions, specials: Collection[str]) -> AnswerFormat:
+        """What the operator says, or else the chat template. Raises `ConfigError`."""
+        calls = _named("--tool-call-parser", options.tool_call_parser, CALL_FORMATS)
+        thinking = _named("--reasoning-parser", options.reasoning_parser, THINKING_FORMATS)
+        calls = call_format_of(template) if calls is None else calls
+        thinking = thinking_format_of(template) if thinking is None else thinking
+        thought_marks = {THINKING_FORMATS[thinking].open} if thinking else set()
+        return cls(
+            calls,
+            thinking,
+            is_told=re.search(r"\btools\b", template) is not None,
+            has_special_marks=calls not in _PLAIN or not thought_marks.isdisjoint(specials),
+        )
+
+    def reads(self, tools: ToolSchemas) -> bool:
+        """Whether an answer has to be read for thoughts, or calls of `tools`."""
+        return bool(tools or self.thinking or self.calls == "harmony")
+
+    def parser(self, tools: ToolSchemas, prompt_end: str) -> AnswerParser:
+        """Reads one answer to a prompt that ends so."""
+        thinking = THINKING_FORMATS.get(self.thinking)
+        has_begun = thinking is not None and prompt_end.rstrip().endswith(thinking.open)
+        reads_calls = tools or self.calls == "harmony"
+        read_calls = CALL_FORMATS[self.calls] if reads_calls else words_alone
+        return AnswerParser(thinking, read_calls, tools, is_thinking=has_begun)
+
+
+def _named(option: str, value: str, known: Mapping[str, object]) -> str | None:
+    """The format of that name; `None` to find out."""
+    if value == "auto":
+        return None
+    name = ALIASES.get(value, value)
+    if name == "none" and known is THINKING_FORMATS:
+        return ""
+    if name not in known:
+        raise ConfigError(f"{option} {value}: not known. Use auto or one of {', '.join(known)}.")
+    return name
 
 
 def call_format_of(template: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -20,13 +19,7 @@ from triptych.modalities.llm.api.tools.formats import (
     thinking_format_of,
 )
 from triptych.modalities.llm.api.tools.parser import AnswerParser
-from triptych.modalities.llm.api.tools.pieces import (
-    AnswerPiece,
-    CallArguments,
-    CallStart,
-    Thought,
-    Words,
-)
+from triptych.modalities.llm.api.tools.pieces import Answer, Call
 
 WEATHER = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "get_time": {}}
@@ -34,33 +27,8 @@ PARIS = ("get_weather", {"city": "Paris", "days": 2})
 TIME = ("get_time", {})
 
 
-@dataclass
-class Answer:
-    """What an answer is, its pieces joined."""
-
-    words: str = ""
-    thoughts: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def loaded(self) -> list[tuple[str, Any]]:
-        return [(name, json.loads(arguments)) for name, arguments in self.calls]
-
-
-def joined(pieces: Sequence[AnswerPiece]) -> Answer:
-    answer = Answer()
-    for piece in pieces:
-        match piece:
-            case Words(text):
-                answer.words += text
-            case Thought(text):
-                answer.thoughts += text
-            case CallStart(name):
-                answer.calls.append((name, ""))
-            case CallArguments(text):
-                name, arguments = answer.calls[-1]
-                answer.calls[-1] = name, arguments + text
-    return answer
+def loaded(answer: Answer) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in answer.calls]
 
 
 def read(text: str, family: str, cuts: Sequence[int] = (), **options: Any) -> Answer:
@@ -68,7 +36,7 @@ def read(text: str, family: str, cuts: Sequence[int] = (), **options: Any) -> An
     parser = AnswerParser(thinking, CALL_FORMATS[family], TOOLS, **options)
     ends = [0, *sorted(cuts), len(text)]
     pieces = [piece for start, end in pairwise(ends) for piece in parser.push(text[start:end])]
-    return joined([*pieces, *parser.finish()])
+    return Answer.of([*pieces, *parser.finish()])
 
 
 def deepseek(text: str) -> str:
@@ -176,8 +144,8 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 @pytest.mark.parametrize(("family", "text", "words", "calls"), ANSWERS, ids=lambda v: str(v)[:14])
 def test_calls_are_read(family: str, text: str, words: str, calls: list[Any]) -> None:
     answer = read(text, family)
-    assert (answer.words, answer.loaded) == (words, calls)
-    assert answer.thoughts == ("Weather, then." if family == "harmony" else "")
+    assert (answer.text, loaded(answer)) == (words, calls)
+    assert answer.reasoning == ("Weather, then." if family == "harmony" else "")
 
 
 @given(st.data())
@@ -202,14 +170,13 @@ def test_no_text_breaks_a_parser(family: str, parts: list[str]) -> None:
     text = "".join(parts)
     whole = read(text, family, thinking="think")
     assert read(text, family, range(len(text)), thinking="think") == whole
-    for name, _ in whole.calls:
-        assert name
+    assert all(call.name for call in whole.calls)
 
 
 @given(st.sampled_from(sorted(CALL_FORMATS)), st.text(alphabet="abc <>.\n", max_size=40))
 def test_plain_text_is_left_as_it_is(family: str, text: str) -> None:
     answer = read(text, family)
-    assert (answer.words, answer.calls) == (text, [])
+    assert (answer.text, answer.calls) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -228,27 +195,27 @@ def test_plain_text_is_left_as_it_is(family: str, text: str) -> None:
 )
 def test_what_is_no_call_is_text(family: str, text: str) -> None:
     answer = read(text, family)
-    assert (answer.words, answer.calls) == (text, [])
+    assert (answer.text, answer.calls) == (text, [])
 
 
 def test_a_call_that_breaks_off_keeps_what_came() -> None:
     answer = read('<tool_call>{"name": "get_weather", "arguments": {"city": "Par', "hermes")
-    assert answer.calls == [("get_weather", '{"city": "Par')]
+    assert answer.calls == [Call("get_weather", '{"city": "Par')]
     broken = read('<tool_call>{"name": "get_time", "arguments": {"a": oops}}</tool_call>', "hermes")
-    assert broken.calls == [("get_time", '{"a": ')]
-    assert broken.words == "oops}}</tool_call>"
+    assert broken.calls == [Call("get_time", '{"a": ')]
+    assert broken.text == "oops}}</tool_call>"
 
 
 def test_python_may_have_the_names_of_json() -> None:
     text = "[get_time(utc=true, zone=null, parts=[false, 1])]"
-    assert read(text, "llama4-pythonic").loaded == [
+    assert loaded(read(text, "llama4-pythonic")) == [
         ("get_time", {"utc": True, "zone": None, "parts": [False, 1]})
     ]
 
 
 def test_arguments_in_a_string_are_unpacked() -> None:
     call = json.dumps({"name": "get_weather", "arguments": json.dumps(PARIS[1])})
-    assert read(f"<tool_call>{call}</tool_call>", "hermes").loaded == [PARIS]
+    assert loaded(read(f"<tool_call>{call}</tool_call>", "hermes")) == [PARIS]
 
 
 def test_values_follow_the_schema() -> None:
@@ -257,7 +224,7 @@ def test_values_follow_the_schema() -> None:
         "<parameter=days>\ntwo\n</parameter>\n<parameter=more>\n[1, 2]\n</parameter>\n"
         "</function>\n</tool_call>"
     )
-    assert read(text, "qwen3-coder").loaded == [
+    assert loaded(read(text, "qwen3-coder")) == [
         ("get_weather", {"city": "75", "days": "two", "more": [1, 2]})
     ]
 
@@ -270,12 +237,12 @@ def test_thoughts_come_before_the_answer(name: str, is_open: bool) -> None:
     text = f'{begin}\nHm <tool_call>?\n\n{thinking.close}\n\nSo.\n<tool_call>{{"name": "get_time"}}'
     for cuts in ((), range(len(text))):
         answer = read(text, "hermes", cuts, thinking=name, is_thinking=is_open)
-        assert (answer.thoughts, answer.words) == ("Hm <tool_call>?", "So.")
-        assert answer.loaded == [TIME]
+        assert (answer.reasoning, answer.text) == ("Hm <tool_call>?", "So.")
+        assert loaded(answer) == [TIME]
 
 
 def test_an_answer_without_thoughts_keeps_its_white_space() -> None:
-    assert read("\n  Yes. \n", "hermes", thinking="think") == Answer(words="\n  Yes. \n")
+    assert read("\n  Yes. \n", "hermes", thinking="think") == Answer(text="\n  Yes. \n")
 
 
 def test_formats_are_known_by_templates() -> None:
