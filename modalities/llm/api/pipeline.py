@@ -19,6 +19,7 @@ from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.tokens import TokenRequest
 from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
 from triptych.modalities.llm.api.multimodal import Message, PictureSource
 from triptych.modalities.llm.api.service import (
     FinishReason,
@@ -30,7 +31,7 @@ from triptych.modalities.llm.api.service import (
 )
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.pieces import Answer, Call, Words
-from triptych.modalities.llm.api.tools.schema import Tool, ToolCall, offered, schemas_of
+from triptych.modalities.llm.api.tools.schema import NamedTool, Offer, Tool, ToolCall
 from triptych.modalities.llm.modality import CHAT
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
@@ -90,8 +91,10 @@ class ChatPipeline(Pipeline[LlmService]):
                 print(piece, end="", flush=True)
 
     A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
-    arguments of a call are those of `SamplingParams`, and `stop`, `n`, `seed`, `ignore_eos`, and
-    `tools` as the OpenAI API takes them.
+    arguments of a call are those of `SamplingParams`; `stop`, `n`, `seed`, `ignore_eos`; `tools`
+    and `tool_choice` as the OpenAI API takes them; and what prescribes the form of an answer:
+    `response_format`, `structured_outputs`, or `guided_json`, `guided_regex`, `guided_choice`,
+    `guided_grammar`.
     Every call has an async twin that may be awaited on any loop.
     """
 
@@ -193,22 +196,25 @@ class ChatPipeline(Pipeline[LlmService]):
     ) -> tuple[TextCall, Sequence[TokenRequest]]:
         """What the service is asked."""
         own = _call_options(options)
-        tools = offered(own.tools, None)
-        described = [tool.for_template() for tool in tools]
-        prompts = [
+        offer = Offer.of(own.tools, own.tool_choice)
+        described = offer.for_template()
+        plain = [
             await self._service.encode_chat(
                 self._model, self._messages(conversation), tools=described
             )
             for conversation in conversations
         ]
-        given = {k: v for k, v in options.items() if k not in own.__struct_fields__}
+        prompts = await self._service.constrained(self._model, plain, constraint_of(options))
+        prompts = await self._service.calling(self._model, prompts, offer)
+        taken = {*own.__struct_fields__, *ConstraintFields.model_fields}
+        given = {k: v for k, v in options.items() if k not in taken}
         given["max_tokens"] = own.max_tokens
         call = TextCall(
             model=self._model,
             stop=(own.stop,) if isinstance(own.stop, str) else own.stop,
             num_samples=own.n,
             seed=own.seed,
-            tools=schemas_of(tools),
+            offer=offer,
         )
         return call, self._service.sampled(self._model, prompts, given, ignore_eos=own.ignore_eos)
 
@@ -255,6 +261,7 @@ class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     ignore_eos: bool = False
     tools: tuple[Any, ...] = ()
+    tool_choice: Any = None
 
 
 def _call_options(options: Mapping[str, Any]) -> _CallOptions:
@@ -262,7 +269,10 @@ def _call_options(options: Mapping[str, Any]) -> _CallOptions:
     given = {name: options[name] for name in names if options.get(name) is not None}
     try:
         own = convert(given, _CallOptions)
-        return msgspec.structs.replace(own, tools=tuple(map(Tool.model_validate, own.tools)))
+        tools, choice = tuple(map(Tool.model_validate, own.tools)), own.tool_choice
+        if choice not in (None, "auto", "none", "required"):
+            choice = NamedTool.model_validate(choice)
+        return msgspec.structs.replace(own, tools=tools, tool_choice=choice)
     except (msgspec.ValidationError, ValidationError) as error:
         raise InvalidRequest(f"Call options: {error}.") from error
 

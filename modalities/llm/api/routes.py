@@ -47,7 +47,6 @@ from triptych.modalities.llm.api.replies import (
 )
 from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.llm.api.tools.schema import schemas_of
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
 
 _logger = logging.getLogger(__name__)
@@ -158,7 +157,7 @@ async def _encode_chat(
     try:
         messages = [message.for_template(find) for message in body.messages]
         tenant = Context.of(request).principal.tenant
-        tools = [tool.for_template() for tool in body.offered_tools]
+        tools = body.offer.for_template()
         return await service.encode_chat(
             body.model, messages, tools=tools, tenant=tenant, **body.template_options()
         )
@@ -186,6 +185,10 @@ async def _answer(
     prompts: Sequence[TokenRequest],
     shape: Shape,
 ) -> Response:
+    offer = body.offer if isinstance(body, ChatRequest) else None
+    prompts = await service.constrained(body.model, prompts, body.constraint())
+    if offer is not None and offer.tools:
+        prompts = await service.calling(body.model, prompts, offer)
     requests = service.sampled(
         body.model,
         prompts,
@@ -200,8 +203,7 @@ async def _answer(
         seed=body.seed,
         stop=body.stops,
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
-        tools=schemas_of(body.offered_tools) if isinstance(body, ChatRequest) else None,
-        has_one_call=isinstance(body, ChatRequest) and body.parallel_tool_calls is False,
+        offer=offer,
         caller=context.caller,
     )
     usage = UsageTotals(call.num_samples)

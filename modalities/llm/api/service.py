@@ -20,6 +20,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID
+from triptych.core.grammar.source import Constraint
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
 from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.text.threads import on_text_thread
@@ -28,8 +29,9 @@ from triptych.core.typed import convert
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallStart, ToolSchemas, Words
+from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallStart, Words
 from triptych.modalities.llm.api.tools.prompt import in_words
+from triptych.modalities.llm.api.tools.schema import Offer
 from triptych.modalities.service import HoldLimit, ModelService, default_seed, merge
 from triptych.schedulers.admission import Admission
 
@@ -43,8 +45,8 @@ class TextCall:
     """What is a call's own, beside its requests: each of those is sampled `num_samples` times.
 
     The service sets the requests' `seed` (without one here it draws one) and `sample_index`. With
-    `echo` each sample's text begins with its prompt. Where there are `tools`, even none, the text
-    is taken apart into thoughts, words and calls of those; a `has_one_call` ends with its first.
+    `echo` each sample's text begins with its prompt. Where there is an `offer` of tools, even of
+    none, the text is taken apart into thoughts, words and calls.
     """
 
     model: str
@@ -52,8 +54,7 @@ class TextCall:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     echo: bool = False
-    tools: ToolSchemas | None = None
-    has_one_call: bool = False
+    offer: Offer | None = None
     caller: Caller = field(default_factory=Caller)
 
 
@@ -197,6 +198,28 @@ class LlmService(ModelService[TextModel]):
             len(token_ids), decode, token_ids, skip_special_tokens=skip_special_tokens
         )
 
+    async def constrained(
+        self, model: str, prompts: Sequence[TokenRequest], constraint: Constraint | None
+    ) -> Sequence[TokenRequest]:
+        """`prompts` with a form for their answers. Raises what `GrammarChecker.check` raises."""
+        if constraint is None:
+            return prompts
+        grammar = await self.model(model).grammars.check(constraint)
+        return [msgspec.structs.replace(prompt, grammar=grammar) for prompt in prompts]
+
+    async def calling(
+        self, model: str, prompts: Sequence[TokenRequest], offer: Offer
+    ) -> Sequence[TokenRequest]:
+        """`prompts` with the form that tools ask of their answers, as `constrained` does it."""
+        text = self.model(model)
+        return [
+            request
+            for prompt in prompts
+            for request in await self.constrained(
+                model, [prompt], text.calls_constraint(prompt.prompt_ids, offer)
+            )
+        ]
+
     def sampled(
         self,
         model: str,
@@ -312,14 +335,14 @@ class _SampleText:
         self._num_cached_images = 0
         self._num_output_tokens = 0
         self._parser = (
-            None if call.tools is None else model.answer_parser(request.prompt_ids, call.tools)
+            None if call.offer is None else model.answer_parser(request.prompt_ids, call.offer)
         )
         self._detokenizer: Detokenizer = model.detokenizer(
             request.prompt_ids,
             call.stop,
             shows_special=self._parser is not None and model.answers.has_special_marks,
         )
-        self._most_calls = 1 if call.has_one_call else math.inf
+        self._most_calls = 1 if call.offer and call.offer.has_one_call else math.inf
         self._num_calls = 0
         self._echo_ids = request.prompt_ids if call.echo else ()
         self._scores_prompt = request.sampling.prompt_logprobs
@@ -392,7 +415,7 @@ class _SampleText:
     ) -> TokenText:
         data = self._model.token_bytes(token_id)
         text = data.decode("utf-8", errors="replace")
-        shown = b"" if self._model.is_special(token_id) else data
+        shown = b"" if self._model.token_bytes.is_special(token_id) else data
         return TokenText(
             token_id=token_id, text=text, data=data, shown=shown, logprob=logprob, top=top
         )

@@ -8,7 +8,6 @@ Knows nothing of torch, transformers or HTTP.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,20 +19,29 @@ from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, WeightsError
-from triptych.core.text.byte_level import unspell
+from triptych.core.grammar.source import Constraint
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
-from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.text.token_bytes import TokenBytes
+from triptych.core.text.tokenizer import (
+    LeastTokens,
+    decode,
+    encode,
+    literal_copy,
+    read_tokenizer,
+)
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.detokenizer import Detokenizer
+from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
-from triptych.modalities.llm.api.tools.formats import AnswerFormat
+from triptych.modalities.llm.api.tools.forced import calls_constraint
+from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
-from triptych.modalities.llm.api.tools.pieces import ToolSchemas
+from triptych.modalities.llm.api.tools.schema import Offer
 
 _PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -51,13 +59,14 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
-    answers: AnswerFormat
+    answers: AnswerSyntax
     tokenizer: Tokenizer
     literal_tokenizer: Tokenizer
     """Reads special tokens as the characters they are spelled with."""
     specials: SpecialTokens
     least_tokens: LeastTokens
-    is_byte_level: bool
+    token_bytes: TokenBytes
+    grammars: GrammarChecker
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -88,8 +97,7 @@ class TextModel:
             )
         tokenizer = read_tokenizer(folder, resolved.name)
         ensure_special(tokenizer, specials)
-        literal = Tokenizer.from_str(tokenizer.to_str())
-        literal.encode_special_tokens = True
+        vocab_size = count_field(config, "vocab_size")
         template = ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name)
         special_tokens = SpecialTokens(tokenizer)
         source = "" if template is None else template.source
@@ -97,18 +105,18 @@ class TextModel:
             name=resolved.name,
             digest=resolved.digest,
             context_length=options.max_length or own_length,
-            vocab_size=count_field(config, "vocab_size"),
+            vocab_size=vocab_size,
             eos_token_ids=_eos_ids(tokenizer, tokens, (generation, config)),
             default_sampling=_default_sampling(generation),
             template=template,
             template_tokens=tokens,
-            answers=AnswerFormat.of(source, options, special_tokens.ids),
+            answers=AnswerSyntax.of(source, options, special_tokens.ids),
             tokenizer=tokenizer,
-            literal_tokenizer=literal,
+            literal_tokenizer=literal_copy(tokenizer),
             specials=special_tokens,
             least_tokens=LeastTokens.of(tokenizer),
-            is_byte_level=tokenizer.decoder is not None
-            and b'"ByteLevel"' in tokenizer.decoder.__getstate__(),
+            token_bytes=TokenBytes(tokenizer),
+            grammars=GrammarChecker(folder, vocab_size),
         )
 
     def start(self) -> None:
@@ -117,7 +125,8 @@ class TextModel:
             self.template.start()
 
     async def close(self) -> None:
-        """End what `start` began."""
+        """End what `start` began, and the processes that check grammars."""
+        await self.grammars.close()
         if self.template is not None:
             await self.template.close()
 
@@ -199,23 +208,6 @@ class TextModel:
             )
         return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token is a special one, which answers leave out."""
-        return self.tokenizer.id_to_token(token_id) in self.specials.ids
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for (half a character is possible)."""
-        token = self.tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
-        if token in self.specials.ids:
-            return token.encode()
-        if self.is_byte_level:
-            return unspell(token)
-        if match := re.fullmatch(r"<0x([0-9A-F]{2})>", token):
-            return bytes([int(match[1], 16)])
-        return token.replace("▁", " ").encode()
-
     def detokenizer(
         self, prompt_ids: Sequence[int], stops: Sequence[str], *, shows_special: bool = False
     ) -> Detokenizer:
@@ -223,12 +215,21 @@ class TextModel:
         words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
         return Detokenizer(self.tokenizer, words, stops, shows_special=shows_special)
 
-    def answer_parser(self, prompt_ids: Sequence[int], tools: ToolSchemas) -> AnswerParser | None:
+    def answer_parser(self, prompt_ids: Sequence[int], offer: Offer) -> AnswerParser | None:
         """What takes an answer to this prompt apart; `None` where it is all text."""
-        if not self.answers.reads(tools):
+        if not self.answers.reads(offer.schemas):
             return None
+        end = self._end_of(prompt_ids)
+        return self.answers.parser(offer.schemas, end, is_forced=offer.is_required)
+
+    def calls_constraint(self, prompt_ids: Sequence[int], offer: Offer) -> Constraint | None:
+        """The form of answers to this prompt, where tools ask for one."""
+        end = self._end_of(prompt_ids)
+        return calls_constraint(offer, self.answers, self.answers.thoughts_end(end))
+
+    def _end_of(self, prompt_ids: Sequence[int]) -> str:
         end = [token_id for token_id in prompt_ids[-_PROMPT_END:] if token_id < self.vocab_size]
-        return self.answers.parser(tools, self.decode(end, skip_special_tokens=False))
+        return self.decode(end, skip_special_tokens=False)
 
     def _check_least(self, text: str) -> None:
         least = self.least_tokens(text)

@@ -11,17 +11,12 @@ from types import MappingProxyType
 from triptych.core.http.fields import RefusedField
 
 _TOOLS = "use tools and tool_choice."
-_SCHEMA = "ask for the format in a message and check the answer; free text is what comes."
 _TEXT_ONLY = "text is the only output of this route."
 _SAMPLER = "use top_p, top_k or min_p."
 
 COMMON: Mapping[str, RefusedField] = MappingProxyType(
     {
         "chat_template": RefusedField("the operator sets it with --chat-template."),
-        "guided_choice": RefusedField(_SCHEMA),
-        "guided_grammar": RefusedField(_SCHEMA),
-        "guided_json": RefusedField(_SCHEMA),
-        "guided_regex": RefusedField(_SCHEMA),
         "include_stop_str_in_output": RefusedField("a stop string is never shown.", (False,)),
         "length_penalty": RefusedField("answers are sampled, not searched for.", (1.0,)),
         "logits_processors": RefusedField("use logit_bias."),
@@ -31,10 +26,8 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         ),
         "prompt_logprobs": RefusedField("use /v1/completions with echo and logprobs."),
         "provider": RefusedField("nobody but this server answers; leave it out.", ({},)),
-        "response_format": RefusedField(_SCHEMA, ({"type": "text"},)),
         "return_token_ids": RefusedField("send the text to /tokenize.", (False,)),
         "skip_special_tokens": RefusedField("special tokens are never shown.", (True,)),
-        "structured_outputs": RefusedField(_SCHEMA),
         "truncate_prompt_tokens": RefusedField("shorten the prompt; nothing is cut silently."),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
         "use_beam_search": RefusedField("answers are sampled, not searched for.", (False,)),

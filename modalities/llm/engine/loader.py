@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,14 @@ from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.text_head import TextHead
 from triptych.core.engine.token_runner import TokenHead, TokenRunner
+from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.lazy import load
+from triptych.core.plan import Runner
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.guides import Guides
 from triptych.schedulers.token import TokenScheduler
 
 _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
@@ -53,8 +57,22 @@ class LlmLoader(TokenLoader):
             )
             stack.callback(runner.close)
             scheduler = TokenScheduler(**self._schedule(layout, num_pages, blueprint.max_length))
-            close = stack.pop_all().close
-        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+            return self._loaded(scheduler, runner, blueprint.vocab_size, stack)
+
+    def _loaded(
+        self, scheduler: TokenScheduler, runner: Runner, vocab_size: int, stack: ExitStack
+    ) -> LoadedModel:
+        """The model, whose answers may have to follow grammars; `stack` releases it."""
+        open_vocabulary = partial(GrammarVocabulary.open, self._folder, self.name, vocab_size)
+        scheduler.guides = guides = Guides(open_vocabulary)
+        stack.callback(guides.close)
+        return LoadedModel(
+            name=self.name,
+            scheduler=scheduler,
+            runner=runner,
+            close=stack.pop_all().close,
+            connect=scheduler.connect,
+        )
 
     def _kind(
         self, ours: Any, fallback: str, native: NativeKernels | None, *, is_known: bool

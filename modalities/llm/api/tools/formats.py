@@ -14,7 +14,12 @@ from types import MappingProxyType
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
 from triptych.modalities.llm.api.tools.harmony import harmony
-from triptych.modalities.llm.api.tools.json_calls import MarkedJson, NamedJson, bare_json
+from triptych.modalities.llm.api.tools.json_calls import (
+    MarkedJson,
+    NamedJson,
+    bare_json,
+    listed_json,
+)
 from triptych.modalities.llm.api.tools.parser import AnswerParser, Thinking, words_alone
 from triptych.modalities.llm.api.tools.pieces import ReadCalls, ToolSchemas
 from triptych.modalities.llm.api.tools.written_calls import TaggedParameters, pythonic
@@ -115,7 +120,7 @@ _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormat:
+class AnswerSyntax:
     """How one model writes `calls` and marks `thinking` (empty: not at all).
 
     `is_told`: its chat template tells it of tools. `has_special_marks`: marks may be special
@@ -128,7 +133,7 @@ class AnswerFormat:
     has_special_marks: bool = False
 
     @classmethod
-    def of(cls, template: str, options: ModelOptions, specials: Collection[str]) -> AnswerFormat:
+    def of(cls, template: str, options: ModelOptions, specials: Collection[str]) -> AnswerSyntax:
         """What the operator says, or else the chat template. Raises `ConfigError`."""
         calls = _named("--tool-call-parser", options.tool_call_parser, CALL_FORMATS)
         thinking = _named("--reasoning-parser", options.reasoning_parser, THINKING_FORMATS)
@@ -146,13 +151,25 @@ class AnswerFormat:
         """Whether an answer has to be read for thoughts, or calls of `tools`."""
         return bool(tools or self.thinking or self.calls == "harmony")
 
-    def parser(self, tools: ToolSchemas, prompt_end: str) -> AnswerParser:
-        """Reads one answer to a prompt that ends so."""
+    def thoughts_end(self, prompt_end: str) -> str:
+        """What ends the thoughts that a prompt which ends so has opened; nothing if it has not."""
         thinking = THINKING_FORMATS.get(self.thinking)
         has_begun = thinking is not None and prompt_end.rstrip().endswith(thinking.open)
-        reads_calls = tools or self.calls == "harmony"
-        read_calls = CALL_FORMATS[self.calls] if reads_calls else words_alone
-        return AnswerParser(thinking, read_calls, tools, is_thinking=has_begun)
+        return thinking.close if thinking is not None and has_begun else ""
+
+    def parser(self, tools: ToolSchemas, prompt_end: str, *, is_forced: bool) -> AnswerParser:
+        """Reads one answer to a prompt that ends so, of calls alone if those are forced."""
+        read_calls: ReadCalls = words_alone
+        if is_forced and self.calls != "hermes":
+            read_calls = listed_json
+        elif tools or self.calls == "harmony":
+            read_calls = CALL_FORMATS[self.calls]
+        return AnswerParser(
+            THINKING_FORMATS.get(self.thinking),
+            read_calls,
+            tools,
+            is_thinking=bool(self.thoughts_end(prompt_end)),
+        )
 
 
 def _named(option: str, value: str, known: Mapping[str, object]) -> str | None:

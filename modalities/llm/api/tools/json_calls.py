@@ -108,6 +108,14 @@ def bare_json(source: Source, tools: ToolSchemas) -> Reading:
     yield from source.until((), Words)
 
 
+def listed_json(source: Source, tools: ToolSchemas) -> Reading:
+    """The answer is a call or a list of calls, as a grammar forces it."""
+    source.taken = ""
+    yield from source.spaces()
+    yield from json_calls(source)
+    yield from source.until((), Words)
+
+
 def json_calls(source: Source, known: ToolSchemas | None = None) -> _Attempt:
     """A call, or a list of calls."""
     if not (yield from source.begins("[")):

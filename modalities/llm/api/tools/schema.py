@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, model_validator
@@ -112,25 +113,42 @@ class ToolCall(Strict):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-def offered(tools: Sequence[Tool], choice: str | NamedTool | None) -> Sequence[Tool]:
-    """The tools that may be called. Raises `InvalidRequest` for a choice that is not there."""
-    names = [tool.function.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise InvalidRequest("Two tools have one name.", param="tools")
-    if isinstance(choice, NamedTool):
-        if choice.function.name not in names:
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The tools that an answer may call, or must if that `is_required`; once, if `has_one_call`."""
+
+    tools: tuple[Tool, ...] = ()
+    is_required: bool = False
+    has_one_call: bool = False
+
+    @classmethod
+    def of(
+        cls, tools: Sequence[Tool], choice: str | NamedTool | None, *, is_parallel: bool = True
+    ) -> Offer:
+        """What a request offers. Raises `InvalidRequest` for a choice that is not there."""
+        named = {tool.function.name: tool for tool in tools}
+        if len(named) < len(tools):
+            raise InvalidRequest("Two tools have one name.", param="tools")
+        if isinstance(choice, NamedTool):
+            name = choice.function.name
+            if name not in named:
+                raise InvalidRequest(
+                    f"tool_choice names {name}, which is not among the tools.", param="tool_choice"
+                )
+            return cls((named[name],), is_required=True, has_one_call=True)
+        if choice == "required" and not tools:
             raise InvalidRequest(
-                f"tool_choice names {choice.function.name}, which is not among the tools.",
-                param="tool_choice",
+                "tool_choice requires tools, and there are none.", param="tool_choice"
             )
-        return [tool for tool in tools if tool.function.name == choice.function.name]
-    if choice == "required" and not tools:
-        raise InvalidRequest(
-            "tool_choice is required, but there are no tools.", param="tool_choice"
-        )
-    return () if choice == "none" else tools
+        if choice == "none":
+            return cls()
+        return cls(tuple(tools), choice == "required", not is_parallel)
 
+    @property
+    def schemas(self) -> ToolSchemas:
+        """The schemas of the tools' parameters, by name."""
+        return {tool.function.name: tool.function.parameters or {} for tool in self.tools}
 
-def schemas_of(tools: Sequence[Tool]) -> ToolSchemas:
-    """The schemas of the tools' parameters, by name."""
-    return {tool.function.name: tool.function.parameters or {} for tool in tools}
+    def for_template(self) -> list[dict[str, Any]]:
+        """The tools as chat templates take them."""
+        return [tool.for_template() for tool in self.tools]

@@ -70,7 +70,6 @@ def test_suffix_and_best_of_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "text"}),
         ("modalities", ["text"]),
         ("add_special_tokens", False),
         ("mirostat", 0),
@@ -280,8 +279,8 @@ def test_other_servers_spellings_are_honoured() -> None:
 
 def test_tools_that_shall_not_be_called_pass() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert not chat(tools=tools, tool_choice="none").offered_tools
-    assert len(chat(tools=tools).offered_tools) == 1
+    assert not chat(tools=tools, tool_choice="none").offer.tools
+    assert len(chat(tools=tools).offer.tools) == 1
     assert chat(functions=tools, function_call="none") == chat()
     assert refusal(chat, functions=tools).param == "functions"
 
