@@ -46,6 +46,12 @@ class PromptDetails(BaseModel):
     cached_images: int | None = None
 
 
+class OutputDetails(BaseModel):
+    """What output tokens were for."""
+
+    reasoning_tokens: int
+
+
 class UsageReply(BaseModel):
     """Token counts of a request. A prompt counts once, however many samples it has."""
 
@@ -53,6 +59,7 @@ class UsageReply(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: OutputDetails | None = None
 
 
 class TopLogprob(BaseModel):
@@ -227,12 +234,15 @@ class UsageTotals:
         if image := sum(use.num_image_tokens for use in firsts):
             details.image_tokens = image
             details.cached_images = sum(use.num_cached_images for use in firsts)
-        return UsageReply(
+        usage = UsageReply(
             prompt_tokens=prompt,
             completion_tokens=output,
             total_tokens=prompt + output,
             prompt_tokens_details=details,
         )
+        if thought := sum(use.num_reasoning_tokens for use in self._last.values()):
+            usage.completion_tokens_details = OutputDetails(reasoning_tokens=thought)
+        return usage
 
 
 class _Offsets:

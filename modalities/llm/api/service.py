@@ -78,7 +78,8 @@ class TokenUsage:
     """Tokens of one sample so far; the output counts a stop token, which costs a step too.
 
     Prompt tokens count those that pictures fill, which are `num_image_tokens`. Of the pictures
-    `num_cached_images` did not have to be encoded.
+    `num_cached_images` did not have to be encoded, and `num_reasoning_tokens` of the output are
+    thoughts.
     """
 
     num_prompt_tokens: int
@@ -86,6 +87,7 @@ class TokenUsage:
     num_output_tokens: int
     num_image_tokens: int = 0
     num_cached_images: int = 0
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +346,7 @@ class _SampleText:
         )
         self._most_calls = 1 if call.offer and call.offer.has_one_call else math.inf
         self._num_calls = 0
+        self._num_reasoning_tokens = 0
         self._echo_ids = request.prompt_ids if call.echo else ()
         self._scores_prompt = request.sampling.prompt_logprobs
 
@@ -351,7 +354,8 @@ class _SampleText:
         """The text delta of one engine delta; the first also carries an echoed prompt."""
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
         self._num_cached_images = max(self._num_cached_images, delta.num_cached_contents)
-        self._num_output_tokens += len(delta.token_ids) + (delta.stop_token_id is not None)
+        num_tokens = len(delta.token_ids) + (delta.stop_token_id is not None)
+        self._num_output_tokens += num_tokens
         echo_text, echo_logprobs = self._take_echo(delta)
         text, logprobs = self._detokenizer.push(delta.token_ids, delta.logprobs)
         stop = self._detokenizer.stop
@@ -363,6 +367,8 @@ class _SampleText:
             rest, rest_logprobs = self._detokenizer.flush()
             text, logprobs = text + rest, logprobs + rest_logprobs
         pieces, finish = self._parsed(text, finish)
+        if self._parser is not None and self._parser.is_in_thoughts:
+            self._num_reasoning_tokens += num_tokens
         return SampleDelta(
             index=self._index,
             text=echo_text + text,
@@ -377,6 +383,7 @@ class _SampleText:
                 num_output_tokens=self._num_output_tokens,
                 num_image_tokens=self._num_image_tokens,
                 num_cached_images=self._num_cached_images,
+                num_reasoning_tokens=self._num_reasoning_tokens,
             ),
         )
 

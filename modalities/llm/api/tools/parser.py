@@ -52,6 +52,11 @@ class AnswerParser:
         self._kind: type[AnswerPiece] | None = None
         self._held = ""  # white space that is shown only if more of its kind follows
 
+    @property
+    def is_in_thoughts(self) -> bool:
+        """Whether the latest piece was a thought."""
+        return self._kind is Thought
+
     def push(self, text: str) -> list[AnswerPiece]:
         """What further text adds."""
         self._source.text += text

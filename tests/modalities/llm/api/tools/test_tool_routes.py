@@ -13,6 +13,7 @@ import pytest
 
 from support.http import FakeEngine, chat, documents, in_process, make_app
 from support.text_models import CHATML
+from triptych.core.config import ModelOptions
 
 WEATHER = {
     "type": "function",
@@ -131,3 +132,19 @@ async def test_a_call_that_is_cut_keeps_what_came(client: httpx.AsyncClient) -> 
     assert choice["finish_reason"] == "length"
     (call,) = choice["message"]["tool_calls"]
     assert '{"city": "Paris"}'.startswith(call["function"]["arguments"])
+
+
+async def test_thoughts_are_apart_from_the_text(tmp_path: Path) -> None:
+    engine = FakeEngine(answer="<think>Hm.</think>\n\nYes.")
+    app = make_app(tmp_path, engine, models=ModelOptions(reasoning_parser="think"))
+    async with in_process(app) as client:
+        reply = (await client.post(PATH, json=chat())).json()
+        message = reply["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == ("Yes.", "Hm.")
+        assert message["reasoning"] == "Hm."
+        thought = reply["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert 3 <= thought < reply["usage"]["completion_tokens"]
+        text = (await client.post(PATH, json=chat(stream=True))).text
+        deltas = [chunk["choices"][0]["delta"] for chunk in documents(text) if chunk != "[DONE]"]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
+        assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
