@@ -87,6 +87,17 @@ class ModelOptions:
     chat_template: str = option(
         "", "A file with a chat template instead of the model's own.", roles=("chat", "vision")
     )
+    tool_call_parser: str = option(
+        "auto",
+        "Format in which a model writes calls of tools; auto goes by its chat template.",
+        roles=("chat", "vision"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Format in which a model marks its thoughts, which answers have apart from their text; auto"
+        " goes by its chat template, none leaves them in the text.",
+        roles=("chat", "vision"),
+    )
     pool_embeddings: bool = option(
         True,
         "One vector per text from embedding models; without, one per token.",

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, WeightsError
+from triptych.core.grammar.source import Constraint
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
 from triptych.core.text.token_bytes import TokenBytes
@@ -37,7 +38,12 @@ from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
+from triptych.modalities.llm.api.tools.forced import calls_constraint
+from triptych.modalities.llm.api.tools.formats import AnswerSyntax
+from triptych.modalities.llm.api.tools.parser import AnswerParser
+from triptych.modalities.llm.api.tools.schema import Offer
 
+_PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -53,6 +59,7 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
+    answers: AnswerSyntax
     tokenizer: Tokenizer
     literal_tokenizer: Tokenizer
     """Reads special tokens as the characters they are spelled with."""
@@ -91,6 +98,9 @@ class TextModel:
         tokenizer = read_tokenizer(folder, resolved.name)
         ensure_special(tokenizer, specials)
         vocab_size = count_field(config, "vocab_size")
+        template = ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name)
+        special_tokens = SpecialTokens(tokenizer)
+        source = "" if template is None else template.source
         return cls(
             name=resolved.name,
             digest=resolved.digest,
@@ -98,11 +108,12 @@ class TextModel:
             vocab_size=vocab_size,
             eos_token_ids=_eos_ids(tokenizer, tokens, (generation, config)),
             default_sampling=_default_sampling(generation),
-            template=ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name),
+            template=template,
             template_tokens=tokens,
+            answers=AnswerSyntax.of(source, options, special_tokens.ids),
             tokenizer=tokenizer,
             literal_tokenizer=literal_copy(tokenizer),
-            specials=SpecialTokens(tokenizer),
+            specials=special_tokens,
             least_tokens=LeastTokens.of(tokenizer),
             token_bytes=TokenBytes(tokenizer),
             grammars=GrammarChecker(folder, vocab_size),
@@ -133,22 +144,26 @@ class TextModel:
         return tuple(encoding.ids)
 
     async def encode_messages(
-        self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tenant: str = "",
+        **template_kwargs: Any,
     ) -> TokenRequest:
         """Implements `multimodal.PromptEncoder` for conversations without pictures."""
         plain = [
             {**message, "content": "".join(message.get("content") or "")} for message in messages
         ]
-        escaped = await self.escape(plain)
-        rendered = await self.render(escaped, **template_kwargs)
-        ids = await self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        given = [plain, list(tools)]
+        escaped = await self.escape(given)
+        rendered = await self.render(escaped[0], tools=escaped[1], **template_kwargs)
+        ids = await self.encode_rendered(rendered, has_stand_ins=escaped != given)
         return TokenRequest(prompt_ids=ids, tenant=tenant)
 
-    async def escape(self, messages: Sequence[Message]) -> list[Any]:
-        """`messages` with a stand-in for each special token that they spell."""
-        escaped: list[Any] = await on_text_thread(
-            _num_chars(messages), self.specials.escape, messages
-        )
+    async def escape(self, given: Sequence[Any]) -> list[Any]:
+        """What a caller gave, with a stand-in for each special token that it spells."""
+        escaped: list[Any] = await on_text_thread(_num_chars(given), self.specials.escape, given)
         return escaped
 
     async def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
@@ -164,6 +179,7 @@ class TextModel:
         messages: Sequence[Message],
         *,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
         **template_kwargs: Any,
     ) -> str:
         """The conversation as one string, as the model was trained to read it.
@@ -172,7 +188,7 @@ class TextModel:
         `InvalidRequest` when there is no template, and as `ChatTemplate.render` does.
         """
         if continue_final_message:
-            return cut(await self.render(marked(messages), **template_kwargs))
+            return cut(await self.render(marked(messages), tools=tools, **template_kwargs))
         if self.template is None:
             raise InvalidRequest(
                 f"{self.name} has no chat template: use /v1/completions, or start with"
@@ -180,6 +196,8 @@ class TextModel:
                 param="messages",
             )
         values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
+        if tools:
+            values["tools"] = tools
         return await self.template.render(messages, **values)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -190,10 +208,28 @@ class TextModel:
             )
         return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, prompt_ids: Sequence[int], stops: Sequence[str]) -> Detokenizer:
+    def detokenizer(
+        self, prompt_ids: Sequence[int], stops: Sequence[str], *, shows_special: bool = False
+    ) -> Detokenizer:
         """An incremental decoder for one row that continues `prompt_ids`."""
         words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
-        return Detokenizer(self.tokenizer, words, stops)
+        return Detokenizer(self.tokenizer, words, stops, shows_special=shows_special)
+
+    def answer_parser(self, prompt_ids: Sequence[int], offer: Offer) -> AnswerParser | None:
+        """What takes an answer to this prompt apart; `None` where it is all text."""
+        if not self.answers.reads(offer.schemas):
+            return None
+        end = self._end_of(prompt_ids)
+        return self.answers.parser(offer.schemas, end, is_forced=offer.is_required)
+
+    def calls_constraint(self, prompt_ids: Sequence[int], offer: Offer) -> Constraint | None:
+        """The form of answers to this prompt, where tools ask for one."""
+        end = self._end_of(prompt_ids)
+        return calls_constraint(offer, self.answers, self.answers.thoughts_end(end))
+
+    def _end_of(self, prompt_ids: Sequence[int]) -> str:
+        end = [token_id for token_id in prompt_ids[-_PROMPT_END:] if token_id < self.vocab_size]
+        return self.decode(end, skip_special_tokens=False)
 
     def _check_least(self, text: str) -> None:
         least = self.least_tokens(text)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from triptych.core.http.fields import RefusedField
 
-_TOOLS = "describe the tools in a message and read the calls from the answer's text."
+_TOOLS = "use tools and tool_choice."
 _TEXT_ONLY = "text is the only output of this route."
 _SAMPLER = "use top_p, top_k or min_p."
 
@@ -48,9 +48,6 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
         "moderation": RefusedField("moderate before and after the call."),
         "prediction": RefusedField("leave it out; answers are the same without.", ()),
         "prompt_cache_options": RefusedField("equal prompt beginnings are cached by themselves."),
-        "reasoning_effort": RefusedField("pass it in chat_template_kwargs, if the model has it."),
-        "tool_choice": RefusedField(_TOOLS, ("none", "auto")),
-        "tools": RefusedField(_TOOLS, ([],)),
         "verbosity": RefusedField("ask for it in a message.", ("medium",)),
         "web_search_options": RefusedField(
             "search before the call and put the results in a message."
@@ -62,9 +59,7 @@ COMPLETION: Mapping[str, RefusedField] = MappingProxyType(
     {"suffix": RefusedField("ask a chat model to fill the gap, in words.", ("",))}
 )
 
-CHOSEN_AWAY: Mapping[str, str] = MappingProxyType(
-    {"tools": "tool_choice", "functions": "function_call"}
-)
+CHOSEN_AWAY: Mapping[str, str] = MappingProxyType({"functions": "function_call"})
 """Fields of chat that ask for nothing where another field says "none"."""
 
 MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
@@ -73,6 +68,5 @@ MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
         "audio": RefusedField(_TEXT_ONLY),
         "function_call": RefusedField(_TOOLS),
         "refusal": RefusedField("put it into content."),
-        "tool_calls": RefusedField(_TOOLS, ([],)),
     }
 )
