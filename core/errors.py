@@ -204,6 +204,12 @@ class WeightsError(SetupError):
     code = "weights_error"
 
 
+class BundleError(SetupError):
+    """A bundle of `triptych warm-cache` is damaged, not to be trusted, or for something else."""
+
+    code = "bundle_error"
+
+
 class MemoryBudgetExceeded(SetupError):
     """A reservation does not fit the ledger; the message names the owners of what is held."""
 

@@ -124,9 +124,14 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def verify_if_sealed(folder: Path) -> None:
     """Verify a folder of ours; others have nothing to compare with, or a manifest of their own."""
-    manifest = folder / MANIFEST_NAME
-    if manifest.is_file() and MAGIC.encode() in manifest.read_bytes():
+    if is_sealed(folder):
         verify(folder)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether there is a manifest of ours, and not another program's file of that name."""
+    manifest = folder / MANIFEST_NAME
+    return manifest.is_file() and MAGIC.encode() in manifest.read_bytes()
 
 
 def flush(path: Path) -> None:

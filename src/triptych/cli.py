@@ -39,6 +39,18 @@ _OWN = (
         operands="list|fetch|verify|remove [MODEL ...]",
     ),
     Command(
+        "warm-cache",
+        "Fetch, convert and compile ahead, so that the next start is quick, here or elsewhere.",
+        "triptych.warm_cache_cli",
+        (
+            "triptych warm-cache",
+            "triptych warm-cache --model HuggingFaceTB/SmolLM2-360M-Instruct",
+            "triptych warm-cache --model chat=./model.gguf --bundle ./bundle",
+            "triptych warm-cache --target cuda:sm_90 --target hip:gfx942 --bundle ./bundle",
+            "triptych serve --model chat=./model.gguf --bundle ./bundle",
+        ),
+    ),
+    Command(
         "config",
         "Print the resolved configuration and where each value came from.",
         "triptych.config_cli",

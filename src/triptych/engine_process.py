@@ -14,6 +14,7 @@ from pathlib import Path
 from triptych.compose import ChildSetup, build_codec, build_engine
 from triptych.core import logs
 from triptych.core.config import Config
+from triptych.core.lookups import listening
 from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.transport.messages import Heartbeat
@@ -30,7 +31,8 @@ def main(build: BuildEngine = build_engine) -> None:
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
-    run_child(line, lambda: _run(line, setup, build), _log)
+    with listening(line.send):
+        run_child(line, lambda: _run(line, setup, build), _log)
 
 
 def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from triptych.compose import ChildSetup, build_codec
 from triptych.core import logs
 from triptych.core.http.listener import bind, url_of
+from triptych.core.lookups import Lookup, listening
 from triptych.core.options.declaration import ENVIRONMENT_PREFIX
 from triptych.core.options.table import Resolved, add_options, resolve_with_sources
 from triptych.core.transport.control import FromChild, Phase, Ready
@@ -97,7 +98,8 @@ def _resolve(resolved: Resolved, startup: Startup) -> tuple[ResolvedModel, ...]:
     started_s = time.monotonic()
     progress = startup.progress()
     try:
-        models = resolve_models(resolved, progress)
+        with listening(startup.take):
+            models = resolve_models(resolved, progress)
     finally:
         progress.stop()
     names = ", ".join(model.name for model in models)
@@ -144,6 +146,8 @@ class _Watcher:
             now_s = time.monotonic()
             self._startup.phase(note.name, now_s - self._since_s[child], note.note)
             self._since_s[child] = now_s
+        elif isinstance(note, Lookup):
+            self._startup.take(note)
         elif isinstance(note, Ready) and child in self._waiting:
             self._waiting.discard(child)
             if not self._waiting:
