@@ -216,6 +216,12 @@ class MemoryBudgetExceeded(SetupError):
     code = "memory_budget_exceeded"
 
 
+class DamagedWeights(WeightsError):
+    """Files that were whole once are not any more; what they were made from may be there still."""
+
+    code = "damaged_weights"
+
+
 class DeviceError(SetupError):
     """The device asked for does not exist or cannot be used."""
 

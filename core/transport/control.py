@@ -54,6 +54,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The child cannot start, for a reason a person must mend; one actionable line."""
 
     message: str
+    code: str = SetupError.code
 
 
 FromChild = Phase | Beat | Ready | Failed | Lookup
@@ -131,7 +132,7 @@ def run_child(line: ControlLine, work: Callable[[], None], log: logging.Logger) 
         work()
         code = 0
     except SetupError as error:
-        line.send(Failed(error.message))
+        line.send(Failed(error.message, error.code))
         code = EXIT_SETUP_FAILED
     except TriptychError as error:  # logged where it happened
         log.error("the process ends: %s", error.message)
