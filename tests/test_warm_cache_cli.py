@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from support.weight_files import write_gguf
 from triptych import warm_cache_cli
 from triptych.cli import COMMANDS, main
 from triptych.core.bundle.manifest import NAME, BundleManifest, read_bundle_manifest
+from triptych.core.bundle.store import Bundle
+from triptych.core.bundle.triton_cache import restore
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
 from triptych.core.lookups import Lookup, listening
@@ -155,3 +158,46 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert complaint in error
     assert error.count("\n") == 1
+
+
+def test_kernels_for_a_device_elsewhere_hit_after_a_move(
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled here, restored into another folder, and there found by Triton itself."""
+    pytest.importorskip("triton")
+    from triptych.core.kernels.triton import compile as compiling
+
+    monkeypatch.setattr(compiling, "kernel_modules", lambda: ["paged_decode"])
+    bundle = tmp_path / "bundle"
+    assert warm(tmp_path / "cache", gguf, "--target", "cuda:sm_90", "--bundle", str(bundle)) == 0
+    moved = Bundle.open(bundle.rename(tmp_path / "moved"))
+    assert "paged_decode.split" in moved.manifest.targets["cuda:90"]
+    assert moved.manifest.memory is None, "nothing is loaded where the device is not"
+    shutil.rmtree(tmp_path / "cache")
+    restore(moved, "cuda:90", tmp_path / "elsewhere")
+    target = compiling.CompileTarget.parse("cuda:90")
+    assert all(each.is_hit for each in compiling.compile_all([target], tmp_path / "elsewhere"))
+
+
+def test_a_kernel_that_does_not_compile_ends_the_run(
+    tmp_path: Path,
+    gguf: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("triton")
+    from triptych.core.kernels.triton import compile as compiling
+
+    def fail(targets: list[compiling.CompileTarget], *_: object) -> list[object]:
+        fields = {"module": "linear", "variant": "square", "target": targets[0]}
+        return [compiling.CompiledVariant(**fields, error="CompilationError: no")]
+
+    monkeypatch.setattr(compiling, "compile_all", fail)
+    assert warm(tmp_path / "cache", gguf, "--target", "hip:gfx942") == 2
+    assert "linear.square does not compile for hip:gfx942" in capsys.readouterr().err
+    assert not list((tmp_path / "cache" / "bundles").glob("*/*"))
+
+
+def test_an_api_alone_stands_for_all_that_are_checked() -> None:
+    targets = warm_cache_cli._read_targets(["cuda", "cuda:sm_90", "hip"])
+    assert list(map(str, targets)) == ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"]

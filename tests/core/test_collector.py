@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from triptych.core.collector import resume_collector, rest_collector
+from triptych.core.collector import rest_collector, resume_collector
 
 
 def test_the_collector_rests_and_leaves_what_was_made_meanwhile() -> None:
