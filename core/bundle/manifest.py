@@ -66,8 +66,8 @@ class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a bundle promises.
 
     `versions` are those of the libraries that made it, `options` the ones its content depends on,
-    `device` where it was made. `targets` has the compiled Triton kernels by target, `tuned` what
-    was chosen by measuring, `phases` how long each part of the making took.
+    `device` where it was made. `targets` has the compiled Triton kernels by target, `phases` how
+    long each part of the making took.
     """
 
     magic: str = MAGIC
@@ -79,7 +79,6 @@ class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[BundledModel, ...] = ()
     kernels: BundledKernels | None = None
     targets: dict[str, tuple[str, ...]] = {}
-    tuned: dict[str, str] = {}
     memory: MemoryProfile | None = None
     phases: dict[str, float] = {}
     files: dict[str, FileSeal] = {}

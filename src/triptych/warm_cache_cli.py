@@ -113,9 +113,21 @@ class _WarmCache:
         started_s = time.monotonic()
         models = self._weights()
         manifest = write_bundle(self.folder, lambda folder: self._fill(folder, models))
+        if manifest.memory is not None:
+            self._show_memory(manifest.memory)
         num_bytes = sum(seal.num_bytes for seal in manifest.files.values())
         note = f"{self.folder} ({decimal(num_bytes)} beside the weights)"
         self.startup.phase("bundle", time.monotonic() - started_s, note)
+
+    def _show_memory(self, memory: MemoryProfile) -> None:
+        """What each model plans with, and what all of them took."""
+        planned: dict[str, int] = {}
+        for owner, num_bytes in memory.planned.items():
+            model = owner.rpartition("/")[0]
+            planned[model] = planned.get(model, 0) + num_bytes
+        shares = ", ".join(f"{model} {decimal(size)}" for model, size in planned.items())
+        note = f"{decimal(memory.taken_bytes)} taken; caches included, planned: {shares}"
+        self.startup.phase("memory", self.phases["load"], note)
 
     def _weights(self) -> tuple[ResolvedModel, ...]:
         """Fetch, convert and verify all models."""
