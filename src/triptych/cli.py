@@ -29,6 +29,7 @@ _OWN = (
             "triptych serve --model HuggingFaceTB/SmolLM2-360M-Instruct --port 8080",
             "triptych serve --model chat=./model.gguf --api-key-file keys.txt",
             "triptych serve --config-file triptych.yaml",
+            "triptych serve --bundle ./bundle",
         ),
     ),
     Command(
@@ -47,7 +48,6 @@ _OWN = (
             "triptych warm-cache --model HuggingFaceTB/SmolLM2-360M-Instruct",
             "triptych warm-cache --model chat=./model.gguf --bundle ./bundle",
             "triptych warm-cache --target cuda:sm_90 --target hip:gfx942 --bundle ./bundle",
-            "triptych serve --model chat=./model.gguf --bundle ./bundle",
         ),
     ),
     Command(

@@ -39,7 +39,8 @@ def main(build: BuildEngine = build_engine) -> None:
 
 
 def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
-    verify_ahead(Path(model.folder) for model in setup.models)
+    if setup.config.models.load == "startup":
+        verify_ahead(Path(model.folder) for model in setup.models)
     engine = build(setup.config, setup.models)
     line.send(Phase("engine", _library_note()))
     server = EngineServer(engine, Path(setup.folder), build_codec())

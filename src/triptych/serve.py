@@ -74,8 +74,10 @@ def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
         startup = Startup(options)
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
+        # Models that are loaded later are verified now: then nobody could make them again.
+        reads_weights = resolved.config.models.load != "startup"
         try:
-            models = _resolve(resolved, startup)
+            models = _resolve(resolved, startup, reads_weights=reads_weights)
             return _supervise(models, resolved, programs, startup, listener, folder)
         except DamagedWeights as error:
             _log.warning("they are made again", extra=fields(reason=error.message))
