@@ -115,6 +115,11 @@ class ModelOptions:
         aliases=("--download-dir",),
     )
     offline: bool = option(False, "Use only what is already in the cache.")
+    bundle: str = option(
+        "auto",
+        "A bundle of `triptych warm-cache` to start from (there: the folder to write it to). auto:"
+        " the one in the cache folder for these models, if any; none: start without.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
