@@ -172,6 +172,10 @@ class TemplateFields(Strict):
         ]
         | None
     ) = Field(default=None, description="Both switches: enable_thinking and thinking.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        default=None,
+        description="How much to think, where the template can say so; `none`: not at all.",
+    )
     add_generation_prompt: bool | None = Field(
         default=None, description="Let the template open the answer (the default)."
     )
@@ -207,7 +211,9 @@ class TemplateFields(Strict):
 
     def template_options(self) -> dict[str, Any]:
         """What the chat template is given besides the messages."""
-        switches = dict.fromkeys(_SWITCHES, self._thinks)
+        thinks = False if self._thinks is None and self.reasoning_effort == "none" else self._thinks
+        switches: dict[str, Any] = dict.fromkeys(_SWITCHES, thinks)
+        switches["reasoning_effort"] = self.reasoning_effort
         if self.enable_thinking is not None:
             switches["enable_thinking"] = self.enable_thinking
         opens = self.add_generation_prompt

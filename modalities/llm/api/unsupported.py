@@ -55,7 +55,6 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
         "moderation": RefusedField("moderate before and after the call."),
         "prediction": RefusedField("leave it out; answers are the same without.", ()),
         "prompt_cache_options": RefusedField("equal prompt beginnings are cached by themselves."),
-        "reasoning_effort": RefusedField("pass it in chat_template_kwargs, if the model has it."),
         "tool_choice": RefusedField(_TOOLS, ("none", "auto")),
         "tools": RefusedField(_TOOLS, ([],)),
         "verbosity": RefusedField("ask for it in a message.", ("medium",)),
