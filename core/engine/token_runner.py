@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.devices.transfer import sent
 from triptych.core.errors import OutOfMemory
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
@@ -201,9 +202,7 @@ class PendingTokens:
 
 
 def _to_device(arrays: Sequence[Int64s], device: torch.device) -> Sequence[torch.Tensor]:
-    """Flat int64 arrays in one copy; pinned, so that it does not wait for the device."""
-    packed = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
+    """Flat int64 arrays in one copy."""
+    packed = sent(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device)
     sizes = [array.size for array in arrays]
     return packed.tensor_split(np.cumsum(sizes)[:-1].tolist())

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
+from triptych.core.devices.transfer import sent
+
 _IS_IN_PROMPT = 2**30
 """Bit of a penalty count that marks a prompt token; the bits below count output tokens."""
 
@@ -35,8 +37,10 @@ class SparseEdits:
             self._values_SE = torch.nn.functional.pad(self._values_SE, (0, missing))
         self._ids_SE[slot] = 0
         self._values_SE[slot] = 0
-        self._ids_SE[slot, : len(unique)] = self._ids_SE.new_tensor(list(unique))
-        self._values_SE[slot, : len(unique)] = self._values_SE.new_tensor(list(unique.values()))
+        device = self._ids_SE.device
+        ids, values = torch.tensor(list(unique)), torch.tensor(list(unique.values()))
+        self._ids_SE[slot, : len(unique)] = sent(ids, device)
+        self._values_SE[slot, : len(unique)] = sent(values, device)
 
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:
         """Logits with each row's entries added."""
@@ -68,10 +72,12 @@ class Penalties:
         device = self._scales_S3.device
         if self._counts_SV is None:
             self._counts_SV = torch.zeros(self._shape, dtype=torch.int32, device=device)
-        self._scales_S3[slot] = torch.tensor(scales)
+        self._scales_S3[slot] = sent(torch.tensor(scales), device)
         counts_V = self._counts_SV[slot].zero_()
-        counts_V[torch.tensor(prompt, dtype=torch.int64, device=device)] = _IS_IN_PROMPT
-        output_ids = torch.tensor(output, dtype=torch.int64, device=device)
+        prompt_ids, output_ids = (
+            sent(torch.tensor(ids, dtype=torch.int64), device) for ids in (prompt, output)
+        )
+        counts_V.index_fill_(0, prompt_ids, _IS_IN_PROMPT)
         counts_V.index_add_(0, output_ids, torch.ones_like(output_ids, dtype=torch.int32))
 
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:

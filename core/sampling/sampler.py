@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from triptych.core.devices.transfer import sent
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.limits import MAX_LOGPROBS
 from triptych.core.plan import SlotStart, TokenRowResult
@@ -107,14 +108,13 @@ class Sampler:
         """Take a slot for a row: its parameters, and its history where penalties need one."""
         sampling = start.sampling
         self._slots[start.slot] = _flags(start)
-        self._shape_S4[start.slot] = torch.tensor(
-            (
-                max(sampling.temperature, _MIN_TEMPERATURE),
-                min(sampling.top_k, self._vocab_size),
-                sampling.top_p,
-                sampling.min_p,
-            )
+        shape = (
+            max(sampling.temperature, _MIN_TEMPERATURE),
+            min(sampling.top_k, self._vocab_size),
+            sampling.top_p,
+            sampling.min_p,
         )
+        self._shape_S4[start.slot] = sent(torch.tensor(shape), self._device)
         if sampling.logit_bias:
             self._bias.bind(start.slot, sampling.logit_bias)
         if sampling.min_tokens:
@@ -252,7 +252,7 @@ class Sampler:
         return self._to_device(np.flatnonzero(mask))
 
     def _to_device(self, array: NDArray[np.int64] | NDArray[np.float64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return sent(torch.from_numpy(array), self._device)
 
 
 class FrameSampler:
