@@ -34,13 +34,14 @@ class DryRun(SchedulerDriver):
 
     def launch(self, plan: Plan) -> StepResult | TriptychError:
         before = self.gpu.live_bytes
-        with self.gpu.step():
+        with self.gpu.launch():
             pending = self.runner.launch(plan)
         held = self.gpu.peak_bytes - before
         self.peaks[plan.kind] = max(self.peaks.get(plan.kind, 0), held)
-        num_reads = self.gpu.num_reads
-        result: StepResult = pending.result()
-        self.reads.setdefault(plan.kind, []).append(self.gpu.num_reads - num_reads)
+        num_read = self.gpu.num_read
+        with self.gpu.result():
+            result: StepResult = pending.result()
+        self.reads.setdefault(plan.kind, []).append(self.gpu.num_read - num_read)
         return result
 
 

@@ -16,15 +16,19 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.weak import WeakIdKeyDictionary
 
 CUDA = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_MAX_FOLLOWED = 4096
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 _INDEXED = frozenset({"aten::index", "aten::index_put_", "aten::index_put"})
 _WHOLE = frozenset({"aten::scaled_dot_product_attention"})
@@ -42,12 +46,13 @@ class FakeCuda:
     free_bytes: int = 64 * 2**30
     deliver: Callable[[torch.Tensor], object] = lambda arrived: None
     faults: list[str] = field(default_factory=list)
-    num_reads: int = 0
+    num_read: int = 0
     live_bytes: int = 0
     peak_bytes: int = 0
-    is_in_step: bool = False
-    _copies: list[torch.Tensor] = field(default_factory=list)
-    _num_arrived: int = 0
+    phase: Literal["free", "launch", "result"] = "free"
+    _copies: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    _num_recorded: int = 0
+    _num_done: int = 0
     _stack: ExitStack = field(default_factory=ExitStack)
     _known: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     _pinned: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
@@ -58,10 +63,8 @@ class FakeCuda:
         patch.setattr(torch.cuda, "device", lambda device: nullcontext())
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free_bytes,) * 2)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda *given: True)
-        patch.setattr(torch.cuda, "synchronize", lambda device: self._wait("synchronize"))
-        before = torch.__future__.get_overwrite_module_params_on_conversion()
-        torch.__future__.set_overwrite_module_params_on_conversion(True)
-        self._stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, before)
+        patch.setattr(torch.cuda, "synchronize", lambda device: self.fault("it is waited for"))
+        patch.setattr(nn.Module, "_apply", _apply)
         self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         self._stack.enter_context(_Watch(self))
         return self
@@ -70,13 +73,23 @@ class FakeCuda:
         self._stack.close()
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Between launch and result: nothing may wait. `peak_bytes` begins anew."""
-        self.is_in_step, self.peak_bytes = True, self.live_bytes
+    def launch(self) -> Iterator[None]:
+        """While a step is launched nothing may wait. `peak_bytes` begins anew."""
+        self.peak_bytes = self.live_bytes
+        with self._in("launch"):
+            yield
+
+    def result(self) -> AbstractContextManager[None]:
+        """While a step's result is fetched, events may be waited for, and nothing else."""
+        return self._in("result")
+
+    @contextmanager
+    def _in(self, phase: Literal["launch", "result"]) -> Iterator[None]:
+        self.phase = phase
         try:
             yield
         finally:
-            self.is_in_step = False
+            self.phase = "free"
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Count a storage of the device for as long as it lives."""
@@ -101,51 +114,51 @@ class FakeCuda:
     def bring(self, host: torch.Tensor) -> None:
         """A copy to pinned memory is under way."""
         host.fill_(torch.nan if host.is_floating_point() else -(host.dtype is not torch.bool))
-        self._copies.append(host)
+        self._copies.append((host, self._num_recorded))
 
-    def arrive(self, num_copies: int) -> None:
-        """The host waits for the first copies."""
-        if self.is_in_step:
+    def record(self) -> int:
+        """The next place in the order of the device's work."""
+        self._num_recorded += 1
+        return self._num_recorded
+
+    def wait(self, place: int) -> None:
+        """The host waits for the work up to a place, unless it knows already that it is done."""
+        if self.phase == "launch" and place > self._num_done:
             self.fault("the host waits for an event")
-        self.num_reads += 1
+        self._num_done = max(self._num_done, place)
+        arrived = [host for host, at in self._copies if at < place]
+        self._copies = self._copies[len(arrived) :]
+        self.num_read += len(arrived)
         with torch.inference_mode():
-            for host in self._copies[self._num_arrived : num_copies]:
+            for host in arrived:
                 host.fill_(host.dtype is torch.bool)
                 self.deliver(host)
-        self._num_arrived = max(self._num_arrived, num_copies)
 
     def fault(self, what: str) -> None:
-        """Note a fault of the step with the line of ours that it comes from."""
+        """Note a fault with the line of ours that it comes from; outside of steps there is none."""
+        if self.phase == "free":
+            return
         ours = [f for f in traceback.extract_stack() if "/triptych/" in f.filename]
         at = f"{ours[-1].filename.split('/triptych/')[-1]}:{ours[-1].lineno}" if ours else "?"
         self.faults.append(f"{at}: {what}")
-
-    @property
-    def num_copies(self) -> int:
-        """Copies to the host so far."""
-        return len(self._copies)
-
-    def _wait(self, what: str) -> None:
-        if self.is_in_step:
-            self.fault(what)
 
     def _free(self, num_bytes: int) -> None:
         self.live_bytes -= num_bytes
 
 
 class _Event:
-    """`torch.Event`: it knows which copies went before it."""
+    """`torch.Event`: a place in the order of the device's work."""
 
     gpu: ClassVar[FakeCuda]
 
     def __init__(self, device: torch.device, *, enable_timing: bool = False) -> None:
-        self._num_copies = 0
+        self._place = 0
 
     def record(self, stream: object = None) -> None:
-        self._num_copies = self.gpu.num_copies
+        self._place = self.gpu.record()
 
     def synchronize(self) -> None:
-        self.gpu.arrive(self._num_copies)
+        self.gpu.wait(self._place)
 
     def query(self) -> bool:
         return True
@@ -160,6 +173,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self, gpu: FakeCuda) -> None:
         super().__init__()
         self._gpu = gpu
+        self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __torch_dispatch__(
         self,
@@ -180,15 +194,43 @@ class _Watch(TorchDispatchMode):
         if name not in _WHOLE and _is_composed(func):
             with self:
                 return func.decompose(*args, **options)
+        if name == "aten::_local_scalar_dense" and (value := self._read(args[0])) is not None:
+            return self._on_host(torch.Tensor.item, (value,))
         if name in _COPIES and (copied := self._copied(func, args, options)) is not None:
             return copied
         if name in _INDEXED and any(_is_host(leaf) and leaf.dim() for leaf in leaves):
-            self._fault("an index of the host is copied, and waited for")
+            self._gpu.fault("an index of the host is copied, and waited for")
         made = func(*args, **options)
+        self._follow(func, args, options, made)
         for leaf in tree_leaves(made):
             if isinstance(leaf, FakeTensor) and leaf.device.type == "cuda":
                 self._gpu.hold(leaf)
         return made
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What the host reads of a tensor; None where it cannot be known, which then raises."""
+        value = self._values.get(tensor)
+        if value is None and self._gpu.phase == "free":
+            return self._on_host(torch.zeros, ((),), {"dtype": tensor.dtype})
+        self._gpu.fault("a value is read")
+        return value
+
+    def _follow(self, func: Any, args: tuple[Any, ...], options: dict[str, Any], made: Any) -> None:
+        """Remember what is in a few whole numbers that come from the host alone.
+
+        Libraries keep sizes in tensors. A step that reads one is still at fault, but can go on.
+        """
+        if not isinstance(made, FakeTensor) or made.numel() > _MAX_FOLLOWED:
+            return
+        leaves, spec = tree_flatten((args, options))
+        found = [self._values.get(leaf, leaf) if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
+        is_known = any(isinstance(leaf, torch.Tensor) for leaf in found) and not any(isinstance(leaf, FakeTensor) for leaf in found)
+        if not is_known or made.is_floating_point() and made.dim():
+            self._values.pop(made, None)
+            return
+        found = [_CPU if _is_cuda(leaf) else leaf for leaf in found]
+        args, options = tree_unflatten(found, spec)
+        self._values[made] = self._on_host(func, args, options)
 
     def _copied(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """What a copy between host and device yields; None for one that the fakes can do."""
@@ -200,23 +242,36 @@ class _Watch(TorchDispatchMode):
             return None
         if target.type == "cuda":
             if not (is_asynchronous and self._gpu.is_pinned(source)):
-                self._fault("a copy from memory that is not pinned, or waited for")
+                self._gpu.fault("a copy from memory that is not pinned, or waited for")
             return None
         if is_new or not (is_asynchronous and self._gpu.is_pinned(args[0])):
-            self._fault("a copy to the host that is waited for")
+            self._gpu.fault("a copy to the host that is waited for")
             return None
         with unset_fake_temporarily():
             self._gpu.bring(args[0])
         return args[0]
 
-    def _fault(self, what: str) -> None:
-        if self._gpu.is_in_step:
-            self._gpu.fault(what)
-
     @staticmethod
     def _on_host(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
         with unset_fake_temporarily():
             return func(*args, **(kwargs or {}))
+
+
+def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+    """`nn.Module._apply` without exchanging what tensors hold, which fakes do not take."""
+    made: dict[int, Any] = {}
+    for each in module.modules():
+        for kept in (each._parameters, each._buffers):
+            for name, tensor in kept.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    with torch.no_grad():
+                        new = fn(tensor)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+                kept[name] = made[id(tensor)]
+    return module
 
 
 def _is_cuda(leaf: object) -> bool:
