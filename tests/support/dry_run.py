@@ -2,47 +2,80 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.driver import SchedulerDriver
 from support.fake_cuda import CUDA, FakeCuda
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
-from triptych.core.errors import TriptychError
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Plan, StepResult
+from triptych.core.plan import PendingStep, Plan, Runner, StepResult
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.schedulers.base import LoadedModel, ModelLoader
+from triptych.schedulers.base import ModelLoader
 
 Open = Callable[[ResolvedModel, Config, Device, Ledger], ModelLoader]
 
 
-class DryRun(SchedulerDriver):
-    """One loaded model: each plan is launched on the fake device and its result is read.
+class WatchedRunner:
+    """A runner whose launches and results the fake device looks at.
 
-    `peaks` are the bytes that each step held beside what was there before, by kind of plan.
+    By kind of plan: `peaks`, the most bytes that a step took beside what was there before, and
+    `reads`, how many copies each result brought to the host.
     """
 
-    refusals = ()
+    def __init__(self, gpu: FakeCuda, runner: Runner) -> None:
+        self._gpu, self._runner = gpu, runner
+        self.peaks: defaultdict[str, int] = defaultdict(int)
+        self.reads: defaultdict[str, list[int]] = defaultdict(list)
 
-    def __init__(self, gpu: FakeCuda, loaded: LoadedModel, ledger: Ledger) -> None:
-        super().__init__(loaded.scheduler, loaded.runner, model=loaded.name)
-        self.gpu, self.ledger = gpu, ledger
-        self.peaks: dict[str, int] = {}
-        self.reads: dict[str, list[int]] = {}
+    def launch(self, plan: Plan) -> _Watched:
+        before = self._gpu.live_bytes
+        with self._gpu.launch():
+            pending = self._runner.launch(plan)
+        self.peaks[plan.kind] = max(self.peaks[plan.kind], self._gpu.peak_bytes - before)
+        return _Watched(self, plan.kind, pending)
 
-    def launch(self, plan: Plan) -> StepResult | TriptychError:
-        before = self.gpu.live_bytes
-        with self.gpu.launch():
-            pending = self.runner.launch(plan)
-        held = self.gpu.peak_bytes - before
-        self.peaks[plan.kind] = max(self.peaks.get(plan.kind, 0), held)
-        num_read = self.gpu.num_read
-        with self.gpu.result():
-            result: StepResult = pending.result()
-        self.reads.setdefault(plan.kind, []).append(self.gpu.num_read - num_read)
+    def result(self, kind: str, pending: PendingStep) -> StepResult:
+        num_read = self._gpu.num_read
+        with self._gpu.result():
+            result = pending.result()
+        self.reads[kind].append(self._gpu.num_read - num_read)
         return result
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+@dataclass(frozen=True)
+class _Watched:
+    runner: WatchedRunner
+    kind: str
+    pending: PendingStep
+
+    def result(self) -> StepResult:
+        return self.runner.result(self.kind, self.pending)
+
+
+class DryRun(SchedulerDriver):
+    """One loaded model, driven by its own scheduler."""
+
+    runner: WatchedRunner
+
+    def __init__(self, gpu: FakeCuda, loaded: Any, ledger: Ledger) -> None:
+        super().__init__(loaded.scheduler, WatchedRunner(gpu, loaded.runner), model=loaded.name)
+        self.gpu, self.ledger = gpu, ledger
+
+    def end_well(self) -> None:
+        """Run to the end; no job has an error."""
+        self.run()
+        for job_id in self.jobs:
+            final = self.outputs.final(job_id)
+            assert final is not None
+            assert final.error is None
 
 
 def dry_run(

@@ -11,6 +11,7 @@ zeros, and true. Until then the memory of the host holds values that no test wou
 
 from __future__ import annotations
 
+import re
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _MAX_FOLLOWED = 4096
+_SOURCES = re.compile("/(triptych|transformers|diffusers|torchaudio)/")
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 _INDEXED = frozenset({"aten::index", "aten::index_put_", "aten::index_put"})
 _WHOLE = frozenset({"aten::scaled_dot_product_attention"})
@@ -135,11 +137,11 @@ class FakeCuda:
                 self.deliver(host)
 
     def fault(self, what: str) -> None:
-        """Note a fault with the line of ours that it comes from; outside of steps there is none."""
+        """Note a fault and where it comes from, ours or a library's; outside of steps is none."""
         if self.phase == "free":
             return
-        ours = [f for f in traceback.extract_stack() if "/triptych/" in f.filename]
-        at = f"{ours[-1].filename.split('/triptych/')[-1]}:{ours[-1].lineno}" if ours else "?"
+        frames = [f for f in traceback.extract_stack() if _SOURCES.search(f.filename)]
+        at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
         self.faults.append(f"{at}: {what}")
 
     def _free(self, num_bytes: int) -> None:
@@ -223,9 +225,14 @@ class _Watch(TorchDispatchMode):
         if not isinstance(made, FakeTensor) or made.numel() > _MAX_FOLLOWED:
             return
         leaves, spec = tree_flatten((args, options))
-        found = [self._values.get(leaf, leaf) if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
-        is_known = any(isinstance(leaf, torch.Tensor) for leaf in found) and not any(isinstance(leaf, FakeTensor) for leaf in found)
-        if not is_known or made.is_floating_point() and made.dim():
+        found = [
+            self._values.get(leaf, leaf) if isinstance(leaf, FakeTensor) else leaf
+            for leaf in leaves
+        ]
+        is_known = any(isinstance(leaf, torch.Tensor) for leaf in found) and not any(
+            isinstance(leaf, FakeTensor) for leaf in found
+        )
+        if not is_known or (made.is_floating_point() and made.dim()):
             self._values.pop(made, None)
             return
         found = [_CPU if _is_cuda(leaf) else leaf for leaf in found]
@@ -269,7 +276,9 @@ def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) ->
                     with torch.no_grad():
                         new = fn(tensor)
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+                    made[id(tensor)] = (
+                        nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+                    )
                 kept[name] = made[id(tensor)]
     return module
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.core.devices.transfer import sent
 from triptych.core.errors import WeightsError
 from triptych.core.layers.row_by_row import row_by_row
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
@@ -84,10 +85,11 @@ class StreamingDecoder:
     @torch.inference_mode()
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
         """Start a new stream in each of `rows`."""
-        rows_B = torch.tensor(rows, device=self._adapter.device)
+        device = self._adapter.device
+        rows_B = sent(torch.tensor(rows), device)
         for state in self._states:
             state.clear(rows_B)
-        self._seeds[rows_B] = torch.tensor(seeds or [0] * len(rows), device=self._adapter.device)
+        self._seeds[rows_B] = sent(torch.tensor(seeds or [0] * len(rows)), device)
         self._frames[list(rows)] = 0
 
     @torch.inference_mode()
