@@ -5,6 +5,7 @@ Owns the sizes that loaders of every modality choose alike. Knows no architectur
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ from triptych.core.errors import MemoryBudgetExceeded
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.ledger import Ledger
+from triptych.core.memory_table import memory_table
 from triptych.core.weights.cache import WeightsCache
 
 _DTYPES = MappingProxyType(
@@ -25,6 +27,7 @@ _DTYPES = MappingProxyType(
         "float16": torch.float16,
     }
 )
+_log = logging.getLogger(__name__)
 _CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop has other things to do with its memory
 
 
@@ -62,6 +65,11 @@ class ModelMemory:
         """Take bytes that are about to be allocated. Raises `MemoryBudgetExceeded`."""
         owner = f"{self._name}/{purpose}"
         self._stack.enter_context(self._ledger.reserve(owner, num_bytes)).commit()
+
+    def show(self) -> None:
+        """Log who gets what of the device; comes before weights are read."""
+        for line in memory_table(self._ledger.by_owner(), self._ledger.available_bytes):
+            _log.info("memory: %s", line)
 
     def reserve_pages(self, layout: KvLayout, max_length: int) -> int:
         """Take as many pages as full batches can use, the budget allows, and other models leave.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from support.dry_run import dry_run
@@ -21,6 +20,5 @@ def test_a_recording_waits_for_its_tokens_alone(
     gpu.deliver = lambda host: host.shape == (2,) and host.copy_(host.new_tensor((65.0, -1.0)))
     run.submit("a", transcribe_request(noise(4), has_word_times=True))
     run.end_well()
-    waits = Counter(fault.split(":")[-1].strip() for fault in gpu.faults)
-    assert waits.keys() == {"the host waits for an event"}
+    assert [fault for fault in gpu.faults if "waits for an event" not in fault] == []
     assert run.runner.reads.keys() >= {"listen", "encode", "decode", "align"}

@@ -17,17 +17,17 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.llm.engine.loader import LlmLoader
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=3)
 SAMPLINGS = {
     "greedy": GREEDY,
-    "filtered": SamplingParams(top_k=5, top_p=0.9, min_p=0.1, seed=3, max_tokens=4),
-    "random": SamplingParams(temperature=0.7, seed=4, max_tokens=4),
-    "likely": SamplingParams(temperature=0.7, top_logprobs=3, max_tokens=4),
+    "filtered": SamplingParams(top_k=5, top_p=0.9, min_p=0.1, seed=3, max_tokens=3),
+    "random": SamplingParams(temperature=0.7, seed=4, max_tokens=3),
+    "likely": SamplingParams(temperature=0.7, top_logprobs=3, max_tokens=3),
     "edited": SamplingParams(
-        logit_bias=((3, 1.0), (4, -1.0)), min_tokens=2, stop_token_ids=(9, 11), max_tokens=4
+        logit_bias=((3, 1.0), (4, -1.0)), min_tokens=2, stop_token_ids=(9, 11), max_tokens=3
     ),
     "penalised": SamplingParams(
-        repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1, max_tokens=4
+        repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1, max_tokens=3
     ),
     "scored": SamplingParams(temperature=0.0, prompt_logprobs=True, top_logprobs=2, max_tokens=2),
     "state": SamplingParams(returns_state=True, max_tokens=1),
@@ -47,7 +47,7 @@ def run_together(run: DryRun, *samplings: SamplingParams) -> None:
     """Prompts of several lengths, cut into chunks that share steps with decoding rows."""
     run.depth = 2
     for index, sampling in enumerate(samplings):
-        run.submit(str(index), request(5 + 9 * index % 31, sampling))
+        run.submit(str(index), request(5 + 9 * index % 27, sampling))
     run.end_well()
 
 

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -29,6 +30,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
+_NONE = object()
 _MAX_FOLLOWED = 4096
 _SOURCES = re.compile("/(triptych|transformers|diffusers|torchaudio)/")
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
@@ -64,6 +66,7 @@ class FakeCuda:
         patch.setattr(torch, "Event", type("Event", (_Event,), {"gpu": self}))
         patch.setattr(torch.cuda, "device", lambda device: nullcontext())
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free_bytes,) * 2)
+        patch.setattr(torch.cuda, "get_device_capability", lambda *given: (9, 0))
         patch.setattr(torch.cuda, "is_bf16_supported", lambda *given: True)
         patch.setattr(torch.cuda, "synchronize", lambda device: self.fault("it is waited for"))
         patch.setattr(nn.Module, "_apply", _apply)
@@ -175,7 +178,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self, gpu: FakeCuda) -> None:
         super().__init__()
         self._gpu = gpu
-        self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._numbers = _KnownNumbers()
 
     def __torch_dispatch__(
         self,
@@ -185,67 +188,46 @@ class _Watch(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
-        name, leaves = func.name().split(".")[0], tree_leaves((args, options))
-        if "pin_memory" in name:
-            return self._gpu.pin(self._on_host(torch.clone, args[:1]))
-        if FakeTensor not in types and not any(_is_cuda(leaf) for leaf in leaves):
-            return self._on_host(func, args, options)
-        if options.get("pin_memory"):  # made like a tensor of the device, for the host
-            made = self._on_host(torch.zeros, (args[0].shape,), {"dtype": args[0].dtype})
-            return self._gpu.pin(made)
-        if name not in _WHOLE and _is_composed(func):
+        is_of_host = FakeTensor not in types and not any(map(_is_cuda, (*args, *options.values())))
+        if "pin_memory" in func.name() or options.get("pin_memory"):
+            return self._gpu.pin(_on_host(_pinned, args, options))
+        if is_of_host:
+            return _on_host(func, args, options)
+        if _is_composed(func):
             with self:
                 return func.decompose(*args, **options)
+        return self._on_device(func, args, options)
+
+    def _on_device(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        name = _name(func)
         if name == "aten::_local_scalar_dense" and (value := self._read(args[0])) is not None:
-            return self._on_host(torch.Tensor.item, (value,))
-        if name in _COPIES and (copied := self._copied(func, args, options)) is not None:
+            return _on_host(torch.Tensor.item, (value,))
+        if name in _COPIES and (copied := self._copied(name, args, options)) is not None:
             return copied
-        if name in _INDEXED and any(_is_host(leaf) and leaf.dim() for leaf in leaves):
-            self._gpu.fault("an index of the host is copied, and waited for")
+        if name in _INDEXED and any(_is_host(leaf) for leaf in tree_leaves(args[1:])):
+            self._gpu.fault("an index or a value of the host is copied, and waited for")
         made = func(*args, **options)
-        self._follow(func, args, options, made)
-        for leaf in tree_leaves(made):
+        self._numbers.follow(func, args, options, made)
+        for leaf in (made,) if isinstance(made, torch.Tensor) else tree_leaves(made):
             if isinstance(leaf, FakeTensor) and leaf.device.type == "cuda":
                 self._gpu.hold(leaf)
         return made
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What the host reads of a tensor; None where it cannot be known, which then raises."""
-        value = self._values.get(tensor)
+        value = self._numbers.get(tensor)
         if value is None and self._gpu.phase == "free":
-            return self._on_host(torch.zeros, ((),), {"dtype": tensor.dtype})
+            return _on_host(torch.zeros, ((),), {"dtype": tensor.dtype})
         self._gpu.fault("a value is read")
         return value
 
-    def _follow(self, func: Any, args: tuple[Any, ...], options: dict[str, Any], made: Any) -> None:
-        """Remember what is in a few whole numbers that come from the host alone.
-
-        Libraries keep sizes in tensors. A step that reads one is still at fault, but can go on.
-        """
-        if not isinstance(made, FakeTensor) or made.numel() > _MAX_FOLLOWED:
-            return
-        leaves, spec = tree_flatten((args, options))
-        found = [
-            self._values.get(leaf, leaf) if isinstance(leaf, FakeTensor) else leaf
-            for leaf in leaves
-        ]
-        is_known = any(isinstance(leaf, torch.Tensor) for leaf in found) and not any(
-            isinstance(leaf, FakeTensor) for leaf in found
-        )
-        if not is_known or (made.is_floating_point() and made.dim()):
-            self._values.pop(made, None)
-            return
-        found = [_CPU if _is_cuda(leaf) else leaf for leaf in found]
-        args, options = tree_unflatten(found, spec)
-        self._values[made] = self._on_host(func, args, options)
-
-    def _copied(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def _copied(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """What a copy between host and device yields; None for one that the fakes can do."""
-        is_new = "_to_copy" in func.name()
+        is_new = name == "aten::_to_copy"
         source = args[0] if is_new else args[1]
         target = options.get("device", source.device) if is_new else args[0].device
-        is_asynchronous = bool(options.get("non_blocking", not is_new and args[2:] == (True,)))
-        if source.device.type == target.type:
+        is_asynchronous = options.get("non_blocking", not is_new and args[2:] == (True,))
+        if source.device.type == target.type or not source.numel():
             return None
         if target.type == "cuda":
             if not (is_asynchronous and self._gpu.is_pinned(source)):
@@ -254,14 +236,81 @@ class _Watch(TorchDispatchMode):
         if is_new or not (is_asynchronous and self._gpu.is_pinned(args[0])):
             self._gpu.fault("a copy to the host that is waited for")
             return None
-        with unset_fake_temporarily():
-            self._gpu.bring(args[0])
+        _on_host(self._gpu.bring, (args[0],))
         return args[0]
 
-    @staticmethod
-    def _on_host(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
-        with unset_fake_temporarily():
-            return func(*args, **(kwargs or {}))
+
+class _KnownNumbers:
+    """What is in a few whole numbers of the device that come from the host alone.
+
+    Libraries keep sizes in tensors. A step that reads one is at fault, but can go on.
+    """
+
+    def __init__(self) -> None:
+        self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def get(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        value: torch.Tensor | None = self._values.get(tensor)
+        return value
+
+    def follow(self, func: Any, args: tuple[Any, ...], options: dict[str, Any], made: Any) -> None:
+        """Compute on the host, too, what is made of numbers that are known."""
+        if any(isinstance(arg, FakeTensor) and arg not in self._values for arg in args):
+            return
+        leaves, spec = tree_flatten((args, options))
+        found = [self._known(leaf) for leaf in leaves]
+        if any(leaf is None for leaf in found) or not any(map(_is_tensor, found)):
+            return
+        given, named = tree_unflatten([None if leaf is _NONE else leaf for leaf in found], spec)
+        results = _on_host(func, given, named)
+        for tensor, value in zip(tree_leaves(made), tree_leaves(results), strict=True):
+            if isinstance(tensor, FakeTensor) and _is_small(value):
+                self._values[tensor] = value
+
+    def _known(self, leaf: Any) -> Any:
+        """An argument as the host has it; None for a tensor whose values are not known."""
+        if isinstance(leaf, FakeTensor):
+            return self.get(leaf)
+        if isinstance(leaf, torch.Tensor):
+            return leaf if _is_small(leaf) else None
+        if leaf is None:
+            return _NONE
+        return _CPU if _is_cuda(leaf) else leaf
+
+
+def _is_small(value: torch.Tensor) -> bool:
+    return value.numel() <= _MAX_FOLLOWED and (value.dim() == 0 or not value.is_floating_point())
+
+
+def _is_tensor(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _on_host(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
+    with unset_fake_temporarily():
+        return func(*args, **(kwargs or {}))
+
+
+def _pinned(first: Any, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
+    """A copy of a tensor of the host, or memory of a size or like a tensor of the device."""
+    if isinstance(first, torch.Tensor) and not isinstance(first, FakeTensor):
+        return first.clone()
+    shape = first.shape if isinstance(first, torch.Tensor) else first
+    return torch.zeros(shape, dtype=dtype or getattr(first, "dtype", None))
+
+
+@cache
+def _name(func: Any) -> str:
+    return str(func.name().split(".")[0])
+
+
+@cache
+def _is_composed(func: Any) -> bool:
+    """Whether an operation is nothing but others, which are then looked at one by one."""
+    has_kernel: bool = func.namespace != "prim" and (
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    )
+    return has_kernel and _name(func) not in _WHOLE
 
 
 def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
@@ -289,15 +338,3 @@ def _is_cuda(leaf: object) -> bool:
 
 def _is_host(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
-
-
-def _is_composed(func: Any) -> bool:
-    has_kernel: bool = func.namespace != "prim" and (
-        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    )
-    return has_kernel
-
-
-def on_fake_cuda() -> AbstractContextManager[FakeCuda]:
-    """The usual one."""
-    return FakeCuda()

@@ -43,6 +43,7 @@ class LlmLoader(TokenLoader):
             memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
             layout = blueprint.kv_layout(*memory.cache_format(dtype))
             num_pages = memory.reserve_pages(layout, blueprint.max_length)
+            memory.show()
             device = self._device.torch
             model = blueprint.build(checkpoint, report)
             sampler = self._sampler(blueprint.vocab_size, native)

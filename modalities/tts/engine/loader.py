@@ -76,6 +76,7 @@ class SpeechTokenLoader(TokenLoader):
             memory.reserve("codec-state", codec.decoder.state_bytes)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
             num_pages = memory.reserve_pages(layout, blueprint.max_length)
+            memory.show()
             head = self._head(checkpoint, blueprint, setup, report)
             device = setup.device
             voices = ContentCache[Codes](_VOICES_BYTES, copy=Codes.copy)

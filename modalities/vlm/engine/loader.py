@@ -46,6 +46,7 @@ class VisionLoader(LlmLoader):
             features = self._reserve(memory, blueprint)
             layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
             num_pages = memory.reserve_pages(layout, max_length)
+            memory.show()
             decoder, encoder = blueprint.build(report)
             head = VisionHead(
                 decoder,
