@@ -23,7 +23,12 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
@@ -70,6 +75,7 @@ class FakeCuda:
         patch.setattr(torch.cuda, "is_bf16_supported", lambda *given: True)
         patch.setattr(torch.cuda, "synchronize", lambda device: self.fault("it is waited for"))
         patch.setattr(nn.Module, "_apply", _apply)
+        patch.setattr(nn.RNNBase, "flatten_parameters", lambda module: None)
         self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         self._stack.enter_context(_Watch(self))
         return self
@@ -206,7 +212,13 @@ class _Watch(TorchDispatchMode):
             return copied
         if name in _INDEXED and any(_is_host(leaf) for leaf in tree_leaves(args[1:])):
             self._gpu.fault("an index or a value of the host is copied, and waited for")
-        made = func(*args, **options)
+        try:
+            made = func(*args, **options)
+        except DynamicOutputShapeException:
+            if (value := self._numbers.of(func, args, options)) is None:
+                raise
+            self._gpu.fault("a size depends on values")
+            made = value.to(CUDA)
         self._numbers.follow(func, args, options, made)
         for leaf in (made,) if isinstance(made, torch.Tensor) else tree_leaves(made):
             if isinstance(leaf, FakeTensor) and leaf.device.type == "cuda":
@@ -254,18 +266,24 @@ class _KnownNumbers:
         return value
 
     def follow(self, func: Any, args: tuple[Any, ...], options: dict[str, Any], made: Any) -> None:
-        """Compute on the host, too, what is made of numbers that are known."""
-        if any(isinstance(arg, FakeTensor) and arg not in self._values for arg in args):
+        """Remember what is made of numbers that are known."""
+        results = self.of(func, args, options)
+        if results is None:
             return
-        leaves, spec = tree_flatten((args, options))
-        found = [self._known(leaf) for leaf in leaves]
-        if any(leaf is None for leaf in found) or not any(map(_is_tensor, found)):
-            return
-        given, named = tree_unflatten([None if leaf is _NONE else leaf for leaf in found], spec)
-        results = _on_host(func, given, named)
         for tensor, value in zip(tree_leaves(made), tree_leaves(results), strict=True):
             if isinstance(tensor, FakeTensor) and _is_small(value):
                 self._values[tensor] = value
+
+    def of(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """What an operation makes of known numbers; None where they are not known."""
+        if any(isinstance(arg, FakeTensor) and arg not in self._values for arg in args):
+            return None
+        leaves, spec = tree_flatten((args, options))
+        found = [self._known(leaf) for leaf in leaves]
+        if any(leaf is None for leaf in found) or not any(map(_is_tensor, found)):
+            return None
+        given, named = tree_unflatten([None if leaf is _NONE else leaf for leaf in found], spec)
+        return _on_host(func, given, named)
 
     def _known(self, leaf: Any) -> Any:
         """An argument as the host has it; None for a tensor whose values are not known."""
