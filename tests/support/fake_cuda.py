@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 CUDA = torch.device("cuda", 0)
@@ -218,7 +218,7 @@ class _Watch(TorchDispatchMode):
             if (value := self._numbers.of(func, args, options)) is None:
                 raise
             self._gpu.fault("a size depends on values")
-            made = value.to(CUDA)
+            made = tree_map(lambda each: args[0].new_empty(each.shape, dtype=each.dtype), value)
         self._numbers.follow(func, args, options, made)
         for leaf in (made,) if isinstance(made, torch.Tensor) else tree_leaves(made):
             if isinstance(leaf, FakeTensor) and leaf.device.type == "cuda":
