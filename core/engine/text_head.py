@@ -25,12 +25,19 @@ from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.plan import SlotStart, TokenRow, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
-from triptych.core.sampling.sampler import SampledTokens, Sampler
+from triptych.core.sampling.sampler import LOGIT_BYTES, SampledTokens, Sampler
 from triptych.core.tokens import TokenLogprob
 
 _PROMPT_LOGITS_ROWS = 128  # positions scored at once for prompt log-probabilities
+_SCORED_LOGIT_BYTES = 12  # as the model has it, in float32, and its log-probability
 _Scores = Callable[[], tuple[TokenLogprob, ...]]
 """Log-probabilities of some prompt tokens, on their way to the host."""
+
+
+def logits_bytes(num_rows: int, vocab_size: int) -> int:
+    """The most that drawing for so many rows holds, or scoring their prompts."""
+    scoring = _PROMPT_LOGITS_ROWS * _SCORED_LOGIT_BYTES
+    return vocab_size * max(num_rows * LOGIT_BYTES, scoring)
 
 
 @runtime_checkable

@@ -10,16 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
 from support.fake_cuda import CUDA, FakeCuda
-from triptych.core.devices.clock import DeviceClock
+from triptych.core.devices.device import end_of_work
 from triptych.core.devices.transfer import sent
 from triptych.core.sampling.host_copy import HostCopy
-
-
-def timed() -> float:
-    clock = DeviceClock(CUDA)
-    clock.stop()
-    return clock.elapsed_s()
-
 
 FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
     "an array sent from pageable memory": lambda x: torch.from_numpy(np.zeros(3)).to(CUDA),
@@ -33,7 +26,7 @@ FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
     "a row of the host": lambda x: x.__setitem__(0, torch.zeros(3)),
     "a copy to the host": lambda x: x.cpu(),
     "a copy that is read at once": lambda x: HostCopy(x).get(),
-    "an event": lambda x: timed(),
+    "an event": lambda x: end_of_work(CUDA)(),
 }
 RAISES: dict[str, Callable[[torch.Tensor], object]] = {
     "a value": lambda x: x[0, 0].item(),

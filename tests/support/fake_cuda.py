@@ -162,7 +162,7 @@ class _Event:
 
     gpu: ClassVar[FakeCuda]
 
-    def __init__(self, device: torch.device, *, enable_timing: bool = False) -> None:
+    def __init__(self, device: torch.device, **options: bool) -> None:
         self._place = 0
 
     def record(self, stream: object = None) -> None:
