@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 from support import speech_models
 from support.codec_models import MODELS as CODECS
 from support.codec_models import random_model
-from support.dry_run import DryRun, WatchedRunner, dry_run
+from support.dry_run import WatchedRunner, dry_run
 from support.fake_cuda import CUDA, FakeCuda
 from support.kokoro_models import tiny_kokoro
 from support.voice_model import save_voice
@@ -33,13 +33,24 @@ from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro
 from triptych.modalities.tts.wire import SpeechRequest, SpeechSegment
 
 LIVELY = SamplingParams(temperature=0.7, top_k=8, seed=1, max_tokens=24)
-HEADS: dict[str, tuple[Callable[[Path], object], tuple[int, ...], int]] = {
-    "csm": (speech_models.csm, (3, 4, 5, 6), 5),
-    "higgs": (speech_models.higgs, (3, 4, 5, 6), 5),
-    "orpheus": (speech_models.orpheus, (3, 4, 5, 6), 50),
-    "voice": (save_voice, (3, 4, 5, 6, 20), 2),
+
+
+@dataclass(frozen=True)
+class Head:
+    """How a tiny model is saved, an id or code that it may draw, and steps that make a sound."""
+
+    save: Callable[[Path], object]
+    code: int
+    num_steps: int
+    prompt: tuple[int, ...] = (3, 4, 5, 6)
+
+
+HEADS = {
+    "csm": Head(speech_models.csm, 5, 3),
+    "higgs": Head(speech_models.higgs, 5, 11),
+    "orpheus": Head(speech_models.orpheus, 50, 14),
+    "voice": Head(save_voice, 2, 5, (3, 4, 5, 6, 20)),
 }
-"""How a tiny model is saved, a prompt for it, and an id or code that it may draw."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +61,14 @@ def _codecs_are_proven_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_each_head_and_its_codec(gpu: FakeCuda, tmp_path: Path, config: Config, name: str) -> None:
-    save, prompt, code = HEADS[name]
-    save(tmp_path)
-    gpu.deliver = lambda host: draw(host, code)
+    head = HEADS[name]
+    head.save(tmp_path)
+    gpu.deliver = lambda host: draw(host, head.code)
     run = dry_run(gpu, open_speech_loader, tmp_path, config)
-    speak(run, prompt)
+    segment = SpeechSegment(prompt_ids=head.prompt, max_steps=head.num_steps)
+    for job_id in "ab":
+        run.submit(job_id, SpeechRequest(segments=(segment,), sampling=LIVELY))
+    run.end_well()
     assert run.runner.peaks.keys() >= {"prefill", "decode", "audio"}
     assert gpu.faults == []
 
@@ -65,13 +79,6 @@ def draw(host: torch.Tensor, code: int) -> None:
         host.fill_(code)
         if host.dim() == 2:
             host[:, 0], host[:, 1] = 0, 1
-
-
-def speak(run: DryRun, prompt: tuple[int, ...]) -> None:
-    segment = SpeechSegment(prompt_ids=prompt, max_steps=24)
-    for name in "abc":
-        run.submit(name, SpeechRequest(segments=(segment, segment), sampling=LIVELY))
-    run.end_well()
 
 
 def codes(num_rows: int, num_codebooks: int, num_frames: int) -> torch.Tensor:

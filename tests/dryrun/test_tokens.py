@@ -110,7 +110,7 @@ def test_models_that_transformers_runs(
     sizes = {name: value for name, value in TINY.items() if name != "head_dim"}
     kind = getattr(transformers, f"{family}Config")
     getattr(transformers, f"{family}ForCausalLM")(kind(**sizes | extra)).save_pretrained(tmp_path)
-    models = ModelOptions(model_impl="transformers", cache_dir=config.models.cache_dir)
+    models = replace(config.models, model_impl="transformers", dtype="bfloat16")
     run = dry_run(gpu, LlmLoader, tmp_path, replace(config, models=models))
     run_together(run, GREEDY, SAMPLINGS["random"])
     assert gpu.faults == []
