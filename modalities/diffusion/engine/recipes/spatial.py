@@ -187,10 +187,10 @@ class Sana(TextRecipe):
             prompt = instruction + prompt
             length += len(encoder.tokenizer.encode(instruction)) - 2
         text = encoder.encode(prompt, length=length)
-        kept = [0, *range(length - self._LENGTH + 1, length)]
+        first = length - self._LENGTH + 1
         return {
-            "encoder_hidden_states": text.hidden[kept],
-            "encoder_attention_mask": text.mask[kept],
+            "encoder_hidden_states": torch.cat((text.hidden[:1], text.hidden[first:length])),
+            "encoder_attention_mask": torch.cat((text.mask[:1], text.mask[first:length])),
         }
 
 
