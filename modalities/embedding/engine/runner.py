@@ -97,15 +97,12 @@ class _Fetch:
     def __init__(self, vectors: list[Tensor]) -> None:
         self._sizes = [vector.numel() for vector in vectors]
         self._flat = HostCopy(torch.cat([vector.flatten() for vector in vectors]))
-        self._host: Sequence[Tensor] | None = None
 
     def of(self, row: int, text: int) -> Callable[[], EmbedDelta]:
         """A call that waits for the device and returns the delta of a row."""
 
         def fetch() -> EmbedDelta:
-            if self._host is None:
-                self._host = self._flat.get().split(self._sizes)
-            vector = self._host[row]
+            vector = self._flat.get().split(self._sizes)[row]
             if not vector.isfinite().all():
                 raise NonFinite("The model's vector holds values that are not finite.")
             return EmbedDelta(text=text, vectors=vector.numpy().astype("<f4").tobytes())
