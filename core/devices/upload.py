@@ -1,7 +1,8 @@
 """Small arrays on their way to the device, all of a step in one copy.
 
 Owns the pinned buffers, which are used in turn: a GPU's copy from memory that is not pinned would
-be waited for. On a CPU an array is its own tensor. Used from one thread, on one stream.
+be waited for. Where the device is not done with the next buffer there is one more, so that nothing
+here waits. On a CPU an array is its own tensor. Used from one thread, on one stream.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64] | NDArray[np.float64]
 
-_NUM_BUFFERS = 8  # more than there are copies in the steps in flight
+_NUM_BUFFERS = 8  # as many copies as there are in a few plain steps
 _MIN_SIZE = 1024
+_EMPTY = torch.empty(0, dtype=torch.int64)
 _DTYPES = MappingProxyType({np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64})
 
 
@@ -28,8 +30,8 @@ class CopyEvent(Protocol):
         """Mark this place in the stream's work."""
         ...
 
-    def synchronize(self) -> None:
-        """Wait until that place is passed; one never recorded is."""
+    def query(self) -> bool:
+        """Whether that place is passed; one never recorded is."""
         ...
 
 
@@ -47,11 +49,9 @@ class Uploads:
         self._device = device
         self._is_cpu = device.type == "cpu"
         self._new_buffer = new_buffer or _pinned
-        make_event: Callable[[], CopyEvent] = new_event or (
-            lambda: torch.Event(device, blocking=True)
-        )
-        self._buffers = [torch.empty(0, dtype=torch.int64)] * _NUM_BUFFERS
-        self._events = [] if self._is_cpu else [make_event() for _ in range(_NUM_BUFFERS)]
+        self._new_event: Callable[[], CopyEvent] = new_event or (lambda: torch.Event(device))
+        self._buffers = [_EMPTY] * _NUM_BUFFERS
+        self._events = [] if self._is_cpu else [self._new_event() for _ in range(_NUM_BUFFERS)]
         self._last = 0
 
     def send(self, arrays: Sequence[Numbers]) -> list[torch.Tensor]:
@@ -69,8 +69,10 @@ class Uploads:
         if self._is_cpu:
             return torch.from_numpy(np.concatenate(bits))
         self._events[self._last].record()  # what was copied from the last buffer is launched
-        self._last = place = (self._last + 1) % _NUM_BUFFERS
-        self._events[place].synchronize()
+        self._last = place = (self._last + 1) % len(self._buffers)
+        if not self._events[place].query():
+            self._buffers.insert(place, _EMPTY)
+            self._events.insert(place, self._new_event())
         size = sum(map(len, bits))
         if len(self._buffers[place]) < size:
             self._buffers[place] = self._new_buffer(max(_MIN_SIZE, 1 << (size - 1).bit_length()))

@@ -10,6 +10,7 @@ from support.fake_cuda import FakeCuda
 from triptych.core.config import (
     CacheOptions,
     Config,
+    DeviceOptions,
     ModelOptions,
     ScheduleOptions,
     SpeechOptions,
@@ -25,8 +26,9 @@ def gpu() -> Iterator[FakeCuda]:
 
 @pytest.fixture
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """Small batches, so that prompts are cut and rows share steps."""
+    """Small batches, so that prompts are cut and rows share steps; each is launched anew."""
     return Config(
+        device=DeviceOptions(device_graph_capture=False),
         models=ModelOptions(cache_dir=str(tmp_path_factory.mktemp("cache"))),
         cache=CacheOptions(kv_cache_page_size=4),
         schedule=ScheduleOptions(max_batch_size=4, max_batch_input_tokens=16),

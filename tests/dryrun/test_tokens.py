@@ -12,7 +12,7 @@ import transformers
 from support.decoder_families import FAMILIES, TINY, save_family
 from support.dry_run import DryRun, dry_run
 from support.fake_cuda import FakeCuda
-from triptych.core.config import CacheOptions, Config, ModelOptions
+from triptych.core.config import CacheOptions, Config, DeviceOptions, ModelOptions
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.llm.engine.loader import LlmLoader
@@ -82,6 +82,15 @@ def test_all_ways_in_one_batch(gpu: FakeCuda, llama: Path, config: Config) -> No
     run_together(run, *SAMPLINGS.values())
     assert gpu.faults == []
     assert all(isinstance(delta, TokenDelta) for delta in run.payloads("0"))
+
+
+def test_steps_that_are_captured(gpu: FakeCuda, llama: Path, config: Config) -> None:
+    """What is recorded may not wait at all, nor may what is around it."""
+    captured = replace(config, device=DeviceOptions(device_graph_capture=True))
+    run = dry_run(gpu, LlmLoader, llama, captured)
+    run_together(run, GREEDY, SAMPLINGS["random"])
+    assert gpu.faults == []
+    assert gpu.num_replays > 0
 
 
 def test_a_plain_step_brings_one_thing_back(gpu: FakeCuda, llama: Path, config: Config) -> None:

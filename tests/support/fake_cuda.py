@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -56,6 +57,7 @@ class FakeCuda:
     deliver: Callable[[torch.Tensor], object] = lambda arrived: None
     faults: list[str] = field(default_factory=list)
     num_read: int = 0
+    num_replays: int = 0
     live_bytes: int = 0
     peak_bytes: int = 0
     phase: Literal["free", "launch", "result"] = "free"
@@ -69,16 +71,31 @@ class FakeCuda:
     def __enter__(self) -> FakeCuda:
         patch = self._stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(torch, "Event", type("Event", (_Event,), {"gpu": self}))
-        patch.setattr(torch.cuda, "device", lambda device: nullcontext())
-        patch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free_bytes,) * 2)
-        patch.setattr(torch.cuda, "get_device_capability", lambda *given: (9, 0))
-        patch.setattr(torch.cuda, "is_bf16_supported", lambda *given: True)
-        patch.setattr(torch.cuda, "synchronize", lambda device: self.fault("it is waited for"))
+        for name, stand_in in self._driver().items():
+            patch.setattr(torch.cuda, name, stand_in)
         patch.setattr(nn.Module, "_apply", _apply)
         patch.setattr(nn.RNNBase, "flatten_parameters", lambda module: None)
         self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         self._stack.enter_context(_Watch(self))
         return self
+
+    def _driver(self) -> dict[str, Any]:
+        """What of `torch.cuda` would ask a driver. A graph is captured, and replays nothing."""
+        return {
+            "CUDAGraph": type("CUDAGraph", (_Graph,), {"gpu": self}),
+            "Stream": _Stream,
+            "current_stream": _Stream,
+            "device": lambda device: nullcontext(),
+            "get_device_capability": lambda *device: (9, 0),
+            "get_device_properties": lambda device: _PROPERTIES,
+            "graph": lambda graph, **options: nullcontext(),
+            "graph_pool_handle": lambda: (0, 0),
+            "is_bf16_supported": lambda *given: True,
+            "mem_get_info": lambda device: (self.free_bytes,) * 2,
+            "memory_reserved": lambda device: self.live_bytes,
+            "stream": lambda stream: nullcontext(),
+            "synchronize": lambda device: self.fault("it is waited for"),
+        }
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -132,9 +149,13 @@ class FakeCuda:
         self._num_recorded += 1
         return self._num_recorded
 
+    def is_done(self, place: int) -> bool:
+        """Whether the host knows that the work up to a place is done."""
+        return place <= self._num_done
+
     def wait(self, place: int) -> None:
         """The host waits for the work up to a place, unless it knows already that it is done."""
-        if self.phase == "launch" and place > self._num_done:
+        if self.phase == "launch" and not self.is_done(place):
             self.fault("the host waits for an event")
         self._num_done = max(self._num_done, place)
         arrived = [host for host, at in self._copies if at < place]
@@ -157,6 +178,27 @@ class FakeCuda:
         self.live_bytes -= num_bytes
 
 
+class _Stream:
+    """`torch.cuda.Stream`: its work is in the order of the host's."""
+
+    def __init__(self, device: torch.device, *, priority: int = 0) -> None:
+        self.device = device
+
+    def wait_stream(self, stream: _Stream) -> None: ...
+
+
+class _Graph:
+    """`torch.cuda.CUDAGraph`."""
+
+    gpu: ClassVar[FakeCuda]
+
+    def replay(self) -> None:
+        self.gpu.num_replays += 1
+
+
+_PROPERTIES = SimpleNamespace(name="Fake", multi_processor_count=132, major=9, minor=0)
+
+
 class _Event:
     """`torch.Event`: a place in the order of the device's work."""
 
@@ -172,7 +214,7 @@ class _Event:
         self.gpu.wait(self._place)
 
     def query(self) -> bool:
-        return True
+        return self.gpu.is_done(self._place)
 
     def elapsed_time(self, end: _Event) -> float:
         return 1.0
