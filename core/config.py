@@ -126,7 +126,11 @@ class ModelOptions:
 class DeviceOptions:
     """Which device, and how much of its memory."""
 
-    device: str = option("auto", "auto, cpu, gpu or gpu:N.", aliases=("--devices",))
+    device: str = option(
+        "auto",
+        "cpu, gpu, gpu:N; auto and default take the first GPU, or the CPU where there is none.",
+        aliases=("--devices",),
+    )
     device_memory_utilization: float = option(
         0.9,
         "Share of the memory free at start that weights and caches together may take"

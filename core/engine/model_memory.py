@@ -21,6 +21,7 @@ from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.ledger import Ledger
+from triptych.core.memory_table import memory_table
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.resolve import ResolvedModel
 
@@ -84,6 +85,11 @@ class ModelMemory:
         """Take bytes that are about to be allocated. Raises `MemoryBudgetExceeded`."""
         owner = f"{self._name}/{purpose}"
         self._stack.enter_context(self._ledger.reserve(owner, num_bytes)).commit()
+
+    def show(self) -> None:
+        """Log who gets what of the device; comes before weights are read."""
+        for line in memory_table(self._ledger.by_owner(), self._ledger.available_bytes):
+            _log.info("memory: %s", line)
 
     @property
     def captures(self) -> bool:

@@ -81,7 +81,7 @@ class Penalties:
         arrays = (np.array(scales), np.array(prompt, np.int64), np.array(output, np.int64))
         self._scales_S3[slot], prompt_ids, output_ids = self._uploads.send(arrays)
         counts_V = self._counts_SV[slot].zero_()
-        counts_V[prompt_ids] = _IS_IN_PROMPT
+        counts_V.index_fill_(0, prompt_ids, _IS_IN_PROMPT)
         counts_V.index_add_(0, output_ids, torch.ones_like(output_ids, dtype=torch.int32))
 
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:

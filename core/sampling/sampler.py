@@ -37,6 +37,9 @@ from triptych.core.sampling.processors import Penalties, SparseEdits, keep_allow
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.tokens import TokenLogprob
 
+LOGIT_BYTES = 56
+"""What a draw holds for each logit of a row that asks for everything: counts, probabilities, and
+their order with its running sums in float64."""
 _MIN_TEMPERATURE = 1e-5
 
 _SLOT = np.dtype(

@@ -98,6 +98,7 @@ class DiffusionLoader(DeviceLoader):
         if num_bytes := adapter_bytes(self._config, dtype=memory.dtype):
             memory.reserve("adapters", num_bytes)
         memory.reserve("prompts", _PROMPTS_BYTES)
+        memory.show()
         components = open_components(
             folder, options, device=self._device.torch, dtype=memory.dtype, report=report
         )

@@ -48,6 +48,7 @@ class LlmLoader(TokenLoader):
             max_length = blueprint.max_length
             graphs = self._graphs(memory, layout, max_length, blueprint.activation_bytes)
             num_pages = memory.reserve_pages(layout, max_length)
+            memory.show()
             device = self._device.torch
             model = blueprint.build(checkpoint, report)
             sampler = self._sampler(blueprint.vocab_size, native)

@@ -46,6 +46,7 @@ class VisionLoader(LlmLoader):
             layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
             graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
             num_pages = memory.reserve_pages(layout, max_length)
+            memory.show()
             decoder, encoder = blueprint.build(report)
             head = VisionHead(
                 decoder,
