@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
@@ -24,12 +24,19 @@ ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
 
 ANY_OBJECT: Final = '{"type":"object"}'
 _JSON_OPTIONS: Final[JsonCompileOptions] = {
-    # A small model that may write any amount of white space sometimes writes nothing else.
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}",
+    # A space, or a new line with its indent: a small model that may write any amount of white
+    # space sometimes writes nothing else.
+    "whitespace_pattern": r"\x20|\x0A(\x20{0,24}|\x09{0,8})",
     "lenient": False,
     "coerce_one_of": False,
 }
 _OWN_OPTIONS: Final = "x-guidance"
+_COMBINING: Final = frozenset({"allOf", "oneOf"})
+_OPENING: Final = frozenset(
+    {"additionalProperties", "anyOf", "minProperties", "patternProperties", "$ref"}
+)
+_SUBSCHEMAS: Final = frozenset({"additionalProperties", "anyOf", "items", "prefixItems"})
+_NAMED_SUBSCHEMAS: Final = frozenset({"$defs", "definitions", "patternProperties", "properties"})
 _LITERALS: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*')
 _TOKEN_NAME: Final = re.compile(r"<[^<>\n]*>")
 
@@ -74,6 +81,8 @@ def _from_schema(text: str) -> str:
             raise InvalidRequest("A JSON schema is an object.")
         if _OWN_OPTIONS in schema:
             raise UnsupportedOption(f"{_OWN_OPTIONS} is not offered in a schema: leave it out.")
+        if not _has(schema, _COMBINING):
+            _close_objects(schema)
         return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
     except (RecursionError, json.JSONDecodeError) as error:
         raise InvalidRequest("The JSON schema is not valid JSON, or nested too deeply.") from error
@@ -81,6 +90,33 @@ def _from_schema(text: str) -> str:
         raise
     except ValueError as error:
         raise InvalidRequest(f"The JSON schema cannot be read: {str(error)[:200]}.") from error
+
+
+def _has(node: Any, words: frozenset[str]) -> bool:
+    """Whether any of `words` is a key somewhere in a JSON value."""
+    if isinstance(node, dict):
+        return not words.isdisjoint(node) or any(_has(part, words) for part in node.values())
+    return isinstance(node, list) and any(_has(part, words) for part in node)
+
+
+def _close_objects(node: Any) -> None:
+    """Leave properties that a schema allows but does not name out of answers.
+
+    They would validate, but nobody asked for them, and a small model does not come to an end of
+    them. Where schemas are combined, one may name what another leaves open: those are left as they
+    are.
+    """
+    if isinstance(node, list):
+        for part in node:
+            _close_objects(part)
+    if not isinstance(node, dict):
+        return
+    if isinstance(node.get("properties"), dict) and _OPENING.isdisjoint(node):
+        node["additionalProperties"] = False
+    for word in _SUBSCHEMAS & node.keys():
+        _close_objects(node[word])
+    for word in _NAMED_SUBSCHEMAS & node.keys():
+        _close_objects(list(node[word].values()) if isinstance(node[word], dict) else None)
 
 
 def _to_lark(text: str) -> str:

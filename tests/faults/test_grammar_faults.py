@@ -76,7 +76,7 @@ async def test_a_hostile_form_is_refused_while_others_are_answered(
         assert reply.status_code in (400, 413), (name, reply.text)
         error = refused(reply, reply.status_code)
         # A body of too many fields is refused as such, before anybody looks for a schema in it.
-        assert error["param"] in (next(iter(asked)), None)
+        assert (error["param"] or next(iter(asked))).startswith(next(iter(asked)))
         assert len(error["message"]) < 400
     assert [reply.status_code for reply in replies[len(HOSTILE) :]] == [200] * 8
 

@@ -148,7 +148,11 @@ def test_what_is_not_offered_is_named(kind: ConstraintKind, text: str, named: st
     [
         ("json_schema", "[1]", "is an object"),
         ("json_schema", "[" * 100_000, "nested too deeply"),
-        ("json_schema", '{"type": "object", "properties": {"a": ' * 200 + "{}" + "}}" * 200, "rec"),
+        (
+            "json_schema",
+            '{"type": "object", "properties": {"a": ' * 200 + "{}" + "}}" * 200,
+            "deeply",
+        ),
         ("json_schema", '{"type": "strin"}', "strin"),
         ("json_schema", '{"format": "shoe-size", "type": "string"}', "shoe-size"),
         ("json_schema", '{"$ref": "https://example.com/a"}', "example.com"),
