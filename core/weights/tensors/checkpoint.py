@@ -15,7 +15,9 @@ from typing import Any, Protocol, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
+from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.weights.layout import (
     TensorInfo,
     read_header,
@@ -89,7 +91,21 @@ class Checkpoint:
         return sum(info.num_bytes for info in self.tensors.values())
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU, mapped from its file: pages are read when touched."""
+        """The tensor on the CPU, mapped from its file: pages are read when touched.
+
+        What is in blocks of integers comes as its values, in the type of the others.
+        """
+        packed = self.read_packed(name)
+        return self._map(name) if packed is None else packed.dequantise(self.dtype)
+
+    def read_packed(self, name: str) -> PackedTensor | None:
+        """A matrix in blocks of integers, mapped; `None` for any other tensor."""
+        info = self.tensors.get(name)
+        if info is None or not info.format:
+            return None
+        return PackedTensor(self._map(name), FORMATS[info.format])
+
+    def _map(self, name: str) -> torch.Tensor:
         info = self.tensors.get(name)
         if info is None:
             raise WeightsError(f"The checkpoint has no tensor {name!r}.")

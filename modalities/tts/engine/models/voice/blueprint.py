@@ -15,7 +15,7 @@ from triptych.core.decoders.native import position_values
 from triptych.core.errors import ConfigError, UnsupportedOption
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.core.weights.tensors.loading import Target, TensorTarget, load_tensors
 from triptych.modalities.tts.configs.voice import VoiceConfig
 from triptych.modalities.tts.engine.codecs.loading import refuse_window_options
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
@@ -73,7 +73,7 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
             device=device,
         )
 
-    def targets(self, model: AcousticModel, names: Collection[str] = ()) -> Iterable[TensorTarget]:
+    def targets(self, model: AcousticModel, names: Collection[str] = ()) -> Iterable[Target]:
         """Every tensor has one name."""
         return model.targets()
 

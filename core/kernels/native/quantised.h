@@ -1,0 +1,11 @@
+/* Products of rows quantised to bytes with weights in blocks: see quantised.c. */
+#pragma once
+
+#include "blocks.h"
+
+/* Fill `quantised`. */
+void quantise_rows(const Linear *l);
+
+/* sums[num][PANEL] += the products of `num` quantised rows, from `row` on, with a panel. */
+void sum_blocks(const Linear *l, const Weight *weight, int64_t panel, int64_t row, int num,
+                float *sums);
