@@ -9,6 +9,9 @@ Shapes: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 from torch.nn.functional import linear
 
@@ -16,6 +19,9 @@ from triptych.core.devices.device import has_fast_cpu_bfloat16
 from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.kernels.native.arguments import NativeWeights
 from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.lazy import load
+
+_GPU_FORMATS = frozenset({"q8_0", "q4_0", "q4_1", "q4_k", "q6_k"})
 
 
 class Linear:
@@ -75,9 +81,13 @@ class Linear:
         return self._weight_OI
 
     def hold(self, first: int, weight: PackedTensor) -> None:
-        """Keep the rows from `first` on in their blocks."""
-        assert weight.shape[1] == self.num_inputs
-        self._blocks[first] = weight.to(self._device)
+        """Keep the rows from `first` on in their blocks, if there is a product for them."""
+        num_outputs, num_inputs = weight.shape
+        assert num_inputs == self.num_inputs
+        if self._device.type != "cuda" or weight.format.name in _GPU_FORMATS:
+            self._blocks[first] = weight.to(self._device)
+        else:
+            self.weight_OI[first : first + num_outputs] = weight.dequantise(self._dtype)
 
     @property
     def has_blocks(self) -> bool:
@@ -170,8 +180,20 @@ class Linear:
 
 
 def _multiply(x_TI: torch.Tensor, weight: torch.Tensor | PackedTensor) -> torch.Tensor:
-    plain = weight.dequantise(x_TI.dtype) if isinstance(weight, PackedTensor) else weight
-    return linear(x_TI, plain)
+    if not isinstance(weight, PackedTensor):
+        return linear(x_TI, weight)
+    if x_TI.is_cuda:
+        product: torch.Tensor = _gpu_product()(
+            x_TI, weight.blocks_OB, weight.format.name, x_TI.dtype
+        )
+        return product
+    return linear(x_TI, weight.dequantise(x_TI.dtype))
+
+
+@cache
+def _gpu_product() -> Any:
+    """The product of a GPU, whose module needs Triton."""
+    return load("triptych.core.kernels.triton.gguf_linear:gguf_linear")
 
 
 def is_packable(dtype: torch.dtype, device: torch.device) -> bool:

@@ -29,7 +29,9 @@ class Model:
         model_params.n_gpu_layers = 0
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
         self.context = llama_cpp.llama_init_from_model(self.model, params)
-        self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(
+            llama_cpp.llama_model_get_vocab(self.model)
+        )
         self._batch = llama_cpp.llama_batch_init(512, 0, 1)
 
     def run(self, tokens: list[tuple[int, int, int]], *, all_logits: bool = False) -> None:

@@ -249,9 +249,7 @@ def measure(kind: str, args: argparse.Namespace, native: NativeKernels, scratch:
     folder.mkdir()
     write_as(kind, args.model, file)
     convert_gguf(file, folder, SilentProgress())
-    own, plain = (
-        load(folder, encoding, torch.bfloat16, native) for encoding in (kind, "bfloat16")
-    )
+    own, plain = (load(folder, encoding, torch.bfloat16, native) for encoding in (kind, "bfloat16"))
     figures: dict[str, Any] = {
         "file_bytes": sum(int(tensor.n_bytes) for tensor in GGUFReader(file).tensors),
         "loaded_bytes": weight_bytes(own),

@@ -14,7 +14,6 @@
 #include "unrolled.h"
 
 #define DEPTH 512    /* inputs widened to float32 at a time, where products are of float32 */
-#define TASK_ROWS 192 /* a multiple of every ROWS */
 
 /* Rows and registers of outputs whose sums fit into registers, besides what they are made of; GCC
  * finds room for 12 rows where products are dot products, and spills them elsewhere. */

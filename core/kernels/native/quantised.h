@@ -3,6 +3,8 @@
 
 #include "blocks.h"
 
+#define TASK_ROWS 192 /* that one task projects: a multiple of the rows of every loop */
+
 /* Fill `quantised`. */
 void quantise_rows(const Linear *l);
 
