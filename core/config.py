@@ -68,12 +68,12 @@ class ModelOptions:
     quantization_encoding: str = option(
         "auto",
         "How weights are held. `auto`: as they are stored, those of GGUF files in their blocks."
-        " float32, bfloat16 and float16 are those of `--dtype`, and take blocks apart. The others"
+        " float32, bfloat16 and float16 are those of `--dtype`, and take blocks apart. q8_0 to q4_0"
         " are GGUF's types: a file's own, or, for chat and embeddings, made of plain weights at"
-        " load.",
+        " load. float8_e4m3fn and gptq are for checkpoints that are.",
         choices=(
             *("auto", "float32", "bfloat16", "float16"),
-            *("q8_0", "q6_k", "q4_k", "q4_1", "q4_0"),
+            *("q8_0", "q6_k", "q4_k", "q4_1", "q4_0", "float8_e4m3fn", "gptq"),
         ),
     )
     model_override: tuple[str, ...] = option(

@@ -15,6 +15,8 @@ from triptych.core.errors import ConfigError
 from triptych.core.weights.layout import TensorInfo
 
 AUTO = "auto"
+STORED_ONLY = ("float8_e4m3fn", "gptq")
+"""What only a checkpoint can bring."""
 
 
 def plain_type(options: ModelOptions, *, takes_blocks: bool = False) -> str:
@@ -23,7 +25,7 @@ def plain_type(options: ModelOptions, *, takes_blocks: bool = False) -> str:
     Raises `ConfigError` where they name two, or a format of blocks for a model without.
     """
     dtype, encoding = options.dtype, options.quantization_encoding
-    if encoding in FORMATS:
+    if encoding in FORMATS or encoding in STORED_ONLY:
         if not takes_blocks:
             raise ConfigError(
                 f"--quantization-encoding {encoding} is for language models on our decoder; leave"
@@ -46,14 +48,18 @@ class WeightEncoding:
     stored: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, wanted: str, tensors: Mapping[str, TensorInfo]) -> WeightEncoding:
-        """The wish for a checkpoint. Raises `ConfigError` where it has blocks of others alone."""
+    def of(
+        cls, wanted: str, tensors: Mapping[str, TensorInfo], quantised_by: str = ""
+    ) -> WeightEncoding:
+        """The wish for a checkpoint. Raises `ConfigError` where it has weights of others alone."""
         stored = {name: info.format for name, info in tensors.items() if info.format}
-        found = sorted(set(stored.values()))
-        if wanted in FORMATS and found and wanted not in found:
+        found = [quantised_by] if quantised_by else sorted(set(stored.values()))
+        if wanted in STORED_ONLY and found == [wanted]:
+            return cls(AUTO, stored)
+        if wanted in STORED_ONLY or (wanted in FORMATS and found and wanted not in found):
             raise ConfigError(
-                f"--quantization-encoding {wanted}: this model's weights are {', '.join(found)};"
-                " leave it out, or give a file of the other type."
+                f"--quantization-encoding {wanted}: this model's weights are"
+                f" {', '.join(found) or 'plain'}; leave it out, or give a file of the other type."
             )
         return cls(wanted, stored)
 

@@ -49,7 +49,10 @@ class TensorSource(Protocol):
 
 
 class Checkpoint:
-    """Tensors and configs of one model folder. Use as a context manager; reads after it fail."""
+    """Tensors and configs of one model folder. Use as a context manager; reads after it fail.
+
+    `encoding` names what its matrices were quantised by, where that is not to blocks.
+    """
 
     def __init__(
         self, folder: Path, tensors: Mapping[str, TensorInfo], config: dict[str, Any]
@@ -57,6 +60,7 @@ class Checkpoint:
         self.folder = folder
         self.tensors = tensors
         self.config = config
+        self.encoding = ""
         self.generation_config = read_json_if_there(folder / "generation_config.json")
         self._files = ExitStack()
         self._handles: dict[str, Any] = {}
@@ -96,24 +100,25 @@ class Checkpoint:
         What is in blocks of integers comes as its values, in the type of the others.
         """
         packed = self.read_packed(name)
-        return self._map(name) if packed is None else packed.dequantise(self.dtype)
+        return self._map(self._info(name)) if packed is None else packed.dequantise(self.dtype)
 
     def read_packed(self, name: str) -> PackedTensor | None:
         """A matrix in blocks of integers, mapped; `None` for any other tensor."""
-        info = self.tensors.get(name)
-        if info is None or not info.format:
-            return None
-        return PackedTensor(self._map(name), FORMATS[info.format])
+        info = self._info(name)
+        return PackedTensor(self._map(info), FORMATS[info.format]) if info.format else None
 
-    def _map(self, name: str) -> torch.Tensor:
+    def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
         if info is None:
             raise WeightsError(f"The checkpoint has no tensor {name!r}.")
+        return info
+
+    def _map(self, info: TensorInfo) -> torch.Tensor:
         handle = self._of(info.file)
         try:
-            return handle.get_tensor(name)  # type: ignore[no-any-return]
+            return handle.get_tensor(info.name)  # type: ignore[no-any-return]
         except (SafetensorError, OSError) as error:
-            raise WeightsError(f"Tensor {name!r} cannot be read from {info.file}.") from error
+            raise WeightsError(f"Tensor {info.name!r} cannot be read from {info.file}.") from error
 
     def metadata(self) -> dict[str, str]:
         """The files' metadata."""
