@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
+from triptych.core.kernels.paged_attention import (
+    AttentionBatch,
+    AttentionRule,
+    paged_attention,
+    write_pages,
+)
 from triptych.core.kernels.rms_norm import rms_norm
 from triptych.core.kernels.rotary import rotary
 from triptych.core.layers.linear import Linear
@@ -110,6 +115,8 @@ class Attention:
         self.layer = layer
         num_heads, head_dim = config.num_heads, config.head_dim
         self._num_qk_heads = num_heads + config.num_kv_heads
+        scale = head_dim**-0.5 if config.scale is None else config.scale
+        self._rule = AttentionRule(scale=scale, window=config.window)
         num_outputs = (self._num_qk_heads + config.num_kv_heads) * head_dim
         self.qkv = Linear(
             config.hidden_size,
@@ -164,6 +171,5 @@ class Attention:
         batch = step.batch
         k_pages, v_pages = step.kv.k_pages[self.layer], step.kv.v_pages[self.layer]
         write_pages(k_TKD, v_TKD, k_pages, v_pages, batch)
-        scale = config.head_dim**-0.5 if config.scale is None else config.scale
-        out_THD = paged_attention(q_THD, k_pages, v_pages, batch, scale=scale, window=config.window)
+        out_THD = paged_attention(q_THD, k_pages, v_pages, batch, self._rule)
         return self.out(out_THD.flatten(1), residual_TC)

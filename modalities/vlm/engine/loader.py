@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from triptych.core.engine.model_memory import ModelMemory
-from triptych.core.layers.attention import KvCache
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
@@ -45,6 +44,7 @@ class VisionLoader(LlmLoader):
             family, max_length = blueprint.family, blueprint.text.max_length
             features = self._reserve(memory, blueprint)
             layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
+            graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
             num_pages = memory.reserve_pages(layout, max_length)
             decoder, encoder = blueprint.build(report)
             head = VisionHead(
@@ -55,7 +55,9 @@ class VisionLoader(LlmLoader):
                 max_batch_size=self._config.schedule.max_batch_size,
                 device=device,
             )
-            tokens = self._runner(head, KvCache(layout, num_pages, device, native), max_length)
+            tokens = self._runner(
+                head, layout, num_pages, max_length=max_length, native=native, graphs=graphs
+            )
             runner = VisionRunner(tokens, encoder, features, device)
             stack.callback(runner.close)
             shares = not family.whole_prompts
