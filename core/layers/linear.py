@@ -9,9 +9,6 @@ Shapes: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch.nn.functional import linear
 
@@ -19,9 +16,6 @@ from triptych.core.devices.device import has_fast_cpu_bfloat16
 from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.kernels.native.arguments import NativeWeights
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.lazy import load
-
-_GPU_FORMATS = frozenset({"q8_0", "q4_0", "q4_1", "q4_k", "q6_k"})
 
 
 class Linear:
@@ -38,6 +32,7 @@ class Linear:
         "_dtype",
         "_kernels",
         "_packed",
+        "_parts",
         "_weight_OI",
         "bias_O",
         "native",
@@ -61,6 +56,7 @@ class Linear:
         self._dtype, self._device = dtype, device
         self._weight_OI: torch.Tensor | None = None
         self._blocks: dict[int, PackedTensor] = {}
+        self._parts: list[torch.Tensor | PackedTensor] = []
         self._packed: torch.Tensor | None = None
 
     @classmethod
@@ -81,13 +77,9 @@ class Linear:
         return self._weight_OI
 
     def hold(self, first: int, weight: PackedTensor) -> None:
-        """Keep the rows from `first` on in their blocks, if there is a product for them."""
-        num_outputs, num_inputs = weight.shape
-        assert num_inputs == self.num_inputs
-        if self._device.type != "cuda" or weight.format.name in _GPU_FORMATS:
-            self._blocks[first] = weight.to(self._device)
-        else:
-            self.weight_OI[first : first + num_outputs] = weight.dequantise(self._dtype)
+        """Keep the rows from `first` on in their blocks."""
+        assert weight.shape[1] == self.num_inputs
+        self._blocks[first] = weight.to(self._device)
 
     @property
     def has_blocks(self) -> bool:
@@ -101,20 +93,20 @@ class Linear:
         """
         if self.native is not None or self._packed is not None:
             return
-        weights = self._weights()
-        if native is not None and all(map(native.can_pack, weights)):
-            self._kernels, self.native = native, native.pack(*weights)
+        self._parts = self._find_parts()
+        if native is not None and all(map(native.can_pack, self._parts)):
+            self._kernels, self.native = native, native.pack(*self._parts)
         elif self._blocks:
             return
         elif is_packable(self._dtype, self._device):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_OI)
         else:
             return
-        self._blocks = {}
+        self._blocks, self._parts = {}, []
         if not keeps_rows or self.has_blocks:
             self._weight_OI = torch.empty(0, dtype=self._dtype, device=self._device)
 
-    def _weights(self) -> list[torch.Tensor | PackedTensor]:
+    def _find_parts(self) -> list[torch.Tensor | PackedTensor]:
         """The parts of the weight, in order: plain rows, and rows in blocks."""
         parts: list[torch.Tensor | PackedTensor] = []
         end = 0
@@ -133,8 +125,7 @@ class Linear:
             assert self._kernels is not None
             return self._kernels.rows(self.native, ids, self._dtype)
         if self._blocks:
-            (packed,) = self._weights()
-            assert isinstance(packed, PackedTensor)
+            (packed,) = self._blocks.values()
             return packed.rows(ids).dequantise(self._dtype)
         return self.weight_OI.index_select(0, ids)
 
@@ -159,7 +150,8 @@ class Linear:
         if self._packed is not None:
             return self._call_packed(x_TI, self._packed, residual_TO)
         if self._blocks:
-            y_TO = torch.cat([_multiply(x_TI, weight) for weight in self._weights()], dim=1)
+            parts = [_multiply(x_TI, weight) for weight in self._parts]
+            y_TO = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
             y_TO = y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
             return y_TO if residual_TO is None else y_TO.add_(residual_TO)
         if residual_TO is None:
@@ -183,17 +175,11 @@ def _multiply(x_TI: torch.Tensor, weight: torch.Tensor | PackedTensor) -> torch.
     if not isinstance(weight, PackedTensor):
         return linear(x_TI, weight)
     if x_TI.is_cuda:
-        product: torch.Tensor = _gpu_product()(
-            x_TI, weight.blocks_OB, weight.format.name, x_TI.dtype
-        )
-        return product
+        from triptych.core.kernels.triton.gguf_linear import gguf_linear  # needs Triton
+
+        y_TO: torch.Tensor = gguf_linear(x_TI, weight.blocks_OB, weight.format.name, x_TI.dtype)
+        return y_TO
     return linear(x_TI, weight.dequantise(x_TI.dtype))
-
-
-@cache
-def _gpu_product() -> Any:
-    """The product of a GPU, whose module needs Triton."""
-    return load("triptych.core.kernels.triton.gguf_linear:gguf_linear")
 
 
 def is_packable(dtype: torch.dtype, device: torch.device) -> bool:

@@ -1,13 +1,16 @@
 """Weights in blocks of integers: memory, closeness and decode speed, beside bfloat16 and llama.cpp.
 
 Writes SmolLM2-135M as GGUF files of the types asked for, from the embedded model's, and for each:
-loaded memory beside the file's; logits and perplexity beside those of the same file taken apart into
-float32; decode steps of 1, 8 and 32 rows over 512 tokens of past, with every bit of work taking turns
-with our bfloat16 decoder and, given a Python that has llama-cpp-python, with llama.cpp on the same
-file. Medians of turns, and of the ratios within a turn.
+loaded memory beside the file's; logits and perplexity beside those of the same file taken apart
+into float32; decode steps of 1, 8 and 32 rows over 512 tokens of past, in turns with our bfloat16
+decoder and, given a Python that has llama-cpp-python, with llama.cpp on the same file. Figures are
+medians of turns, and of the ratios within a turn.
 
     python samples/benchmarks/quantised.py MODEL.gguf --kinds q8_0 q4_0
     python samples/benchmarks/quantised.py MODEL.gguf --llama ~/peers/llama/bin/python
+
+On a machine that others use, `--cpu-time` with one thread counts the seconds of processors, which
+waiting for one does not lengthen.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ import json
 import math
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +37,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
-from native_step import CONTEXT, PAGE_SIZE, PAGES_PER_ROW, elapsed_s, make_step
+from native_step import CONTEXT, PAGE_SIZE, PAGES_PER_ROW, make_step
 from tokenizers import Tokenizer
 
 from triptych.core.decoders.native import NativeBlueprint
@@ -64,7 +68,7 @@ def write_as(kind: str, source: Path, target: Path) -> None:
             writer.add_key_value(name, entry.contents(), entry.types[0], sub_type)
     encoding = WeightEncoding(kind)
     for tensor in reader.tensors:
-        values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+        values = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
         is_vocabulary = tensor.name.startswith(("token_embd", "output."))
         form = (
             encoding.format_of(tensor.name, values.shape[-1], is_vocabulary=is_vocabulary)
@@ -170,9 +174,9 @@ def compare(folder: Path, kind: str, num_tokens: int, native: NativeKernels) -> 
 class Llama:
     """llama.cpp in a child process."""
 
-    def __init__(self, python: str, model: Path, num_threads: int) -> None:
+    def __init__(self, python: str, model: Path, clock: str) -> None:
         command = [python, str(Path(__file__).with_name("llama_steps.py")), str(model)]
-        command += [str(num_threads), str(CONTEXT), str(max(ROWS))]
+        command += [str(torch.get_num_threads()), str(CONTEXT), str(max(ROWS)), clock]
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -196,12 +200,12 @@ class Llama:
 
 
 @contextmanager
-def llama(python: str, model: Path) -> Iterator[Llama | None]:
+def llama(python: str, model: Path, clock: str) -> Iterator[Llama | None]:
     """The peer, where there is one."""
     if not python:
         yield None
         return
-    peer = Llama(python, model, torch.get_num_threads())
+    peer = Llama(python, model, clock)
     try:
         yield peer
     finally:
@@ -209,10 +213,19 @@ def llama(python: str, model: Path) -> Iterator[Llama | None]:
 
 
 def time_steps(
-    decoders: Sequence[Decoder], peer: Llama | None, native: NativeKernels, num_turns: int
+    decoders: Sequence[Decoder],
+    peer: Llama | None,
+    native: NativeKernels,
+    args: argparse.Namespace,
 ) -> dict[int, Any]:
     """Seconds of decode steps by number of rows, `[turns, decoders and peer]`; all take turns."""
-    found = {}
+    found, clock = {}, getattr(time, args.clock)
+
+    def elapsed_s(step: Callable[[], object]) -> float:
+        started_s = clock()
+        step()
+        return float(clock() - started_s)
+
     for num_rows in ROWS:
         calls = []
         for decoder in decoders:
@@ -224,7 +237,7 @@ def time_steps(
         if peer is not None:
             calls.append(partial(peer.step_s, num_rows))
         with torch.inference_mode():
-            turns = [[call() for call in calls] for _ in range(num_turns + 2)]
+            turns = [[call() for call in calls] for _ in range(args.turns + 2)]
         found[num_rows] = np.array(turns[2:])
     return found
 
@@ -255,8 +268,8 @@ def measure(kind: str, args: argparse.Namespace, native: NativeKernels, scratch:
         "loaded_bytes": weight_bytes(own),
     }
     print(f"{kind}: loaded / file {figures['loaded_bytes'] / figures['file_bytes']:.3f}")
-    with llama(args.llama, file) as peer:
-        figures["steps"] = report(kind, time_steps((own, plain), peer, native, args.turns))
+    with llama(args.llama, file, args.clock) as peer:
+        figures["steps"] = report(kind, time_steps((own, plain), peer, native, args))
     if args.tokens:
         figures["closeness"] = compare(folder, kind, args.tokens, native)
         print(f"  {figures['closeness']}", flush=True)
@@ -272,6 +285,13 @@ def main() -> None:
     parser.add_argument("--llama", default="", help="a Python that has llama-cpp-python")
     parser.add_argument("--threads", type=int, default=num_usable_cores())
     parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument(
+        "--cpu-time",
+        dest="clock",
+        action="store_const",
+        const="process_time",
+        default="perf_counter",
+    )
     parser.add_argument("--tokens", type=int, default=20_000, help="of perplexity; 0: none")
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     args = parser.parse_args()
