@@ -274,7 +274,7 @@ def _call_options(options: Mapping[str, Any]) -> _CallOptions:
             choice = NamedTool.model_validate(choice)
         return msgspec.structs.replace(own, tools=tools, tool_choice=choice)
     except (msgspec.ValidationError, ValidationError) as error:
-        raise InvalidRequest(f"ToolUse options: {error}.") from error
+        raise InvalidRequest(f"Call options: {error}.") from error
 
 
 def _as_batch(conversation: Any) -> list[Any] | None:
