@@ -87,6 +87,17 @@ class ModelOptions:
     chat_template: str = option(
         "", "A file with a chat template instead of the model's own.", roles=("chat", "vision")
     )
+    tool_call_parser: str = option(
+        "auto",
+        "Format in which a model writes calls of tools; auto goes by its chat template.",
+        roles=("chat", "vision"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Format in which a model marks its thoughts, which answers have apart from their text; auto"
+        " goes by its chat template, none leaves them in the text.",
+        roles=("chat", "vision"),
+    )
     pool_embeddings: bool = option(
         True,
         "One vector per text from embedding models; without, one per token.",
@@ -104,13 +115,22 @@ class ModelOptions:
         aliases=("--download-dir",),
     )
     offline: bool = option(False, "Use only what is already in the cache.")
+    bundle: str = option(
+        "auto",
+        "A bundle of `triptych warm-cache` to start from (there: the folder to write it to). auto:"
+        " the one in the cache folder for these models, if any; none: start without.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
     """Which device, and how much of its memory."""
 
-    device: str = option("auto", "auto, cpu, gpu or gpu:N.", aliases=("--devices",))
+    device: str = option(
+        "auto",
+        "cpu, gpu, gpu:N; auto and default take the first GPU, or the CPU where there is none.",
+        aliases=("--devices",),
+    )
     device_memory_utilization: float = option(
         0.9,
         "Share of the memory free at start that weights and caches together may take"

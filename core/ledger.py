@@ -112,13 +112,14 @@ class Ledger:
         return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
     def _refusal(self, owner: str, growth: int) -> str:
-        held = ", ".join(f"{name} {_mib(size)}" for name, size in self._by_owner().items())
+        held = ", ".join(f"{name} {mib(size)}" for name, size in self._by_owner().items())
         return (
-            f"{owner} needs {_mib(growth)}, but {_mib(self.available_bytes)} of"
-            f" {_mib(self.capacity_bytes)} are left (held: {held or 'nothing'})."
+            f"{owner} needs {mib(growth)}, but {mib(self.available_bytes)} of"
+            f" {mib(self.capacity_bytes)} are left (held: {held or 'nothing'})."
             " Raise device_memory_utilization, or serve fewer or smaller models."
         )
 
 
-def _mib(num_bytes: int) -> str:
+def mib(num_bytes: int) -> str:
+    """Bytes as people read them."""
     return f"{num_bytes / 2**20:.1f} MiB"

@@ -19,7 +19,7 @@ from triptych.core.decoders.tensor_names import (
     decoder_targets,
     is_unused,
 )
-from triptych.core.engine.text_head import CausalModel
+from triptych.core.engine.text_head import CausalModel, logits_bytes
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
@@ -78,7 +78,9 @@ class NativeBlueprint:
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most a step of so many tokens and sampled rows holds beside weights and cache."""
         values = num_tokens * position_values(self.config)
-        return values * self._dtype.itemsize + 4 * 4 * num_rows * self.vocab_size
+        if self._device.type == "cpu" and self._native is None:
+            values += gathered_values(self.config, num_tokens, num_rows)
+        return values * self._dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache this model needs."""
@@ -111,4 +113,14 @@ def position_values(config: DecoderConfig) -> int:
     first = config.attention[0]
     num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
     widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
-    return 4 * config.hidden_size + widest + config.rope.max_length
+    return 4 * config.hidden_size + widest
+
+
+def gathered_values(config: DecoderConfig, num_tokens: int, num_rows: int) -> int:
+    """What attention by torch alone holds: masks of prompts, and the keys and values of all rows.
+
+    Rows of like length are filled up to the longest, which is less than twice their own.
+    """
+    first, max_length = config.attention[0], config.rope.max_length
+    gathered = 2 * num_rows * first.num_kv_heads * first.head_dim
+    return (num_tokens + gathered) * max_length

@@ -20,14 +20,16 @@ import torch
 from triptych.core.config import DeviceOptions
 from triptych.core.errors import DeviceError
 from triptych.core.heap import keep_freed_memory
-from triptych.core.ledger import Ledger
+from triptych.core.ledger import Ledger, mib
 from triptych.core.threads import usable_cores
 
 # Aliases, because the field below takes torch's own name within its class.
 TorchDevice: TypeAlias = torch.device
 Dtype: TypeAlias = torch.dtype
 
-_SPEC = re.compile(r"(?:gpu|cuda)(?::(\d+))?")
+_SPEC = re.compile(r"(?:gpu|cuda)(?::(\d+(?:,\d+)*))?")
+_ANY = ("auto", "default")
+_APPLE = ("mps", "metal")
 _PRIMITIVE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _NUM_PRIMITIVES = 256
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -44,17 +46,11 @@ class Device:
     @classmethod
     def open(cls, spec: str) -> Device:
         """Open `auto`, `cpu`, `gpu` or `gpu:N`. Raises `DeviceError` in one actionable line."""
-        if spec == "cpu" or (spec == "auto" and not torch.cuda.is_available()):
+        if spec == "cpu" or (spec in _ANY and not torch.cuda.is_available()):
             keep_freed_memory()
             _bound_primitive_caches()
             return cls(torch.device("cpu"))
-        match = _SPEC.fullmatch("gpu" if spec == "auto" else spec)
-        if match is None:
-            raise DeviceError(
-                f"Unknown device {spec!r}: use auto, cpu, gpu or gpu:N. One engine drives one"
-                " device; for several, start a server per device behind a balancer."
-            )
-        index, count = int(match[1] or 0), torch.cuda.device_count()
+        index, count = _gpu_index("gpu" if spec in _ANY else spec), torch.cuda.device_count()
         if not torch.cuda.is_available() or index >= count:
             raise DeviceError(
                 f"No GPU {index}: {count or 'no'} GPU(s) usable by this PyTorch. Use --device cpu,"
@@ -63,9 +59,32 @@ class Device:
         return cls(torch.device("cuda", index))
 
     @property
+    def name(self) -> str:
+        """What people call it, as the log has it."""
+        if self.is_cpu:
+            return "cpu"
+        return f"gpu:{self.torch.index or 0} ({torch.cuda.get_device_name(self.torch)})"
+
+    @property
     def is_cpu(self) -> bool:
         """Whether this is the host's own processor."""
         return self.torch.type == "cpu"
+
+    @property
+    def target(self) -> str:
+        """What kernels are compiled for here: `cuda:90`, `hip:gfx942`; empty on a CPU."""
+        if self.is_cpu:
+            return ""
+        properties = torch.cuda.get_device_properties(self.torch)
+        if torch.version.hip is not None:
+            return f"hip:{properties.gcnArchName.partition(':')[0]}"
+        return f"cuda:{properties.major}{properties.minor}"
+
+    def taken_bytes(self) -> int:
+        """What this process holds of its memory."""
+        if self.is_cpu:
+            return int(psutil.Process().memory_info().rss)
+        return int(torch.cuda.memory_reserved(self.torch))
 
     def free_bytes(self) -> int:
         """Memory that can be taken now without swapping, container limits respected."""
@@ -94,6 +113,26 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
 
+def _gpu_index(spec: str) -> int:
+    """The one GPU that a `--device` names. Raises `DeviceError`."""
+    if spec in _APPLE:
+        raise DeviceError(
+            f"--device {spec}: our kernels know no GPU of Apple's, and torch's own would be slower"
+            " than the CPU kernels. Use --device cpu, or auto, which takes the CPU there."
+        )
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise DeviceError(f"Unknown device {spec!r}: use auto, cpu, gpu or gpu:N.")
+    numbers = (match[1] or "0").split(",")
+    if len(numbers) > 1:
+        raise DeviceError(
+            f"--device {spec}: one engine drives one device, since models are not yet split over"
+            f" several. Use --device gpu:{numbers[0]}, or start a server per GPU (gpu:"
+            f"{', gpu:'.join(numbers)}) behind a balancer."
+        )
+    return int(numbers[0])
+
+
 def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
     """Open the device and give it a ledger of what is free there, times the share allowed.
 
@@ -110,7 +149,16 @@ def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
             "--enable-deterministic-inference: on a GPU the order of sums follows from the batch;"
             " use --device cpu, or leave it out."
         )
-    return device, Ledger(int(device.free_bytes() * options.device_memory_utilization))
+    free_bytes = device.free_bytes()
+    ledger = Ledger(int(free_bytes * options.device_memory_utilization))
+    _log.info(
+        "device %s: %s of %s free for models (--device-memory-utilization %g)",
+        device.name,
+        mib(ledger.capacity_bytes),
+        mib(free_bytes),
+        options.device_memory_utilization,
+    )
+    return device, ledger
 
 
 def has_fast_cpu_bfloat16() -> bool:

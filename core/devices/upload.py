@@ -6,7 +6,10 @@ be waited for. On a CPU an array is its own tensor. Used from one thread, on one
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -16,7 +19,6 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64] | NDArray[np.float64]
 
-_NUM_BUFFERS = 8  # more than there are copies in the steps in flight
 _MIN_SIZE = 1024
 _DTYPES = MappingProxyType({np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64})
 
@@ -28,9 +30,17 @@ class CopyEvent(Protocol):
         """Mark this place in the stream's work."""
         ...
 
-    def synchronize(self) -> None:
-        """Wait until that place is passed; one never recorded is."""
+    def query(self) -> bool:
+        """Whether that place is passed."""
         ...
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Pinned memory, and the event behind the last copies from it."""
+
+    numbers: torch.Tensor
+    event: CopyEvent
 
 
 class Uploads:
@@ -47,12 +57,9 @@ class Uploads:
         self._device = device
         self._is_cpu = device.type == "cpu"
         self._new_buffer = new_buffer or _pinned
-        make_event: Callable[[], CopyEvent] = new_event or (
-            lambda: torch.Event(device, blocking=True)
-        )
-        self._buffers = [torch.empty(0, dtype=torch.int64)] * _NUM_BUFFERS
-        self._events = [] if self._is_cpu else [make_event() for _ in range(_NUM_BUFFERS)]
-        self._last = 0
+        self._new_event = new_event or partial(torch.Event, device, blocking=True)
+        self._used: deque[_Buffer] = deque()  # the first is the next that will have been read
+        self._last: _Buffer | None = None
 
     def send(self, arrays: Sequence[Numbers]) -> list[torch.Tensor]:
         """The arrays, flat, on the device, in their types."""
@@ -68,15 +75,24 @@ class Uploads:
         bits = [array.ravel().view(np.int64) for array in arrays]
         if self._is_cpu:
             return torch.from_numpy(np.concatenate(bits))
-        self._events[self._last].record()  # what was copied from the last buffer is launched
-        self._last = place = (self._last + 1) % _NUM_BUFFERS
-        self._events[place].synchronize()
+        if self._last is not None:
+            self._last.event.record()  # what was copied from it is launched by now
+            self._used.append(self._last)
         size = sum(map(len, bits))
-        if len(self._buffers[place]) < size:
-            self._buffers[place] = self._new_buffer(max(_MIN_SIZE, 1 << (size - 1).bit_length()))
-        packed = self._buffers[place][:size]
+        self._last = self._free(size)
+        packed = self._last.numbers[:size]
         np.concatenate(bits, out=packed.numpy())
         return packed
+
+    def _free(self, size: int) -> _Buffer:
+        """One that is not being read; a new one where all are, so that nobody waits."""
+        length = max(_MIN_SIZE, 1 << max(size - 1, 0).bit_length())
+        if not self._used or not self._used[0].event.query():
+            return _Buffer(self._new_buffer(length), self._new_event())
+        buffer = self._used.popleft()
+        if len(buffer.numbers) < size:
+            buffer.numbers = self._new_buffer(length)
+        return buffer
 
 
 def _pinned(size: int) -> torch.Tensor:

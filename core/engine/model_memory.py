@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
+from triptych.core.bundle.store import Bundle
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
 from triptych.core.errors import ConfigError, MemoryBudgetExceeded
@@ -18,7 +21,9 @@ from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.ledger import Ledger
+from triptych.core.memory_table import memory_table
 from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.resolve import ResolvedModel
 
 _DTYPES = MappingProxyType(
     {
@@ -32,13 +37,31 @@ _CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop has other things to do with i
 _log = logging.getLogger(__name__)
 
 
+def open_kernels(config: Config, bundle: str = "") -> NativeKernels | None:
+    """The CPU kernels that the options ask for; out of the bundle in a folder where it has them."""
+    folder = WeightsCache.open(config.models.cache_dir).kernels
+    return _open_kernels(config.device.cpu_kernels, folder, config.device.cpu_isa, bundle)
+
+
+@cache
+def _open_kernels(mode: str, folder: Path, isa: str, bundle: str) -> NativeKernels | None:
+    """The kernels, looked for once for all models of a process."""
+    return NativeKernels.open(mode, folder, isa, Bundle.open(Path(bundle)) if bundle else None)
+
+
 class ModelMemory:
-    """The choices for the model called `name`; reservations are released with `stack`."""
+    """The choices for a model; reservations are released with `stack`."""
 
     def __init__(
-        self, name: str, config: Config, device: Device, ledger: Ledger, stack: ExitStack
+        self,
+        model: ResolvedModel,
+        config: Config,
+        device: Device,
+        ledger: Ledger,
+        stack: ExitStack,
     ) -> None:
-        self._name = name
+        self._name = model.name
+        self._bundle = model.bundle
         self._config = config
         self._device = device
         self._ledger = ledger
@@ -56,16 +79,17 @@ class ModelMemory:
 
     def native_kernels(self) -> NativeKernels | None:
         """The CPU kernels, where the device and the options have them."""
-        if not self._device.is_cpu:
-            return None
-        folder = WeightsCache.open(self._config.models.cache_dir).models.with_name("kernels")
-        options = self._config.device
-        return NativeKernels.open(options.cpu_kernels, folder, options.cpu_isa)
+        return open_kernels(self._config, self._bundle) if self._device.is_cpu else None
 
     def reserve(self, purpose: str, num_bytes: int) -> None:
         """Take bytes that are about to be allocated. Raises `MemoryBudgetExceeded`."""
         owner = f"{self._name}/{purpose}"
         self._stack.enter_context(self._ledger.reserve(owner, num_bytes)).commit()
+
+    def show(self) -> None:
+        """Log who gets what of the device; comes before weights are read."""
+        for line in memory_table(self._ledger.by_owner(), self._ledger.available_bytes):
+            _log.info("memory: %s", line)
 
     @property
     def captures(self) -> bool:

@@ -4,7 +4,7 @@ Owns each slot's last token, on the device, and the scores of prompts. Implement
 `core.engine.token_runner.TokenHead`. Any model that writes tokens over a paged cache can be driven
 by it.
 
-Shapes: T tokens of the step, R rows of logits, C hidden, V vocabulary.
+Shapes: T tokens of the step, R rows of logits, E rows that end, C hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,18 +18,26 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from triptych.core.devices.transfer import sent
 from triptych.core.engine.token_runner import RowResults, StepLayout
 from triptych.core.kernels.paged_attention import Int64s
 from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.plan import SlotStart, TokenRow, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
-from triptych.core.sampling.sampler import SampledTokens, Sampler
+from triptych.core.sampling.sampler import LOGIT_BYTES, SampledTokens, Sampler
 from triptych.core.tokens import TokenLogprob
 
 _PROMPT_LOGITS_ROWS = 128  # positions scored at once for prompt log-probabilities
+_SCORED_LOGIT_BYTES = 12  # as the model has it, in float32, and its log-probability
 _Scores = Callable[[], tuple[TokenLogprob, ...]]
 """Log-probabilities of some prompt tokens, on their way to the host."""
+
+
+def logits_bytes(num_rows: int, vocab_size: int) -> int:
+    """The most that drawing for so many rows holds, or scoring their prompts."""
+    scoring = _PROMPT_LOGITS_ROWS * _SCORED_LOGIT_BYTES
+    return vocab_size * max(num_rows * LOGIT_BYTES, scoring)
 
 
 @runtime_checkable
@@ -95,26 +103,34 @@ class TextHead:
         rows = [row for row in step.rows if row.is_sampled]
         index_R, slots_R = step.sampled_index_R, step.sampled_slots_R
         ending = {row.slot for row in rows} & self._stateful
-        states_RC = None
+        states_EC: HostCopy | None = None
         if ending:
-            # By lists: a mask on the device would be waited for.
-            at = [n for n, row in enumerate(rows) if row.slot in ending]
-            states_RC = HostCopy(hidden_TC[index_R[at]].float())
+            # By numbers: a mask on the device would be waited for.
+            ended = [n for n, row in enumerate(rows) if row.slot in ending]
+            index_E = index_R.index_select(0, self._numbers(ended))
+            states_EC = HostCopy(hidden_TC.index_select(0, index_E).float())
             others = [n for n, row in enumerate(rows) if row.slot not in ending]
-            rows, index_R, slots_R = [rows[n] for n in others], index_R[others], slots_R[others]
+            rows, of_others = [rows[n] for n in others], self._numbers(others)
+            index_R, slots_R = (x.index_select(0, of_others) for x in (index_R, slots_R))
         sampled = None
         if rows:
             logits_RV = self._model.logits(hidden_TC.index_select(0, index_R))
             sampled = self._sampler.sample(
-                logits_RV, [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
+                logits_RV,
+                [row.slot for row in rows],
+                [row.start + row.num_tokens for row in rows],
+                [row.allowed for row in rows],
             )
             self._last_tokens.index_copy_(0, slots_R, sampled.token_ids_B)
-        return partial(_results, step.rows, sampled, ending, states_RC, scores)
+        return partial(_results, step.rows, sampled, ending, states_EC, scores)
 
     def _feed_back(self, token_ids_T: torch.Tensor, step: StepLayout) -> None:
         """Decode rows go on from what they drew last."""
         slots_D = step.decode_slots_D
         token_ids_T[: len(slots_D)] = self._last_tokens.index_select(0, slots_D)
+
+    def _numbers(self, values: Sequence[int]) -> torch.Tensor:
+        return sent(torch.tensor(values, dtype=torch.int64), self._device)
 
     def _score_prompt(self, row: TokenRow, hidden_TC: torch.Tensor) -> list[_Scores]:
         """Log-probabilities of the prompt tokens that follow this chunk's positions."""
@@ -125,7 +141,7 @@ class TextHead:
         for first in range(row.start, end, _PROMPT_LOGITS_ROWS):
             last = min(first + _PROMPT_LOGITS_ROWS, end)
             logits_TV = self._model.logits(hidden_TC[first - row.start : last - row.start])
-            next_ids = torch.tensor(start.history_ids[first + 1 : last + 1], device=self._device)
+            next_ids = self._numbers(start.history_ids[first + 1 : last + 1])
             logprobs = Logprobs.of(logits_TV, next_ids, num_top)
             scores.append(partial(logprobs.to_entries, [num_top] * (last - first)))
         return scores
@@ -135,12 +151,12 @@ def _results(
     rows: Sequence[TokenRow],
     sampled: SampledTokens | None,
     ending: Collection[int],
-    states_RC: HostCopy | None,
+    states_EC: HostCopy | None,
     scores: Mapping[int, Sequence[_Scores]],
 ) -> tuple[TokenRowResult, ...]:
     """One entry per row, after waiting for the device; those in `ending` slots yield states."""
     drawn = iter(sampled.to_results() if sampled else ())
-    states = iter(() if states_RC is None else states_RC.get().numpy())
+    states = iter(() if states_EC is None else states_EC.get().numpy())
     results = []
     for row in rows:
         result = TokenRowResult()

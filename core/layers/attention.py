@@ -145,7 +145,9 @@ class Attention:
         if self.qk_norm_2D is not None:
             repeats = (self.config.num_heads, self.config.num_kv_heads)
             counts = torch.tensor(repeats, device=self.qk_norm_2D.device)
-            self._qk_norm_HD = self.qk_norm_2D.repeat_interleave(counts, dim=0)
+            self._qk_norm_HD = self.qk_norm_2D.repeat_interleave(
+                counts, dim=0, output_size=sum(repeats)
+            )
             self._qk_norm_HD += self.config.has_centred_qk_norm
 
     def __call__(

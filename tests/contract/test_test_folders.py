@@ -8,7 +8,7 @@ import triptych
 
 TESTS = Path(__file__).parents[1]
 PRODUCT = Path(triptych.__file__).parent
-OWN_FOLDERS = {"contract", "faults", "live", "parity", "property", "security", "support"}
+OWN_FOLDERS = {"contract", "dryrun", "faults", "live", "parity", "property", "security", "support"}
 """Folders of tests with no folder of the product."""
 TESTED_ELSEWHERE = {
     "modalities/diffusion/engine/families": "parity/test_family_parity.py",

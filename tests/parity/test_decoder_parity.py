@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
+from support.decoder_families import FAMILIES, TINY, save_family
 from support.decoder_rig import (
     Rig,
     Row,
@@ -24,48 +24,6 @@ from support.kernel_levels import LEVELS
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.sampling_params import SamplingParams
 
-TINY = {
-    "vocab_size": 199,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.15,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "llama-biased-tied": (
-        "Llama",
-        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
-    ),
-    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 4}),
-    "smollm3-window": (
-        "SmolLM3",
-        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9},
-    ),
-    "mistral": ("Mistral", {"sliding_window": 7}),
-    "mistral-full": ("Mistral", {"sliding_window": None}),
-    "qwen2": ("Qwen2", {}),
-    "qwen2-window": (
-        "Qwen2",
-        {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 2},
-    ),
-    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
-    "qwen3-layer-types": (
-        "Qwen3",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 5,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-        },
-    ),
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -105,16 +63,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
 
     @lru_cache
     def make(family: str, extra: str) -> tuple[Path, Any]:
-        config_kind = getattr(transformers, f"{family}Config")
-        config = config_kind(**TINY | json.loads(extra), attn_implementation="eager")
-        torch.manual_seed(11)
-        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-        for name, parameter in model.named_parameters():
-            if name.endswith(("bias", "norm.weight")):
-                torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
         folder = tmp_path_factory.mktemp(family)
-        model.save_pretrained(folder)
-        return folder, model
+        return folder, save_family(folder, family, **json.loads(extra))
 
     yield lambda family, extra: make(family, json.dumps(extra))
     make.cache_clear()

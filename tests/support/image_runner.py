@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch import nn
 
 from support.diffusers_pipelines import SCHEDULERS, components
 from triptych.core.pixels import Pixels
@@ -63,9 +64,12 @@ def open_executor(
     pipeline: str = PIPELINE,
     scheduler: int = 0,
     adapt: Callable[[dict[str, Any]], dict[str, list[LowRank]]] = lambda parts: {},
+    device: torch.device = CPU,
 ) -> ImageExecutor:
     """`adapt` makes adapters for the parts it is shown."""
     parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][scheduler]}
+    for name, part in parts.items():
+        parts[name] = part.to(device) if isinstance(part, nn.Module) else part
     recipe = open_recipe(pipeline, parts)
     with torch.inference_mode():
         preview = Preview.fit(recipe)
@@ -91,7 +95,7 @@ class RunnerDriver:
 
     def __init__(self, executor: ImageExecutor) -> None:
         self.executor = executor
-        self.runner = DenoiseRunner(executor, CPU)
+        self.runner = DenoiseRunner(executor, executor.recipe.device)
         self.planned_steps: dict[PictureKey, PlannedSteps] = {}
         self._ids = count()
 

@@ -18,11 +18,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from triptych.core.errors import DeviceError
+from triptych.core.errors import BundleError, DeviceError
 from triptych.core.kernels.native.arena import Arena
-from triptych.core.kernels.native.build import BuildError, build, supported_levels
+from triptych.core.kernels.native.build import (
+    BuildError,
+    build,
+    bundled_library,
+    supported_levels,
+)
+from triptych.core.lookups import looking_for, missed
 
 if TYPE_CHECKING:
+    from triptych.core.bundle.store import Bundle
     from triptych.core.kernels.paged_attention import AttentionBatch
 
 _log = logging.getLogger(__name__)
@@ -129,12 +136,14 @@ _FUNCTIONS = {
 class NativeKernels:
     """The loaded library. Threads may share it.
 
-    `level` is the instruction level it was compiled for; see `core.kernels.native.build`.
+    `level` is the instruction level it was compiled for; see `core.kernels.native.build`. `path` is
+    where it lies.
     """
 
-    __slots__ = ("_arena", "_library", "level")
+    __slots__ = ("_arena", "_library", "level", "path")
 
     def __init__(self, path: Path, level: str) -> None:
+        self.path = path
         self._library = ctypes.CDLL(str(path))
         if not self._library.allow_level():
             raise BuildError(f"the system does not let programs use {level}")
@@ -145,17 +154,31 @@ class NativeKernels:
             function.restype, function.argtypes = result, arguments
 
     @classmethod
-    def open(cls, mode: str, folder: Path, isa: str = "auto") -> NativeKernels | None:
+    def open(
+        cls, mode: str, folder: Path, isa: str = "auto", bundle: Bundle | None = None
+    ) -> NativeKernels | None:
         """Build or find the library. `mode` is the option `cpu_kernels`: auto, native or torch.
 
         `torch` gives `None`; so does `auto` where nothing can be built, and logs why. `native`
         raises `DeviceError` then. `isa` is an instruction level, or auto for the highest; a level
-        that this machine lacks is a `DeviceError`.
+        that this machine lacks is a `DeviceError`. What a `bundle` has for this processor is taken
+        from there.
         """
         if mode == "torch":
             if isa != "auto":
                 raise DeviceError("--cpu-isa is for the kernels that --cpu-kernels turns off.")
             return None
+        with looking_for("native kernels", isa) as search:
+            if bundle is not None and bundle.manifest.kernels is not None:
+                search.is_promised = True
+                try:
+                    return cls(*bundled_library(bundle, isa))
+                except (BundleError, BuildError, OSError) as error:
+                    missed(str(error))
+            return cls._build(mode, folder, isa)
+
+    @classmethod
+    def _build(cls, mode: str, folder: Path, isa: str) -> NativeKernels | None:
         levels = supported_levels()
         if isa != "auto" and levels and isa not in levels:
             raise DeviceError(f"This machine has no {isa}: use --cpu-isa {' or '.join(levels)}.")
@@ -169,6 +192,7 @@ class NativeKernels:
             raise DeviceError(
                 f"No native kernels: {reasons[-1]}. Use --cpu-kernels torch without --cpu-isa."
             )
+        missed("they cannot be built")
         _log.warning("no native kernels (%s); torch's run instead, slower", reasons[-1])
         return None
 

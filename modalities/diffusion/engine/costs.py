@@ -84,9 +84,12 @@ def own_request(recipe: Recipe) -> ImageRequest:
 
 
 def width_of(config: Any) -> int:
-    """Width of a denoising model's hidden states, by its configuration; of a UNet its widest."""
+    """Width of a denoising model's hidden states, by its configuration.
+
+    Of a UNet where it has as many positions as the latents: what came down there is joined to it.
+    """
     if config.get("block_out_channels"):
-        return int(max(config["block_out_channels"]))
+        return 2 * int(config["block_out_channels"][0])
     heads = config.get("num_attention_heads") or config.get("n_heads")
     size = config.get("attention_head_dim")
     if isinstance(heads, int) and isinstance(size, int):

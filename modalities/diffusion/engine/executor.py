@@ -24,7 +24,7 @@ from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.prompts import Asked, HeldTexts, PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.rows import clean_samples
-from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools, picked
 from triptych.modalities.diffusion.wire import ImageRequest
 
 P = ParamSpec("P")
@@ -141,7 +141,7 @@ class ImageExecutor:
                 picture.sums, picture.place = sums, place
                 wanted += [picture] * is_shown
             if wanted:
-                self._preview(wanted, velocities[[picture.place for picture in wanted]])
+                self._preview(wanted, picked(velocities, [picture.place for picture in wanted]))
 
         self._denoiser.advance([picture.row for picture in pictures], num_steps, watch)
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from triptych.core.devices.transfer import sent
+
 Weights = Sequence[Sequence[float]]
 """A few numbers for each row. They are lists, since arrays are slower to begin with."""
 
@@ -109,13 +111,6 @@ class TensorPools:
     def trim(self) -> None:
         """Drop pools that no row uses, such as those of a size that is no longer drawn."""
         self._pools = {key: pool for key, pool in self._pools.items() if pool.num_used}
-
-
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor of the host's on a device, without waiting for what that has to do."""
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def picked(tensor: Tensor, rows: Sequence[int]) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from transformers.activations import ACT2FN
 
+from triptych.core.devices.transfer import sent
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.embedding.architecture import EncoderSizes
@@ -88,7 +89,7 @@ class _Biases:
         if self._table is None:
             return mask_G11S
         if length not in self._made:
-            buckets_SS = _buckets(length, self._num_buckets).to(self._table.device)
+            buckets_SS = sent(_buckets(length, self._num_buckets), self._table.device)
             self._made[length] = self._table[buckets_SS].permute(2, 0, 1)[None].contiguous()
         bias_1HSS = self._made[length]
         return bias_1HSS if mask_G11S is None else mask_G11S + bias_1HSS
@@ -176,7 +177,7 @@ class Encoder(nn.Module):
         if not is_real_GS.all():
             mask = torch.zeros(is_real_GS.shape, dtype=self.norm.weight.dtype)
             mask.masked_fill_(torch.from_numpy(~is_real_GS), -math.inf)
-            mask = mask[:, None, None].to(self.norm.weight.device)
+            mask = sent(mask[:, None, None], self.norm.weight.device)
         return _TextGroup(
             padded_GS=self._tensor(padded_GS),
             mask_G11S=mask,
@@ -185,7 +186,7 @@ class Encoder(nn.Module):
         )
 
     def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self.norm.weight.device)
+        return sent(torch.from_numpy(array), self.norm.weight.device)
 
     def _targets(self, checkpoint: Checkpoint) -> Iterator[TensorTarget]:
         names = self.sizes.names

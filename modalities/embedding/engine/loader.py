@@ -62,6 +62,7 @@ class EmbeddingLoader(DeviceLoader):
                 step_tokens = min(step_tokens, _CPU_STEP_TOKENS)
             memory.reserve("weights", Encoder.weight_bytes(checkpoint, dtype))
             memory.reserve("activations", activation_bytes(sizes, step_tokens, dtype))
+            memory.show()
             encoder = Encoder.load(checkpoint, dtype=dtype, device=device, report=report)
             dense = load_dense(self._folder, spec, device)
             native = memory.native_kernels()

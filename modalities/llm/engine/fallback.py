@@ -29,6 +29,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from triptych.core.engine.text_head import logits_bytes
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import (
@@ -91,7 +92,7 @@ class FallbackBlueprint:
         config = self._config
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         values: int = num_tokens * (12 * config.hidden_size + 4 * inner + self.max_length)
-        return values * self._dtype.itemsize + 4 * 4 * num_rows * self.vocab_size
+        return values * self._dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The layout that the configuration states; the first pass proves it."""

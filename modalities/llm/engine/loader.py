@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,14 @@ from triptych.core.decoders.families import is_native
 from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.text_head import TextHead
+from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
+from triptych.core.plan import Runner
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.guides import Guides
 from triptych.schedulers.token import TokenScheduler
 
 _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
@@ -44,6 +48,7 @@ class LlmLoader(TokenLoader):
             max_length = blueprint.max_length
             graphs = self._graphs(memory, layout, max_length, blueprint.activation_bytes)
             num_pages = memory.reserve_pages(layout, max_length)
+            memory.show()
             device = self._device.torch
             model = blueprint.build(checkpoint, report)
             sampler = self._sampler(blueprint.vocab_size, native)
@@ -53,8 +58,22 @@ class LlmLoader(TokenLoader):
             )
             stack.callback(runner.close)
             scheduler = TokenScheduler(**self._schedule(layout, num_pages, max_length))
-            close = stack.pop_all().close
-        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+            return self._loaded(scheduler, runner, blueprint.vocab_size, stack)
+
+    def _loaded(
+        self, scheduler: TokenScheduler, runner: Runner, vocab_size: int, stack: ExitStack
+    ) -> LoadedModel:
+        """The model, whose answers may have to follow grammars; `stack` releases it."""
+        open_vocabulary = partial(GrammarVocabulary.open, self._folder, self.name, vocab_size)
+        scheduler.guides = guides = Guides(open_vocabulary)
+        stack.callback(guides.close)
+        return LoadedModel(
+            name=self.name,
+            scheduler=scheduler,
+            runner=runner,
+            close=stack.pop_all().close,
+            connect=scheduler.connect,
+        )
 
     def _kind(
         self, ours: Any, fallback: str, native: NativeKernels | None, *, is_known: bool

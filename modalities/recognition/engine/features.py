@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
+from triptych.core.devices.transfer import sent
 from triptych.modalities.recognition.spec import HOP_SAMPLES, SAMPLE_RATE, WhisperSpec
 
 _DYNAMIC_RANGE = 8.0
@@ -62,12 +63,12 @@ class Spectrogram:
     def __init__(self, mel: LogMel, pcm_S: Tensor) -> None:
         self.num_frames = len(pcm_S) // HOP_SAMPLES
         missing = mel.window_frames * HOP_SAMPLES - len(pcm_S)
-        self._pcm_S = torch.nn.functional.pad(pcm_S.to(mel.device), (0, max(missing, 0)))
+        self._pcm_S = torch.nn.functional.pad(sent(pcm_S, mel.device), (0, max(missing, 0)))
         self._mel = mel
         self._pieces: list[Tensor] = []
         self._num_left = len(self._pcm_S) // HOP_SAMPLES
         self._num_made = 0
-        self._peak = -torch.inf
+        self._peak: Tensor | None = None
 
     @property
     def is_made(self) -> bool:
@@ -79,7 +80,8 @@ class Spectrogram:
         num_frames = min(self._mel.window_frames, self._num_left)
         piece_MF = self._mel.decades(self._pcm_S, self._num_made, num_frames)
         self._pieces.append(piece_MF)
-        self._peak = max(self._peak, float(piece_MF.max()))
+        peak = piece_MF.max()
+        self._peak = peak if self._peak is None else torch.maximum(self._peak, peak)
         self._num_made += num_frames
         self._num_left -= num_frames
         if self.is_made:
@@ -89,6 +91,7 @@ class Spectrogram:
     def window(self, start: int) -> Tensor:
         """The encoder's input [M, window] from frame `start` on."""
         assert self.is_made
+        assert self._peak is not None
         decades_MF = self._pieces[0][:, start : start + self._mel.window_frames]
         bounded_MF = (decades_MF.clamp(min=self._peak - _DYNAMIC_RANGE) + 4.0) / 4.0
         missing = self._mel.window_frames - bounded_MF.shape[1]

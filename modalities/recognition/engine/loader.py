@@ -41,6 +41,7 @@ class RecognitionLoader(DeviceLoader):
             dtype = memory.dtype(checkpoint.dtype)
             memory.reserve("weights", WhisperNetwork.weight_bytes(checkpoint, dtype))
             memory.reserve("recordings", MAX_STARTED * state_bytes(spec, dtype))
+            memory.show()
             network = WhisperNetwork.load(
                 checkpoint,
                 spec,

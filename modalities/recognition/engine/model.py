@@ -23,8 +23,10 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.models.whisper.configuration_whisper import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperForConditionalGeneration
 
+from triptych.core.devices.transfer import sent
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import pack_linears
+from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.recognition.spec import WhisperSpec
@@ -111,7 +113,7 @@ class WhisperWindow:
 
     def feed(self, token_ids: Sequence[int]) -> Tensor:
         """Feed more tokens; what the decoder makes of them [T, D]."""
-        ids_1T = torch.tensor([token_ids], device=self._network.device)
+        ids_1T = sent(torch.tensor([token_ids]), self._network.device)
         hidden_1TD: Tensor = self._network.decoder(
             input_ids=ids_1T,
             encoder_hidden_states=self._encoded_1PD,
@@ -155,9 +157,11 @@ class WhisperWindow:
     def _layer_attention(
         self, queries_TD: Tensor, layer: int, heads: Sequence[int], num_positions: int
     ) -> Tensor:
-        keys_HPd = self._cache.cross_attention_cache.layers[layer].keys[0][list(heads)]
+        keys_HPd = self._cache.cross_attention_cache.layers[layer].keys[0]
         width = keys_HPd.shape[-1]
-        queries_HTd = queries_TD.unflatten(-1, (-1, width)).transpose(0, 1)[list(heads)]
+        queries_HTd = queries_TD.unflatten(-1, (-1, width)).transpose(0, 1)
+        chosen = sent(torch.tensor(heads), queries_TD.device)
+        keys_HPd, queries_HTd = (x.index_select(0, chosen) for x in (keys_HPd, queries_HTd))
         scores_HTP = queries_HTd.float() @ keys_HPd[:, :num_positions].float().transpose(1, 2)
         attention_HTP: Tensor = (scores_HTP * width**-0.5).softmax(-1)
         return attention_HTP
@@ -190,7 +194,7 @@ def token_positions(
     std_H1P, mean_H1P = torch.std_mean(attention_HTP, dim=1, keepdim=True, correction=0)
     scaled_HTP = (attention_HTP - mean_H1P) / std_H1P.clamp(min=1e-9)
     smooth_TP = median_filter(scaled_HTP, median_width).mean(0)[spoken]
-    rows, positions = warp(-smooth_TP.double().cpu().numpy())
+    rows, positions = warp(-HostCopy(smooth_TP.double()).get().numpy())
     is_first = np.diff(rows, prepend=-1).astype(bool)
     starts: npt.NDArray[np.int64] = positions[is_first]
     return starts

@@ -17,8 +17,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from triptych.core.devices.transfer import sent
 from triptych.core.engine.staged_runner import Yield, advance_each
 from triptych.core.errors import NonFinite
+from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.staged_plan import Stage
 from triptych.modalities.recognition.engine.features import LogMel, Spectrogram
@@ -49,12 +51,14 @@ class TokenRules:
     def __init__(self, spec: WhisperSpec, device: torch.device) -> None:
         self._spec = spec
         never = (*spec.suppressed_ids, spec.no_timestamps_id)
-        self._never = torch.tensor(never, device=device)
-        self._never_first = torch.tensor(spec.suppressed_first_ids, dtype=torch.long, device=device)
+        self._never, self._never_first = (
+            torch.tensor(ids, dtype=torch.long, device=device)
+            for ids in (never, spec.suppressed_first_ids)
+        )
 
     def apply(self, logits_V: Tensor, token_ids: Sequence[int]) -> Tensor:
         """`logits_V` (float32, changed in place) without what may not follow `token_ids`."""
-        logits_V[self._never] = -torch.inf
+        logits_V.index_fill_(0, self._never, -torch.inf)
         if token_ids:
             self._continue(logits_V, token_ids)
         else:
@@ -67,7 +71,7 @@ class TokenRules:
 
     def _begin(self, logits_V: Tensor) -> None:
         first = self._spec.first_timestamp_id
-        logits_V[self._never_first] = -torch.inf
+        logits_V.index_fill_(0, self._never_first, -torch.inf)
         logits_V[:first] = -torch.inf
         if self._spec.max_first_timestamp is not None:
             logits_V[first + self._spec.max_first_timestamp + 1 :] = -torch.inf
@@ -210,7 +214,8 @@ class TranscriptionJob:
         logits_V = self._recognizer.network.logits(decoder.feed([self._spec.start_id]))[0]
         decoder.rewind(0)
         codes, ids = zip(*self._spec.languages.items(), strict=True)
-        language: str = codes[int(logits_V[list(ids)].argmax())]
+        scores = HostCopy(logits_V.index_select(0, sent(torch.tensor(ids), logits_V.device)))
+        language: str = codes[int(scores.get().argmax())]
         return language
 
     def _decode(self, decoder: WhisperWindow) -> Generator[Stage, None, Attempt]:
@@ -220,8 +225,10 @@ class TranscriptionJob:
         start_at = len(prompt_ids) - len(start_ids)
         yield Stage("decode", TOKENS_PER_STAGE)
         hidden_TD = decoder.feed(prompt_ids)
-        logits_TV = self._recognizer.network.logits(hidden_TD[[start_at, -1]])
-        no_speech_prob = float(logits_TV[0].softmax(0)[self._spec.no_speech_id])
+        ends_2D = torch.stack((hidden_TD[start_at], hidden_TD[-1]))
+        logits_TV = self._recognizer.network.logits(ends_2D)
+        no_speech = HostCopy(logits_TV[0].softmax(0)[self._spec.no_speech_id])
+        no_speech_prob = float(no_speech.get())
         if not math.isfinite(no_speech_prob):
             raise _no_number()
         for temperature in temperatures(self._request.temperature):
@@ -272,22 +279,24 @@ class TranscriptionJob:
     def draw(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
         """A token and its log-probability (of the undisturbed distribution).
 
-        Raises `NonFinite` where that is no number.
+        They are waited for: what may follow depends on them. Raises `NonFinite` where that is no
+        number.
         """
         if temperature == 0:
-            token_id = int(logits_V.argmax())
+            token_1 = logits_V.argmax(0, keepdim=True)
         else:
             key = np.array([stream_key(self._request.seed, 0)], np.uint64)
             draw = float(uniforms(key, np.array([self._num_drawn], np.int64))[0])
             below_V = (logits_V - logits_V.max()).double()  # or tiny temperatures make infinities
             mass_V = (below_V / temperature).softmax(0).cumsum(0)
-            token_id = int(torch.searchsorted(mass_V, draw * mass_V[-1], right=True))
-            token_id = min(token_id, len(mass_V) - 1)  # beyond the last where there are NaN
+            token_1 = torch.searchsorted(mass_V, draw * mass_V[-1:], right=True)
+            token_1 = token_1.clamp(max=len(mass_V) - 1)  # beyond the last where there are NaN
         self._num_drawn += 1
-        logprob = float(logits_V[token_id] - logits_V.logsumexp(0))
-        if not math.isfinite(logprob):
+        logprob_1 = logits_V.index_select(0, token_1) - logits_V.logsumexp(0)
+        token_id, logprob = HostCopy(torch.cat((token_1.double(), logprob_1.double()))).get()
+        if not logprob.isfinite():
             raise _no_number()
-        return token_id, logprob
+        return int(token_id), float(logprob)
 
     def _align(
         self,

@@ -87,6 +87,7 @@ class SpeechTokenLoader(TokenLoader):
                 memory, layout, max_length, lambda num, _: blueprint.activation_bytes(num, num)
             )
             num_pages = memory.reserve_pages(layout, max_length)
+            memory.show()
             head = self._head(checkpoint, blueprint, setup, report, graphs)
             device = setup.device
             voices = ContentCache[Codes](_VOICES_BYTES, copy=Codes.copy)

@@ -18,6 +18,7 @@ import torchaudio
 from triptych.core.content_cache import ContentCache
 from triptych.core.devices.device import end_of_work
 from triptych.core.devices.stream import StepStream
+from triptych.core.devices.transfer import sent
 from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import InvalidRequest, OutOfMemory
 from triptych.core.plan import PendingStep, Plan, StepCodes, StepResult, TokenPlan
@@ -122,7 +123,7 @@ class AudioSteps:
 
     def _prime(self, slot: int, codes_QF: Codes) -> None:
         """Begin a row's decoder with a voice's frames, whose sound is not given out."""
-        codes = torch.from_numpy(codes_QF).to(self._device)
+        codes = sent(torch.from_numpy(codes_QF), self._device)
         if isinstance(self._decoder, WindowDecoder):
             self._decoder.prime(slot, codes)
             return
@@ -148,7 +149,7 @@ class AudioSteps:
         for padded_QF, codes_QF in zip(codes_BQF, whole.values(), strict=True):
             padded_QF[:, : codes_QF.shape[1]] = codes_QF
         slots = [plan.rows[index].slot for index in whole]
-        codes = torch.from_numpy(codes_BQF).to(self._device, non_blocking=True)
+        codes = sent(torch.from_numpy(codes_BQF), self._device)
         self._add(list(whole), slots, self._decoder.push(codes, slots, num_valid), parts)
 
     def _add(
@@ -250,7 +251,7 @@ class VoiceReader:
     def _encode(self, clip: VoiceClip) -> torch.Tensor:
         if self._codec.encode is None:
             raise InvalidRequest("This model imitates no recordings.", param="voice")
-        pcm_S = torch.frombuffer(bytearray(clip.pcm), dtype=torch.float32).to(self._device)
+        pcm_S = sent(torch.frombuffer(bytearray(clip.pcm), dtype=torch.float32), self._device)
         rate = self._codec.decoder.sample_rate
         if clip.sample_rate != rate:
             pcm_S = torchaudio.functional.resample(pcm_S, clip.sample_rate, rate)

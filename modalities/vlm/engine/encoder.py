@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from triptych.core.content_cache import ContentCache
+from triptych.core.devices.transfer import sent
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.core.prompt_content import Array, PromptContent
 from triptych.core.weights.quiet import without_progress_bar
@@ -87,7 +88,7 @@ class Scaling:
         scaled: torch.Tensor = values.float().mul_(self.factor)
         if are_patches:
             scaled = scaled.unflatten(1, (len(self.mean), 1, -1))
-        mean, std = (torch.tensor(x, device=values.device) for x in (self.mean, self.std))
+        mean, std = (sent(torch.tensor(x), values.device) for x in (self.mean, self.std))
         scaled.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
         return scaled.expand(-1, -1, self.num_frames, -1).flatten(1) if are_patches else scaled
 
@@ -154,7 +155,7 @@ class PictureEncoder:
 
     def _tensor(self, array: Array) -> torch.Tensor:
         values = np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
-        return torch.from_numpy(values.copy()).to(self._device, non_blocking=True)
+        return sent(torch.from_numpy(values.copy()), self._device)
 
 
 def _shape(picture: PromptContent, axis: int) -> tuple[Any, ...]:

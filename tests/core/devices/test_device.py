@@ -33,6 +33,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_auto_falls_back_to_the_cpu() -> None:
     assert Device.open("auto").is_cpu
+    assert Device.open("default").is_cpu
     assert Device.open("cpu").torch == torch.device("cpu")
 
 
@@ -52,10 +53,30 @@ def test_gpus_by_number() -> None:
         Device.open("gpu:2")
 
 
-@pytest.mark.parametrize("spec", ["tpu", "gpu:", "gpu:-1", "cpu:0", "gpu:0,1", ""])
+@pytest.mark.parametrize("spec", ["tpu", "gpu:", "gpu:-1", "gpu:0,", "cpu:0", "cpu,gpu", ""])
 def test_unknown_devices_are_refused(spec: str) -> None:
-    with pytest.raises(DeviceError, match=r"use auto, cpu, gpu or gpu:N.* a server per device"):
+    with pytest.raises(DeviceError, match=r"use auto, cpu, gpu or gpu:N"):
         Device.open(spec)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_several_gpus_are_refused_with_what_to_do() -> None:
+    with pytest.raises(DeviceError, match=r"--device gpu:0,1: .*gpu:0, or .* \(gpu:0, gpu:1\)"):
+        Device.open("gpu:0,1")
+
+
+@pytest.mark.parametrize("spec", ["mps", "metal"])
+def test_gpus_of_apple_are_refused_by_name(spec: str) -> None:
+    with pytest.raises(DeviceError, match=rf"^--device {spec}: .*--device cpu"):
+        Device.open(spec)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_device_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Fake {device.index}")
+    assert Device.open("default").name == "gpu:0 (Fake 0)"
+    assert Device.open("gpu:1").name == "gpu:1 (Fake 1)"
+    assert Device.open("cpu").name == "cpu"
 
 
 @pytest.mark.parametrize("is_fast", [True, False])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
-from triptych.modalities.diffusion.engine.tensor_pool import sent
+from triptych.core.devices.transfer import sent
 
 Layer = nn.Linear | nn.Conv2d
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.caches.decisions import Decisions, GateSignal
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
@@ -119,7 +120,7 @@ def distances(caches: Sequence[RowCache], signals_R: Tensor) -> list[float]:
     """How far each row's signal, `[R, ...]`, is from its reference; infinite where there is none.
 
     The mean of |signal - reference| over the mean of |reference|, in float32, over the row alone.
-    One transfer to the host for all rows.
+    One transfer to the host for all rows, which is waited for: what runs next depends on it.
     """
     found = [cache.reference_cell() for cache in caches]
     rows = [index for index, place in enumerate(found) if place is not None]
@@ -130,7 +131,7 @@ def distances(caches: Sequence[RowCache], signals_R: Tensor) -> list[float]:
     references = places[0][0].read([cell for _, cell in places]).float().flatten(1)
     moved = (picked(signals_R, rows).float().flatten(1) - references).abs().mean(1)
     relative = moved / (references.abs().mean(1) + 1e-9)
-    for index, distance in zip(rows, relative.tolist(), strict=True):
+    for index, distance in zip(rows, HostCopy(relative).get().tolist(), strict=True):
         measured[index] = distance
     return measured
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from typing_extensions import override
 
+from triptych.core.devices.transfer import sent_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import encode_picture, pack, unpack
 from triptych.modalities.diffusion.engine.recipes.packed import unless_spaced
@@ -39,8 +40,9 @@ class _Flux2(Referring, EvenFlow):
         hidden = text["encoder_hidden_states"]
         words = torch.zeros(len(hidden), 4)
         words[:, 3] = torch.arange(len(hidden))
-        places = {"txt_ids": words.to(hidden), "img_ids": _places(0, height, width).to(hidden)}
-        return Conditioning(rows=text, shared=places, key=(height, width))
+        places = {"txt_ids": words, "img_ids": _places(0, height, width)}
+        shared = {name: sent_like(place, hidden) for name, place in places.items()}
+        return Conditioning(rows=text, shared=shared, key=(height, width))
 
     @override
     def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
@@ -88,7 +90,7 @@ class _Flux2(Referring, EvenFlow):
     def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:
         ids = shared["img_ids"]
         looked = [
-            _places(_REFERENCE_SPACING * number, one.height, one.width).to(ids)
+            sent_like(_places(_REFERENCE_SPACING * number, one.height, one.width), ids)
             for number, one in enumerate(references, 1)
         ]
         return {"img_ids": torch.cat([ids, *looked])}
@@ -125,7 +127,7 @@ class Flux2(_Flux2):
 
     @override
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
-        scale = text["encoder_hidden_states"].new_tensor(self.guidance_scale(request))
+        scale = text["encoder_hidden_states"].new_full((), self.guidance_scale(request))
         return super().conditioning({**text, "guidance": scale}, request)
 
 

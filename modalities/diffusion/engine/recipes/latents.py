@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from triptych.core.devices.transfer import sent, sent_like
 from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.wire import ImageRequest
 
@@ -80,11 +81,11 @@ def encode_picture(
     Drawn with `generator` from what the autoencoder holds likely; without one, the likeliest. The
     picture's sides must be multiples of what a latent stands for.
     """
-    pixels = (picture_3HW * 2 - 1)[None].to(_like(vae))
+    pixels = sent_like((picture_3HW * 2 - 1)[None], _like(vae))
     encoded = vae.encode(pixels.unsqueeze(2) if _is_video(vae) else pixels)
     if hasattr(encoded, "latent_dist"):
         found = encoded.latent_dist
-        latents = found.mode() if generator is None else found.sample(generator)
+        latents = found.mode() if generator is None else _drawn(found, generator)
     else:
         latents = encoded.latent
     if _is_video(vae):
@@ -94,6 +95,13 @@ def encode_picture(
     return result
 
 
+def _drawn(found: Any, generator: torch.Generator) -> Tensor:
+    """What its own `sample` draws, but for the wait."""
+    like: Tensor = found.mean
+    noise = torch.randn(like.shape, generator=generator, dtype=like.dtype)
+    return like + found.std * sent(noise, like.device)
+
+
 def _scales(config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     """What is taken off latents and what they are multiplied by, by channel where it is known."""
     mean, deviation = config.get("latents_mean"), config.get("latents_std")
@@ -101,9 +109,11 @@ def _scales(config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
         mean, deviation = [config.get("shift_factor") or 0.0], [1.0]
     by_channel = (1, -1, 1, 1)
     scale = config.get("scaling_factor") or 1.0
-    return like.new_tensor(mean).view(by_channel), scale / like.new_tensor(deviation).view(
-        by_channel
+    offset, spread = (
+        sent(torch.tensor(values, dtype=like.dtype), like.device).view(by_channel)
+        for values in (mean, deviation)
     )
+    return offset, scale / spread
 
 
 def _is_video(vae: Any) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
+from triptych.core.devices.transfer import sent_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_picture,
@@ -78,7 +79,7 @@ class Flux(Packed):
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         hidden = text["encoder_hidden_states"]
         if self.model.config.guidance_embeds:
-            text = {**text, "guidance": hidden.new_tensor(self.guidance_scale(request))}
+            text = {**text, "guidance": hidden.new_full((), self.guidance_scale(request))}
         return _with_positions(self, text, request)
 
     @override
@@ -108,7 +109,7 @@ class FluxKontext(Referring, Flux):
         looked = [position_ids(2 * one.height, 2 * one.width) for one in references]
         for number, places in enumerate(looked):
             places[:, 0] = 1 + number
-        return {"img_ids": torch.cat([ids, *(places.to(ids) for places in looked)])}
+        return {"img_ids": torch.cat([ids, *(sent_like(places, ids) for places in looked)])}
 
 
 class Chroma(Packed):
@@ -162,7 +163,7 @@ class OvisImage(Packed):
         placed = _with_positions(self, text, request)
         words = torch.arange(len(text["encoder_hidden_states"]))
         ids = torch.stack([torch.zeros_like(words), words, words], dim=1)
-        shared = {**placed.shared, "txt_ids": ids.to(text["encoder_hidden_states"])}
+        shared = {**placed.shared, "txt_ids": sent_like(ids, text["encoder_hidden_states"])}
         return replace(placed, shared=shared)
 
     @override
@@ -174,7 +175,7 @@ def _with_positions(recipe: Recipe, text: dict[str, Tensor], request: ImageReque
     _, height, width = recipe.latent_shape(request)
     hidden = text["encoder_hidden_states"]
     ids = {"img_ids": position_ids(height, width), "txt_ids": torch.zeros(len(hidden), 3)}
-    shared = {name: value.to(hidden) for name, value in ids.items()}
+    shared = {name: sent_like(value, hidden) for name, value in ids.items()}
     return Conditioning(rows=text, shared=shared, key=(height, width))
 
 

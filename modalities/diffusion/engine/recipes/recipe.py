@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from triptych.core.devices.transfer import sent, sent_like
 from triptych.core.errors import InvalidRequest
 from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
@@ -141,7 +142,7 @@ class Recipe(ABC):
         generator = torch.Generator().manual_seed(row_seed(request.seed or 0, index))
         clean = self._clean(request, generator)
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
-        noise = self.to_sample(noise).to(self.device)
+        noise = sent(self.to_sample(noise), self.device)
         conditionings = self.refer([self.conditioning(text, request) for text in texts], request)
         kept = self._kept(request, clean, noise)
         sample = self._begin(request, noise, clean, generator, pools)
@@ -248,12 +249,12 @@ class Recipe(ABC):
             return None
         picture = fitted(picture_tensor(request.sources[0]), request.height, request.width)
         drawn = generator if self.draws_sources else None
-        return self.picture_sample(picture, drawn).to(self.device)
+        return sent(self.picture_sample(picture, drawn), self.device)
 
     def _kept(self, request: ImageRequest, clean: Tensor | None, noise: Tensor) -> Kept | None:
         if clean is None or not request.mask:
             return None
-        mask = self.mask_sample(mask_tensor(request), request).to(clean)
+        mask = sent_like(self.mask_sample(mask_tensor(request), request), clean)
         return Kept(clean=clean, mask=mask, noise=noise)
 
     def _begin(

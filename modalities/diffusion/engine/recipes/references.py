@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from triptych.core.devices.transfer import sent
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import fitted, picture_tensor
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
@@ -46,7 +47,7 @@ class Referring(Recipe):
         return [
             replace(
                 branch,
-                context=context.to(self.device),
+                context=sent(context, self.device),
                 shared={**branch.shared, **self.places(branch.shared, references)},
                 key=(branch.key, shapes),
             )

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
+from triptych.core.devices.transfer import sent_like
 from triptych.core.errors import WeightsError
 from triptych.modalities.diffusion.engine.denoise import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
@@ -39,7 +40,7 @@ class ZImage(EvenFlow):
             enable_thinking=True,
         )
         text = encoder.encode(asked, length=512, layer=-2)
-        return {"cap_feats": text.hidden[text.mask.bool()]}
+        return {"cap_feats": text.real}
 
     @override
     def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
@@ -135,7 +136,7 @@ class StableDiffusionXL(TextRecipe):
     @override
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         size = (request.height, request.width)
-        time_ids = text["encoder_hidden_states"].new_tensor((*size, 0, 0, *size))
+        time_ids = sent_like(torch.tensor((*size, 0, 0, *size)), text["encoder_hidden_states"])
         return Conditioning(rows={**text, "added_cond_kwargs.time_ids": time_ids})
 
 
@@ -154,7 +155,8 @@ class PixArt(TextRecipe):
         nothing: dict[str, Any] = {"resolution": None, "aspect_ratio": None}
         if not self.model.config.use_additional_conditions:
             return Conditioning(rows=text, shared={"added_cond_kwargs": nothing})
-        size = text["encoder_hidden_states"].new_tensor((request.height, request.width))
+        size = torch.tensor((request.height, request.width))
+        size = sent_like(size, text["encoder_hidden_states"])
         rows = {
             **text,
             "added_cond_kwargs.resolution": size,
@@ -185,10 +187,10 @@ class Sana(TextRecipe):
             prompt = instruction + prompt
             length += len(encoder.tokenizer.encode(instruction)) - 2
         text = encoder.encode(prompt, length=length)
-        kept = [0, *range(length - self._LENGTH + 1, length)]
+        first = length - self._LENGTH + 1
         return {
-            "encoder_hidden_states": text.hidden[kept],
-            "encoder_attention_mask": text.mask[kept],
+            "encoder_hidden_states": torch.cat((text.hidden[:1], text.hidden[first:length])),
+            "encoder_attention_mask": torch.cat((text.mask[:1], text.mask[first:length])),
         }
 
 
@@ -198,7 +200,7 @@ class SanaSprint(Sana):
     @override
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:
         scale = self.guidance_scale(request) * self.model.config.guidance_embeds_scale
-        guidance = text["encoder_hidden_states"].new_tensor(scale)
+        guidance = text["encoder_hidden_states"].new_full((), scale)
         return super().conditioning({**text, "guidance": guidance}, request)
 
 

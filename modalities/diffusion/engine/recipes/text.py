@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from triptych.core.devices.transfer import sent
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
 from triptych.modalities.diffusion.wire import ImageRequest
@@ -29,12 +30,19 @@ _SEEN = ("pixel_values", "image_grid_thw")
 class Encoded:
     """One prompt's hidden states `[T, C]`, which tokens are real `[T]`, and a whole-prompt vector.
 
-    `pooled` is empty where the encoder has none.
+    `pooled` is empty where the encoder has none. `host_mask` is the mask where it can be read.
     """
 
     hidden: Tensor
     mask: Tensor
     pooled: Tensor
+    host_mask: Tensor
+
+    @property
+    def real(self) -> Tensor:
+        """The hidden states of the real tokens."""
+        (places,) = self.host_mask.nonzero(as_tuple=True)
+        return self.hidden.index_select(0, sent(places, self.hidden.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +98,12 @@ class TextEncoder:
         self, tokens: Mapping[str, Any], *, masks: bool, layer: int | Sequence[int] | None
     ) -> list[Encoded]:
         device = next(self.module.parameters()).device
-        mask = tokens["attention_mask"].to(device)
+        mask = sent(tokens["attention_mask"], device)
         output = self.module(
-            input_ids=tokens["input_ids"].to(device),
+            input_ids=sent(tokens["input_ids"], device),
             attention_mask=mask if masks else None,
             output_hidden_states=layer is not None,
-            **{name: tokens[name].to(device) for name in _SEEN if name in tokens},
+            **{name: sent(tokens[name], device) for name in _SEEN if name in tokens},
         )
         if layer is None:
             hidden = output[0]
@@ -103,7 +111,8 @@ class TextEncoder:
             hidden = output.hidden_states[layer]
         else:
             hidden = torch.cat([output.hidden_states[index] for index in layer], dim=-1)
-        return [Encoded(*row) for row in zip(hidden, mask, _pooled(output), strict=True)]
+        rows = zip(hidden, mask, _pooled(output), tokens["attention_mask"], strict=True)
+        return [Encoded(*row) for row in rows]
 
 
 def _pooled(output: Any) -> Tensor:

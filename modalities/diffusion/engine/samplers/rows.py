@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triptych.core.devices.transfer import sent
 from triptych.modalities.diffusion.engine.samplers.program import Program
 from triptych.modalities.diffusion.engine.samplers.registry import (
     Spacing,
@@ -26,7 +27,6 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
     TensorPools,
     Weights,
     picked,
-    sent,
     weighted_sum,
 )
 

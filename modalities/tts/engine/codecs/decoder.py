@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.core.devices.transfer import sent
 from triptych.core.devices.upload import Uploads
 from triptych.core.errors import WeightsError
 from triptych.core.graphs.backend import Tensors
@@ -106,10 +107,11 @@ class StreamingDecoder:
     @torch.inference_mode()
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
         """Start a new stream in each of `rows`."""
-        rows_B = torch.tensor(rows, device=self._adapter.device)
+        device = self._adapter.device
+        rows_B = sent(torch.tensor(rows), device)
         for state in self._states:
             state.clear(rows_B)
-        self._seeds[rows_B] = torch.tensor(seeds or [0] * len(rows), device=self._adapter.device)
+        self._seeds[rows_B] = sent(torch.tensor(seeds or [0] * len(rows)), device)
         self._frames[list(rows)] = 0
 
     @torch.inference_mode()

@@ -22,6 +22,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from triptych.core.devices.transfer import sent
 from triptych.core.errors import WeightsError
 
 _FAR = 2**40  # frames
@@ -87,18 +88,18 @@ class CodecStep:
         self._device = seeds.device
         is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._run = slice(rows[0], rows[0] + len(rows)) if is_run else None  # a view, not a copy
-        self.valid_B = torch.tensor(num_valid, device=self._device) if self.is_ragged else None
+        self.valid_B = sent(torch.tensor(num_valid), self._device) if self.is_ragged else None
 
     # Made when first asked for: most steps of most codecs need none.
     @cached_property
     def rows_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
         """The rows' slots."""
-        return torch.tensor(self._rows, device=self._device)
+        return sent(torch.tensor(self._rows), self._device)
 
     @cached_property
     def starts_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape
         """Frames each row had before this step."""
-        return torch.tensor(self._starts, device=self._device)
+        return sent(torch.tensor(self._starts), self._device)
 
     @cached_property
     def seeds_B(self) -> Tensor:  # noqa: N802 - a tensor, named by its shape

@@ -25,6 +25,7 @@ from triptych.core.frames import END_FRAME_ID, frame_id
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import DecoderConfig
+from triptych.core.sampling.sampler import LOGIT_BYTES
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
@@ -154,7 +155,7 @@ class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
         """The most a step of so many positions and rows holds beside weights and cache."""
         num_values = num_tokens * position_values(self._decoder)
         num_logits = num_rows * self._num_codebooks * self.num_logits
-        return num_values * self._setup.dtype.itemsize + 4 * 4 * num_logits
+        return num_values * self._setup.dtype.itemsize + LOGIT_BYTES * num_logits
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache of the decoder."""

@@ -34,7 +34,7 @@ from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.decoder import DecoderConfig, DecoderStack
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
-from triptych.core.sampling.sampler import FrameSampler
+from triptych.core.sampling.sampler import LOGIT_BYTES, FrameSampler
 from triptych.core.weights.tensors.loading import TensorTarget
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
@@ -290,7 +290,7 @@ class CsmBlueprint(CloningBlueprint[CsmModel]):
         """The most a step of so many positions and rows holds; codes are drawn one at a time."""
         num_values = num_tokens * position_values(self.config.backbone)
         num_values += num_rows * position_values(self.config.depth)
-        return num_values * self._setup.dtype.itemsize + 4 * 4 * num_rows * self.num_logits
+        return num_values * self._setup.dtype.itemsize + LOGIT_BYTES * num_rows * self.num_logits
 
     def sketch(self, device: torch.device) -> CsmModel:
         """The model, uninitialised."""

@@ -129,9 +129,10 @@ class HiggsModel:
 
     def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
         """Where the row's segment begins, and how long it has been ending."""
-        self._first_S[slot] = len(prompt_ids)
         has_end = [self._end_id in codes for codes in drawn]
-        self._num_ended_S[slot] = len(drawn) - has_end.index(True) if any(has_end) else 0
+        num_ended = len(drawn) - has_end.index(True) if any(has_end) else 0
+        self._first_S[slot].fill_(len(prompt_ids))
+        self._num_ended_S[slot].fill_(num_ended)
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
         """`hidden_TC`."""

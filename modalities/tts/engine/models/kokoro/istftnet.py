@@ -6,7 +6,7 @@ The noise depends on a sentence's seed alone. Names follow the released checkpoi
 
 Legend: B rows, F frames (40 a second), P pitch values (two a frame), S samples, H sinusoids (the
 fundamental and its overtones), C channels, T positions at the current rate, Y style size,
-K frequencies, N spectra.
+K frequencies, N spectra, W samples of a window.
 """
 
 from __future__ import annotations
@@ -199,9 +199,20 @@ class Generator(nn.Module):
         return torch.cat((spectrum_KN.abs(), spectrum_KN.angle()))
 
     def _inverse(self, spectrum_KN: Tensor) -> Tensor:
-        n_fft = self.config.n_fft
-        window = torch.hann_window(n_fft, device=spectrum_KN.device, dtype=spectrum_KN.real.dtype)
-        return torch.istft(spectrum_KN, n_fft, self.config.hop, window=window)
+        """`torch.istft`, but for its look at the window's sums, which waits for a GPU."""
+        n_fft, num_spectra = self.config.n_fft, spectrum_KN.shape[1]
+        like = {"device": spectrum_KN.device, "dtype": spectrum_KN.real.dtype}
+        window_W1 = torch.hann_window(n_fft, **like)[:, None]
+        pieces_WN = torch.fft.irfft(spectrum_KN, n_fft, dim=0) * window_W1
+        weights_WN = window_W1.square().expand(-1, num_spectra)
+        length = (num_spectra - 1) * self.config.hop + n_fft
+        added_2S = F.fold(
+            torch.stack((pieces_WN, weights_WN)),
+            (1, length),
+            (1, n_fft),
+            stride=(1, self.config.hop),
+        )[:, 0, 0, n_fft // 2 : length - n_fft // 2]
+        return added_2S[0] / added_2S[1]
 
 
 class KokoroDecoder(nn.Module):

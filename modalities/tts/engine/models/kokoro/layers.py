@@ -19,11 +19,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from triptych.core.devices.transfer import sent
+
 Result = TypeVar("Result")
 Sliced = Generator[float, None, Result]
 """A computation in pieces. Before each it yields how large that piece is, in billions of
 multiplications; in the end it returns what it computed. Its driver may stop between two pieces and
 go on later: the result is the same, being the same operations in the same order.
+"""
+AWAIT = 0.0
+"""Yielded before a piece whose size depends on values that the pieces before it compute. A driver
+on a GPU goes on in another step: by then they have come to the host.
 """
 EPSILON = 1e-5
 
@@ -63,7 +69,7 @@ class LengthMask:
         """The mask of rows padded to the longest of them."""
         if min(lengths) == max(lengths):
             return cls(tuple(lengths), None)
-        lengths_B = torch.tensor(lengths, device=device)
+        lengths_B = sent(torch.tensor(lengths), device)
         return cls(tuple(lengths), torch.arange(max(lengths), device=device) < lengths_B[:, None])
 
     def stretched(self, factor: int, extra: int = 0) -> LengthMask:
@@ -79,7 +85,7 @@ class LengthMask:
 
     def moments(self, x_BCT: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance over each row's real positions, both [B, C, 1]."""
-        lengths = torch.tensor(self.lengths, device=x_BCT.device)
+        lengths = sent(torch.tensor(self.lengths), x_BCT.device)
         count_B11 = lengths[:, None, None]
         mean_BC1 = self.clear(x_BCT).sum(-1, keepdim=True) / count_B11
         # A norm, squared, is many times faster on a CPU than `torch.var`, and as exact.

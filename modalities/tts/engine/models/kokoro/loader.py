@@ -78,6 +78,7 @@ class KokoroLoader(DeviceLoader):
                 config = read_kokoro_config(checkpoint.config)
                 memory.reserve("weights", weight_bytes(checkpoint, dtype))
             memory.reserve("activations", num_frames * frame_bytes(config))
+            memory.show()
             kokoro = load_kokoro(
                 self._folder,
                 self._device.torch,

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from triptych.core.devices.transfer import sent, sent_like
 from triptych.core.errors import InvalidRequest, NonFinite
+from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.tts.configs.kokoro import BOUNDARY_ID, SAMPLE_RATE, KokoroConfig
 from triptych.modalities.tts.configs.mixture import parse_mixture
 from triptych.modalities.tts.engine.models.kokoro.encoders import (
@@ -28,7 +30,7 @@ from triptych.modalities.tts.engine.models.kokoro.encoders import (
     ProsodyPredictor,
 )
 from triptych.modalities.tts.engine.models.kokoro.istftnet import KokoroDecoder, source_noise
-from triptych.modalities.tts.engine.models.kokoro.layers import LengthMask, Sliced, gmacs
+from triptych.modalities.tts.engine.models.kokoro.layers import AWAIT, LengthMask, Sliced, gmacs
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 FRAME_BUCKET = 128
@@ -93,13 +95,16 @@ class KokoroModel(nn.Module):
         that a batch's different rounding of the last bit would now and then be audible.
         """
         ids = (BOUNDARY_ID, *sentence.phoneme_ids, BOUNDARY_ID)
-        ids_1T = torch.tensor([ids], device=self.device)
-        timbre_1Y, prosody_1Y = sentence.style_Y.to(self.bert_encoder.weight)[None].chunk(2, dim=-1)
+        ids_1T = sent(torch.tensor([ids]), self.device)
+        style_Y = sent_like(sentence.style_Y, self.bert_encoder.weight)
+        timbre_1Y, prosody_1Y = style_Y[None].chunk(2, dim=-1)
         hidden_1TC = self.bert_encoder((yield from self.bert(ids_1T)))
         yield gmacs(self.predictor.text_encoder, ids_1T[:, None])
         features_1TC, frames_1T = self.predictor.durations(hidden_1TC, prosody_1Y)
         frames_T = (frames_1T[0] / sentence.speed).round().clamp(min=1).long()
-        num_frames = int(frames_T.sum())
+        length = HostCopy(frames_T.sum())
+        yield AWAIT
+        num_frames = int(length.get())
         if num_frames > MAX_FRAMES:
             raise InvalidRequest(
                 f"A sentence of {num_frames} frames is too long (at most {MAX_FRAMES}); split it,"
@@ -109,7 +114,7 @@ class KokoroModel(nn.Module):
         pitch_1P, energy_1P = yield from self.predictor.curves(features_1TC[:, token_F], prosody_1Y)
         yield gmacs(self.text_encoder, ids_1T[:, None])
         num_samples = pitch_1P.shape[1] * self.config.generator.samples_per_pitch
-        noise_SH = noise(sentence.seed, num_samples).to(pitch_1P)
+        noise_SH = sent_like(noise(sentence.seed, num_samples), pitch_1P)
         return ProsodyPlan(
             timbre_Y=timbre_1Y[0],
             text_FC=self.text_encoder(ids_1T)[0, token_F],
@@ -209,7 +214,7 @@ def _padded(rows: list[Tensor]) -> Tensor:
 
 
 def audio(pcm_S: Tensor) -> Tensor:
-    """Samples on the CPU. Raises `NonFinite` where they are no audio."""
+    """Samples that have come to the host. Raises `NonFinite` where they are no audio."""
     if not bool(pcm_S.isfinite().all()):
         raise NonFinite("The speech model gave something that is no audio.")
-    return pcm_S.cpu()
+    return pcm_S

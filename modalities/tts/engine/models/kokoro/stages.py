@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from triptych.core.engine.staged_runner import advance_each
+from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.staged_plan import Stage
-from triptych.modalities.tts.engine.models.kokoro.layers import Sliced, finish
+from triptych.modalities.tts.engine.models.kokoro.layers import AWAIT, Sliced, finish
 from triptych.modalities.tts.engine.models.kokoro.model import (
     MAX_BATCH_FRAMES,
     Kokoro,
@@ -88,24 +89,37 @@ class StagedKokoro:
         return pcm_S
 
     def _slice(self, work: SentenceWork) -> SpeechDelta | None:
-        """Run pieces of one sentence while the slice lasts."""
+        """Run pieces of one sentence while the slice lasts; on a GPU as far as the host knows."""
         done, next_gmacs = 0.0, work.next_gmacs
         try:
-            while not self._is_sliced or done == 0 or done + next_gmacs <= self._slice_gmacs:
+            while True:
                 done += next_gmacs
                 next_gmacs = next(work.computation)
+                if self._is_over(done, next_gmacs):
+                    break
         except StopIteration as end:
             return self._end(work, end.value)
         work.next_gmacs = next_gmacs
-        work.next_stage = Stage("slice", max(self._slice_gmacs, next_gmacs))
+        num_phonemes = len(work.request.segments[work.unit].prompt_ids)
+        work.next_stage = (
+            Stage("slice", max(self._slice_gmacs, next_gmacs))
+            if self._is_sliced
+            else Stage("curves", num_phonemes)
+        )
         return None
+
+    def _is_over(self, done: float, next_gmacs: float) -> bool:
+        """Whether a slice ends before a piece."""
+        if not self._is_sliced:
+            return next_gmacs == AWAIT
+        return done > 0 and done + next_gmacs > self._slice_gmacs
 
     def _end(self, work: SentenceWork, value: ProsodyPlan | Tensor) -> SpeechDelta | None:
         if isinstance(value, ProsodyPlan):
             work.plan, work.next_stage = value, Stage("render", value.num_frames)
             return None
         work.next_stage = None
-        return self._delta(work, value)
+        return self._delta(work, HostCopy(value))
 
     def _render(self, works: Sequence[SentenceWork]) -> list[Callable[[], SpeechDelta]]:
         plans = [work.plan for work in works if work.plan is not None]
@@ -113,15 +127,15 @@ class StagedKokoro:
         for batch in batches([plan.num_frames for plan in plans], MAX_BATCH_FRAMES):
             rows = finish(self._kokoro.model.render([plans[index] for index in batch]))
             for index, pcm_S in zip(batch, rows, strict=True):
-                given[index] = partial(self._delta, works[index], pcm_S)
+                given[index] = partial(self._delta, works[index], HostCopy(pcm_S))
         for work in works:
             work.next_stage = None
         return [given[index] for index in range(len(works))]
 
-    def _delta(self, work: SentenceWork, pcm_S: Tensor) -> SpeechDelta:
+    def _delta(self, work: SentenceWork, pcm: HostCopy) -> SpeechDelta:
         """A sentence's sound and the silence after it. Raises `NonFinite`."""
         segment = work.request.segments[work.unit]
-        sound_S = audio(pcm_S).numpy()
+        sound_S = audio(pcm.get()).numpy()
         pause_s = segment.pause_s / work.request.speed
         silence_S = np.zeros(round(pause_s * self._kokoro.sample_rate), np.float32)
         is_last = work.unit == len(work.request.segments) - 1

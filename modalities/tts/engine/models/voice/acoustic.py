@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from triptych.core.decoders.tensor_names import stack_targets
+from triptych.core.devices.transfer import sent
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep
 from triptych.core.layers.decoder import DecoderConfig, DecoderStack
@@ -205,10 +206,8 @@ class AcousticModel:
         symbols = prompt_ids[:-1]
         row_P = torch.full(self._symbols_SP.shape[1:], self.start_id)
         row_P[self._before : self._before + len(symbols)] = torch.tensor(symbols)
-        if self._device.type == "cuda":
-            row_P = row_P.pin_memory()
-        self._symbols_SP[slot].copy_(row_P, non_blocking=True)
-        self._num_symbols_S[slot] = len(symbols)
+        self._symbols_SP[slot] = sent(row_P, self._device)
+        self._num_symbols_S[slot].fill_(len(symbols))
         self._due_SL[slot] = self._held_SL[slot] = 0
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> Tensor:

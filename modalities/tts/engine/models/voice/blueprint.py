@@ -14,6 +14,7 @@ import torch
 from triptych.core.decoders.native import position_values
 from triptych.core.errors import ConfigError, UnsupportedOption
 from triptych.core.layers.native_linear import pack_linears
+from triptych.core.sampling.sampler import LOGIT_BYTES
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.tts.configs.voice import VoiceConfig
@@ -61,7 +62,7 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
         num_values = position_values(self._decoder) + width * (acoustic.symbol_dim + 2)
         num_values += self.max_length * 2
         scores = num_rows * codec.num_codebooks * codec.num_levels
-        return num_tokens * num_values * 4 + 4 * 4 * scores
+        return num_tokens * num_values * 4 + LOGIT_BYTES * scores
 
     def sketch(self, device: torch.device) -> AcousticModel:
         """The model, uninitialised."""

@@ -1,0 +1,44 @@
+"""Who gets what of a device, as a table that an operator reads before weights are.
+
+Owns the look. What is reserved is the ledger's, what for the loaders'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triptych.core.ledger import mib
+
+_CACHES = frozenset(
+    ("kv", "vision-cache", "prompts", "voices", "codec-state", "pictures", "recordings")
+)
+_COLUMNS = ("weights", "caches", "activations")
+
+
+def memory_table(reserved: Mapping[str, int], left_bytes: int) -> list[str]:
+    """Lines of a table: a row for each model that has reservations (`model/purpose`)."""
+    sizes: dict[str, dict[str, int]] = {}
+    for owner, num_bytes in sorted(reserved.items()):
+        model, _, purpose = owner.rpartition("/")
+        row = sizes.setdefault(model, dict.fromkeys(_COLUMNS, 0))
+        row[_column(purpose)] += num_bytes
+    rows = [("model", *_COLUMNS)]
+    rows += [(model, *(mib(row[name]) for name in _COLUMNS)) for model, row in sizes.items()]
+    rows.append(("left", "", "", mib(left_bytes)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [_line(row, widths) for row in rows]
+
+
+def _column(purpose: str) -> str:
+    """Parts of models have names of their own: what is no cache and no activations is weights."""
+    if purpose == "activations":
+        return purpose
+    return "caches" if purpose in _CACHES else "weights"
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    first, *rest = (
+        f"{cell:{'<' if at == 0 else '>'}{width}}"
+        for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    return "  ".join((first, *rest)).rstrip()

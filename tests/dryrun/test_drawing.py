@@ -1,0 +1,103 @@
+"""Steps of image models: each pipeline from prompt to pixels, with each step cache."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+from support.diffusers_pipelines import SCHEDULERS
+from support.dry_run import WatchedRunner
+from support.fake_cuda import CUDA, FakeCuda
+from support.image_runner import PIPELINE, RunnerDriver, image_request, open_executor
+from triptych.core.pixels import Pixels
+from triptych.modalities.diffusion.engine.runner import DenoiseRunner
+from triptych.modalities.diffusion.wire import CacheName, ImageRequest, StepCache
+
+pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
+
+GREY = Pixels(width=64, height=64, rgb=b"\x80" * (3 * 64 * 64))
+NEEDS_PICTURES = {"FluxKontextPipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline"}
+
+
+LOOK_AT_VALUES = {"HiDreamImagePipeline"}
+"""Pipelines whose model, in diffusers, counts on the host how many tokens each expert gets."""
+
+
+def is_ours(fault: str) -> bool:
+    """Whether it is not in the forward of a library's model."""
+    return "/diffusers/" not in fault and "/transformers/" not in fault
+
+
+def draw_on(gpu: FakeCuda, **options: Any) -> RunnerDriver:
+    """A tiny pipeline whose plans are steps on the device that is not there."""
+    driver = RunnerDriver(open_executor(device=CUDA, **options))
+    driver.runner = cast("DenoiseRunner", WatchedRunner(gpu, driver.runner))
+    return driver
+
+
+def asked(pipeline: str, **fields: Any) -> ImageRequest:
+    sources = (GREY,) if pipeline in NEEDS_PICTURES else ()
+    return image_request(num_steps=3, sources=sources, **fields)
+
+
+@pytest.mark.parametrize("pipeline", sorted(SCHEDULERS.keys() - LOOK_AT_VALUES))
+def test_each_pipeline(gpu: FakeCuda, pipeline: str) -> None:
+    """Two pictures, guided and not, with previews."""
+    driver = draw_on(gpu, pipeline=pipeline)
+    keys = driver.encode(asked(pipeline), asked(pipeline, guidance_scale=1.0, seed=8))
+    driver.denoise(keys, has_preview=True)
+    driver.denoise(keys, num_steps=1)
+    driver.denoise(keys, num_steps=1)
+    assert [picture.width for picture in driver.decode(keys)] == [64, 64]
+    assert [fault for fault in gpu.faults if is_ours(fault)] == []
+
+
+@pytest.mark.parametrize("pipeline", sorted(LOOK_AT_VALUES))
+def test_models_that_wait_whatever_we_do(gpu: FakeCuda, pipeline: str) -> None:
+    driver = draw_on(gpu, pipeline=pipeline)
+    keys = driver.encode(asked(pipeline))
+    with pytest.raises(DynamicOutputShapeException):
+        driver.denoise(keys)
+
+
+@pytest.mark.parametrize("scheduler", range(len(SCHEDULERS[PIPELINE])))
+def test_each_sampler_of_ours(gpu: FakeCuda, scheduler: int) -> None:
+    driver = draw_on(gpu, scheduler=scheduler)
+    driver.finish(driver.encode(image_request(num_steps=4)))
+    assert gpu.faults == []
+
+
+CACHES = ("off", "planned", "teacache", "first-block", "taylorseer", "magcache")
+LOOKS = {"teacache", "first-block"}
+"""Methods whose decisions depend on what the model computes."""
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_each_step_cache(gpu: FakeCuda, cache: CacheName, guidance: float) -> None:
+    """One that looks waits once a step for all rows, to learn which compute; others never."""
+    driver = draw_on(gpu)
+    requests = [
+        image_request(seed=seed, guidance_scale=guidance, cache=StepCache(name=cache))
+        for seed in (1, 2)
+    ]
+    driver.finish(driver.encode(*requests))
+    waits = [fault for fault in gpu.faults if "waits for an event" in fault]
+    assert waits == gpu.faults
+    assert len(waits) == (5 if cache in LOOKS else 0), "the first step has nothing to compare"
+
+
+def test_a_picture_that_is_edited(gpu: FakeCuda) -> None:
+    driver = draw_on(gpu)
+    mask = b"\xff" * (64 * 64)
+    edits = [
+        image_request(sources=(GREY,), strength=0.5),
+        image_request(sources=(GREY,), strength=0.7, mask=mask),
+    ]
+    keys = driver.encode(*edits)
+    for _ in range(2):
+        driver.denoise(keys)
+    driver.run("release", dropped=tuple(keys))
+    assert gpu.faults == []

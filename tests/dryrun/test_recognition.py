@@ -1,0 +1,24 @@
+"""Steps of recognition: what is waited for, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.dry_run import dry_run
+from support.fake_cuda import FakeCuda
+from support.recognition import noise, transcribe_request, write_folder
+from triptych.core.config import Config
+from triptych.modalities.recognition.engine.loader import RecognitionLoader
+
+
+def test_a_recording_waits_for_its_tokens_alone(
+    gpu: FakeCuda, tmp_path: Path, config: Config
+) -> None:
+    """A token's grammar and temperature follow from those before it, which the host must know."""
+    write_folder(tmp_path)
+    run = dry_run(gpu, RecognitionLoader, tmp_path, config)
+    gpu.deliver = lambda host: host.shape == (2,) and host.copy_(host.new_tensor((65.0, -1.0)))
+    run.submit("a", transcribe_request(noise(4), has_word_times=True))
+    run.end_well()
+    assert [fault for fault in gpu.faults if "waits for an event" not in fault] == []
+    assert run.runner.reads.keys() >= {"listen", "encode", "decode", "align"}
