@@ -109,7 +109,7 @@ class Sampler:
         self._slots[start.slot] = _flags(start)
         self._shape_S4[start.slot] = torch.tensor(
             (
-                max(sampling.temperature, _MIN_TEMPERATURE),
+                0.0 if self._slots["is_greedy"][start.slot] else sampling.temperature,
                 min(sampling.top_k, self._vocab_size),
                 sampling.top_p,
                 sampling.min_p,
@@ -143,10 +143,9 @@ class Sampler:
         position_B = np.asarray(positions, np.int64)
         slots_B = self._to_device(np.asarray(slots, np.int64))
         logits_BV = logits_BV.float()
-        is_finite_B = torch.isfinite(logits_BV.sum(-1))
         edited_BV = self._edit(logits_BV, rows, slots_B, position_B)
         uniform_B = self._uniforms(rows, position_B)
-        token_ids_B = self._draw(edited_BV, rows, slots_B, uniform_B)
+        token_ids_B, is_finite_B = self._draw(logits_BV, rows, slots_B, uniform_B, edited_BV)
         if rows["has_penalty"].any():
             index = self._index(rows["has_penalty"])
             self._penalties.count(slots_B[index], token_ids_B[index])
@@ -178,11 +177,12 @@ class Sampler:
         rows: Rows,
         slots_B: torch.Tensor,
         position_B: NDArray[np.int64],
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | None:
+        """The logits after steps 1 to 3, if any row asks for one."""
         is_barred = position_B < rows["first_free_position"]
         is_edited = rows["has_bias"] | is_barred | rows["has_penalty"]
         if not is_edited.any():
-            return logits_BV
+            return None
         edited_BV = logits_BV.clone()
         for apply, is_wanted in (
             (self._bias.apply, rows["has_bias"]),
@@ -195,6 +195,26 @@ class Sampler:
         return edited_BV
 
     def _draw(
+        self,
+        logits_BV: torch.Tensor,
+        rows: Rows,
+        slots_B: torch.Tensor,
+        uniform_B: torch.Tensor | None,
+        edited_BV: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids, by the edited logits where there are any, and which rows' logits are finite."""
+        if logits_BV.is_cuda:
+            from triptych.core.kernels.triton.sampling import sample_rows
+
+            ids_B, is_finite_B = sample_rows(
+                logits_BV, edited_BV, None, self._shape_S4, slots_B, uniform_B
+            )
+            return ids_B, is_finite_B
+        is_finite_B = torch.isfinite(logits_BV.sum(-1))
+        scores_BV = logits_BV if edited_BV is None else edited_BV
+        return self._draw_by_kind(scores_BV, rows, slots_B, uniform_B), is_finite_B
+
+    def _draw_by_kind(
         self,
         logits_BV: torch.Tensor,
         rows: Rows,
@@ -278,23 +298,24 @@ class FrameSampler:
 
     def draw(self, logits_BV: torch.Tensor, code: int) -> torch.Tensor:
         """Ids of the `code`-th code of each row's frame, from logits of any float type."""
-        logits_BV = logits_BV.float()
-        self.is_finite_B &= torch.isfinite(logits_BV.sum(-1))
         uniform_B = None if self._uniform_QB is None else self._uniform_QB[code]
-        return self._sampler._draw(logits_BV, self._rows, self.slots_B, uniform_B)
+        ids_B, is_finite_B = self._sampler._draw(
+            logits_BV.float(), self._rows, self.slots_B, uniform_B
+        )
+        self.is_finite_B &= is_finite_B
+        return ids_B
 
     def draw_all(self, logits_BQV: torch.Tensor) -> torch.Tensor:
         """All codes of each row's frame at once: `codes_BQ`."""
         num_rows, num_codes, _ = logits_BQV.shape
-        logits_BQV = logits_BQV.float()
-        self.is_finite_B &= torch.isfinite(logits_BQV.sum((1, 2)))
         uniform_QB = self._uniform_QB
-        codes: torch.Tensor = self._sampler._draw(
-            logits_BQV.flatten(0, 1),
+        codes, is_finite = self._sampler._draw(
+            logits_BQV.float().flatten(0, 1),
             np.repeat(self._rows, num_codes),
             self.slots_B.repeat_interleave(num_codes),
             None if uniform_QB is None else uniform_QB.t().flatten(),
         )
+        self.is_finite_B &= is_finite.view(num_rows, num_codes).all(1)
         return codes.view(num_rows, num_codes)
 
 
