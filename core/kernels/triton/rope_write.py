@@ -202,13 +202,15 @@ def _kernel(
         seconds = firsts + (1 if IS_INTERLEAVED else HALF)
         first = _loaded(from_qk, from_v, is_turned, is_value, firsts, is_pair)
         second = _loaded(from_qk, from_v, is_turned, is_value, seconds, is_pair)
-        squares += tl.sum(first * first + second * second, axis=1, keep_dims=True)
+        if norm_ptr is not None:
+            squares += tl.sum(first * first + second * second, axis=1, keep_dims=True)
     if BLOCK_REST > 0:
         rests = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
         is_rest = rests < HEAD_DIM
         rest = _loaded(from_qk, from_v, is_turned, is_value, rests, is_rest)
-        squares += tl.sum(rest * rest, axis=1, keep_dims=True)
-    scale = tl.rsqrt(squares / HEAD_DIM + eps)
+        if norm_ptr is not None:
+            squares += tl.sum(rest * rest, axis=1, keep_dims=True)
+    scale = tl.rsqrt(squares / HEAD_DIM + eps) if norm_ptr is not None else 1.0
 
     if BLOCK_HALF > 0:
         if norm_ptr is not None:

@@ -20,7 +20,7 @@ import triton.language as tl
 from triptych.core.kernels.triton.variant import Variant
 
 _BLOCK_V = 2048
-_NUM_WARPS = 8
+_NUM_WARPS = 16
 
 
 @torch.library.custom_op("triptych::sample_rows", mutates_args=(), device_types="cuda")

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from triptych.core.kernels.triton.variant import Variant
 
-_BLOCK_M, _BLOCK_O, _BLOCK_C = 32, 64, 32
+_BLOCK_M, _BLOCK_O, _BLOCK_C = 32, 64, 16
 _BLOCK_U, _BLOCK_D = 64, 16
 _MAX_KEPT = 4096
 _NUM_WARPS = 4

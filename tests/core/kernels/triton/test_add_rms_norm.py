@@ -41,7 +41,9 @@ def test_equals_torch(
     torch.testing.assert_close(found, reference.rms_norm(x, weight, EPS), **tolerance)
     normed, total = kernel.launch_add_rms_norm(x, residual, weight, EPS)
     expected, expected_total = reference.add_rms_norm(x, residual, weight, EPS)
-    assert torch.equal(total, expected_total)
+    # The interpreter cuts bfloat16 off where a GPU rounds.
+    bits = {"rtol": 2.0**-7 if dtype is torch.bfloat16 else 0, "atol": 0}
+    torch.testing.assert_close(total, expected_total, **bits)
     torch.testing.assert_close(normed, expected, **tolerance)
 
 

@@ -14,6 +14,7 @@ from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of NaN
 CPU = torch.device("cpu")
 GREEDY = (0.0, 0.0, 1.0, 0.0)
 
@@ -52,8 +53,9 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab_size", [2, 100, 2048, 5003])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(2, torch.float32), (100, torch.bfloat16), (5003, torch.float32)]
+)
 def test_equals_the_sampler(vocab_size: int, dtype: torch.dtype) -> None:
     sampler = Sampler(vocab_size=vocab_size, max_batch_size=len(PARAMS), device=CPU)
     for slot, sampling in enumerate(PARAMS):
@@ -61,21 +63,20 @@ def test_equals_the_sampler(vocab_size: int, dtype: torch.dtype) -> None:
     slots = torch.randperm(len(PARAMS), generator=torch.Generator().manual_seed(5))
     params = [PARAMS[slot] for slot in slots.tolist()]
     keys = np.array([stream_key(each.seed, each.sample_index) for each in params], np.uint64)
-    for step in range(3):
-        logits = logits_of(step, len(PARAMS), vocab_size).to(dtype)
-        positions = np.arange(len(PARAMS)) + step
-        numbers = torch.from_numpy(uniforms(keys, positions))
-        found, is_finite = launch(logits, None, None, sampler._shape_S4, slots, numbers)
-        expected = sampler.sample(logits, slots.tolist(), positions.tolist())
-        assert found.tolist() == expected.token_ids_B.tolist()
-        assert is_finite.all()
+    logits = logits_of(1, len(PARAMS), vocab_size).to(dtype)
+    positions = np.arange(len(PARAMS))
+    numbers = torch.from_numpy(uniforms(keys, positions))
+    found, is_finite = launch(logits, None, None, sampler._shape_S4, slots, numbers)
+    expected = sampler.sample(logits, slots.tolist(), positions.tolist())
+    assert found.tolist() == expected.token_ids_B.tolist()
+    assert is_finite.all()
 
 
 def test_ties_are_kept_or_dropped_together() -> None:
     # Probabilities 0.4, 0.2, 0.2, 0.2: whatever ends in the middle of the ties takes all of them.
     logits = torch.tensor([[0.2, 0.4, 0.2, 0.2]]).log()
-    numbers = torch.linspace(0.01, 0.99, 40)
-    rows = logits.expand(40, -1).contiguous()
+    numbers = torch.tensor([0.1, 0.3, 0.7, 0.9])  # one in the share of each
+    rows = logits.expand(4, -1).contiguous()
     for shape in ((1.0, 2.0, 1.0, 0.0), (1.0, 0.0, 0.7, 0.0), (1.0, 3.0, 0.5, 0.0)):
         assert set(draw(rows, shape, numbers)[0]) == {0, 1, 2, 3}
     for shape in ((1.0, 2.0, 0.3, 0.0), (1.0, 0.0, 0.35, 0.0), (1.0, 0.0, 1.0, 0.6)):
@@ -84,8 +85,8 @@ def test_ties_are_kept_or_dropped_together() -> None:
 
 def test_the_nucleus_is_taken_of_what_top_k_kept() -> None:
     # Of 0.4, 0.3 (kept by top-k, mass 0.7), 0.4 is more than half: the nucleus is one token.
-    rows = torch.tensor([[0.3, 0.2, 0.4, 0.1]]).log().expand(20, -1).contiguous()
-    numbers = torch.linspace(0.0, 0.99, 20)
+    rows = torch.tensor([[0.3, 0.2, 0.4, 0.1]]).log().expand(3, -1).contiguous()
+    numbers = torch.tensor([0.0, 0.4, 0.99])
     assert set(draw(rows, (1.0, 2.0, 0.55, 0.0), numbers)[0]) == {2}
     assert set(draw(rows, (1.0, 0.0, 0.55, 0.0), numbers)[0]) == {0, 2}
 
@@ -129,30 +130,30 @@ def test_edits_decide_and_the_model_s_own_logits_are_checked() -> None:
     assert draw(logits, GREEDY, [0.5, 0.5], edited=edited)[1] == [False, True]
 
 
-@pytest.mark.parametrize("vocab_size", [31, 64, 2100])
+@pytest.mark.parametrize("vocab_size", [31, 2100])
 def test_only_allowed_tokens_are_drawn(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(4)
-    is_allowed = torch.rand(6, vocab_size, generator=generator) < 0.2
+    is_allowed = torch.rand(3, vocab_size, generator=generator) < 0.2
     is_allowed[:, 3] = True
-    padded = torch.nn.functional.pad(is_allowed, (0, -vocab_size % 32)).view(6, -1, 32)
+    padded = torch.nn.functional.pad(is_allowed, (0, -vocab_size % 32)).view(3, -1, 32)
     words = (padded.long() << torch.arange(32)).sum(-1)
     allowed = (words - (words >> 31 << 32)).int()  # the highest bit is the sign
-    logits = logits_of(5, 6, vocab_size)
+    logits = logits_of(5, 3, vocab_size)
     masked = logits.where(is_allowed, -1e30)
-    numbers = torch.linspace(0.1, 0.9, 6)
-    for shape in (GREEDY, (1.0, 4.0, 0.9, 0.0), (1.5, 0.0, 0.8, 0.01)):
+    numbers = torch.linspace(0.1, 0.9, 3)
+    for shape in (GREEDY, (1.5, 4.0, 0.8, 0.01)):
         ids, is_finite = draw(logits, shape, numbers, allowed=allowed)
         assert ids == draw(masked, shape, numbers)[0]
-        assert is_allowed[torch.arange(6), ids].all()
+        assert is_allowed[torch.arange(3), ids].all()
         assert all(is_finite)
 
 
 def test_a_row_draws_the_same_in_any_batch() -> None:
-    logits, numbers = logits_of(6, 4, 3000), torch.tensor([0.1, 0.4, 0.6, 0.95])
+    logits, numbers = logits_of(6, 2, 3000), torch.tensor([0.1, 0.6])
     shape = (1.0, 50.0, 0.9, 0.0)
     together, _ = draw(logits, shape, numbers)
-    wide = torch.zeros(4, 3100)
+    wide = torch.zeros(2, 3100)
     wide[:, :3000] = logits
-    for row in range(4):
+    for row in range(2):
         alone, _ = draw(wide[row : row + 1, :3000], shape, numbers[row : row + 1])
         assert alone == together[row : row + 1]

@@ -13,7 +13,10 @@ from triptych.core.kernels.triton.stream_conv import is_supported, launch
 
 @dataclass(frozen=True)
 class Case:
-    """A layer and a push; `groups` is 1 or the number of channels."""
+    """A layer and a push; `groups` is 1 or the number of channels.
+
+    Not in bfloat16: the interpreter multiplies matrices of its bits.
+    """
 
     channels: int = 5
     outputs: int = 7
@@ -35,7 +38,7 @@ CASES = [
     Case(channels=18, outputs=18, groups=18, width=7, num_kept=6, num_new=70),
     Case(channels=3, outputs=3, groups=3, dilation=2, num_kept=4, num_new=2),
     Case(channels=1, outputs=4, width=5, num_kept=4),
-    Case(channels=16, outputs=8, dtype=torch.bfloat16),
+    Case(channels=16, outputs=8, dtype=torch.float16),
 ]
 
 
@@ -62,7 +65,7 @@ def test_equals_torch(case: Case, has_bias: bool) -> None:
     kept[slots] = buffer[..., case.num_new :]
     assert is_supported(weight, case.groups, case.num_kept)
     found = launch(x, state, slots, None, weight, bias, case.stride, case.dilation, num_outputs)
-    tolerance = 1e-5 if case.dtype is torch.float32 else 3e-2
+    tolerance = 1e-5 if case.dtype is torch.float32 else 1e-2
     torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(state, kept)
 
