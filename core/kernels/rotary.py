@@ -42,4 +42,5 @@ def _reference(x_THR: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor
 
 def _swapped(x_THR: torch.Tensor, inner: int) -> torch.Tensor:
     """The last axis as a matrix with `inner` columns, transposed: pairs to halves, and back."""
-    return x_THR.unflatten(2, (-1, inner)).transpose(2, 3).flatten(2)
+    swapped: torch.Tensor = x_THR.unflatten(2, (-1, inner)).transpose(2, 3).flatten(2)
+    return swapped

@@ -210,6 +210,7 @@ class Sampler:
                 logits_BV, edited_BV, None, self._shape_S4, slots_B, uniform_B
             )
             return ids_B, is_finite_B
+        logits_BV = logits_BV.float()
         is_finite_B = torch.isfinite(logits_BV.sum(-1))
         scores_BV = logits_BV if edited_BV is None else edited_BV
         return self._draw_by_kind(scores_BV, rows, slots_B, uniform_B), is_finite_B
@@ -299,9 +300,7 @@ class FrameSampler:
     def draw(self, logits_BV: torch.Tensor, code: int) -> torch.Tensor:
         """Ids of the `code`-th code of each row's frame, from logits of any float type."""
         uniform_B = None if self._uniform_QB is None else self._uniform_QB[code]
-        ids_B, is_finite_B = self._sampler._draw(
-            logits_BV.float(), self._rows, self.slots_B, uniform_B
-        )
+        ids_B, is_finite_B = self._sampler._draw(logits_BV, self._rows, self.slots_B, uniform_B)
         self.is_finite_B &= is_finite_B
         return ids_B
 
@@ -310,7 +309,7 @@ class FrameSampler:
         num_rows, num_codes, _ = logits_BQV.shape
         uniform_QB = self._uniform_QB
         codes, is_finite = self._sampler._draw(
-            logits_BQV.float().flatten(0, 1),
+            logits_BQV.flatten(0, 1),
             np.repeat(self._rows, num_codes),
             self.slots_B.repeat_interleave(num_codes),
             None if uniform_QB is None else uniform_QB.t().flatten(),

@@ -2,13 +2,15 @@
 
 Owns the kernels of `StreamingConv1d` of the codecs. The first reads each stream's past where it
 lies and the new steps beside it, rows and steps together as one matrix product; or channel by
-channel. The second makes the past of the next push.
+channel; float32 is multiplied as such. The second makes the past of the next push.
 
 Shapes: B streams of this push, S slots, C channels, O output channels, T new steps, L past steps
 kept, W width of the weights, U output steps.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import triton
@@ -108,7 +110,6 @@ def launch(
             stride,
             dilation,
             WIDTH=weight_OCW.shape[2],
-            PRECISION=_precision(),
             BLOCK_M=_BLOCK_M,
             BLOCK_O=_BLOCK_O,
             BLOCK_C=_BLOCK_C,
@@ -127,11 +128,6 @@ def launch(
         num_warps=_NUM_WARPS,
     )
     return y_BOU
-
-
-def _precision() -> str:
-    """What torch's own convolutions may round float32 to."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def _check(
@@ -176,7 +172,6 @@ def _dense_kernel(
     stride,
     dilation,
     WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -215,7 +210,7 @@ def _dense_kernel(
                 mask=is_channel[:, None] & is_out[None, :],
                 other=0.0,
             )
-            total = tl.dot(window, weight, total, input_precision=PRECISION)
+            total = tl.dot(window, weight, total, input_precision="ieee")
     if bias_ptr is not None:
         total += tl.load(bias_ptr + outs, mask=is_out, other=0.0).to(tl.float32)[None, :]
     into = y_ptr + (row[:, None] * num_output_channels + outs[None, :]) * num_outputs
@@ -338,12 +333,12 @@ def _window(
 
 def variants() -> tuple[Variant, ...]:
     """A wide convolution in both types, one by channel, and the step of the past."""
-    tiles = {"BLOCK_M": _BLOCK_M, "BLOCK_O": _BLOCK_O, "BLOCK_C": _BLOCK_C}
+    tiles = {"WIDTH": 7, "BLOCK_M": _BLOCK_M, "BLOCK_O": _BLOCK_O, "BLOCK_C": _BLOCK_C}
     dense = ("num_output_channels", "num_places", "stride", "dilation")
     by_channel = {"WIDTH": 7, "BLOCK_D": _BLOCK_D, "BLOCK_U": _BLOCK_U}
     return (
-        _variant("stream_conv_fp32", "*fp32", dense, {"WIDTH": 7, "PRECISION": "ieee"} | tiles),
-        _variant("stream_conv_bf16", "*bf16", dense, {"WIDTH": 7, "PRECISION": "tf32"} | tiles),
+        _variant("stream_conv_fp32", "*fp32", dense, tiles),
+        _variant("stream_conv_bf16", "*bf16", dense, tiles),
         _variant("stream_conv_by_channel_fp32", "*fp32", ("stride", "dilation"), by_channel),
         _keep_variant(),
     )
@@ -360,7 +355,7 @@ _SIZES = (
 
 
 def _variant(
-    name: str, kind: str, counts: tuple[str, ...], constants: dict[str, object]
+    name: str, kind: str, counts: tuple[str, ...], constants: Mapping[str, int]
 ) -> Variant:
     tensors = dict.fromkeys(("x_ptr", "past_ptr"), kind)
     weights = dict.fromkeys(("weight_ptr", "bias_ptr", "y_ptr"), kind)
