@@ -220,13 +220,13 @@ class ScheduleOptions:
         1.0,
         "A prompt is due this long after it arrived, when several models compete.",
         within=DURATION,
-        roles=TOKENS,
+        roles=("chat", "vision", "embedding"),  # speech is due when its listener needs it
     )
     target_inter_token_s: float = option(
         0.1,
         "A token is due this long after the one before it, when several models compete.",
         within=DURATION,
-        roles=ANSWERS,
+        roles=("chat", "vision"),
     )
     enable_in_flight_batching: bool = option(
         True,

@@ -5,8 +5,9 @@ Owns the hand-over between schedulers (which decide) and runners (which compute)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from triptych.core.prompt_content import ContentSpan
 from triptych.core.sampling_params import SamplingParams
@@ -27,9 +28,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What came of a plan. `elapsed_s` is device time, launch to result."""
+    """What came of a plan: one entry per row of it, in order.
 
-    step_id: int
+    `elapsed_s` is how long the step was the device's only work; whoever waited for it fills it in.
+    """
+
+    rows: Sequence[Any] = ()
     elapsed_s: float = 0.0
 
 
@@ -101,13 +105,6 @@ class TokenRowResult:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     state: bytes = b""
     is_finite: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenStepResult(StepResult):
-    """One entry per row of the plan."""
-
-    rows: tuple[TokenRowResult, ...] = field(default_factory=tuple)
 
 
 class PendingStep(Protocol):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.core.errors import TriptychError
-from triptych.core.plan import Plan, StepResult
+from triptych.core.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,3 @@ class StagedRowResult:
     payload: Any = None
     next_stage: Stage | None = None
     error: TriptychError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedStepResult(StepResult):
-    """One entry per row of the plan."""
-
-    rows: tuple[StagedRowResult, ...] = ()

@@ -9,9 +9,10 @@ step is over). `propose` reads and never writes, so a proposal that loses its tu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from triptych.core.errors import TriptychError
 from triptych.core.job import Job
@@ -21,22 +22,27 @@ from triptych.schedulers.cost import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """The step a scheduler would run next, and how urgent it is.
+    """The step a scheduler would run next, how urgent it is, and how long it will take.
 
-    `work` are the counts the cost model predicts from (tokens, context, pixels: the scheduler's
-    own units, by name). `due_s` is the moment the step must be finished to keep its promise
-    (playback, inter-token target), infinity where there is none. `intent` is the scheduler's
-    own note to itself, handed back to `book`. A step whose time has not come (a frame far ahead
-    of playback) has `not_before_s` in the future: the loop asks again then.
+    `due_s` is the moment the step must be finished to keep its promise (playback, inter-token
+    target), infinity where there is none. A step whose time has not come (a frame far ahead of
+    playback) has `not_before_s` in the future: the loop asks again then. `is_known` is false for a
+    kind of which no step was timed. `draft` is the scheduler's own note to itself, handed back to
+    `book`, made from its state of that `version`.
     """
 
     model: str
-    kind: str
-    work: Mapping[str, float]
-    due_s: float
-    num_rows: int
-    intent: object
+    due_s: float = math.inf
+    cost_s: float
+    is_known: bool = True
     not_before_s: float = 0.0
+    draft: Any = None
+    version: int = 0
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether its result is needed by a certain time."""
+        return math.isfinite(self.due_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,10 @@ class Scheduler(Protocol):
         """Hold a job back (its reader is slow), or let it go on."""
         ...
 
+    def set_step_budget(self, budget_s: float) -> None:
+        """How long a step may be, where it can be made shorter; infinity if no other has jobs."""
+        ...
+
     def propose(self, now_s: float) -> Proposal | None:
         """The step to run next, or `None`. Reads state, changes nothing.
 
@@ -98,15 +108,6 @@ class Scheduler(Protocol):
 
     def check(self) -> None:
         """Assert that every resource is accounted for."""
-        ...
-
-
-@runtime_checkable
-class FitsStepBudget(Protocol):
-    """A scheduler that can make its steps shorter where others wait for them."""
-
-    def set_step_budget(self, budget_s: float) -> None:
-        """How long a step may be; infinity where no other model has jobs."""
         ...
 
 

@@ -78,14 +78,6 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 @dataclass(frozen=True, slots=True)
-class _Intent(Generic[DraftT]):
-    """A draft, and the version of the state it was made from."""
-
-    draft: DraftT
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
 class Step(Generic[DraftT, RowT]):
     """A booked step that is not over. Results come in the order of its rows."""
 
@@ -147,20 +139,18 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
             return None
         return Proposal(
             model=self._model,
-            kind=draft.kind,
-            work=draft.work,
             due_s=draft.due_s,
-            num_rows=len(draft.rows),
-            intent=_Intent(draft, self._version),
+            cost_s=self.costs.predict(draft.kind, draft.work),
+            is_known=self.costs.is_known(draft.kind),
             not_before_s=draft.not_before_s,
+            draft=draft,
+            version=self._version,
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
         """Take what the step needs and make the plan; chooses again if anything changed since."""
-        intent = proposal.intent
-        assert isinstance(intent, _Intent), "a proposal of this scheduler"
-        is_fresh = intent.version == self._version
-        draft: DraftT | None = intent.draft if is_fresh else self._draft(now_s)
+        is_fresh = proposal.version == self._version
+        draft: DraftT | None = proposal.draft if is_fresh else self._draft(now_s)
         if draft is None or draft.not_before_s > now_s:
             return None
         self._version += 1
@@ -175,7 +165,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         assert plan.step_id == next(iter(self._steps)), "steps end in the order they began"
         step = self._close(plan.step_id)
         self._learn(step, plan.kind, result)
-        for row, found in zip(step.rows, self._rows_of(plan, result), strict=True):
+        for row, found in zip(step.rows, result.rows, strict=True):
             row.unit.num_in_flight -= 1
             if not self._is_void(row):
                 self._accept(step, row, found, now_s)
@@ -255,10 +245,6 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
     @abstractmethod
     def _take(self, draft: DraftT, step_id: int, now_s: float) -> tuple[Plan, Sequence[RowT]]:
         """Do what was drafted: the plan, and a row for each of its results."""
-
-    def _rows_of(self, plan: Plan, result: Any) -> Sequence[Any]:
-        """What a step yielded, row by row."""
-        return result.rows  # type: ignore[no-any-return]  # every modality's result has them
 
     def _learn(self, step: Step[DraftT, RowT], kind: str, result: StepResult) -> None:
         self.costs.observe(kind, step.draft.work, result.elapsed_s)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from functools import partial
+from statistics import median_low
 
 UNKNOWN_COST_S = 0.02
 """What a step of work never seen counts for."""
@@ -60,9 +61,13 @@ class _WorkCost:
         self._least, self._most = float("inf"), 0.0
 
     def measured(self, work: Mapping[str, float]) -> float | None:
-        """The shortest of the latest such steps: what else ran meanwhile only lengthens."""
+        """The median of the latest such steps.
+
+        The shortest would promise too little to those who wait: gaps between tokens would be
+        overrun as often as not.
+        """
         found = self._latest.get(tuple(work.values()))
-        return min(found[1]) if found and len(found[1]) >= _NUM_MEASURED else None
+        return median_low(found[1]) if found and len(found[1]) >= _NUM_MEASURED else None
 
     def trend(self, work: Mapping[str, float]) -> float:
         features, ratio = self._features(work), 1.0

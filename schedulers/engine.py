@@ -21,8 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import cast
+from functools import partial
 
 from triptych.core.config import Config
 from triptych.core.errors import (
@@ -39,13 +38,13 @@ from triptych.core.ledger import Ledger
 from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
 from triptych.core.transport.messages import Heartbeat
-from triptych.schedulers.base import FitsStepBudget, LoadedModel, ModelLoader, Proposal, Scheduler
+from triptych.schedulers.base import LoadedModel, ModelLoader, Proposal
 from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
 from triptych.schedulers.model_manager import LoadDone, LoopHooks, ModelManager
-from triptych.schedulers.timeline import Candidate, Timeline
+from triptych.schedulers.timeline import Timeline
 
 DEPTH = 2
 """Steps in flight: one runs, one waits on the device."""
@@ -215,7 +214,7 @@ class Engine:
 
     def _next_proposal(self, now_s: float, declined: Collection[str]) -> Proposal | None:
         """The proposal whose turn it is."""
-        proposals: dict[str, Proposal] = {}
+        proposals: list[Proposal] = []
         at_work = {job.model for job in self._jobs.values() if not job.is_paused}
         busy = at_work & self._models.ready.keys()
         for model, loaded in self._models.ready.items():
@@ -226,28 +225,18 @@ class Engine:
             if proposal.not_before_s > now_s:
                 self._wake_by(proposal.not_before_s)
             else:
-                proposals[model] = proposal
+                proposals.append(proposal)
         if not proposals:
             return None
-        candidates = [self._candidate(proposal) for proposal in proposals.values()]
-        return proposals[self._timeline.pick(candidates, now_s).model]
-
-    def _candidate(self, proposal: Proposal) -> Candidate:
-        cost_s, is_known = self._expected(proposal)
-        return Candidate(proposal.model, proposal.due_s, cost_s, is_known)
-
-    def _expected(self, proposal: Proposal) -> tuple[float, bool]:
-        """Seconds that a step will take, and whether one of its kind was seen before."""
-        costs = self._models.ready[proposal.model].scheduler.costs
-        return costs.predict(proposal.kind, proposal.work), costs.is_known(proposal.kind)
+        return self._timeline.pick(proposals, now_s)
 
     def _set_step_budget(self, loaded: LoadedModel, others: Collection[str]) -> None:
         """Say how long a model's steps may be beside those of others that have jobs."""
-        if _fits_budget(type(loaded.scheduler)):
+        budget_s = math.inf
+        if others:
             longest_s = self.config.schedule.max_step_s or math.inf
             budget_s = min(longest_s, self._timeline.step_budget_s(loaded.name, others))
-            scheduler = cast("FitsStepBudget", loaded.scheduler)
-            scheduler.set_step_budget(budget_s if others else math.inf)
+        loaded.scheduler.set_step_budget(budget_s)
 
     def _launch(self, proposal: Proposal, now_s: float) -> bool:
         """Book a proposal and hand its plan to the device; false if nothing was left of it."""
@@ -256,9 +245,8 @@ class Engine:
         if plan is None:
             return False
         self._next_step_id += 1
-        cost_s, is_known = self._expected(proposal)
-        step = _LaunchedStep(loaded, plan, cost_s, not is_known, now_s)
-        self._timeline.charge(proposal.model, cost_s)
+        step = _LaunchedStep(loaded, plan, proposal.cost_s, not proposal.is_known, now_s)
+        self._timeline.charge(proposal.model, proposal.cost_s)
         self._in_flight.append(step)
         self._has_news = True
         is_sabotaged = self._fault_draws.random() * 100 < self.config.debug.sim_failure
@@ -418,12 +406,6 @@ class Engine:
         self.on_turn()
         self._models.close()
         self._executors.close(patience_s)
-
-
-@cache
-def _fits_budget(kind: type[Scheduler]) -> bool:
-    """Whether it takes a step budget; asked of the class once, since that takes a while."""
-    return issubclass(kind, FitsStepBudget)
 
 
 def _discard(output: Output) -> None:

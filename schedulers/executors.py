@@ -13,7 +13,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -145,9 +145,11 @@ class ThreadExecutors:
     ) -> None:
         result, error = wait_for(pending)
         finished_s = self._clock()
-        busy_s = finished_s - max(started_s, self._last_finished_s)
+        busy_s = max(0.0, finished_s - max(started_s, self._last_finished_s))
         self._last_finished_s = finished_s
-        self.post(partial(done, StepOutcome(result=result, error=error, busy_s=max(busy_s, 0.0))))
+        if result is not None:
+            result = replace(result, elapsed_s=busy_s)
+        self.post(partial(done, StepOutcome(result=result, error=error, busy_s=busy_s)))
 
 
 def _alone(call: Callable[[], None]) -> None:

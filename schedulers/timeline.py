@@ -36,30 +36,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from triptych.schedulers.base import Proposal
+
 MAX_WAIT_S = 0.5
 WIDE_S = 0.1
 FAIR_FLOOR = 0.2
 GAP_SHARE = 0.75
 NUM_NARROW = 24
 _MAX_ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One model's proposed step: its deadline (infinity: none) and predicted cost in seconds.
-
-    One of a kind of which nothing `is_known` finds room in any gap that is empty, to be known.
-    """
-
-    model: str
-    due_s: float
-    cost_s: float
-    is_known: bool = True
-
-    @property
-    def has_deadline(self) -> bool:
-        """Whether its result is needed by a certain time."""
-        return math.isfinite(self.due_s)
 
 
 @dataclass(slots=True)
@@ -88,12 +72,12 @@ class _Gap:
             return math.inf  # the model rests, or its wide gap was used up a moment ago
         return self.left_s if self.left_s > 0 else self.room_s
 
-    def has_room(self, candidate: Candidate) -> bool:
-        if candidate.cost_s <= self.left_s:
+    def has_room(self, proposal: Proposal) -> bool:
+        if proposal.cost_s <= self.left_s:
             return True
         if self.is_wide:  # what was served before within a narrow gap's time is in no one's way
             return self.taken_s <= self.room_s
-        return not (candidate.is_known or self.taken_s)
+        return not (proposal.is_known or self.taken_s)
 
     def next(self, room_s: float) -> _Gap:
         """The gap after this one, which was wide if it was used so."""
@@ -102,7 +86,7 @@ class _Gap:
 
 
 class Timeline:
-    """Picks among candidates, one of each model, and keeps the account of service."""
+    """Picks among proposals, one of each model, and keeps the account of service."""
 
     def __init__(
         self, *, max_wait_s: float = MAX_WAIT_S, weights: Mapping[str, float] | None = None
@@ -118,10 +102,10 @@ class Timeline:
         self._gaps: dict[str, _Gap] = {}
         self._urgent: set[str] = set()  # models whose latest proposal had a deadline
 
-    def pick(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
-        """The candidate to run next; charge its service with `charge`."""
-        self._admit(candidates)
-        chosen = self._choose(candidates, now_s)
+    def pick(self, proposals: Sequence[Proposal], now_s: float) -> Proposal:
+        """The proposal to run next; charge its service with `charge`."""
+        self._admit(proposals)
+        chosen = self._choose(proposals, now_s)
         self._note_gaps(chosen)
         return chosen
 
@@ -135,43 +119,43 @@ class Timeline:
         gaps = (self._gaps[other].offer_s for other in others if other in self._gaps)
         return min(gaps, default=math.inf)
 
-    def _choose(self, candidates: Sequence[Candidate], now_s: float) -> Candidate:
-        fair = min(candidates, key=self._order)
+    def _choose(self, proposals: Sequence[Proposal], now_s: float) -> Proposal:
+        fair = min(proposals, key=self._order)
         self._level = max(self._level, self._service[fair.model])
-        urgent = self._pressing(candidates, fair, now_s)
+        urgent = self._pressing(proposals, fair, now_s)
         if urgent is None or urgent is fair:
             self._pressed_s = self._spared_s = 0.0
-            return self._between(candidates, fair)
-        if self._is_owed(candidates):
+            return self._between(proposals, fair)
+        if self._is_owed(proposals):
             self._spared_s += fair.cost_s
             return fair
         self._pressed_s += urgent.cost_s
         return urgent
 
-    def _between(self, candidates: Sequence[Candidate], fair: Candidate) -> Candidate:
+    def _between(self, proposals: Sequence[Proposal], fair: Proposal) -> Proposal:
         """The fair choice, if it is waited for or there is a gap; else the fair one of the others.
 
         Those are all that are waited for, and what is short enough for every gap as it is. A model
         that finds no gap gives up its turn, and all but so much of its share.
         """
-        waited = [candidate for candidate in candidates if candidate.has_deadline]
+        waited = [proposal for proposal in proposals if proposal.has_deadline]
         gaps = [self._gaps[other.model] for other in waited if other.model in self._gaps]
         if fair.has_deadline or all(gap.has_room(fair) for gap in gaps):
             return fair
-        unwaited = [candidate for candidate in candidates if not candidate.has_deadline]
+        unwaited = [proposal for proposal in proposals if not proposal.has_deadline]
         left_s = min(gap.room_s - gap.taken_s for gap in gaps)  # a wide gap is for the long ones
-        short = [candidate for candidate in unwaited if candidate.cost_s <= left_s]
+        short = [proposal for proposal in unwaited if proposal.cost_s <= left_s]
         chosen = min([*waited, *short], key=self._order)
         behind_s = min(self._service[other.model] for other in waited) - self._service[fair.model]
         self._forgo(unwaited, max(0.0, behind_s - WIDE_S / self._weight(fair.model)))
         return chosen
 
-    def _forgo(self, unwaited: Sequence[Candidate], forgone_s: float) -> None:
+    def _forgo(self, unwaited: Sequence[Proposal], forgone_s: float) -> None:
         """Take as much of each one's share, so that their shares among themselves stay."""
         for other in unwaited:
             self._service[other.model] += forgone_s
 
-    def _note_gaps(self, chosen: Candidate) -> None:
+    def _note_gaps(self, chosen: Proposal) -> None:
         if chosen.has_deadline:
             gap = self._gaps.get(chosen.model, _Gap())
             self._gaps[chosen.model] = gap.next(GAP_SHARE * chosen.cost_s)
@@ -187,40 +171,40 @@ class Timeline:
     def _weight(self, model: str) -> float:
         return self._weights.get(model, 1.0)
 
-    def _admit(self, candidates: Sequence[Candidate]) -> None:
+    def _admit(self, proposals: Sequence[Proposal]) -> None:
         """Let newcomers start level with those already served."""
-        for candidate in candidates:
-            if candidate.model not in self._waiting:
-                received = self._service.get(candidate.model, 0.0)
-                self._service[candidate.model] = max(received, self._level)
-            if candidate.has_deadline:
-                self._urgent.add(candidate.model)
+        for proposal in proposals:
+            if proposal.model not in self._waiting:
+                received = self._service.get(proposal.model, 0.0)
+                self._service[proposal.model] = max(received, self._level)
+            if proposal.has_deadline:
+                self._urgent.add(proposal.model)
             else:
-                self._urgent.discard(candidate.model)
-        self._waiting = frozenset(candidate.model for candidate in candidates)
+                self._urgent.discard(proposal.model)
+        self._waiting = frozenset(proposal.model for proposal in proposals)
 
-    def _is_owed(self, candidates: Sequence[Candidate]) -> bool:
+    def _is_owed(self, proposals: Sequence[Proposal]) -> bool:
         """Whether deadlines have pressed for too long without leaving the others their floor."""
         stretch_s = self._pressed_s + self._spared_s
-        round_s = sum(candidate.cost_s for candidate in candidates)
+        round_s = sum(proposal.cost_s for proposal in proposals)
         is_endless = stretch_s >= max(self._max_wait_s, _MAX_ROUNDS * round_s)
         return is_endless and self._spared_s < FAIR_FLOOR * stretch_s
 
     def _pressing(
-        self, candidates: Sequence[Candidate], fair: Candidate, now_s: float
-    ) -> Candidate | None:
+        self, proposals: Sequence[Proposal], fair: Proposal, now_s: float
+    ) -> Proposal | None:
         """Which deadline goes first, if some deadline breaks when `fair` runs before the others."""
-        due = sorted((c for c in candidates if math.isfinite(c.due_s)), key=lambda c: c.due_s)
+        due = sorted((c for c in proposals if math.isfinite(c.due_s)), key=lambda c: c.due_s)
         late = [c for c in due if c.due_s < now_s + c.cost_s]
         if late:
             return min(late, key=self._order)
         finish_s = now_s + fair.cost_s
-        for candidate in due:
-            if candidate is not fair:
-                finish_s += candidate.cost_s
-            if finish_s > candidate.due_s:
+        for proposal in due:
+            if proposal is not fair:
+                finish_s += proposal.cost_s
+            if finish_s > proposal.due_s:
                 return due[0]
         return None
 
-    def _order(self, candidate: Candidate) -> tuple[float, str]:
-        return self._service[candidate.model], candidate.model
+    def _order(self, proposal: Proposal) -> tuple[float, str]:
+        return self._service[proposal.model], proposal.model

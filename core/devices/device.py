@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -136,3 +138,21 @@ def _container_bytes() -> int:
         return int(_CGROUP_LIMIT.read_text()) - int(_CGROUP_USAGE.read_text())
     except (OSError, ValueError):  # no such file, or "max"
         return 2**62
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which `device` is the thread's current GPU; nothing on a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def end_of_work(device: torch.device) -> Callable[[], None]:
+    """A call that waits for the work launched so far on this thread's stream."""
+    if device.type != "cuda":
+        return _is_over
+    event = torch.Event(device, blocking=True)
+    event.record()
+    return event.synchronize
+
+
+def _is_over() -> None:
+    """On a CPU a launch is the work itself."""

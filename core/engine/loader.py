@@ -15,7 +15,7 @@ from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.errors import ConfigError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
-from triptych.core.layers.attention import KvLayout
+from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.ledger import Ledger
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.weights.resolve import ResolvedModel
@@ -51,6 +51,17 @@ class TokenLoader(DeviceLoader):
                 f" {'torch alone' if is_native else 'transformers'}, where sums follow from the"
                 " batch; serve it with our decoder and the CPU kernels, or leave it out."
             )
+
+    def _cache(self, layout: KvLayout, num_pages: int, native: NativeKernels | None) -> KvCache:
+        """The memory of the pages. Raises `ConfigError` as `_check_invariance` does."""
+        kv = KvCache(layout, num_pages, self._device.torch, native)
+        if self._config.device.enable_deterministic_inference and kv.native is None:
+            raise ConfigError(
+                f"--enable-deterministic-inference: the CPU kernels cannot hold the cache of"
+                f" {self.name} ({str(layout.dtype).removeprefix('torch.')}, pages of"
+                f" {layout.page_size}); try --kv-cache-format auto, or leave it out."
+            )
+        return kv
 
     def _sampler(self, num_logits: int, native: NativeKernels | None) -> Sampler:
         """What draws for all rows of a step."""

@@ -11,10 +11,10 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.devices.device import end_of_work, on_device
 from triptych.core.errors import OutOfMemory, TriptychError
-from triptych.core.plan import Plan
-from triptych.core.staged_plan import Stage, StagedPlan, StagedRowResult, StagedStepResult
+from triptych.core.plan import Plan, StepResult
+from triptych.core.staged_plan import Stage, StagedPlan, StagedRowResult
 
 
 class Work(Protocol):
@@ -59,16 +59,15 @@ class StagedRunner(Generic[AnyWork]):
             self._works.pop(job_id, None)
         try:
             with torch.inference_mode(), on_device(self._device):
-                clock = DeviceClock(self._device)
                 rows = self._run(plan)
-                clock.stop()
+                wait = end_of_work(self._device)
         except BaseException as error:  # units that began in a failed step are not under way
             for start in plan.starts:
                 self._forget(start.job_id, start.unit)
             if isinstance(error, torch.OutOfMemoryError):
                 raise OutOfMemory("The step did not fit in device memory.") from error
             raise
-        return PendingStage(plan, rows, clock)
+        return PendingStage(rows, wait)
 
     def close(self) -> None:
         """Let go of the model and of everything under way."""
@@ -110,18 +109,16 @@ class PendingStage:
     """A launched step."""
 
     def __init__(
-        self, plan: StagedPlan, rows: list[tuple[Yield, Stage | None]], clock: DeviceClock
+        self, rows: Sequence[tuple[Yield, Stage | None]], wait: Callable[[], None]
     ) -> None:
-        self._plan = plan
         self._rows = rows
-        self._clock = clock
+        self._wait = wait
 
-    def result(self) -> StagedStepResult:
+    def result(self) -> StepResult:
         """Wait for the device and bring over what the stages gave."""
         rows = tuple(_result(given, stage) for given, stage in self._rows)
-        return StagedStepResult(
-            step_id=self._plan.step_id, elapsed_s=self._clock.elapsed_s(), rows=rows
-        )
+        self._wait()
+        return StepResult(rows=rows)
 
 
 def advance_each(advance: Callable[[AnyWork], Yield], works: Sequence[AnyWork]) -> list[Yield]:

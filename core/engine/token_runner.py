@@ -19,11 +19,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.devices.device import end_of_work, on_device
 from triptych.core.errors import OutOfMemory
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
-from triptych.core.plan import Plan, SlotStart, TokenPlan, TokenRow, TokenRowResult, TokenStepResult
+from triptych.core.plan import Plan, SlotStart, StepResult, TokenPlan, TokenRow, TokenRowResult
 
 
 @dataclass(slots=True)
@@ -108,15 +108,14 @@ class TokenRunner:
         self._update_page_tables(plan)
         try:
             with torch.inference_mode(), on_device(self._device):
-                clock = DeviceClock(self._device)
                 for start in plan.starts:
                     self._head.bind(start)
                 step = self._prepare(plan.rows)
                 results = self._head.draw(step, self._head.forward(step, self._kv))
-                clock.stop()
+                wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The step did not fit in device memory.") from error
-        return PendingTokens(plan.step_id, results, clock)
+        return PendingTokens(results, wait)
 
     def close(self) -> None:
         """Let go of the model and the cache; there is no launching after this."""
@@ -186,18 +185,17 @@ class TokenRunner:
 class PendingTokens:
     """Implements `core.plan.PendingStep`: the device may still be at work."""
 
-    __slots__ = ("_clock", "_results", "_step_id")
+    __slots__ = ("_results", "_wait")
 
-    def __init__(self, step_id: int, results: RowResults, clock: DeviceClock) -> None:
-        self._step_id = step_id
+    def __init__(self, results: RowResults, wait: Callable[[], None]) -> None:
         self._results = results
-        self._clock = clock
+        self._wait = wait
 
-    def result(self) -> TokenStepResult:
+    def result(self) -> StepResult:
         """Wait for this step alone, not for those launched since."""
         rows = self._results()
-        elapsed_s = self._clock.elapsed_s()
-        return TokenStepResult(step_id=self._step_id, elapsed_s=elapsed_s, rows=rows)
+        self._wait()
+        return StepResult(rows=rows)
 
 
 def _to_device(arrays: Sequence[Int64s], device: torch.device) -> Sequence[torch.Tensor]:

@@ -23,6 +23,7 @@ from triptych.core.limits import MAX_REQUEST_ID_CHARS
 from triptych.core.logs import fields
 
 _SANE_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_REQUEST_ID_CHARS}}}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _CLIENT_GONE = 499  # as nginx logs it; never sent
 
 _logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Access:
             "request",
             extra=fields(
                 **_ids(scope["state"]),
-                method=scope["method"] if route != "unmatched" else "-",
+                method=scope["method"] if scope["method"] in _METHODS else "-",
                 route=route,
                 status=status,
                 elapsed_ms=round(elapsed_s * 1000, 1),

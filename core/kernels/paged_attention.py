@@ -27,6 +27,30 @@ Int64s = npt.NDArray[np.int64]
 _MIN_GROUP_KEYS = 256
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRule:
+    """How a layer's tokens weigh the keys that they may see.
+
+    `window` counts them, itself included; `None`: all. A score is `scale` times the product of
+    query and key; a `soft_cap` bends it to less than that: `cap * tanh(score / cap)`. `sinks_H` are
+    scores of a key that every token sees besides and that has no value (Xiao et al. 2023,
+    arXiv:2309.17453). The cache holds keys divided by `k_scale` and values divided by `v_scale`.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks_H: torch.Tensor | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scale and window are all there is to it."""
+        is_unscaled = self.k_scale == self.v_scale == 1.0
+        return is_unscaled and self.soft_cap is None and self.sinks_H is None
+
+
 @dataclass(slots=True, kw_only=True)
 class AttentionBatch:
     """Which tokens of a step belong to which row, and where the rows' keys live.
@@ -41,6 +65,8 @@ class AttentionBatch:
     `query_starts_B` is the first token of each row. `write_slots_T` is `page * P + offset` of each
     token's key. Entries of `page_table_BM` past a row's pages are ignored. `native` are the CPU
     kernels that the cache is kept for, if any: they keep values in an order of their own.
+    On a GPU, grids follow from the shapes of the tensors; `is_deterministic` fixes the order of
+    sums, so that a token's result does not depend on the other rows.
     """
 
     page_table_BM: torch.Tensor
@@ -52,6 +78,7 @@ class AttentionBatch:
     host_context_lengths_B: Int64s
     native: NativeKernels | None = None
     blocks_2T: torch.Tensor | None = None
+    is_deterministic: bool = False
     groups: dict[int | None, list[_RowGroup]] = field(default_factory=dict)
     """The reference's own plan of a step, by window; made by the first layer that asks."""
 
@@ -85,13 +112,11 @@ def paged_attention(
     k_pages_NPKD: torch.Tensor,
     v_pages_NPKD: torch.Tensor,
     batch: AttentionBatch,
-    *,
-    scale: float,
-    window: int | None = None,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     """Attention of every token over its row's pages; keys of this step must be written.
 
-    A token sees itself and those before it; with a `window`, `window - 1` of them; and its block.
+    A token sees itself and those before it, within the window if there is one; and its block.
     Runs on `batch.native` where there is one. Returns `out_THD` in the type of `q_THD`.
     """
     (_, num_heads, head_dim), (*_, num_kv_heads, page_dim) = q_THD.shape, k_pages_NPKD.shape
@@ -102,8 +127,46 @@ def paged_attention(
     assert k_pages_NPKD.is_contiguous()
     assert v_pages_NPKD.is_contiguous()
     assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
-    run = _reference if batch.native is None else batch.native.paged_attention
-    return run(q_THD, k_pages_NPKD, v_pages_NPKD, batch, scale=scale, window=window)
+    if batch.native is not None:
+        assert rule.is_plain, "the native kernels know scale and window alone"
+        return batch.native.paged_attention(
+            q_THD, k_pages_NPKD, v_pages_NPKD, batch, scale=rule.scale, window=rule.window
+        )
+    run = _on_gpu if q_THD.is_cuda else _reference
+    return run(q_THD, k_pages_NPKD, v_pages_NPKD, batch, rule)
+
+
+def _on_gpu(
+    q_THD: torch.Tensor,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    batch: AttentionBatch,
+    rule: AttentionRule,
+) -> torch.Tensor:
+    """Rows of one token and prompt chunks have a kernel each; no value is read back for either."""
+    from triptych.core.kernels.triton.paged_decode import paged_decode
+    from triptych.core.kernels.triton.paged_prefill import paged_prefill
+
+    if k_pages_NPKD.dtype is torch.float8_e4m3fn:
+        k_pages_NPKD, v_pages_NPKD = (x.view(torch.uint8) for x in (k_pages_NPKD, v_pages_NPKD))
+    pages, num_decode = (k_pages_NPKD, v_pages_NPKD), batch.num_decode_rows
+    weighing = (rule.scale * rule.k_scale, rule.window, rule.soft_cap, rule.v_scale)
+    out_THD = q_THD.new_empty(q_THD.shape)
+    if num_decode:
+        rows = slice(num_decode)
+        paged_decode(
+            *(q_THD[rows], *pages, batch.page_table_BM[rows], batch.context_lengths_B[rows]),
+            *(out_THD[rows], rule.sinks_H, *weighing, batch.is_deterministic),
+        )
+    if len(batch.query_starts_B) > num_decode:
+        rows = slice(num_decode, None)
+        blocks_2T = None if batch.blocks_2T is None else batch.blocks_2T[:, rows]
+        paged_prefill(
+            *(q_THD[rows], *pages, batch.page_table_BM[rows], batch.context_lengths_B[rows]),
+            *(batch.query_starts_B[rows], num_decode),
+            *(out_THD[rows], blocks_2T, rule.sinks_H, *weighing),
+        )
+    return out_THD
 
 
 def _reference(
@@ -111,16 +174,15 @@ def _reference(
     k_pages_NPKD: torch.Tensor,
     v_pages_NPKD: torch.Tensor,
     batch: AttentionBatch,
-    *,
-    scale: float,
-    window: int | None,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     """Gather the keys of rows of similar length into one padded block; SDPA per block."""
+    window = rule.window
     if window not in batch.groups:
         batch.groups[window] = _plan_groups(batch, k_pages_NPKD.shape[:2], window)
     groups = batch.groups[window]
     k_slots, v_slots = k_pages_NPKD.flatten(0, 1), v_pages_NPKD.flatten(0, 1)
-    outs = [_attend_group(q_THD, k_slots, v_slots, group, scale) for group in groups]
+    outs = [_attend_group(q_THD, k_slots, v_slots, group, rule) for group in groups]
     if len(groups) == 1 and groups[0].query_index_L is None:
         return outs[0]
     out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
@@ -146,28 +208,61 @@ def _attend_group(
     k_slots: torch.Tensor,
     v_slots: torch.Tensor,
     group: _RowGroup,
-    scale: float,
+    rule: AttentionRule,
 ) -> torch.Tensor:
     (num_heads, head_dim), num_kv_heads = q_THD.shape[1:], k_slots.shape[1]
     index = group.query_index_L
     q_LHD = q_THD if index is None else q_THD.index_select(0, index)
     kv_shape = (group.num_rows, -1, num_kv_heads, head_dim)
-    k_GKSD = k_slots.index_select(0, group.key_slots_L).view(kv_shape).transpose(1, 2)
-    v_GKSD = v_slots.index_select(0, group.key_slots_L).view(kv_shape).transpose(1, 2)
-    k_GKSD, v_GKSD = k_GKSD.to(q_THD.dtype), v_GKSD.to(q_THD.dtype)
-    mask = group.mask_G1QS
+    k_GKSD, v_GKSD = (
+        _gather(slots, group.key_slots_L).view(kv_shape).transpose(1, 2).to(q_THD.dtype)
+        for slots in (k_slots, v_slots)
+    )
+    mask, scale = group.mask_G1QS, rule.scale
+    if not rule.is_plain:
+        q = q_LHD.view(group.num_rows, -1, num_heads, head_dim).transpose(1, 2)
+        out = _weigh(q, k_GKSD, v_GKSD, mask, rule)
+        return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
     if mask.shape[2] == 1:  # one query per row: its heads of one key-value head become queries
         q = q_LHD.reshape(group.num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
         out = scaled_dot_product_attention(q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale)
         return out.reshape(-1, num_heads, head_dim)
     q = q_LHD.view(group.num_rows, -1, num_heads, head_dim).transpose(1, 2)
-    if not q.is_cpu:  # no fused kernel of a GPU takes a mask and grouped heads together
+    if not q.is_cpu:  # no fused kernel of another device takes a mask and grouped heads together
         repeats = num_heads // num_kv_heads
         k_GKSD, v_GKSD = (x.repeat_interleave(repeats, dim=1) for x in (k_GKSD, v_GKSD))
     out = scaled_dot_product_attention(
         q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k_GKSD.shape[1]
     )
     return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
+
+
+def _gather(slots: torch.Tensor, index_L: torch.Tensor) -> torch.Tensor:
+    if slots.dtype.itemsize > 1:
+        return slots.index_select(0, index_L)
+    return slots.view(torch.uint8).index_select(0, index_L).view(slots.dtype)
+
+
+def _weigh(
+    q_GHQD: torch.Tensor,
+    k_GKSD: torch.Tensor,
+    v_GKSD: torch.Tensor,
+    mask_G1QS: torch.Tensor,
+    rule: AttentionRule,
+) -> torch.Tensor:
+    """Attention written out in float32, for what no fused kernel of torch knows."""
+    repeats = q_GHQD.shape[1] // k_GKSD.shape[1]
+    k_GHSD, v_GHSD = (x.float().repeat_interleave(repeats, dim=1) for x in (k_GKSD, v_GKSD))
+    scores_GHQS = q_GHQD.float() @ k_GHSD.mT * (rule.scale * rule.k_scale)
+    if rule.soft_cap is not None:
+        scores_GHQS = rule.soft_cap * (scores_GHQS / rule.soft_cap).tanh()
+    scores_GHQS = scores_GHQS.masked_fill(~mask_G1QS, -torch.inf)
+    num_keys = scores_GHQS.shape[3]
+    if rule.sinks_H is not None:
+        sinks = rule.sinks_H.float().view(1, -1, 1, 1).expand(*scores_GHQS.shape[:3], 1)
+        scores_GHQS = torch.cat((scores_GHQS, sinks), dim=3)
+    probs_GHQS = scores_GHQS.softmax(dim=3)[..., :num_keys]
+    return (probs_GHQS @ v_GHSD * rule.v_scale).to(q_GHQD.dtype)
 
 
 def _plan_groups(

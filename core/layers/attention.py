@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention
+from triptych.core.kernels.paged_attention import AttentionBatch, AttentionRule, paged_attention
 from triptych.core.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.layers.linear import Linear
 
@@ -108,6 +108,8 @@ class Attention:
         self.config = config
         self.layer = layer
         num_heads, head_dim = config.num_heads, config.head_dim
+        scale = head_dim**-0.5 if config.scale is None else config.scale
+        self._rule = AttentionRule(scale=scale, window=config.window)
         num_outputs = (num_heads + 2 * config.num_kv_heads) * head_dim
         self.qkv = Linear(
             config.hidden_size,
@@ -156,6 +158,5 @@ class Attention:
         rotation = Rotation(*cos_sin) if config.uses_rope else None
         k_pages, v_pages = step.kv.k_pages[self.layer], step.kv.v_pages[self.layer]
         q_THD = rope_write(qkv_TXD, self._head_norm, rotation, (k_pages, v_pages), batch)
-        scale = config.head_dim**-0.5 if config.scale is None else config.scale
-        out_THD = paged_attention(q_THD, k_pages, v_pages, batch, scale=scale, window=config.window)
+        out_THD = paged_attention(q_THD, k_pages, v_pages, batch, self._rule)
         return self.out(out_THD.flatten(1), residual_TC)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from triptych.core.errors import TriptychError
 from triptych.core.pixels import Pixels
-from triptych.core.plan import Plan, StepResult
+from triptych.core.plan import Plan
 from triptych.modalities.diffusion.wire import ImageRequest
 
 
@@ -97,13 +97,6 @@ class PictureRowResult:
     num_rows: int = 0
     pixels: Pixels | None = None
     error: TriptychError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenoiseStepResult(StepResult):
-    """One entry per row of the plan."""
-
-    rows: tuple[PictureRowResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

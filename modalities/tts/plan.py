@@ -10,9 +10,9 @@ a `FrameClock`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from triptych.core.plan import Plan, StepCodes, StepResult
+from triptych.core.plan import Plan, StepCodes
 from triptych.modalities.tts.wire import SAMPLE_BYTES, VoiceClip
 
 
@@ -96,13 +96,6 @@ class AudioRowResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AudioStepResult(StepResult):
-    """One entry per row of the plan."""
-
-    rows: tuple[AudioRowResult, ...] = field(default_factory=tuple)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VoicePrompt:
     """What a voice is to a speech-token model.
 
@@ -119,10 +112,3 @@ class VoicePlan(Plan):
     """A step that reads the voice of a clip."""
 
     clip: VoiceClip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoiceStepResult(StepResult):
-    """The voice that was read."""
-
-    prompt: VoicePrompt = VoicePrompt()

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.core.errors import TriptychError
-from triptych.core.plan import Plan, StepResult
+from triptych.core.plan import Plan
 from triptych.core.prompt_content import PromptContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodePlan(Plan):
-    """Features of some pictures, all different, none of which is in the cache."""
+    """Features of some pictures, all different, none of which is in the cache.
 
-    pictures: tuple[PromptContent, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodeStepResult(StepResult):
-    """One entry per picture of the plan: what is wrong with it, if anything.
-
-    Only pictures without an error have features in the cache, and a reference to them.
+    Its result has a row for each: the error that kept its features out of the cache, or `None` for
+    those that are there now, with a reference to them.
     """
 
-    errors: tuple[TriptychError | None, ...] = ()
+    pictures: tuple[PromptContent, ...]

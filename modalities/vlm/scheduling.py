@@ -257,9 +257,6 @@ class VisionScheduler(TokenScheduler):
         self._update_references()
         return plan, rows
 
-    def _rows_of(self, plan: Plan, result: Any) -> Sequence[Any]:
-        return result.errors if isinstance(plan, EncodePlan) else super()._rows_of(plan, result)
-
     def _is_void(self, row: Any) -> bool:
         return not isinstance(row, _EncodeRow) and super()._is_void(row)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from triptych.core.errors import TriptychError, to_info
@@ -89,6 +89,9 @@ class _Baseline:
         """Remove a request."""
         self.voices.pop(job_id, None)
 
+    def set_step_budget(self, budget_s: float) -> None:
+        """Steps cannot be made shorter."""
+
     def set_paused(self, job_id: str, is_paused: bool) -> None:
         """Pausing is not supported."""
 
@@ -108,18 +111,13 @@ class _Baseline:
     def proposal(self, kind: str, rows: Iterable[_Voice]) -> Proposal:
         """A step for `rows`, all equally urgent."""
         voices = tuple(rows)
-        return Proposal(
-            model=self.model.name, kind=kind, work={"rows": float(len(voices))}, due_s=math.inf,
-            num_rows=len(voices), intent=voices,
-        )  # fmt: skip
+        cost_s = self.costs.predict(kind, {"rows": float(len(voices))})
+        return Proposal(model=self.model.name, cost_s=cost_s, draft=(kind, voices))
 
     def plan(self, step_id: int, proposal: Proposal, *operations: Operation) -> WorkPlan:
         """The plan of some operations; nothing else runs meanwhile."""
-        assert isinstance(proposal.intent, tuple)
-        self.is_busy, self.rows = True, proposal.intent
-        return WorkPlan(
-            step_id=step_id, model=self.model.name, kind=proposal.kind, operations=operations
-        )
+        self.is_busy, (kind, self.rows) = True, proposal.draft
+        return WorkPlan(step_id=step_id, model=self.model.name, kind=kind, operations=operations)
 
     def chunk_frames(self, voice: _Voice) -> int:
         """Frames of the next chunk."""
@@ -170,12 +168,11 @@ class FifoScheduler(_Baseline):
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> WorkPlan:
         """The plan of a proposal."""
-        voices = proposal.intent
-        assert isinstance(voices, tuple)
-        if proposal.kind == "audio":
+        kind, voices = proposal.draft
+        if kind == "audio":
             size = sum(self._next_frames(voice) for voice in voices)
             return self.plan(step_id, proposal, Operation("audio", len(voices), size))
-        if proposal.kind == "token":
+        if kind == "token":
             return self.plan(step_id, proposal, Operation("token", len(voices), 0))
         size = sum(voice.num_prompt for voice in voices)
         return self.plan(step_id, proposal, Operation("token", 0, size))
@@ -263,10 +260,7 @@ class MaxScheduler(_Baseline):
             proposal = self.proposal("prompt", self._batch(pending, len(running)))
             if running or wait_s <= now_s:
                 return proposal
-            return Proposal(
-                model=self.model.name, kind="prompt", work=proposal.work, due_s=math.inf,
-                num_rows=proposal.num_rows, intent=proposal.intent, not_before_s=wait_s,
-            )  # fmt: skip
+            return replace(proposal, not_before_s=wait_s)
         return self.proposal("round", running) if running else None
 
     def _batch(self, pending: list[_Voice], num_running: int) -> list[_Voice]:
@@ -280,9 +274,8 @@ class MaxScheduler(_Baseline):
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> WorkPlan:
         """The plan of a round: as many token steps as its longest chunk, then audio."""
-        voices = proposal.intent
-        assert isinstance(voices, tuple)
-        if proposal.kind == "prompt":
+        kind, voices = proposal.draft
+        if kind == "prompt":
             size = sum(voice.num_prompt for voice in voices)
             return self.plan(step_id, proposal, Operation("token", 0, size))
         missing = [self._missing_steps(voice) for voice in voices]

@@ -20,14 +20,13 @@ from speech_baselines import Operation, WorkPlan
 from triptych.core.config import Config
 from triptych.core.job import Job, Output
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRowResult, TokenStepResult
+from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRowResult
 from triptych.core.sampling_params import SamplingParams
 from triptych.modalities.tts.plan import (
     SAMPLE_BYTES,
     AudioPlan,
     AudioRow,
     AudioRowResult,
-    AudioStepResult,
     FrameClock,
 )
 from triptych.modalities.tts.scheduling.playback import Playback
@@ -161,15 +160,14 @@ class Runner:
     def result(self) -> StepResult:
         """The result of the plan launched last: nothing runs beside it."""
         plan, elapsed_s = self.plan, self.cost_s(self.plan)
-        step_id = plan.step_id
         if isinstance(plan, TokenPlan):
             drawn = ((next(self.ids),) if row.is_sampled else () for row in plan.rows)
             rows = tuple(TokenRowResult(token_ids=ids) for ids in drawn)
-            return TokenStepResult(step_id=step_id, elapsed_s=elapsed_s, rows=rows)
+            return StepResult(elapsed_s=elapsed_s, rows=rows)
         if isinstance(plan, AudioPlan):
             sounds = tuple(map(self.decode, plan.rows))
-            return AudioStepResult(step_id=step_id, elapsed_s=elapsed_s, rows=sounds)
-        return StepResult(step_id=step_id, elapsed_s=elapsed_s)
+            return StepResult(elapsed_s=elapsed_s, rows=sounds)
+        return StepResult(elapsed_s=elapsed_s)
 
     def decode(self, row: AudioRow) -> AudioRowResult:
         """Silence of the right length."""

@@ -25,7 +25,7 @@ from triptych.modalities.diffusion.engine.costs import DrawingCosts
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
 from triptych.modalities.diffusion.engine.loader import measure
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner, Yield
-from triptych.modalities.diffusion.plan import DenoiseStepResult, PictureRow
+from triptych.modalities.diffusion.plan import PictureRow
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
 
@@ -107,7 +107,7 @@ class ImageDriver(SchedulerDriver):
     def launch(self, plan: Plan) -> StepResult | TriptychError:
         self.clock.advance(1.0)
         outcome = super().launch(plan)
-        if plan.kind == "decode" and isinstance(outcome, DenoiseStepResult):
+        if plan.kind == "decode" and isinstance(outcome, StepResult):
             for row in outcome.rows:
                 assert row.pixels is not None
                 self.made[id(row.pixels)] = row.pixels, self.witness.decoded.popleft()

@@ -29,7 +29,7 @@ class Gated:
         self.clock.advance(1.0)
         if self.error is not None:
             raise self.error
-        return StepResult(step_id=self.step_id)
+        return StepResult(rows=(self.step_id,))
 
 
 class GatedRunner:
@@ -79,10 +79,11 @@ def test_launches_run_ahead_and_outcomes_come_in_order(
     for gate in reversed(runner.gates):
         gate.set()
     take_until(threads, lambda: len(outcomes) == 5)
-    assert [o.result.step_id if o.result else str(o.error) for o in outcomes] == [
+    assert [o.result.rows[0] if o.result else str(o.error) for o in outcomes] == [
         *(0, 1, "cannot launch", "cannot finish", 4)
     ]
     assert [outcome.busy_s for outcome in outcomes] == [1.0, 1.0, 0.0, 1.0, 1.0]
+    assert all(o.result.elapsed_s == o.busy_s for o in outcomes if o.result)
 
 
 def test_what_a_failed_step_allocated_goes_with_it(

@@ -11,6 +11,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triptych.schedulers.base import Proposal
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel, RecentSteps
 from triptych.schedulers.timeline import (
     FAIR_FLOOR,
@@ -18,9 +19,13 @@ from triptych.schedulers.timeline import (
     MAX_WAIT_S,
     NUM_NARROW,
     WIDE_S,
-    Candidate,
     Timeline,
 )
+
+
+def proposal(model: str, due_s: float, cost_s: float, *, is_known: bool = True) -> Proposal:
+    return Proposal(model=model, due_s=due_s, cost_s=cost_s, is_known=is_known)
+
 
 costs = st.floats(0.02, 0.3)
 quick = settings(max_examples=40, deadline=None)
@@ -58,9 +63,9 @@ class Simulation:
 
     def run(self, end_s: float) -> None:
         while self.now_s < end_s:
-            candidates = [Candidate(name, math.inf, cost) for name, cost in self.endless.items()]
+            candidates = [proposal(name, math.inf, cost) for name, cost in self.endless.items()]
             candidates += [
-                Candidate(name, work.due_s(), work.cost_s)
+                proposal(name, work.due_s(), work.cost_s)
                 for name, work in self.periodic.items()
                 if work.release_s() <= self.now_s
             ]
@@ -69,7 +74,7 @@ class Simulation:
                 continue
             self._serve(self.timeline.pick(candidates, self.now_s))
 
-    def _serve(self, chosen: Candidate) -> None:
+    def _serve(self, chosen: Proposal) -> None:
         self.timeline.charge(chosen.model, chosen.cost_s)
         self.served_s[chosen.model] += chosen.cost_s
         if chosen.model in self.endless:
@@ -176,7 +181,7 @@ def picks(timeline: Timeline, steps: Mapping[str, float], num_picks: int) -> lis
     now_s = 0.0
     for _ in range(num_picks):
         candidates = [
-            Candidate(name, now_s + 0.5 if name == "chat" else math.inf, cost_s)
+            proposal(name, now_s + 0.5 if name == "chat" else math.inf, cost_s)
             for name, cost_s in steps.items()
         ]
         chosen = timeline.pick(candidates, now_s)
@@ -235,7 +240,7 @@ def test_a_model_that_rests_makes_no_step_short() -> None:
     picks(timeline, {"chat": 0.016}, 3)
     assert timeline.step_budget_s("images", {"chat"}) == WIDE_S
     for _ in range(20):
-        timeline.pick([Candidate("images", math.inf, 0.06)], 0.0)
+        timeline.pick([proposal("images", math.inf, 0.06)], 0.0)
     assert timeline.step_budget_s("images", {"chat"}) == math.inf
 
 
@@ -244,8 +249,8 @@ def test_what_is_not_known_is_let_in() -> None:
     picks(timeline, {"chat": 0.016, "images": 0.1}, 10)
     for is_known in (True, False):
         pair = [
-            Candidate("chat", 9.0, 0.016),
-            Candidate("images", math.inf, 0.02, is_known=is_known),
+            proposal("chat", 9.0, 0.016),
+            proposal("images", math.inf, 0.02, is_known=is_known),
         ]
         assert (timeline.pick(pair, 0.0).model == "chat") == is_known
 
@@ -272,11 +277,11 @@ def test_how_long_a_step_may_be_beside_others_is_known_from_theirs() -> None:
 
 def test_a_step_with_a_deadline_is_bound_by_no_gap() -> None:
     timeline = Timeline()
-    pair = [Candidate("chat", 9.0, 0.016), Candidate("voice", 9.0, 0.01)]
+    pair = [proposal("chat", 9.0, 0.016), proposal("voice", 9.0, 0.01)]
     for _ in range(4):
         timeline.charge(timeline.pick(pair, 0.0).model, 0.01)
     assert timeline.step_budget_s("voice", {"chat"}) == math.inf
-    timeline.pick([pair[0], Candidate("voice", math.inf, 0.01)], 0.0)
+    timeline.pick([pair[0], proposal("voice", math.inf, 0.01)], 0.0)
     assert timeline.step_budget_s("voice", {"chat"}) < math.inf
 
 

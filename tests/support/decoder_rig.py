@@ -17,7 +17,7 @@ from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.decoder import Decoder
-from triptych.core.plan import SlotStart, TokenPlan, TokenRow, TokenStepResult
+from triptych.core.plan import SlotStart, StepResult, TokenPlan, TokenRow
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.tensors.checkpoint import Checkpoint
@@ -136,7 +136,7 @@ class Rig:
         sequence.pages, sequence.num_cached = [], 0
         sequence.num_bound_pages, sequence.is_bound = 0, False
 
-    def step(self, *work: tuple[Row, int]) -> TokenStepResult:
+    def step(self, *work: tuple[Row, int]) -> StepResult:
         """Run the next `n` tokens of each sequence; `0` decodes from the last token sampled."""
         work = tuple(sorted(work, key=lambda item: item[1] > 0))
         starts = tuple(self._start(s) for s, _ in work if not s.is_bound)
@@ -144,7 +144,7 @@ class Rig:
         plan = TokenPlan(step_id=self.num_steps, model="m", kind="t", rows=rows, starts=starts)
         self.recorder.last_logits_RV = torch.empty(0)
         result = self.runner.launch(plan).result()
-        assert isinstance(result, TokenStepResult)
+        assert isinstance(result, StepResult)
         self.num_steps += 1
         sampled = [s for (s, _), row in zip(work, rows, strict=True) if row.is_sampled]
         for (sequence, _), row, out in zip(work, rows, result.rows, strict=True):

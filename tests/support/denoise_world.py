@@ -19,7 +19,6 @@ from triptych.core.pixels import Pixels
 from triptych.core.plan import Plan, StepResult
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
-    DenoiseStepResult,
     PictureCost,
     PictureKey,
     PictureRow,
@@ -136,9 +135,7 @@ class FakeImageRunner:
             rows = tuple(self._row(plan.kind, row, computed) for row in plan.rows)
         self.rows_run += computed.values()
         self.elapsed_s[plan.step_id] = self.cost_s(plan, computed)
-        result = DenoiseStepResult(
-            step_id=plan.step_id, rows=rows, elapsed_s=self.elapsed_s[plan.step_id]
-        )
+        result = StepResult(rows=rows, elapsed_s=self.elapsed_s[plan.step_id])
         return Done(result)
 
     def on_failure_known(self, plan: DenoisePlan) -> None:
@@ -197,7 +194,7 @@ def picture_of(key: PictureKey, request: ImageRequest) -> Pixels:
 class Rig(SchedulerDriver):
     """The scheduler of pictures, and the runner of its plans."""
 
-    has_equal_intents = True
+    has_equal_drafts = True
 
     def __init__(self, *, depth: int = 1, runner: FakeImageRunner | None = None, **limits: int):
         defaults = {"max_pictures": 8, "max_state_bytes": 1 << 30, "max_jobs": 100, "max_rows": 8}

@@ -26,8 +26,8 @@ class SchedulerDriver:
     """What a look for work takes."""
     has_patience: ClassVar[bool] = True
     """Whether time passes until a step may begin, where nothing else is to be done."""
-    has_equal_intents: ClassVar[bool] = False
-    """Whether the intents of equal proposals are equal."""
+    has_equal_drafts: ClassVar[bool] = False
+    """Whether the drafts of equal proposals are equal."""
     refusals: ClassVar[tuple[type[TriptychError], ...]] = ()
     """Errors of a submission that are returned, not raised."""
 
@@ -81,7 +81,7 @@ class SchedulerDriver:
         plan = self.take(proposal) if proposal is not None else None
         if proposal is None or plan is None:
             return None
-        assert plan.kind == proposal.kind
+        assert plan.kind == proposal.draft.kind
         self.num_steps += 1
         self.in_flight.append((plan, self.launch(plan)))
         return plan
@@ -100,9 +100,9 @@ class SchedulerDriver:
         return proposal
 
     def _content(self, proposal: Proposal | None) -> Proposal | None:
-        if proposal is None or self.has_equal_intents:
+        if proposal is None or self.has_equal_drafts:
             return proposal
-        return replace(proposal, intent=None)
+        return replace(proposal, draft=None)
 
     def take(self, proposal: Proposal) -> Plan | None:
         """Book a proposal."""

@@ -19,7 +19,6 @@ from triptych.core.plan import (
     TokenPlan,
     TokenRow,
     TokenRowResult,
-    TokenStepResult,
 )
 from triptych.schedulers.base import LoadedModel, Proposal, Scheduler, SchedulerStats
 from triptych.schedulers.cost import CostModel
@@ -73,7 +72,7 @@ class FakeRunner:
         if (error := self.errors.pop(self.num_launches, None)) is not None:
             return Done(error)
         rows = tuple(self._row(row) for row in plan.rows)
-        return Done(TokenStepResult(step_id=plan.step_id, rows=rows))
+        return Done(StepResult(rows=rows))
 
     def close(self) -> None:
         self.is_closed = True
@@ -140,6 +139,8 @@ class FakeFrames:
         voice.job.state = JobState.CANCELLED
         voice.job.sink(Output(job_id=job_id, is_final=True))
 
+    def set_step_budget(self, budget_s: float) -> None: ...
+
     def set_paused(self, job_id: str, is_paused: bool) -> None:
         (self.paused.add if is_paused else self.paused.discard)(job_id)
         self.num_pauses += is_paused
@@ -152,16 +153,15 @@ class FakeFrames:
         rows = [voice for voice in waiting if self._release_s(voice) <= now_s]
         return Proposal(
             model=self.model,
-            kind=self.kind,
-            work={"frames": float(len(rows))},
+            cost_s=self.costs.predict(self.kind, {"frames": float(len(rows))}),
+            is_known=self.costs.is_known(self.kind),
             due_s=min((self._due_s(voice) for voice in rows), default=math.inf),
-            num_rows=len(rows),
-            intent=rows,
+            draft=rows,
             not_before_s=release_s,
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
-        rows = proposal.intent
+        rows = proposal.draft
         assert isinstance(rows, list)
         assert rows
         for voice in rows:
@@ -257,7 +257,7 @@ class FrameStep:
     def result(self) -> StepResult:
         if self.gate is not None:
             assert self.gate.wait(timeout=30)
-        return StepResult(step_id=self.step_id)
+        return StepResult()
 
 
 @dataclass

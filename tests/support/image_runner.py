@@ -10,6 +10,7 @@ import torch
 
 from support.diffusers_pipelines import SCHEDULERS, components
 from triptych.core.pixels import Pixels
+from triptych.core.plan import StepResult
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
 from triptych.modalities.diffusion.engine.adapters.files import LowRank
 from triptych.modalities.diffusion.engine.caches.methods import (
@@ -30,7 +31,6 @@ from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
-    DenoiseStepResult,
     PictureKey,
     PictureRow,
     PictureRowResult,
@@ -98,8 +98,7 @@ class RunnerDriver:
     def run(self, kind: str, **fields: Any) -> tuple[PictureRowResult, ...]:
         plan = DenoisePlan(step_id=next(self._ids), model="m", kind=kind, **fields)
         result = self.runner.launch(plan).result()
-        assert isinstance(result, DenoiseStepResult)
-        assert result.step_id == plan.step_id
+        assert isinstance(result, StepResult)
         return result.rows
 
     def encode(self, *requests: ImageRequest, first: int = 0) -> list[PictureKey]:

@@ -27,18 +27,15 @@ from triptych.core.plan import (
     TokenPlan,
     TokenRow,
     TokenRowResult,
-    TokenStepResult,
 )
 from triptych.core.sampling_params import SamplingParams
 from triptych.modalities.tts.plan import (
     AudioPlan,
     AudioRow,
     AudioRowResult,
-    AudioStepResult,
     FrameClock,
     VoicePlan,
     VoicePrompt,
-    VoiceStepResult,
 )
 from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
 from triptych.modalities.tts.scheduling.state import SpeechModel
@@ -230,18 +227,18 @@ class FakeSpeechRunner:
     def close(self) -> None: ...
 
     def _run(self, plan: Plan) -> StepResult:
-        step_id, elapsed_s = plan.step_id, self.cost_s(plan)
+        elapsed_s = self.cost_s(plan)
         if isinstance(plan, TokenPlan):
             rows = tuple(self._draw(row) for row in plan.rows)
-            return TokenStepResult(step_id=step_id, elapsed_s=elapsed_s, rows=rows)
+            return StepResult(elapsed_s=elapsed_s, rows=rows)
         if isinstance(plan, AudioPlan):
             assert plan.rows
             assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot comes once"
             sounds = tuple(self._decode(row) for row in plan.rows)
-            return AudioStepResult(step_id=step_id, elapsed_s=elapsed_s, rows=sounds)
+            return StepResult(elapsed_s=elapsed_s, rows=sounds)
         assert isinstance(plan, VoicePlan)
         prompt = _voice(plan.clip.digest)
-        return VoiceStepResult(step_id=step_id, elapsed_s=elapsed_s, prompt=prompt)
+        return StepResult(elapsed_s=elapsed_s, rows=(prompt,))
 
     def _draw(self, row: TokenRow) -> TokenRowResult:
         table = self._tables[row.slot]

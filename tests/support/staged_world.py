@@ -12,7 +12,7 @@ from support.engine_seams import Done
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.job import Job
 from triptych.core.plan import Plan, StepResult
-from triptych.core.staged_plan import Stage, StagedPlan, StagedRowResult, StagedStepResult
+from triptych.core.staged_plan import Stage, StagedPlan, StagedRowResult
 from triptych.schedulers.staged import StagedScheduler, StageLimits
 
 STAGE_S = 0.1
@@ -85,7 +85,7 @@ class StagedFake:
             self.under_way[start.job_id, start.unit] = (start.request, 0)
         assert plan.rows or plan.dropped, "a plan does something"
         rows = tuple(self._advance((row.job_id, row.unit)) for row in plan.rows)
-        return Done(StagedStepResult(step_id=plan.step_id, elapsed_s=STAGE_S, rows=rows))
+        return Done(StepResult(elapsed_s=STAGE_S, rows=rows))
 
     def close(self) -> None:
         self.under_way.clear()
@@ -108,7 +108,7 @@ class Rig(SchedulerDriver):
     """The scheduler of stages, and units that are counters. A listener's time does not pass."""
 
     has_patience = False
-    has_equal_intents = True
+    has_equal_drafts = True
 
     def __init__(
         self, *, depth: int = 1, max_fit: int = 10_000, max_jobs: int = 100, **limits: Any

@@ -21,7 +21,6 @@ from triptych.core.plan import (
     TokenPlan,
     TokenRow,
     TokenRowResult,
-    TokenStepResult,
 )
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
@@ -130,7 +129,7 @@ class ShadowRunner:
         self.num_computed_tokens = 0
         self.bad_jobs: set[str] = set()
 
-    def run(self, plan: TokenPlan) -> TokenStepResult:
+    def run(self, plan: TokenPlan) -> StepResult:
         """Compute a plan; it stays in flight until `finish`."""
         assert plan.rows, "a plan has rows"
         self._bind(plan)
@@ -139,7 +138,7 @@ class ShadowRunner:
             (row.job_id, row.slot, set(self.slots[row.slot].page_ids)) for row in plan.rows
         ]
         results = tuple(self._run_row(row, plan.step_id) for row in plan.rows)
-        return TokenStepResult(step_id=plan.step_id, rows=results)
+        return StepResult(rows=results)
 
     def finish(self, plan: TokenPlan) -> None:
         """The engine has seen the end of the plan."""

@@ -73,6 +73,9 @@ class CountScheduler:
     def cancel(self, job_id: str) -> None:
         self._end(job_id, JobState.CANCELLED)
 
+    def set_step_budget(self, budget_s: float) -> None:
+        """Steps cannot be made shorter."""
+
     def set_paused(self, job_id: str, is_paused: bool) -> None:
         self.jobs[job_id].is_paused = is_paused
 
@@ -82,17 +85,14 @@ class CountScheduler:
             return None
         return Proposal(
             model=self.model,
-            kind="count",
-            work={"rows": 1.0},
-            due_s=float("inf"),
-            num_rows=1,
-            intent=ready[0],
+            cost_s=self.costs.predict("count", {"rows": 1.0}),
+            draft=ready[0],
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
-        assert isinstance(proposal.intent, str)
-        self.booked.add(proposal.intent)
-        return CountPlan(step_id=step_id, model=self.model, kind="count", job_id=proposal.intent)
+        assert isinstance(proposal.draft, str)
+        self.booked.add(proposal.draft)
+        return CountPlan(step_id=step_id, model=self.model, kind="count", job_id=proposal.draft)
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
         assert isinstance(plan, CountPlan)
@@ -136,7 +136,7 @@ class CountRunner:
         return self
 
     def result(self) -> StepResult:
-        return StepResult(step_id=self._step_id)
+        return StepResult()
 
     def close(self) -> None:
         """Nothing is held."""

@@ -20,7 +20,7 @@ from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowResult
 from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.tokens import TokenRequest
-from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
+from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
 from triptych.schedulers.base import Proposal
 
@@ -85,7 +85,7 @@ class ShadowVisionRunner(ShadowRunner):
         self.encoded: list[bytes] = []
         self.bad_pictures: set[bytes] = set()
 
-    def encode(self, plan: EncodePlan) -> EncodeStepResult:
+    def encode(self, plan: EncodePlan) -> StepResult:
         digests = [picture.span.digest for picture in plan.pictures]
         assert digests, "a plan encodes something"
         assert len(set(digests)) == len(digests), "a picture is encoded twice"
@@ -100,7 +100,7 @@ class ShadowVisionRunner(ShadowRunner):
             self.features.insert(digest, "features", 10)
             self.encoded.append(digest)
             errors.append(None)
-        return EncodeStepResult(step_id=plan.step_id, errors=tuple(errors))
+        return StepResult(rows=tuple(errors))
 
     def _run_row(self, row: TokenRow, step_id: int) -> TokenRowResult:
         request = self.requests[row.job_id]
@@ -166,8 +166,8 @@ class VisionWorld(World):
     def fail(self, error: TriptychError) -> bool:
         if self.in_flight and isinstance(plan := self.in_flight[0][0], EncodePlan):
             result = self.in_flight[0][1]
-            assert isinstance(result, EncodeStepResult)
-            for picture, problem in zip(plan.pictures, result.errors, strict=True):
+            assert isinstance(result, StepResult)
+            for picture, problem in zip(plan.pictures, result.rows, strict=True):
                 if problem is None:
                     self.features.release(picture.span.digest)
             self.features.clear()

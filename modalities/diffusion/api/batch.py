@@ -127,8 +127,8 @@ def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
     results.keep(set(results.records))  # in order
     num_failed, elapsed_s = results.num_failed, time.monotonic() - started_s
     sys.stderr.write(
-        f"{len(lines)} lines: {len(left) - num_failed} drawn, {len(done)} were there,"
-        f" {num_failed} failed, in {elapsed_s:.1f} s\n"
+        f"Lines: {len(lines)}, drawn: {len(left) - num_failed}, there before: {len(done)},"
+        f" failed: {num_failed}. It took {elapsed_s:.1f} s.\n"
     )
     return 1 if num_failed else 0
 

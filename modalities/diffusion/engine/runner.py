@@ -14,15 +14,14 @@ from typing import TypeVar
 
 import torch
 
-from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.devices.device import end_of_work, on_device
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.pixels import Pixels
-from triptych.core.plan import Plan
+from triptych.core.plan import Plan, StepResult
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
-    DenoiseStepResult,
     PictureKey,
     PictureRow,
     PictureRowResult,
@@ -57,12 +56,11 @@ class DenoiseRunner:
             self._drop(key)
         try:
             with torch.inference_mode(), on_device(self._device):
-                clock = DeviceClock(self._device)
                 yields = self._run(plan)
-                clock.stop()
+                wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The step did not fit in device memory.") from error
-        return PendingPictures(plan.step_id, yields, clock)
+        return PendingPictures(yields, wait)
 
     def close(self) -> None:
         """Let go of the model and of everything under way."""
@@ -134,17 +132,15 @@ class DenoiseRunner:
 class PendingPictures:
     """A launched step."""
 
-    def __init__(self, step_id: int, yields: Sequence[Yield], clock: DeviceClock) -> None:
-        self._step_id = step_id
+    def __init__(self, yields: Sequence[Yield], wait: Callable[[], None]) -> None:
         self._yields = yields
-        self._clock = clock
+        self._wait = wait
 
-    def result(self) -> DenoiseStepResult:
+    def result(self) -> StepResult:
         """Wait for the device and bring over what was made."""
         rows = tuple(each() for each in self._yields)
-        return DenoiseStepResult(
-            step_id=self._step_id, elapsed_s=self._clock.elapsed_s(), rows=rows
-        )
+        self._wait()
+        return StepResult(rows=rows)
 
 
 def _separably(do: Callable[[Sequence[RowT]], list[Yield]], rows: Sequence[RowT]) -> list[Yield]:

@@ -21,7 +21,6 @@ from triptych.core.pixels import Pixels
 from triptych.core.plan import StepResult
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
-    DenoiseStepResult,
     PictureCost,
     PictureRow,
     PictureRowResult,
@@ -183,7 +182,6 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
 
     def _learn(self, step: DenoiseStep, kind: str, result: StepResult) -> None:
         """Count what ran, and learn how long it took: caches may have skipped what was drafted."""
-        assert isinstance(result, DenoiseStepResult), "the runner of pictures' result"
         work, counters = step.draft.work, self._counters
         if kind == "denoise":
             sizes: set[int] = set()

@@ -193,8 +193,8 @@ def run_generate(args: argparse.Namespace) -> int:
             bar.advance(task)
         elapsed_s = time.monotonic() - started_s
     Console(stderr=True).print(
-        f"{len(entries)} prompts, {num_failed} failed, {num_tokens} tokens in {elapsed_s:.1f} s"
-        f" ({num_tokens / elapsed_s:.0f} tok/s)"
+        f"Prompts: {len(entries)}, failed: {num_failed}. {num_tokens} tokens in {elapsed_s:.1f} s"
+        f" ({num_tokens / elapsed_s:.0f} per s)."
     )
     return 1 if num_failed else 0
 

@@ -31,7 +31,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
+from triptych.core.kernels.paged_attention import (
+    AttentionBatch,
+    AttentionRule,
+    paged_attention,
+    write_pages,
+)
 from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.text.context_length import context_length
@@ -216,8 +221,9 @@ def _attend(
         k_pages,
         v_pages,
         step.batch,
-        scale=1 / math.sqrt(layout.head_dim) if scale is None else scale,
-        window=window,
+        AttentionRule(
+            scale=1 / math.sqrt(layout.head_dim) if scale is None else scale, window=window
+        ),
     )
     return out_THD.unsqueeze(0), None
 

@@ -48,7 +48,7 @@ class LlmLoader(TokenLoader):
             sampler = self._sampler(blueprint.vocab_size, native)
             runner = self._runner(
                 TextHead(model, sampler, max_batch_size=num_rows, device=device),
-                KvCache(layout, num_pages, device, native),
+                self._cache(layout, num_pages, native),
                 blueprint.max_length,
             )
             stack.callback(runner.close)

@@ -19,7 +19,7 @@ from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import CausalModel, TextHead
 from triptych.core.engine.token_runner import TokenHead, TokenRunner
-from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
@@ -82,7 +82,7 @@ class SpeechTokenLoader(TokenLoader):
             runner = SpeechRunner(
                 TokenRunner(
                     head,
-                    KvCache(layout, num_pages, device, setup.native),
+                    self._cache(layout, num_pages, setup.native),
                     max_batch_size=setup.max_batch_size,
                     max_length=blueprint.max_length,
                     device=device,

@@ -16,10 +16,10 @@ import torch
 import torchaudio
 
 from triptych.core.content_cache import ContentCache
-from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.devices.device import end_of_work, on_device
 from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import InvalidRequest, OutOfMemory
-from triptych.core.plan import PendingStep, Plan, StepCodes, TokenPlan
+from triptych.core.plan import PendingStep, Plan, StepCodes, StepResult, TokenPlan
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio, SpeechCodec
 from triptych.modalities.tts.engine.codecs.window import WindowDecoder
@@ -28,10 +28,8 @@ from triptych.modalities.tts.plan import (
     AudioPlan,
     AudioRow,
     AudioRowResult,
-    AudioStepResult,
     VoicePlan,
     VoicePrompt,
-    VoiceStepResult,
 )
 from triptych.modalities.tts.wire import VoiceClip
 
@@ -91,7 +89,6 @@ class AudioSteps:
 
     def launch(self, plan: AudioPlan) -> PendingAudio:
         """Start the step: new rows, the frames that are whole now, and the ends of segments."""
-        clock = DeviceClock(self._device)
         first = [row for row in plan.rows if row.is_first]
         if first:
             self._begin(first)
@@ -104,8 +101,7 @@ class AudioSteps:
         if last:
             slots = [plan.rows[index].slot for index in last]
             self._add(last, slots, self._decoder.flush(slots), parts)
-        clock.stop()
-        return PendingAudio(plan.step_id, parts, unknown, clock)
+        return PendingAudio(parts, unknown, end_of_work(self._device))
 
     def _is_unknown(self, codes_QF: Codes) -> bool:
         """Whether the codec has no such codes: looking them up would end the whole step."""
@@ -184,18 +180,18 @@ class _RowSamples:
 class PendingAudio:
     """Implements `core.plan.PendingStep`. Rows of `unknown` codes have no sound."""
 
-    step_id: int
     parts: Sequence[Sequence[_RowSamples]]
     unknown: Collection[int]
-    clock: DeviceClock
+    wait: Callable[[], None]
 
-    def result(self) -> AudioStepResult:
+    def result(self) -> StepResult:
         """Wait for the samples."""
         rows = tuple(
             AudioRowResult(is_finite=False) if index in self.unknown else _audio_row(parts)
             for index, parts in enumerate(self.parts)
         )
-        return AudioStepResult(step_id=self.step_id, elapsed_s=self.clock.elapsed_s(), rows=rows)
+        self.wait()
+        return StepResult(rows=rows)
 
 
 def _audio_row(parts: Sequence[_RowSamples]) -> AudioRowResult:
@@ -228,15 +224,13 @@ class VoiceReader:
 
     def launch(self, plan: VoicePlan) -> PendingVoice:
         """Start encoding, unless the clip is known. Raises `InvalidRequest` without an encoder."""
-        clock = DeviceClock(self._device)
         codes_QF = self._cache.acquire(plan.clip.digest)
         if codes_QF is not None:
             self._cache.release(plan.clip.digest)  # a step that fails has no result to do it
             codes = HostCopy(torch.from_numpy(codes_QF))
         else:
             codes = HostCopy(self._encode(plan.clip))
-        clock.stop()
-        return PendingVoice(self, plan, codes, codes_QF is not None, clock)
+        return PendingVoice(self, plan.clip, codes, codes_QF is not None)
 
     def close(self) -> None:
         """Forget the voices."""
@@ -264,14 +258,12 @@ class PendingVoice:
     """Implements `core.plan.PendingStep`."""
 
     reader: VoiceReader
-    plan: VoicePlan
+    clip: VoiceClip
     codes: HostCopy
     is_known: bool
-    clock: DeviceClock
 
-    def result(self) -> VoiceStepResult:
+    def result(self) -> StepResult:
         """Wait for the codes."""
         codes_QF = self.codes.get().numpy()
-        prompt = self.reader.finish(self.plan.clip, codes_QF, is_known=self.is_known)
-        elapsed_s = self.clock.elapsed_s()
-        return VoiceStepResult(step_id=self.plan.step_id, elapsed_s=elapsed_s, prompt=prompt)
+        prompt = self.reader.finish(self.clip, codes_QF, is_known=self.is_known)
+        return StepResult(rows=(prompt,))

@@ -17,7 +17,7 @@ from typing import Any
 
 from triptych.core.errors import NonFinite, RequestError, TriptychError
 from triptych.core.plan import Plan, StepResult
-from triptych.modalities.tts.plan import AudioPlan, VoicePlan, VoicePrompt, VoiceStepResult
+from triptych.modalities.tts.plan import AudioPlan, VoicePlan, VoicePrompt
 from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, VoiceReading
 from triptych.modalities.tts.scheduling.streams import SpeechStreams
 from triptych.schedulers.base import SchedulerStats
@@ -118,11 +118,6 @@ class SpeechScheduler(SpeechStreams):
             if not stream.is_paused:
                 stream.playback.go_on(now_s)
         self._resumed.clear()
-
-    def _rows_of(self, plan: Plan, result: Any) -> Sequence[Any]:
-        if isinstance(result, VoiceStepResult):
-            return (result.prompt,)
-        return super()._rows_of(plan, result)
 
     def _learn(self, step: SpeechStep, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)

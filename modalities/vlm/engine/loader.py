@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from triptych.core.engine.model_memory import ModelMemory
-from triptych.core.layers.attention import KvCache
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
@@ -55,7 +54,7 @@ class VisionLoader(LlmLoader):
                 max_batch_size=self._config.schedule.max_batch_size,
                 device=device,
             )
-            tokens = self._runner(head, KvCache(layout, num_pages, device, native), max_length)
+            tokens = self._runner(head, self._cache(layout, num_pages, native), max_length)
             runner = VisionRunner(tokens, encoder, features, device)
             stack.callback(runner.close)
             shares = not family.whole_prompts

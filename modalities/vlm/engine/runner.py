@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.core.devices.clock import DeviceClock, on_device
+from triptych.core.devices.device import on_device
 from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
-from triptych.core.plan import PendingStep, Plan
+from triptych.core.plan import PendingStep, Plan, StepResult
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.vlm.engine.encoder import FeatureCache, Features, PictureEncoder
-from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
+from triptych.modalities.vlm.plan import EncodePlan
 
 
 class VisionRunner:
@@ -41,7 +41,6 @@ class VisionRunner:
             return self._tokens.launch(plan)
         try:
             with torch.inference_mode(), on_device(self._device):
-                clock = DeviceClock(self._device)
                 encoded = self._encoder.encode(plan.pictures)
                 unfit = torch.zeros((), dtype=torch.bool, device=self._device)
                 flags = [
@@ -49,10 +48,9 @@ class VisionRunner:
                     for part in encoded
                 ]
                 is_finite = HostCopy(torch.stack(flags))
-                clock.stop()
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The pictures did not fit in device memory.") from error
-        return PendingFeatures(plan, encoded, is_finite, clock, self._features)
+        return PendingFeatures(plan, encoded, is_finite, self._features)
 
     def close(self) -> None:
         """Let go of models and caches; there is no launching after this."""
@@ -68,10 +66,9 @@ class PendingFeatures:
     plan: EncodePlan
     encoded: Sequence[Features | TriptychError]
     is_finite: HostCopy
-    clock: DeviceClock
     cache: FeatureCache
 
-    def result(self) -> EncodeStepResult:
+    def result(self) -> StepResult:
         """Wait for the features, and keep those that are sound."""
         errors: list[TriptychError | None] = []
         flags = self.is_finite.get().tolist()
@@ -83,6 +80,4 @@ class PendingFeatures:
             else:
                 self.cache.insert(picture.span.digest, part, part.num_bytes)
                 errors.append(None)
-        return EncodeStepResult(
-            step_id=self.plan.step_id, elapsed_s=self.clock.elapsed_s(), errors=tuple(errors)
-        )
+        return StepResult(rows=errors)

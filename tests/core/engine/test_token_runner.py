@@ -75,13 +75,6 @@ def test_the_next_plan_may_be_launched_before_the_last_is_read(decoder: Decoder)
     assert ids == row.tokens[len(PROMPT) :]
 
 
-def test_a_result_names_its_step_and_its_time(decoder: Decoder) -> None:
-    rig = decoder_rig(decoder)
-    result = rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4))).result()
-    assert result.step_id == 1
-    assert result.elapsed_s > 0
-
-
 def test_a_chunk_short_of_its_prompt_yields_nothing(decoder: Decoder) -> None:
     rig = decoder_rig(decoder)
     row = rig.open(PROMPT)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention, write_pages
+from triptych.core.kernels.paged_attention import (
+    AttentionBatch,
+    AttentionRule,
+    paged_attention,
+    write_pages,
+)
 
 PAGE = 4
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 8
+PLAIN = AttentionRule(scale=0.3)
 
 
 @dataclass
@@ -67,19 +75,25 @@ def make_case(rows: list[tuple[int, int]], dtype: torch.dtype = torch.float32) -
     return Case(torch.cat([q for q, _, _ in dense]), k_pages, v_pages, batch, dense)
 
 
-def expected(case: Case, scale: float, window: int | None) -> torch.Tensor:
-    outs = []
+def expected(case: Case, rule: AttentionRule) -> torch.Tensor:
+    outs, window = [], rule.window
     for q, k, v in case.dense:
         repeats = NUM_HEADS // NUM_KV_HEADS
         k_SHD, v_SHD = (x.float().repeat_interleave(repeats, 1) for x in (k, v))
-        scores_HQS = torch.einsum("qhd,shd->hqs", q.float(), k_SHD) * scale
+        scores_HQS = torch.einsum("qhd,shd->hqs", q.float(), k_SHD) * (rule.scale * rule.k_scale)
+        if rule.soft_cap is not None:
+            scores_HQS = torch.tanh(scores_HQS / rule.soft_cap) * rule.soft_cap
         position_Q = torch.arange(len(k))[len(k) - len(q) :]
         distance_QS = position_Q[:, None] - torch.arange(len(k))
         is_hidden = distance_QS < 0
         if window is not None:
             is_hidden |= distance_QS >= window
-        probs = scores_HQS.masked_fill(is_hidden, -torch.inf).softmax(-1)
-        outs.append(torch.einsum("hqs,shd->qhd", probs, v_SHD))
+        weights_HQS = scores_HQS.masked_fill(is_hidden, -torch.inf).exp()
+        sums_HQ = weights_HQS.sum(-1)
+        if rule.sinks_H is not None:
+            sums_HQ = sums_HQ + rule.sinks_H.exp().unsqueeze(1)
+        probs_HQS = weights_HQS / sums_HQ.unsqueeze(2)
+        outs.append(torch.einsum("hqs,shd->qhd", probs_HQS, v_SHD) * rule.v_scale)
     return torch.cat(outs)
 
 
@@ -97,19 +111,36 @@ BATCHES = {
 @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
 def test_against_plain_attention(rows: list[tuple[int, int]], window: int | None) -> None:
     """Unwritten cells hold NaN and unused page-table entries garbage: neither may be seen."""
-    case = make_case(rows)
-    out_THD = paged_attention(
-        case.q_THD, case.k_pages, case.v_pages, case.batch, scale=0.3, window=window
-    )
-    torch.testing.assert_close(out_THD, expected(case, 0.3, window), atol=1e-5, rtol=1e-5)
+    case, rule = make_case(rows), AttentionRule(scale=0.3, window=window)
+    out_THD = paged_attention(case.q_THD, case.k_pages, case.v_pages, case.batch, rule)
+    torch.testing.assert_close(out_THD, expected(case, rule), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, window: int | None) -> None:
+    case = make_case(BATCHES["everything"])
+    sinks_H = torch.linspace(-2, 4, NUM_HEADS) if has_sinks else None
+    rule = AttentionRule(scale=0.9, window=window, soft_cap=soft_cap, sinks_H=sinks_H)
+    out_THD = paged_attention(case.q_THD, case.k_pages, case.v_pages, case.batch, rule)
+    torch.testing.assert_close(out_THD, expected(case, rule), atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_in_float8_with_scales() -> None:
+    case, rule = make_case(BATCHES["everything"]), AttentionRule(scale=0.3, k_scale=0.5, v_scale=2)
+    pages = case.k_pages.to(torch.float8_e4m3fn), case.v_pages.to(torch.float8_e4m3fn)
+    out_THD = paged_attention(case.q_THD, *pages, case.batch, rule)
+    case.dense = [(q, *(x.to(pages[0].dtype).float() for x in kv)) for q, *kv in case.dense]
+    torch.testing.assert_close(out_THD, expected(case, rule), atol=1e-5, rtol=1e-5)
 
 
 def test_half_precision_queries_over_a_float32_cache() -> None:
     case = make_case(BATCHES["everything"])
     half = case.q_THD.bfloat16()
-    out_THD = paged_attention(half, case.k_pages, case.v_pages, case.batch, scale=0.3)
+    out_THD = paged_attention(half, case.k_pages, case.v_pages, case.batch, PLAIN)
     assert out_THD.dtype is torch.bfloat16
-    torch.testing.assert_close(out_THD.float(), expected(case, 0.3, None), atol=0.05, rtol=0.05)
+    torch.testing.assert_close(out_THD.float(), expected(case, PLAIN), atol=0.05, rtol=0.05)
 
 
 def test_writing_casts_to_the_cache() -> None:
@@ -119,9 +150,18 @@ def test_writing_casts_to_the_cache() -> None:
     assert torch.equal(case.k_pages.flatten(0, 1)[slot], case.dense[0][1][-1])
 
 
+def test_without_a_gpu_triton_is_not_imported() -> None:
+    code = (
+        "import sys, triptych.core.engine.token_runner;"
+        "assert 'triptych.core.kernels.paged_attention' in sys.modules;"
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'triton'];"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     case = make_case([(1, 3)])
     with pytest.raises(AssertionError):
-        paged_attention(case.q_THD[..., :4], case.k_pages, case.v_pages, case.batch, scale=1.0)
+        paged_attention(case.q_THD[..., :4], case.k_pages, case.v_pages, case.batch, PLAIN)
     with pytest.raises(AssertionError):
-        paged_attention(case.q_THD[:, :5], case.k_pages, case.v_pages, case.batch, scale=1.0)
+        paged_attention(case.q_THD[:, :5], case.k_pages, case.v_pages, case.batch, PLAIN)

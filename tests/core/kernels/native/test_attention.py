@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.native_pages import in_native_order
+from support.paged_case import PagedCase, PagedShape, make_batch, make_case
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch, paged_attention
 
 FLOAT, HALF = torch.float32, torch.bfloat16
 
@@ -20,79 +19,8 @@ FLOAT, HALF = torch.float32, torch.bfloat16
 TOLERANCE = {FLOAT: 1e-5, HALF: 2e-2}
 
 
-@dataclass(frozen=True)
-class Shape:
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    page_size: int
-
-
-@dataclass
-class Case:
-    q_THD: torch.Tensor
-    k_pages: torch.Tensor
-    v_pages: torch.Tensor
-    batch: AttentionBatch
-
-    def run(self, kernels: NativeKernels | None, window: int | None = None) -> torch.Tensor:
-        batch, scale = replace(self.batch, groups={}, native=kernels), self.q_THD.shape[2] ** -0.5
-        pages = self.k_pages, self.v_pages
-        if kernels is not None:
-            pages = in_native_order(*pages, kernels)
-        return paged_attention(self.q_THD, *pages, batch, scale=scale, window=window)
-
-    def row(self, index: int) -> Case:
-        """The same row in a step of its own."""
-        first = int(self.batch.query_starts_B[index])
-        length = int(self.batch.host_query_lengths_B[index])
-        rows = slice(index, index + 1)
-        batch = make_batch(
-            self.batch.page_table_BM[rows], [length], [int(self.batch.context_lengths_B[index])]
-        )
-        return Case(self.q_THD[first : first + length], self.k_pages, self.v_pages, batch)
-
-
-def make_batch(table_BM: torch.Tensor, lengths: list[int], contexts: list[int]) -> AttentionBatch:
-    ends = np.cumsum(lengths)
-    return AttentionBatch(
-        page_table_BM=table_BM,
-        context_lengths_B=torch.tensor(contexts),
-        query_starts_B=torch.from_numpy(ends - lengths),
-        write_slots_T=torch.empty(0, dtype=torch.int64),
-        num_decode_rows=lengths.count(1),
-        host_query_lengths_B=np.array(lengths),
-        host_context_lengths_B=np.array(contexts),
-    )
-
-
-def make_case(
-    rows: list[tuple[int, int]], shape: Shape, dtypes: tuple[torch.dtype, torch.dtype], seed: int
-) -> Case:
-    """`rows` are (queries, context); `dtypes` of queries and cache. Unused cells hold NaN."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths, contexts = [n for n, _ in rows], [context for _, context in rows]
-    num_pages = [-(-context // shape.page_size) for context in contexts]
-    pages = torch.randperm(sum(num_pages), generator=generator).split(num_pages)
-    table_BM = torch.full((len(rows), max(num_pages) + 1), 2**40)
-    storage = (sum(num_pages) + 1, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    k_pages, v_pages = torch.full((2, *storage), torch.nan).to(dtypes[1])
-    k_pages[-1] = v_pages[-1] = 0
-    for row, context in enumerate(contexts):
-        table_BM[row, : num_pages[row]] = pages[row]
-        offsets = torch.arange(shape.page_size)
-        slots = (pages[row][:, None] * shape.page_size + offsets).flatten()[:context]
-        for storage_NPKD in (k_pages, v_pages):
-            values = torch.randn(context, *storage[2:], generator=generator)
-            storage_NPKD.flatten(0, 1)[slots] = values.to(dtypes[1])
-    # A slice of a wider projection, as the model gives it.
-    wide = torch.randn(sum(lengths), shape.num_heads + 3, shape.head_dim, generator=generator)
-    q_THD = wide.to(dtypes[0])[:, : shape.num_heads]
-    return Case(q_THD, k_pages, v_pages, make_batch(table_BM, lengths, contexts))
-
-
 SHAPES = st.builds(
-    lambda kv_heads, group, head_dim, page_size: Shape(
+    lambda kv_heads, group, head_dim, page_size: PagedShape(
         kv_heads * group, kv_heads, head_dim, page_size
     ),
     st.integers(1, 4),
@@ -120,14 +48,14 @@ ROWS = st.lists(
 def test_agrees_with_torch(
     kernels: NativeKernels,
     rows: list[tuple[int, int]],
-    shape: Shape,
+    shape: PagedShape,
     dtypes: tuple[torch.dtype, torch.dtype],
     window: int | None,
     seed: int,
 ) -> None:
     case = make_case(rows, shape, dtypes, seed)
     out_THD = case.run(kernels, window)
-    exact = Case(case.q_THD.float(), case.k_pages.float(), case.v_pages.float(), case.batch)
+    exact = PagedCase(case.q_THD.float(), case.k_pages.float(), case.v_pages.float(), case.batch)
     assert out_THD.dtype is dtypes[0]
     tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
     torch.testing.assert_close(
@@ -146,7 +74,7 @@ def test_agrees_with_torch(
 def test_a_row_is_bitwise_the_same_in_any_batch(
     kernels: NativeKernels,
     rows: list[tuple[int, int]],
-    shape: Shape,
+    shape: PagedShape,
     dtype: torch.dtype,
     window: int | None,
     num_threads: int,
@@ -165,18 +93,18 @@ def test_a_row_is_bitwise_the_same_in_any_batch(
 def test_cutting_a_prompt_into_chunks_changes_nothing(
     kernels: NativeKernels, dtype: torch.dtype, window: int | None
 ) -> None:
-    whole = make_case([(150, 150)], Shape(6, 2, 64, 16), (dtype, dtype), 5)
+    whole = make_case([(150, 150)], PagedShape(6, 2, 64, 16), (dtype, dtype), 5)
     table_BM = whole.batch.page_table_BM
     chunks = []
     for first, last in ((0, 1), (1, 38), (38, 149), (149, 150)):
         batch = make_batch(table_BM, [last - first], [last])
-        case = Case(whole.q_THD[first:last], whole.k_pages, whole.v_pages, batch)
+        case = PagedCase(whole.q_THD[first:last], whole.k_pages, whole.v_pages, batch)
         chunks.append(case.run(kernels, window))
     assert torch.equal(torch.cat(chunks), whole.run(kernels, window))
 
 
 def test_nan_stays_in_its_row(kernels: NativeKernels) -> None:
-    case = make_case([(1, 40)] * 3, Shape(6, 2, 64, 16), (HALF, HALF), 5)
+    case = make_case([(1, 40)] * 3, PagedShape(6, 2, 64, 16), (HALF, HALF), 5)
     expected = case.run(kernels)
     page = case.batch.page_table_BM[1, 0]
     case.k_pages[page, 3] = torch.nan
@@ -186,7 +114,7 @@ def test_nan_stays_in_its_row(kernels: NativeKernels) -> None:
 
 
 def test_queries_of_any_type_and_stride(kernels: NativeKernels) -> None:
-    case = make_case([(3, 40), (1, 9)], Shape(4, 2, 32, 32), (FLOAT, HALF), 0)
+    case = make_case([(3, 40), (1, 9)], PagedShape(4, 2, 32, 32), (FLOAT, HALF), 0)
     expected = case.run(kernels)
     half = replace(case, q_THD=case.q_THD.half())
     assert half.run(kernels).dtype is torch.float16
@@ -196,9 +124,11 @@ def test_queries_of_any_type_and_stride(kernels: NativeKernels) -> None:
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF])
-@pytest.mark.parametrize("shape", [Shape(2, 2, 7, 1), Shape(2, 2, 6, 4), Shape(2, 2, 64, 64)])
+@pytest.mark.parametrize(
+    "shape", [PagedShape(2, 2, 7, 1), PagedShape(2, 2, 6, 4), PagedShape(2, 2, 64, 64)]
+)
 def test_a_written_cell_holds_one_token_alone(
-    kernels: NativeKernels, shape: Shape, dtype: torch.dtype
+    kernels: NativeKernels, shape: PagedShape, dtype: torch.dtype
 ) -> None:
     case = make_case([(1, 3 * shape.page_size)], shape, (dtype, dtype), 3)
     before = in_native_order(case.k_pages, case.v_pages, kernels)

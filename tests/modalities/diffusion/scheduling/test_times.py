@@ -52,10 +52,18 @@ def test_a_slow_first_run_and_a_disturbed_one_say_nothing() -> None:
     costs = CostModel()
     for seconds in (60.0, 0.01, 0.5, 0.011):
         costs.observe("denoise", work(2), seconds)
-    assert costs.predict("denoise", work(2)) == pytest.approx(0.01)
+    assert costs.predict("denoise", work(2)) == pytest.approx(0.011)
     for _ in range(5):
         costs.observe("denoise", work(2), 0.03)
     assert costs.predict("denoise", work(2)) == pytest.approx(0.03), "but what lasts is learned"
+
+
+def test_steps_that_scatter_are_expected_to_take_their_median() -> None:
+    """The shortest would overrun every gap that it just fits."""
+    costs = CostModel()
+    for seconds in (0.010, 0.014, 0.008, 0.013, 0.012):
+        costs.observe("denoise", work(2), seconds)
+    assert costs.predict("denoise", work(2)) == 0.012
 
 
 def test_what_was_not_run_for_long_is_tried_again() -> None:

@@ -251,3 +251,14 @@ def test_determinism_is_refused_where_it_cannot_be_kept(
     )
     with pytest.raises(ConfigError, match=f"^--enable-deterministic-inference: .*{reason}"):
         loader(save(), Ledger(256 * MIB), config).load(lambda done: None)
+
+
+def test_rows_that_must_not_depend_on_their_batch_need_a_cache_of_the_kernels(
+    save: Save,
+) -> None:
+    config = Config(
+        device=DeviceOptions(enable_deterministic_inference=True),
+        cache=CacheOptions(kv_cache_format="float16"),
+    )
+    with pytest.raises(ConfigError, match=r"^--enable-deterministic-inference: .*\(float16"):
+        loader(save(), Ledger(256 * MIB), config).load(lambda done: None)

@@ -17,11 +17,12 @@ from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOpt
 from triptych.core.devices.device import Device
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError
 from triptych.core.ledger import Ledger
+from triptych.core.plan import StepResult
 from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.engine.loader import VisionLoader
 from triptych.modalities.vlm.engine.runner import VisionRunner
-from triptych.modalities.vlm.plan import EncodePlan, EncodeStepResult
+from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.processing.processor import PictureProcessor
 
 MIB = 2**20
@@ -136,7 +137,7 @@ def test_known_models_run_on_transformers_decoder_too(name: str, tmp_path: Path)
     config = replace(CONFIG, models=ModelOptions(model_impl="transformers"))
     loaded = loader(tmp_path, Ledger(256 * MIB), config).load(lambda _: None)
     pictures = pictures_of(tmp_path, 1, 2)
-    assert encode(loaded.runner, *pictures).errors == (None, None)
+    assert encode(loaded.runner, *pictures).rows == [None, None]
     loaded.close()
 
 
@@ -146,10 +147,10 @@ def pictures_of(folder: Path, *seeds: int) -> tuple[PromptContent, ...]:
     return join_prompt(prepared, lambda _: []).pictures
 
 
-def encode(runner: Any, *pictures: PromptContent) -> EncodeStepResult:
+def encode(runner: Any, *pictures: PromptContent) -> StepResult:
     plan = EncodePlan(step_id=0, model="tiny", kind="encode", pictures=pictures)
     result = runner.launch(plan).result()
-    assert isinstance(result, EncodeStepResult)
+    assert isinstance(result, StepResult)
     return result
 
 
@@ -162,7 +163,7 @@ def runner(saved: Path) -> VisionRunner:
 
 def test_features_are_the_same_alone_and_in_any_batch(runner: VisionRunner, saved: Path) -> None:
     first, second = pictures_of(saved, 1, 2)
-    assert encode(runner, first, second).errors == (None, None)
+    assert encode(runner, first, second).rows == [None, None]
     together = [runner._features.acquire(p.span.digest) for p in (first, second)]
     assert runner._features.num_references == 4
     for picture in (first, second) * 2:
@@ -188,7 +189,7 @@ def test_kept_features_keep_nothing_else_alive(runner: VisionRunner, saved: Path
 def test_a_picture_that_does_not_fit_its_span_is_refused(runner: VisionRunner, saved: Path) -> None:
     (good,) = pictures_of(saved, 1)
     span = ContentSpan(digest=b"x", runs=((0, 5),))
-    (error,) = encode(runner, PromptContent(span=span, inputs=good.inputs)).errors
+    (error,) = encode(runner, PromptContent(span=span, inputs=good.inputs)).rows
     assert isinstance(error, InvalidRequest)
     assert len(runner._features) == 0
 
@@ -198,7 +199,7 @@ def test_a_picture_of_nan_fails_alone(runner: VisionRunner, saved: Path) -> None
     shape = other.inputs["pixel_values"].shape
     nan = torch.full(shape, torch.nan).numpy().tobytes()
     bad = PromptContent(span=other.span, inputs={"pixel_values": Array("float32", shape, nan)})
-    first, second = encode(runner, good, bad).errors
+    first, second = encode(runner, good, bad).rows
     assert first is None
     assert isinstance(second, NonFinite)
     assert len(runner._features) == 1

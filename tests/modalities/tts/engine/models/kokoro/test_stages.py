@@ -14,8 +14,9 @@ from triptych.core.devices.device import Device
 from triptych.core.engine.staged_runner import StagedRunner
 from triptych.core.errors import ConfigError, InvalidRequest, OutOfMemory, UnsupportedOption
 from triptych.core.ledger import Ledger
+from triptych.core.plan import StepResult
 from triptych.core.sampling_params import SamplingParams
-from triptych.core.staged_plan import StagedPlan, StagedRow, StagedStepResult, UnitStart
+from triptych.core.staged_plan import StagedPlan, StagedRow, UnitStart
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.models.kokoro.convert import write_folder
 from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader
@@ -156,10 +157,9 @@ def test_a_sentence_that_cannot_be_spoken_spoils_no_other(kokoro: Kokoro) -> Non
         UnitStart(job_id="good", unit=0, request=request(10)),
     )
     result = step(runner, 0, ("bad", 0), ("good", 0), starts=starts)
-    assert isinstance(result, StagedStepResult)
+    assert isinstance(result, StepResult)
     assert isinstance(result.rows[0].error, InvalidRequest)
     assert result.rows[1].error is None
-    assert result.elapsed_s > 0
 
 
 def test_no_audio_is_an_error_of_that_job_alone() -> None:

@@ -1,0 +1,73 @@
+"""What compiled kernels take of a device, and what they took when somebody last looked.
+
+Owns the reading of a compiled binary, the record beside this file, and the comparison. Knows
+nothing of how a kernel was compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RECORD = Path(__file__).with_name("resources.json")
+MARGIN = 0.1
+"""By how much registers and shared memory may grow before it counts as a regression."""
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one kernel on `cuda:90`. Its stack holds nothing but registers that were spilled."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+def read_resources(cubin: bytes, shared_bytes: int) -> Resources:
+    """Registers per thread and the stack of the only kernel in a binary for NVIDIA."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603
+    found = _USAGE.search(usage)
+    assert found is not None, usage
+    registers, spill_bytes = map(int, found.groups())
+    return Resources(registers, spill_bytes, shared_bytes)
+
+
+def load_record(path: Path = RECORD) -> dict[str, Resources]:
+    """What was recorded, by kernel; nothing without a file."""
+    if not path.exists():
+        return {}
+    return {name: Resources(**each) for name, each in json.loads(path.read_text("utf-8")).items()}
+
+
+def save_record(resources: Mapping[str, Resources], path: Path = RECORD) -> None:
+    """One line for each kernel, in order, so that a change is one line."""
+    lines = (f" {json.dumps(name)}: {json.dumps(asdict(resources[name]))}" for name in resources)
+    path.write_text("{\n" + ",\n".join(sorted(lines)) + "\n}\n", encoding="utf-8")
+
+
+def regressions(recorded: Mapping[str, Resources], now: Mapping[str, Resources]) -> list[str]:
+    """One line for each kernel that takes more than it did, or that only one of both has."""
+    found = [f"{name}: not recorded" for name in sorted(now.keys() - recorded.keys())]
+    found += [f"{name}: recorded, but gone" for name in sorted(recorded.keys() - now.keys())]
+    for name in sorted(now.keys() & recorded.keys()):
+        before, after = recorded[name], now[name]
+        if after.spill_bytes > before.spill_bytes:
+            found.append(f"{name}: spills {after.spill_bytes} bytes, was {before.spill_bytes}")
+        for field in ("registers", "shared_bytes"):
+            was, takes = getattr(before, field), getattr(after, field)
+            if takes > was * (1 + MARGIN):
+                found.append(f"{name}: {field} {takes}, was {was}")
+    return found

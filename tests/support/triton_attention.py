@@ -1,0 +1,39 @@
+"""Launches of paged attention at the shape of Llama 3 8B."""
+
+from __future__ import annotations
+
+import torch
+
+from support.paged_case import PagedShape, make_case
+from support.triton_launches import key_of_variant, keys_of_launches
+from triptych.core.kernels.triton.compile import CompileTarget
+
+_SCALE = 128**-0.5
+
+
+def attention_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
+    """Of each kernel: the key of a launch, and that of the variant that is compiled ahead."""
+    from triptych.core.kernels.triton import paged_decode, paged_prefill
+
+    case = make_case([(1, 40)] * 2, PagedShape(32, 8, 128, 32), (torch.bfloat16,) * 2, 0)
+    pages, batch = (case.k_pages, case.v_pages), case.batch
+    rows = (batch.page_table_BM, batch.context_lengths_B)
+    out_THD = torch.empty(case.q_THD.shape, dtype=torch.bfloat16)
+
+    def decode() -> None:
+        paged_decode.launch_paged_decode(
+            case.q_THD, *pages, *rows, out_THD, None, _SCALE, None, None, 1.0, True
+        )
+
+    def prefill() -> None:
+        paged_prefill.launch_paged_prefill(
+            *(case.q_THD, *pages, *rows, batch.query_starts_B, 0, out_THD),
+            *(None, None, _SCALE, None, None, 1.0),
+        )
+
+    modules = (*paged_decode.variants(), *paged_prefill.variants())
+    ahead = {each.name: key_of_variant(each, target) for each in modules}
+    split, join = keys_of_launches(decode, target)
+    (causal,) = keys_of_launches(prefill, target)
+    launched = {"split": split, "join": join, "causal": causal}
+    return {name: (key, ahead[name]) for name, key in launched.items()}
