@@ -106,6 +106,7 @@ def launch(
             IS_RMS=is_rms,
             BLOCK_C=block,
             num_warps=_num_warps(block),
+            num_stages=2,
         )
     return normed_RTC, sum_RTC
 
@@ -122,7 +123,7 @@ def _num_warps(block: int) -> int:
     return min(max(block // 512, 1), 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _kernel(
     x_ptr,
     y_ptr,
@@ -165,9 +166,9 @@ def _kernel(
 def variants() -> tuple[Variant, ...]:
     """A layer norm alone, one after a gated residual, and the root-mean-square kind."""
     return (
-        _variant("modulated_layer_norm_4096", has_residual=False, is_rms=False),
-        _variant("gated_modulated_layer_norm_4096", has_residual=True, is_rms=False),
-        _variant("gated_modulated_rms_norm_4096", has_residual=True, is_rms=True),
+        _variant("layer_norm_4096", has_residual=False, is_rms=False),
+        _variant("gated_layer_norm_4096", has_residual=True, is_rms=False),
+        _variant("gated_rms_norm_4096", has_residual=True, is_rms=True),
     )
 
 

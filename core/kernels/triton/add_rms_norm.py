@@ -102,6 +102,7 @@ def _launch(
         eps,
         BLOCK_C=block,
         num_warps=_num_warps(block),
+        num_stages=2,
     )
 
 
@@ -147,10 +148,8 @@ def _kernel(
 
 def variants() -> tuple[Variant, ...]:
     """A layer's norms in bfloat16, and a stack's first one with centred weights."""
-    types = {"x_stride": "i64", "residual_stride": "i64", "num_features": "i32", "eps": "fp32"}
-    aligned = frozenset(
-        {"x_ptr", "residual_ptr", "weight_ptr", "normed_ptr", "sum_ptr", "num_features"}
-    )
+    sizes = ("x_stride", "residual_stride", "num_features")
+    aligned = frozenset({"x_ptr", "residual_ptr", "weight_ptr", "normed_ptr", "sum_ptr", *sizes})
     return tuple(
         Variant(
             name=name,
@@ -161,7 +160,8 @@ def variants() -> tuple[Variant, ...]:
                 "weight_ptr": weight,
                 "normed_ptr": "*bf16",
                 "sum_ptr": "*bf16" if has_residual else "constexpr",
-                **types,
+                **dict.fromkeys(sizes, "i32"),
+                "eps": "fp32",
                 "BLOCK_C": "constexpr",
             },
             constants={"BLOCK_C": block}
@@ -170,8 +170,8 @@ def variants() -> tuple[Variant, ...]:
             num_warps=_num_warps(block),
         )
         for name, has_residual, weight, block in (
-            ("add_rms_norm_4096", True, "*bf16", 4096),
-            ("add_rms_norm_16384", True, "*bf16", 16384),
-            ("centred_rms_norm_4096", False, "*fp32", 4096),
+            ("add_4096", True, "*bf16", 4096),
+            ("add_16384", True, "*bf16", 16384),
+            ("centred_4096", False, "*fp32", 4096),
         )
     )

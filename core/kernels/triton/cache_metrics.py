@@ -54,6 +54,7 @@ def launch_distances(
         PART=_PART,
         BLOCK_N=_BLOCK_N,
         num_warps=_NUM_WARPS,
+        num_stages=2,
     )
     moved_R, whole_R = (sums_R2P.sum(-1) / size).unbind(1)
     return moved_R / (whole_R + 1e-9)
@@ -96,6 +97,7 @@ def launch_weighted(
         size,
         BLOCK_N=_BLOCK_N,
         num_warps=_NUM_WARPS,
+        num_stages=2,
     )
     return out_RN
 
@@ -134,7 +136,7 @@ def _distance_kernel(
     tl.store(sums_ptr + (2 * row + 1) * num_parts + part, tl.sum(whole, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_columns"])
 def _weighted_kernel(
     cells_ptr,
     numbers_ptr,
@@ -163,7 +165,7 @@ def variants() -> tuple[Variant, ...]:
     constants = {"PART": _PART, "BLOCK_N": _BLOCK_N}
     return (
         Variant(
-            name="relative_distances_bf16",
+            name="distances_bf16",
             kernel=_distance_kernel,
             signature={
                 "values_ptr": "*bf16",
@@ -178,7 +180,7 @@ def variants() -> tuple[Variant, ...]:
             num_warps=_NUM_WARPS,
         ),
         Variant(
-            name="weighted_cells_fp32",
+            name="weighted",
             kernel=_weighted_kernel,
             signature={
                 "cells_ptr": "*fp32",

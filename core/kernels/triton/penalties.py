@@ -62,6 +62,7 @@ def launch(
             COUNT_MASK=count_mask,
             BLOCK_V=_BLOCK_V,
             num_warps=_NUM_WARPS,
+            num_stages=2,
         )
     return out_RV
 
@@ -132,9 +133,17 @@ def variants() -> tuple[Variant, ...]:
             },
             constants={"COUNT_MASK": 2**30 - 1, "BLOCK_V": _BLOCK_V},
             divisible=frozenset(
-                {"logits_ptr", "counts_ptr", "scales_ptr", "slots_ptr", "out_ptr", "vocab_size"}
+                {
+                    "logits_ptr",
+                    "counts_ptr",
+                    "scales_ptr",
+                    "slots_ptr",
+                    "out_ptr",
+                    "logits_stride",
+                    "vocab_size",
+                }
             ),
             num_warps=_NUM_WARPS,
         )
-        for name, logits in (("penalised_fp32", "*fp32"), ("penalised_bf16", "*bf16"))
+        for name, logits in (("fp32", "*fp32"), ("bf16", "*bf16"))
     )

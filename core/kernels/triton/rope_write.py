@@ -111,6 +111,7 @@ def launch(
             IS_INTERLEAVED=is_interleaved,
             HEADS=_HEADS,
             num_warps=_HEADS,
+            num_stages=2,
         )
     return q_THD
 
@@ -149,7 +150,7 @@ def _check(
         assert sin_T1R.is_contiguous()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_heads", "num_kv_heads"])
 def _kernel(
     qk_ptr,
     v_ptr,
@@ -263,10 +264,10 @@ def variants() -> tuple[Variant, ...]:
     return tuple(
         _variant(name, pages, has_norm, half, rest, is_interleaved)
         for name, pages, has_norm, half, rest, is_interleaved in (
-            ("rope_write_bf16", "*bf16", False, 64, 0, False),
-            ("norm_rope_write_float8", "*u8", True, 64, 0, False),
-            ("partial_interleaved_rope_write_bf16", "*bf16", False, 32, 64, True),
-            ("write_pages_float8", "*u8", False, 0, 128, False),
+            ("rope", "*bf16", False, 64, 0, False),
+            ("norm_rope_float8", "*u8", True, 64, 0, False),
+            ("partial_interleaved_rope", "*bf16", False, 32, 64, True),
+            ("write_float8", "*u8", False, 0, 128, False),
         )
     )
 

@@ -84,6 +84,7 @@ def launch(
             BLOCK_V=_BLOCK_V,
             NUM_BLOCKS=triton.next_power_of_2(triton.cdiv(vocab_size, _BLOCK_V)),
             num_warps=_NUM_WARPS,
+            num_stages=2,
         )
     return token_ids_B, is_finite_B.view(torch.bool)
 
@@ -115,7 +116,7 @@ def _check(
         assert uniforms_B.is_contiguous()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["allowed_stride"])
 def _kernel(
     logits_ptr,
     edited_ptr,
@@ -356,9 +357,9 @@ def variants() -> tuple[Variant, ...]:
     return tuple(
         _variant(name, logits, has_edits, is_drawn)
         for name, logits, has_edits, is_drawn in (
-            ("sample_greedy_bf16", "*bf16", False, False),
-            ("sample_drawn_fp32", "*fp32", False, True),
-            ("sample_masked_fp32", "*fp32", True, True),
+            ("greedy_bf16", "*bf16", False, False),
+            ("drawn", "*fp32", False, True),
+            ("masked", "*fp32", True, True),
         )
     )
 
@@ -388,6 +389,6 @@ def _variant(name: str, logits: str, has_edits: bool, is_drawn: bool) -> Variant
         kernel=_kernel,
         signature=signature,
         constants=constants,
-        divisible=frozenset((*pointers, "logits_stride", "edited_stride")) - constants.keys(),
+        divisible=frozenset((*pointers, *counts)) - {"allowed_stride"} - constants.keys(),
         num_warps=_NUM_WARPS,
     )

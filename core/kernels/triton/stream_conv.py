@@ -11,6 +11,7 @@ kept, W width of the weights, U output steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
@@ -99,6 +100,7 @@ def launch(
             BLOCK_D=_BLOCK_D,
             BLOCK_U=_BLOCK_U,
             num_warps=_NUM_WARPS,
+            num_stages=2,
         )
     else:
         num_places = num_rows * num_outputs
@@ -114,6 +116,7 @@ def launch(
             BLOCK_O=_BLOCK_O,
             BLOCK_C=_BLOCK_C,
             num_warps=_NUM_WARPS,
+            num_stages=2,
         )
     block_l = triton.next_power_of_2(num_kept)
     block_d = max(1, 2048 // block_l)
@@ -126,6 +129,7 @@ def launch(
         BLOCK_D=block_d,
         BLOCK_L=block_l,
         num_warps=_NUM_WARPS,
+        num_stages=2,
     )
     return y_BOU
 
@@ -152,7 +156,12 @@ def _check(
             assert counts_B.is_contiguous()
 
 
-@triton.jit
+# What differs between pushes and layers: there is no time for a kernel of its own for each.
+_KEPT = ("x_row_stride", "x_channel_stride", "num_new", "num_kept")
+_VARIES = (*_KEPT, "num_outputs", "stride", "dilation")
+
+
+@triton.jit(do_not_specialize=(*_VARIES, "num_places"))
 def _dense_kernel(
     x_ptr,
     past_ptr,
@@ -221,7 +230,7 @@ def _dense_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARIES)
 def _channel_kernel(
     x_ptr,
     past_ptr,
@@ -270,7 +279,7 @@ def _channel_kernel(
     tl.store(into, total.to(y_ptr.dtype.element_ty), mask=is_wanted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_KEPT)
 def _keep_kernel(
     x_ptr,
     past_ptr,
@@ -334,57 +343,29 @@ def _window(
 def variants() -> tuple[Variant, ...]:
     """A wide convolution in both types, one by channel, and the step of the past."""
     tiles = {"WIDTH": 7, "BLOCK_M": _BLOCK_M, "BLOCK_O": _BLOCK_O, "BLOCK_C": _BLOCK_C}
-    dense = ("num_output_channels", "num_places", "stride", "dilation")
     by_channel = {"WIDTH": 7, "BLOCK_D": _BLOCK_D, "BLOCK_U": _BLOCK_U}
     return (
-        _variant("stream_conv_fp32", "*fp32", dense, tiles),
-        _variant("stream_conv_bf16", "*bf16", dense, tiles),
-        _variant("stream_conv_by_channel_fp32", "*fp32", ("stride", "dilation"), by_channel),
-        _keep_variant(),
+        _variant("fp32", _dense_kernel, "*fp32", tiles),
+        _variant("bf16", _dense_kernel, "*bf16", tiles),
+        _variant("by_channel_fp32", _channel_kernel, "*fp32", by_channel),
+        _variant("keep_fp32", _keep_kernel, "*fp32", {"BLOCK_D": 256, "BLOCK_L": 8}),
     )
 
 
-_SIZES = (
-    "x_row_stride",
-    "x_channel_stride",
-    "x_step_stride",
-    "num_channels",
-    "num_new",
-    "num_kept",
-)
-
-
-def _variant(
-    name: str, kind: str, counts: tuple[str, ...], constants: Mapping[str, int]
-) -> Variant:
-    tensors = dict.fromkeys(("x_ptr", "past_ptr"), kind)
-    weights = dict.fromkeys(("weight_ptr", "bias_ptr", "y_ptr"), kind)
-    pointers = {**tensors, "slots_ptr": "*i64", **weights}
-    sizes = dict.fromkeys((*_SIZES, "num_outputs", *counts), "i32")
+def _variant(name: str, kernel: Any, kind: str, constants: Mapping[str, int]) -> Variant:
+    """Of steps that lie side by side, and rows that have all new steps."""
+    names: list[str] = kernel.arg_names
+    pointers = {each: kind for each in names if each.endswith("_ptr")} | {"slots_ptr": "*i64"}
+    fixed: dict[str, int | None] = {"x_step_stride": 1, **constants}
+    fixed |= {"num_new_ptr": None} if "num_new_ptr" in names else {}
+    aligned = {*pointers, "num_channels", "num_output_channels"}
     return Variant(
         name=name,
-        kernel=_dense_kernel if "BLOCK_M" in constants else _channel_kernel,
-        signature={**pointers, **sizes, **dict.fromkeys(constants, "constexpr")},
-        constants=constants,
-        divisible=frozenset((*pointers, "num_channels")),
-        num_warps=_NUM_WARPS,
-    )
-
-
-def _keep_variant() -> Variant:
-    pointers = {"x_ptr": "*fp32", "past_ptr": "*fp32", "slots_ptr": "*i64"}
-    constants = {"num_new_ptr": None, "BLOCK_D": 256, "BLOCK_L": 8}
-    return Variant(
-        name="keep_past_fp32",
-        kernel=_keep_kernel,
+        kernel=kernel,
         signature={
-            **pointers,
-            "num_new_ptr": "constexpr",
-            **dict.fromkeys(_SIZES, "i32"),
-            "BLOCK_D": "constexpr",
-            "BLOCK_L": "constexpr",
+            each: "constexpr" if each in fixed else pointers.get(each, "i32") for each in names
         },
-        constants=constants,
-        divisible=frozenset((*pointers, "num_channels")),
+        constants=fixed,
+        divisible=frozenset(aligned & set(names)) - fixed.keys(),
         num_warps=_NUM_WARPS,
     )
