@@ -45,13 +45,18 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
 
 
 def _adaln() -> Launches:
-    from triptych.core.kernels.triton.adaln import launch
+    from triptych.core.kernels.triton.adaln import (
+        launch_gated_modulated_norm,
+        launch_modulated_norm,
+    )
 
     x, rows = torch.empty(2, 40, 3072, dtype=BF16), torch.empty(2, 6 * 3072, dtype=BF16)
     shift, scale, gate = rows.chunk(6, dim=1)[:3]
     return {
-        "layer_norm_4096": lambda: launch(x, scale, shift, 1e-6, False),
-        "gated_layer_norm_4096": lambda: launch(x, scale, shift, 1e-6, False, (x, gate)),
+        "layer_norm_4096": lambda: launch_modulated_norm(x, scale, shift, 1e-6, False),
+        "gated_layer_norm_4096": lambda: launch_gated_modulated_norm(
+            x, x, gate, scale, shift, 1e-6, False
+        ),
     }
 
 

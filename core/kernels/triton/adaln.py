@@ -17,8 +17,7 @@ from triptych.core.kernels.triton.variant import Variant
 _MAX_FEATURES = 65536
 
 
-@torch.library.custom_op("triptych::modulated_norm", mutates_args=(), device_types="cuda")
-def modulated_norm(
+def launch_modulated_norm(
     x_RTC: torch.Tensor,
     scale_RC: torch.Tensor,
     shift_RC: torch.Tensor,
@@ -26,7 +25,16 @@ def modulated_norm(
     is_rms: bool,
 ) -> torch.Tensor:
     """The modulated norm, in the type of `x_RTC`."""
-    return launch(x_RTC, scale_RC, shift_RC, eps, is_rms)[0]
+    _check(x_RTC, scale_RC, shift_RC)
+    x_RTC = x_RTC.contiguous()
+    normed_RTC = torch.empty_like(x_RTC)
+    _launch(x_RTC, (None, None), scale_RC, shift_RC, (normed_RTC, None), eps, is_rms)
+    return normed_RTC
+
+
+modulated_norm = torch.library.custom_op(
+    "triptych::modulated_norm", launch_modulated_norm, mutates_args=(), device_types="cuda"
+)
 
 
 @modulated_norm.register_fake
@@ -41,8 +49,7 @@ def _(
     return x_RTC.new_empty(x_RTC.shape)
 
 
-@torch.library.custom_op("triptych::gated_modulated_norm", mutates_args=(), device_types="cuda")
-def gated_modulated_norm(
+def launch_gated_modulated_norm(
     x_RTC: torch.Tensor,
     y_RTC: torch.Tensor,
     gate_RC: torch.Tensor,
@@ -52,9 +59,19 @@ def gated_modulated_norm(
     is_rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The modulated norm of `x + gate * y`, and the sum."""
-    normed_RTC, sum_RTC = launch(x_RTC, scale_RC, shift_RC, eps, is_rms, (y_RTC, gate_RC))
-    assert sum_RTC is not None
+    _check(x_RTC, scale_RC, shift_RC, gate_RC)
+    x_RTC, y_RTC = x_RTC.contiguous(), y_RTC.contiguous()
+    normed_RTC, sum_RTC = torch.empty_like(x_RTC), torch.empty_like(x_RTC)
+    _launch(x_RTC, (y_RTC, gate_RC), scale_RC, shift_RC, (normed_RTC, sum_RTC), eps, is_rms)
     return normed_RTC, sum_RTC
+
+
+gated_modulated_norm = torch.library.custom_op(
+    "triptych::gated_modulated_norm",
+    launch_gated_modulated_norm,
+    mutates_args=(),
+    device_types="cuda",
+)
 
 
 @gated_modulated_norm.register_fake
@@ -72,26 +89,23 @@ def _(
     return x_RTC.new_empty(x_RTC.shape), x_RTC.new_empty(x_RTC.shape)
 
 
-def launch(
+def _launch(
     x_RTC: torch.Tensor,
+    residual: tuple[torch.Tensor, torch.Tensor] | tuple[None, None],
     scale_RC: torch.Tensor,
     shift_RC: torch.Tensor,
+    outputs: tuple[torch.Tensor, torch.Tensor | None],
     eps: float,
     is_rms: bool,
-    residual: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run the kernel; `residual` are y and gate."""
-    y_RTC, gate_RC = (None, None) if residual is None else residual
-    _check(x_RTC, scale_RC, shift_RC, *(() if gate_RC is None else (gate_RC,)))
-    x_RTC = x_RTC.contiguous()
-    normed_RTC = torch.empty_like(x_RTC)
-    sum_RTC = None if y_RTC is None else torch.empty_like(x_RTC)
+) -> None:
+    y_RTC, gate_RC = residual
+    normed_RTC, sum_RTC = outputs
     num_rows, num_tokens, num_features = x_RTC.shape
     block = triton.next_power_of_2(num_features)
     if num_rows * num_tokens:
         _kernel[(num_rows * num_tokens,)](
             x_RTC,
-            None if y_RTC is None else y_RTC.contiguous(),
+            y_RTC,
             gate_RC,
             scale_RC,
             shift_RC,
@@ -108,7 +122,6 @@ def launch(
             num_warps=_num_warps(block),
             num_stages=2,
         )
-    return normed_RTC, sum_RTC
 
 
 def _check(x_RTC: torch.Tensor, *of_rows: torch.Tensor) -> None:

@@ -18,10 +18,17 @@ from triptych.core.kernels.triton.variant import Variant
 _MAX_FEATURES = 65536
 
 
-@torch.library.custom_op("triptych::rms_norm", mutates_args=(), device_types="cuda")
-def rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
+def launch_rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
     """`x_TC` normalised and scaled, in its own type."""
-    return launch_rms_norm(x_TC, weight_C, eps)
+    _check(x_TC, weight_C)
+    normed_TC = x_TC.new_empty(x_TC.shape)
+    _launch(x_TC, None, weight_C, normed_TC, None, eps)
+    return normed_TC
+
+
+rms_norm = torch.library.custom_op(
+    "triptych::rms_norm", launch_rms_norm, mutates_args=(), device_types="cuda"
+)
 
 
 @rms_norm.register_fake
@@ -30,12 +37,19 @@ def _(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
     return x_TC.new_empty(x_TC.shape)
 
 
-@torch.library.custom_op("triptych::add_rms_norm", mutates_args=(), device_types="cuda")
-def add_rms_norm(
+def launch_add_rms_norm(
     x_TC: torch.Tensor, residual_TC: torch.Tensor, weight_C: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalised sum, and the sum."""
-    return launch_add_rms_norm(x_TC, residual_TC, weight_C, eps)
+    _check(x_TC, weight_C, residual_TC)
+    normed_TC, sum_TC = x_TC.new_empty(x_TC.shape), x_TC.new_empty(x_TC.shape)
+    _launch(x_TC, residual_TC, weight_C, normed_TC, sum_TC, eps)
+    return normed_TC, sum_TC
+
+
+add_rms_norm = torch.library.custom_op(
+    "triptych::add_rms_norm", launch_add_rms_norm, mutates_args=(), device_types="cuda"
+)
 
 
 @add_rms_norm.register_fake
@@ -44,24 +58,6 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check(x_TC, weight_C, residual_TC)
     return x_TC.new_empty(x_TC.shape), x_TC.new_empty(x_TC.shape)
-
-
-def launch_rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
-    """Run the kernel without a residual."""
-    _check(x_TC, weight_C)
-    normed_TC = x_TC.new_empty(x_TC.shape)
-    _launch(x_TC, None, weight_C, normed_TC, None, eps)
-    return normed_TC
-
-
-def launch_add_rms_norm(
-    x_TC: torch.Tensor, residual_TC: torch.Tensor, weight_C: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel on a sum."""
-    _check(x_TC, weight_C, residual_TC)
-    normed_TC, sum_TC = x_TC.new_empty(x_TC.shape), x_TC.new_empty(x_TC.shape)
-    _launch(x_TC, residual_TC, weight_C, normed_TC, sum_TC, eps)
-    return normed_TC, sum_TC
 
 
 def _check(

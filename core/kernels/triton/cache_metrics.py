@@ -20,24 +20,10 @@ _PART = 16 * _BLOCK_N
 _NUM_WARPS = 8
 
 
-@torch.library.custom_op("triptych::relative_distances", mutates_args=(), device_types="cuda")
-def relative_distances(
-    values_RN: torch.Tensor, cells_MN: torch.Tensor, cells_R: torch.Tensor
-) -> torch.Tensor:
-    """How far each row is from a cell of its own: mean|value - cell| / mean|cell|, float32."""
-    return launch_distances(values_RN, cells_MN, cells_R)
-
-
-@relative_distances.register_fake
-def _(values_RN: torch.Tensor, cells_MN: torch.Tensor, cells_R: torch.Tensor) -> torch.Tensor:
-    _check_cells(cells_MN, cells_R)
-    return values_RN.new_empty(len(values_RN), dtype=torch.float32)
-
-
 def launch_distances(
     values_RN: torch.Tensor, cells_MN: torch.Tensor, cells_R: torch.Tensor
 ) -> torch.Tensor:
-    """Run the kernel, and add up the parts of each row."""
+    """How far each row is from a cell of its own: mean|value - cell| / mean|cell|, float32."""
     _check_cells(cells_MN, cells_R)
     num_rows, size = values_RN.shape
     assert size == cells_MN.shape[1]
@@ -60,27 +46,24 @@ def launch_distances(
     return moved_R / (whole_R + 1e-9)
 
 
-@torch.library.custom_op("triptych::weighted_cells", mutates_args=(), device_types="cuda")
-def weighted_cells(
+relative_distances = torch.library.custom_op(
+    "triptych::relative_distances", launch_distances, mutates_args=(), device_types="cuda"
+)
+
+
+@relative_distances.register_fake
+def _(values_RN: torch.Tensor, cells_MN: torch.Tensor, cells_R: torch.Tensor) -> torch.Tensor:
+    _check_cells(cells_MN, cells_R)
+    return values_RN.new_empty(len(values_RN), dtype=torch.float32)
+
+
+def launch_weighted(
     cells_MN: torch.Tensor, cells_KR: torch.Tensor, weights_KR: torch.Tensor
 ) -> torch.Tensor:
     """Each row's cells, weighted and summed in order: `[R, N]`, float32.
 
     A cell with no weight is not read, so it may hold anything.
     """
-    return launch_weighted(cells_MN, cells_KR, weights_KR)
-
-
-@weighted_cells.register_fake
-def _(cells_MN: torch.Tensor, cells_KR: torch.Tensor, weights_KR: torch.Tensor) -> torch.Tensor:
-    _check_cells(cells_MN, cells_KR)
-    return cells_MN.new_empty(cells_KR.shape[1], cells_MN.shape[1], dtype=torch.float32)
-
-
-def launch_weighted(
-    cells_MN: torch.Tensor, cells_KR: torch.Tensor, weights_KR: torch.Tensor
-) -> torch.Tensor:
-    """Run the kernel."""
     _check_cells(cells_MN, cells_KR)
     assert weights_KR.shape == cells_KR.shape
     assert weights_KR.dtype is torch.float32
@@ -100,6 +83,17 @@ def launch_weighted(
         num_stages=2,
     )
     return out_RN
+
+
+weighted_cells = torch.library.custom_op(
+    "triptych::weighted_cells", launch_weighted, mutates_args=(), device_types="cuda"
+)
+
+
+@weighted_cells.register_fake
+def _(cells_MN: torch.Tensor, cells_KR: torch.Tensor, weights_KR: torch.Tensor) -> torch.Tensor:
+    _check_cells(cells_MN, cells_KR)
+    return cells_MN.new_empty(cells_KR.shape[1], cells_MN.shape[1], dtype=torch.float32)
 
 
 def _check_cells(cells_MN: torch.Tensor, numbers: torch.Tensor) -> None:

@@ -18,19 +18,8 @@ _BLOCK_F = 1024
 _NUM_WARPS = 4
 
 
-@torch.library.custom_op("triptych::gated", mutates_args=(), device_types="cuda")
-def gated(gate_up_T2F: torch.Tensor, is_gelu: bool) -> torch.Tensor:
-    """SwiGLU, or GeGLU of the tanh kind."""
-    return launch(gate_up_T2F, is_gelu)
-
-
-@gated.register_fake
-def _(gate_up_T2F: torch.Tensor, is_gelu: bool) -> torch.Tensor:
-    return _new_output(gate_up_T2F)
-
-
 def launch(gate_up_T2F: torch.Tensor, is_gelu: bool) -> torch.Tensor:
-    """Run the kernel."""
+    """SwiGLU, or GeGLU of the tanh kind."""
     out_TF = _new_output(gate_up_T2F)
     num_tokens, num_features = out_TF.shape
     if num_tokens:
@@ -45,6 +34,14 @@ def launch(gate_up_T2F: torch.Tensor, is_gelu: bool) -> torch.Tensor:
             num_stages=2,
         )
     return out_TF
+
+
+gated = torch.library.custom_op("triptych::gated", launch, mutates_args=(), device_types="cuda")
+
+
+@gated.register_fake
+def _(gate_up_T2F: torch.Tensor, is_gelu: bool) -> torch.Tensor:
+    return _new_output(gate_up_T2F)
 
 
 def _new_output(gate_up_T2F: torch.Tensor) -> torch.Tensor:

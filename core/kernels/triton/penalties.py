@@ -17,29 +17,6 @@ _BLOCK_V = 1024
 _NUM_WARPS = 4
 
 
-@torch.library.custom_op("triptych::penalised", mutates_args=(), device_types="cuda")
-def penalised(
-    logits_RV: torch.Tensor,
-    counts_SV: torch.Tensor,
-    scales_S3: torch.Tensor,
-    slots_R: torch.Tensor,
-    count_mask: int,
-) -> torch.Tensor:
-    """Penalised logits in float32; the bits of `count_mask` count output tokens."""
-    return launch(logits_RV, counts_SV, scales_S3, slots_R, count_mask)
-
-
-@penalised.register_fake
-def _(
-    logits_RV: torch.Tensor,
-    counts_SV: torch.Tensor,
-    scales_S3: torch.Tensor,
-    slots_R: torch.Tensor,
-    count_mask: int,
-) -> torch.Tensor:
-    return _new_output(logits_RV, counts_SV, scales_S3, slots_R)
-
-
 def launch(
     logits_RV: torch.Tensor,
     counts_SV: torch.Tensor,
@@ -47,7 +24,7 @@ def launch(
     slots_R: torch.Tensor,
     count_mask: int,
 ) -> torch.Tensor:
-    """Run the kernel."""
+    """Penalised logits in float32; the bits of `count_mask` count output tokens."""
     out_RV = _new_output(logits_RV, counts_SV, scales_S3, slots_R)
     num_rows, vocab_size = logits_RV.shape
     if num_rows:
@@ -65,6 +42,22 @@ def launch(
             num_stages=2,
         )
     return out_RV
+
+
+penalised = torch.library.custom_op(
+    "triptych::penalised", launch, mutates_args=(), device_types="cuda"
+)
+
+
+@penalised.register_fake
+def _(
+    logits_RV: torch.Tensor,
+    counts_SV: torch.Tensor,
+    scales_S3: torch.Tensor,
+    slots_R: torch.Tensor,
+    count_mask: int,
+) -> torch.Tensor:
+    return _new_output(logits_RV, counts_SV, scales_S3, slots_R)
 
 
 def _new_output(

@@ -21,53 +21,6 @@ _HEADS = 4
 """Heads of a program."""
 
 
-@torch.library.custom_op(
-    "triptych::rope_write", mutates_args=("k_pages_NPKD", "v_pages_NPKD"), device_types="cuda"
-)
-def rope_write(
-    qk_TXD: torch.Tensor,
-    v_TKD: torch.Tensor,
-    norm_XD: torch.Tensor | None,
-    eps: float,
-    cos_T1R: torch.Tensor | None,
-    sin_T1R: torch.Tensor | None,
-    is_interleaved: bool,
-    k_pages_NPKD: torch.Tensor,
-    v_pages_NPKD: torch.Tensor,
-    write_slots_T: torch.Tensor,
-) -> torch.Tensor:
-    """Returns `q_THD`, contiguous. A token with a slot below 0 is not written."""
-    return launch(
-        qk_TXD,
-        v_TKD,
-        norm_XD,
-        eps,
-        cos_T1R,
-        sin_T1R,
-        is_interleaved,
-        k_pages_NPKD,
-        v_pages_NPKD,
-        write_slots_T,
-    )
-
-
-@rope_write.register_fake
-def _(
-    qk_TXD: torch.Tensor,
-    v_TKD: torch.Tensor,
-    norm_XD: torch.Tensor | None,
-    eps: float,
-    cos_T1R: torch.Tensor | None,
-    sin_T1R: torch.Tensor | None,
-    is_interleaved: bool,
-    k_pages_NPKD: torch.Tensor,
-    v_pages_NPKD: torch.Tensor,
-    write_slots_T: torch.Tensor,
-) -> torch.Tensor:
-    _check(qk_TXD, v_TKD, norm_XD, cos_T1R, sin_T1R, k_pages_NPKD, v_pages_NPKD, write_slots_T)
-    return _new_queries(qk_TXD, k_pages_NPKD)
-
-
 def launch(
     qk_TXD: torch.Tensor,
     v_TKD: torch.Tensor,
@@ -80,7 +33,7 @@ def launch(
     v_pages_NPKD: torch.Tensor,
     write_slots_T: torch.Tensor,
 ) -> torch.Tensor:
-    """Run the kernel."""
+    """Returns `q_THD`, contiguous. A token with a slot below 0 is not written."""
     _check(qk_TXD, v_TKD, norm_XD, cos_T1R, sin_T1R, k_pages_NPKD, v_pages_NPKD, write_slots_T)
     num_tokens, num_qk_heads, head_dim = qk_TXD.shape
     num_kv_heads = v_TKD.shape[1]
@@ -114,6 +67,31 @@ def launch(
             num_stages=2,
         )
     return q_THD
+
+
+rope_write = torch.library.custom_op(
+    "triptych::rope_write",
+    launch,
+    mutates_args=("k_pages_NPKD", "v_pages_NPKD"),
+    device_types="cuda",
+)
+
+
+@rope_write.register_fake
+def _(
+    qk_TXD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    norm_XD: torch.Tensor | None,
+    eps: float,
+    cos_T1R: torch.Tensor | None,
+    sin_T1R: torch.Tensor | None,
+    is_interleaved: bool,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    write_slots_T: torch.Tensor,
+) -> torch.Tensor:
+    _check(qk_TXD, v_TKD, norm_XD, cos_T1R, sin_T1R, k_pages_NPKD, v_pages_NPKD, write_slots_T)
+    return _new_queries(qk_TXD, k_pages_NPKD)
 
 
 def _new_queries(qk_TXD: torch.Tensor, k_pages_NPKD: torch.Tensor) -> torch.Tensor:

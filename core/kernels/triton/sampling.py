@@ -23,8 +23,7 @@ _BLOCK_V = 2048
 _NUM_WARPS = 16
 
 
-@torch.library.custom_op("triptych::sample_rows", mutates_args=(), device_types="cuda")
-def sample_rows(
+def launch(
     logits_BV: torch.Tensor,
     edited_BV: torch.Tensor | None,
     allowed_BW: torch.Tensor | None,
@@ -38,31 +37,6 @@ def sample_rows(
     first) are set. Of each slot `shape_S4` has temperature (0: greedy), top-k (0: off), top-p and
     min-p. Without `uniforms_B` (float64, in [0, 1)) all rows are greedy.
     """
-    return launch(logits_BV, edited_BV, allowed_BW, shape_S4, slots_B, uniforms_B)
-
-
-@sample_rows.register_fake
-def _(
-    logits_BV: torch.Tensor,
-    edited_BV: torch.Tensor | None,
-    allowed_BW: torch.Tensor | None,
-    shape_S4: torch.Tensor,
-    slots_B: torch.Tensor,
-    uniforms_B: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(logits_BV, edited_BV, allowed_BW, shape_S4, slots_B, uniforms_B)
-    return torch.empty_like(slots_B), torch.empty_like(slots_B, dtype=torch.bool)
-
-
-def launch(
-    logits_BV: torch.Tensor,
-    edited_BV: torch.Tensor | None,
-    allowed_BW: torch.Tensor | None,
-    shape_S4: torch.Tensor,
-    slots_B: torch.Tensor,
-    uniforms_B: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel."""
     _check(logits_BV, edited_BV, allowed_BW, shape_S4, slots_B, uniforms_B)
     num_rows, vocab_size = logits_BV.shape
     token_ids_B = torch.empty_like(slots_B)
@@ -87,6 +61,24 @@ def launch(
             num_stages=2,
         )
     return token_ids_B, is_finite_B.view(torch.bool)
+
+
+sample_rows = torch.library.custom_op(
+    "triptych::sample_rows", launch, mutates_args=(), device_types="cuda"
+)
+
+
+@sample_rows.register_fake
+def _(
+    logits_BV: torch.Tensor,
+    edited_BV: torch.Tensor | None,
+    allowed_BW: torch.Tensor | None,
+    shape_S4: torch.Tensor,
+    slots_B: torch.Tensor,
+    uniforms_B: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(logits_BV, edited_BV, allowed_BW, shape_S4, slots_B, uniforms_B)
+    return torch.empty_like(slots_B), torch.empty_like(slots_B, dtype=torch.bool)
 
 
 def _check(

@@ -22,6 +22,7 @@ from triptych.core.kernels.triton.variant import Variant
 _BLOCK_M, _BLOCK_O, _BLOCK_C = 32, 64, 16
 _BLOCK_U, _BLOCK_D = 64, 16
 _MAX_KEPT = 4096
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _NUM_WARPS = 4
 
 
@@ -29,11 +30,10 @@ def is_supported(weight_OCW: torch.Tensor, num_groups: int, num_kept: int) -> bo
     """Whether the kernels take such a layer: all channels together or each by itself."""
     num_outputs, num_inputs, _ = weight_OCW.shape
     is_plain = num_groups == 1 or (num_inputs == 1 and num_groups == num_outputs)
-    return is_plain and 0 < num_kept <= _MAX_KEPT
+    return is_plain and 0 < num_kept <= _MAX_KEPT and weight_OCW.dtype in _DTYPES
 
 
-@torch.library.custom_op("triptych::stream_conv", mutates_args=("past_SCL",), device_types="cuda")
-def stream_conv(
+def launch(
     x_BCT: torch.Tensor,
     past_SCL: torch.Tensor,
     slots_B: torch.Tensor,
@@ -48,39 +48,6 @@ def stream_conv(
 
     The past then ends with each row's last new step: that of `num_new_B`, or the last of all.
     """
-    return launch(
-        x_BCT, past_SCL, slots_B, num_new_B, weight_OCW, bias_O, stride, dilation, num_outputs
-    )
-
-
-@stream_conv.register_fake
-def _(
-    x_BCT: torch.Tensor,
-    past_SCL: torch.Tensor,
-    slots_B: torch.Tensor,
-    num_new_B: torch.Tensor | None,
-    weight_OCW: torch.Tensor,
-    bias_O: torch.Tensor | None,
-    stride: int,
-    dilation: int,
-    num_outputs: int,
-) -> torch.Tensor:
-    _check(x_BCT, past_SCL, slots_B, num_new_B, weight_OCW)
-    return x_BCT.new_empty(len(x_BCT), len(weight_OCW), num_outputs)
-
-
-def launch(
-    x_BCT: torch.Tensor,
-    past_SCL: torch.Tensor,
-    slots_B: torch.Tensor,
-    num_new_B: torch.Tensor | None,
-    weight_OCW: torch.Tensor,
-    bias_O: torch.Tensor | None,
-    stride: int,
-    dilation: int,
-    num_outputs: int,
-) -> torch.Tensor:
-    """Run the kernels."""
     _check(x_BCT, past_SCL, slots_B, num_new_B, weight_OCW)
     num_rows, num_channels, num_new = x_BCT.shape
     num_kept = past_SCL.shape[2]
@@ -132,6 +99,27 @@ def launch(
         num_stages=2,
     )
     return y_BOU
+
+
+stream_conv = torch.library.custom_op(
+    "triptych::stream_conv", launch, mutates_args=("past_SCL",), device_types="cuda"
+)
+
+
+@stream_conv.register_fake
+def _(
+    x_BCT: torch.Tensor,
+    past_SCL: torch.Tensor,
+    slots_B: torch.Tensor,
+    num_new_B: torch.Tensor | None,
+    weight_OCW: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    stride: int,
+    dilation: int,
+    num_outputs: int,
+) -> torch.Tensor:
+    _check(x_BCT, past_SCL, slots_B, num_new_B, weight_OCW)
+    return x_BCT.new_empty(len(x_BCT), len(weight_OCW), num_outputs)
 
 
 def _check(
